@@ -1,0 +1,67 @@
+# Everything here runs from a fresh clone with Python 3.11 to 3.13, git and make; Java only if you have one.
+
+.DEFAULT_GOAL := help
+
+VENV  := .venv
+PY    := $(VENV)/bin/python
+STAMP := $(VENV)/.stamp
+
+# What pyproject.toml's requires-python says, and able to make a virtual environment.
+FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+
+.PHONY: help venv demo demo-clean test lint ui mutants lock
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## Make .venv as requirements.lock says
+	@$(PY) --version
+
+demo: $(STAMP) ## Run the flights pipeline on real data
+	@$(PY) -m infra.demo
+
+demo-clean: $(STAMP) ## Remove what the demo left
+	@$(PY) -m infra.demo --clean
+
+test: $(STAMP) ## Run the tests
+	@$(PY) -m pytest tests
+
+lint: $(STAMP) ## Check style, format, types and the direction of imports
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports
+
+ui: $(STAMP) ## Open Dagster on the demo's pipeline
+	@$(PY) -m infra.ui
+
+mutants: $(STAMP) ## Break the code on purpose and see that the tests notice
+	@$(PY) -m tests.mutants
+
+lock: $(STAMP) ## Resolve pyproject.toml into requirements.lock again; versions in it stay where they can
+	@$(VENV)/bin/uv pip compile --quiet --universal --generate-hashes --all-extras --python-version 3.11 pyproject.toml \
+	  -o requirements.lock --no-annotate --no-header --no-emit-index-url
+
+# uv comes in first, by the very hash in the lock; then uv installs the rest. Rerunning after any failure is safe: the
+# stamp is written last.
+$(STAMP): requirements.lock pyproject.toml
+	@if ! { $(PY) -c '$(FITS)' && $(PY) -m pip --version; } >/dev/null 2>&1; then \
+	  for python in python3 python3.13 python3.12 python3.11 none; do \
+	    if [ $$python = none ]; then \
+	      echo "Weir needs Python 3.11, 3.12 or 3.13 with the venv module, and found none." >&2; \
+	      echo "  where: python3 is: $$(python3 --version 2>&1 | head -n 1); tried python3.13, python3.12, python3.11 too" >&2; \
+	      echo "  next:  install one (on Debian or Ubuntu: apt install python3 python3-venv), then make again" >&2; \
+	      exit 1; \
+	    fi; \
+	    if $$python -c '$(FITS)' >/dev/null 2>&1; then break; fi; \
+	  done; \
+	  echo "Making $(VENV), which takes a minute or two the first time"; \
+	  $$python -m venv --clear $(VENV); \
+	fi
+	@if ! [ -x $(VENV)/bin/uv ]; then \
+	  awk '/^[^ ]/ { uv = /^uv==/ } uv' requirements.lock > $(VENV)/uv.lock && \
+	  $(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/uv.lock; \
+	fi
+	@VIRTUAL_ENV=$(VENV) $(VENV)/bin/uv pip sync --quiet --require-hashes requirements.lock
+	@VIRTUAL_ENV=$(VENV) $(VENV)/bin/uv pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
