@@ -1,0 +1,140 @@
+"""What a checkpoint is made of: values that flow from the keyed tasks through the coordinator into the registry."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from state_ops.ids import AttemptId, CheckpointId, Generation
+
+FORMAT_VERSION = 1
+
+STATE, OUTPUT, CHANNEL = "state", "output", "channel"
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def to_micros(moment: datetime) -> int:
+    """Microseconds since 1970 UTC of an aware moment, exactly."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def from_micros(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """One immutable object that a checkpoint names.
+
+    kind: state (part of a snapshot), output (staged rows for a sink), channel (rows for the next stage only).
+    name: the file's name in the local snapshot; path: in the pipeline's storage. digest: sha256.
+    attempt: which attempt created the object. new: uploaded by this checkpoint, else re-referenced.
+    snapshot: the attempt whose local directory holds the snapshot that this file is listed for (state only).
+    """
+
+    operator: str
+    subtask: int
+    kind: str
+    name: str
+    path: str
+    bytes: int
+    digest: str
+    new: bool
+    attempt: AttemptId
+    snapshot: AttemptId | None = None
+    sink: str | None = None
+    rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One subtask's state at an epoch: the local directory's attempt and every file of it."""
+
+    subtask: int
+    attempt: AttemptId
+    files: tuple[StateFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """A subtask's report to the coordinator. `error` set: it is a decline.
+
+    Event times are microseconds since 1970 UTC. ms: durations in milliseconds by phase.
+    """
+
+    operator: str
+    subtask: int
+    attempt: AttemptId
+    epoch: CheckpointId
+    generation: Generation
+    files: tuple[StateFile, ...] = ()
+    rows_in: int = 0
+    rows_out: int = 0
+    rows_late: int = 0
+    rows_null_key: int = 0
+    max_event_time: int | None = None
+    closed_upto: int | None = None
+    ms: dict[str, float] = field(default_factory=dict)
+    error: dict[str, Any] | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Ack:
+        raw = json.loads(text)
+        return cls(**{**raw, "files": tuple(StateFile(**file) for file in raw["files"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A completed checkpoint: one row of `registry/checkpoints`. Immutable.
+
+    offsets: by source, its position after this epoch. slice: by source, what this epoch read.
+    watermarks: by stage, microseconds since 1970 UTC. operators: by stage uid, figures and schemas.
+    sinks: by sink, the newest checkpoint up to this one that has output for it. totals: sums over the whole chain.
+    """
+
+    id: CheckpointId
+    parent_id: CheckpointId | None
+    kind: str
+    generation: Generation
+    commit_id: str
+    triggered_at: datetime
+    completed_at: datetime
+    epoch_now: datetime
+    trigger: str
+    reason: str
+    offsets: dict[str, Any]
+    slice: dict[str, Any]
+    watermarks: dict[str, int]
+    operators: dict[str, Any]
+    sinks: dict[str, int]
+    ms: dict[str, float]
+    totals: dict[str, int]
+    files: int
+    bytes_total: int
+    bytes_new: int
+    run_id: str | None = None
+    format_version: int = FORMAT_VERSION
+
+    def to_dict(self) -> dict[str, Any]:
+        """For people and programs: JSON-ready, times in ISO 8601 UTC."""
+        raw = dataclasses.asdict(self)
+        return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in raw.items()}
+
+
+def snapshots_of(files: tuple[StateFile, ...], operator: str) -> dict[int, Snapshot]:
+    """The snapshots of one operator by subtask, from a checkpoint's listing."""
+    by_subtask: dict[int, list[StateFile]] = {}
+    for file in files:
+        if file.kind == STATE and file.operator == operator:
+            by_subtask.setdefault(file.subtask, []).append(file)
+    return {
+        subtask: Snapshot(subtask, listed[0].snapshot or listed[0].attempt, tuple(listed))
+        for subtask, listed in by_subtask.items()
+    }

@@ -1,0 +1,217 @@
+"""Delta tables that Weir's control plane commits, through delta-rs and without a JVM.
+
+Two rules live here, both found by playing the failing sequence:
+
+- `FencedTable`: every commit happens on a handle that was refreshed and whose recorded transaction version equals
+  our generation, with the same app id. delta-rs lets a refreshed handle commit an equal or lower version, rebases a
+  commit with another app id or none, and does not refresh a handle by its own commit. So the check and the commit
+  share one handle, every time, retries included.
+- Tables are read file by file with pyarrow from the list of the handle; `DeltaTable.to_pyarrow_table` leaves threads
+  behind that abort the interpreter at exit.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from state_ops.errors import FencedError
+from state_ops.ids import Generation
+from state_ops.storage import Storage
+
+_MAX_RACES = 20
+_CONFIGURATION = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "100"}
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One Parquet file of a table: path relative to the table, size in bytes, rows, partition values, min/max by column."""
+
+    path: str
+    bytes: int
+    rows: int
+    partition: tuple[tuple[str, str], ...] = ()
+    bounds: tuple[tuple[str, int], ...] = ()
+
+    def add_action(self) -> AddAction:
+        stats: dict = {"numRecords": self.rows}
+        if self.bounds:
+            stats |= {"minValues": dict(self.bounds), "maxValues": dict(self.bounds)}
+        return AddAction(
+            self.path, self.bytes, dict(self.partition), int(time.time() * 1000), True, json.dumps(stats)
+        )
+
+    def remove_action(self) -> RemoveAction:
+        return RemoveAction(
+            path=self.path,
+            data_change=True,
+            deletion_timestamp=int(time.time() * 1000),
+            size=self.bytes,
+            partition_values=dict(self.partition) or None,
+        )
+
+
+def ensure_table(uri: str, schema: pa.Schema, partition_by: Sequence[str] = (), configuration: dict | None = None) -> None:
+    """Create the table unless it exists."""
+    if not DeltaTable.is_deltatable(uri):
+        DeltaTable.create(
+            uri,
+            schema=schema,
+            mode="ignore",
+            partition_by=list(partition_by),
+            configuration=_CONFIGURATION | (configuration or {}),
+        )
+
+
+def active_files(handle: DeltaTable) -> list[DataFile]:
+    """The files of the handle's version, from the log alone."""
+    actions = pa.table(handle.get_add_actions(flatten=True)).to_pylist()
+    files = []
+    for action in actions:
+        partition = tuple(
+            (key.removeprefix("partition."), str(value))
+            for key, value in action.items()
+            if key.startswith("partition.")
+        )
+        bounds = tuple(
+            (key.removeprefix("min."), value)
+            for key, value in action.items()
+            if key.startswith("min.") and isinstance(value, int)
+        )
+        files.append(DataFile(action["path"], action["size_bytes"], action["num_records"] or 0, partition, bounds))
+    return files
+
+
+def commit(
+    handle: DeltaTable,
+    app_id: str,
+    version: int,
+    adds: Sequence[DataFile] = (),
+    removes: Sequence[DataFile] = (),
+    metadata: dict | None = None,
+) -> None:
+    """One commit on exactly this handle; raises CommitFailedError when another commit with this app id came between."""
+    handle.create_write_transaction(
+        [file.add_action() for file in adds] + [file.remove_action() for file in removes],
+        mode="append",
+        schema=handle.schema(),
+        partition_by=handle.metadata().partition_columns or None,
+        commit_properties=CommitProperties(
+            custom_metadata=metadata, app_transactions=[Transaction(app_id, version)], max_commit_retries=3
+        ),
+        post_commithook_properties=PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=True),
+    )
+
+
+class FencedTable:
+    """A Delta table that only the coordinator with the current generation can commit to.
+
+    storage: the pipeline's storage; path: the table's directory in it; app_id: constant for the registry.
+    """
+
+    def __init__(self, storage: Storage, path: str, schema: pa.Schema, app_id: str, partition_by: Sequence[str] = ()):
+        self.storage, self.path, self.schema, self.app_id = storage, path, schema, app_id
+        self._partition_by = tuple(partition_by)
+        self._handle: DeltaTable | None = None
+
+    def ensure(self) -> None:
+        ensure_table(self.storage.full(self.path), self.schema, self._partition_by)
+
+    def refreshed(self) -> DeltaTable | None:
+        """The table's newest version on this object's one handle, or None if the table does not exist yet."""
+        if self._handle is None:
+            try:
+                self._handle = DeltaTable(self.storage.full(self.path))
+            except TableNotFoundError:
+                return None
+        else:
+            self._handle.update_incremental()
+        return self._handle
+
+    def generation(self) -> Generation:
+        """The generation that owns the table now; 0 if nobody ever claimed it."""
+        handle = self.refreshed()
+        return Generation((handle.transaction_version(self.app_id) or 0) if handle else 0)
+
+    def claim(self, generation: Generation | None = None) -> Generation:
+        """Take the table over: commit `generation` (default: one more than the recorded) on the handle that read the old one.
+
+        Of two takers on the same old generation exactly one wins; the other gets FencedError.
+        """
+        handle = DeltaTable(self.storage.full(self.path))
+        old = handle.transaction_version(self.app_id) or 0
+        mine = Generation(old + 1) if generation is None else generation
+        if mine <= old:
+            raise _fenced(self.path, mine, Generation(old))
+        try:
+            commit(handle, self.app_id, mine)
+        except CommitFailedError as error:
+            raise FencedError(
+                f"Another coordinator took {self.path} over at the same moment.",
+                next="Nothing to do: that one runs the pipeline.",
+            ) from error
+        self._handle = None
+        return mine
+
+    def commit(
+        self,
+        generation: Generation,
+        adds: Sequence[DataFile] = (),
+        removes: Sequence[DataFile] = (),
+        check: Callable[[DeltaTable], None] | None = None,
+    ) -> None:
+        """Commit under our generation, after `check` has looked at the very handle that commits.
+
+        Raises FencedError when a higher generation owns the table. Any other exception means: outcome unknown.
+        """
+        for _ in range(_MAX_RACES):
+            handle = self.refreshed()
+            assert handle is not None, f"{self.path} was not ensured"
+            owner = Generation(handle.transaction_version(self.app_id) or 0)
+            if owner != generation:
+                raise _fenced(self.path, generation, owner)
+            if check is not None:
+                check(handle)
+            try:
+                commit(handle, self.app_id, generation, adds, removes)
+                return
+            except CommitFailedError:
+                continue  # somebody else committed: look again, with the same rules
+        raise FencedError(
+            f"{_MAX_RACES} commits to {self.path} in a row met another writer.",
+            next="Find out who else writes to the registry; it belongs to the coordinator alone.",
+        )
+
+    def write_rows(self, rows: Sequence[dict], path: str, partition: tuple[tuple[str, str], ...] = (), bounds=()) -> DataFile:
+        """Write rows (dicts by column) as one Parquet file inside the table's directory; it counts once committed."""
+        schema = pa.schema([field for field in self.schema if field.name not in self._partition_by])
+        table = pa.Table.from_pylist(list(rows), schema=schema)
+        with self.storage.open_output(f"{self.path}/{path}") as sink:
+            pq.write_table(table, sink, compression="zstd")
+        size = self.storage.size(f"{self.path}/{path}") or 0
+        return DataFile(path, size, len(rows), partition, tuple(bounds))
+
+    def read_rows(self, files: Sequence[DataFile]) -> list[dict]:
+        """The rows of some of the table's files, partition values left out."""
+        rows: list[dict] = []
+        for file in files:
+            data = self.storage.read_bytes(f"{self.path}/{file.path}")
+            if data is None:
+                raise FileNotFoundError(self.storage.full(f"{self.path}/{file.path}"))
+            rows += pq.read_table(pa.BufferReader(data)).to_pylist()
+        return rows
+
+
+def _fenced(path: str, mine: Generation, owner: Generation) -> FencedError:
+    return FencedError(
+        f"This coordinator has generation {mine}, but {path} belongs to generation {owner}.",
+        next="Nothing to do: a newer coordinator runs the pipeline; this one stops and deletes nothing.",
+    )

@@ -1,0 +1,167 @@
+"""The coordinator's lease, and the requests that others leave for it.
+
+    coordinator/lease.json             who coordinates, and a counter that a heartbeat raises
+    coordinator/requests/<uuid>.json   barrier and stop requests, in the order of their time
+
+A lease says whether a coordinator lives; it grants no right, only the generation does. No wall clocks are compared:
+a coordinator is dead when its counter did not change for 3 heartbeats on the observer's own monotonic clock. On the
+coordinator's own host a vanished process is seen at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import psutil
+import structlog
+
+from state_ops.ids import CheckpointId, Generation
+from state_ops.storage import Storage
+
+LEASE = "coordinator/lease.json"
+REQUESTS = "coordinator/requests"
+DEAD_AFTER_HEARTBEATS = 3
+
+log = structlog.get_logger("weir.lease")
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """last_id: the highest checkpoint id this coordinator has begun; a successor starts above it."""
+
+    generation: Generation
+    counter: int
+    last_id: CheckpointId
+    host: str
+    pid: int
+    process_started: float
+    heartbeat_seconds: float
+    run_id: str | None
+    stopped: bool = False
+
+
+def read(storage: Storage) -> Lease | None:
+    raw = storage.read_bytes(LEASE)
+    return Lease(**json.loads(raw)) if raw else None
+
+
+def alive(lease: Lease | None) -> bool | None:
+    """True, False, or None when only watching the counter can tell (the coordinator runs on another host)."""
+    if lease is None or lease.stopped:
+        return False
+    if lease.host != socket.gethostname():
+        return None
+    try:
+        return abs(psutil.Process(lease.pid).create_time() - lease.process_started) < 1.0
+    except psutil.Error:
+        return False
+
+
+def watch(storage: Storage) -> bool:
+    """Whether a coordinator lives, watching its counter for 3 heartbeats where nothing faster can tell."""
+    first = read(storage)
+    known = alive(first)
+    if known is not None or first is None:
+        return bool(known)
+    deadline = time.monotonic() + DEAD_AFTER_HEARTBEATS * first.heartbeat_seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(1.0, first.heartbeat_seconds / 2))
+        now = read(storage)
+        if now is None or now.stopped:
+            return False
+        if (now.generation, now.counter) != (first.generation, first.counter):
+            return True
+    return False
+
+
+class Heartbeat:
+    """Keeps the lease of the running coordinator fresh from a daemon thread; `with` it around the run."""
+
+    def __init__(
+        self, storage: Storage, generation: Generation, last_id: CheckpointId, seconds: float, run_id: str | None
+    ) -> None:
+        self._storage, self._seconds = storage, seconds
+        self._lease = Lease(
+            generation=generation,
+            counter=0,
+            last_id=last_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process_started=psutil.Process().create_time(),
+            heartbeat_seconds=seconds,
+            run_id=run_id,
+        )
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="weir-heartbeat", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._done.set()
+        self._thread.join(timeout=self._seconds + 5)
+        self._write(stopped=True)
+
+    def begin(self, epoch: CheckpointId) -> None:
+        """Write down that this id is taken, before anything is staged under it."""
+        self._write(last_id=epoch)
+
+    def _beat(self) -> None:
+        while not self._done.wait(self._seconds):
+            try:
+                self._write()
+            except OSError as error:  # a missed beat is visible to observers, which is what it is for
+                log.warning("heartbeat failed", error=str(error))
+
+    def _write(self, **changes: Any) -> None:
+        with self._lock:
+            current = read(self._storage)
+            if current is not None and current.generation > self._lease.generation:
+                return  # a successor holds the lease; the registry will tell us that we are fenced
+            self._lease = replace(self._lease, counter=self._lease.counter + 1, **changes)
+            self._storage.put_bytes(LEASE, json.dumps(asdict(self._lease)).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What someone asks of the running coordinator. kind: barrier or stop; trigger: who asks (sensor, manual)."""
+
+    kind: str
+    trigger: str = "manual"
+    reason: str = ""
+    drain: bool = False
+    tick: str | None = None
+    at: float = 0.0
+    name: str = ""
+
+
+def send(storage: Storage, request: Request) -> Request:
+    """Leave a request; the coordinator reads it at its next barrier."""
+    sent = replace(request, at=time.time(), name=f"{REQUESTS}/{uuid.uuid4().hex}.json")
+    storage.put_bytes(sent.name, json.dumps(asdict(sent)).encode())
+    return sent
+
+
+def pending(storage: Storage) -> list[Request]:
+    """All requests that no coordinator has taken yet, oldest first."""
+    found = []
+    for file in storage.list(REQUESTS):
+        raw = storage.read_bytes(file.path)
+        if raw:
+            found.append(Request(**json.loads(raw)))
+    return sorted(found, key=lambda request: request.at)
+
+
+def take(storage: Storage, request: Request) -> None:
+    """Remove a request that was carried out."""
+    storage.delete(request.name)

@@ -1,0 +1,276 @@
+"""The registry: Delta tables that record completed checkpoints and every file they name. The ONLY commit point.
+
+    registry/checkpoints/    one row per completed checkpoint. A row here = the checkpoint exists
+    registry/state_files/    partitioned by checkpoint, a full listing each time. Written first, meaningless without the row
+    registry/publications/   which Delta version made which checkpoint's output visible in which sink
+
+`checkpoints` is read first and decides. Rows of `state_files` count only if their `commit_id` is the one in the
+checkpoint's row, which also carries their number: a mismatch is damage and stops every deletion. All three tables are
+claimed by a coordinator in that order and committed through `FencedTable` alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from state_ops.checkpoint import FORMAT_VERSION, Checkpoint, StateFile
+from state_ops.delta_log import DataFile, FencedTable, active_files
+from state_ops.errors import DamageError, FencedError
+from state_ops.ids import CheckpointId, Generation
+from state_ops.storage import Storage
+
+_TIME = pa.timestamp("us", tz="UTC")
+_JSON_COLUMNS = ("offsets", "slice", "watermarks", "operators", "sinks", "ms", "totals")
+
+CHECKPOINTS = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("parent_id", pa.int64()),
+        ("kind", pa.string()),
+        ("generation", pa.int64()),
+        ("commit_id", pa.string()),
+        ("triggered_at", _TIME),
+        ("completed_at", _TIME),
+        ("epoch_now", _TIME),
+        ("trigger", pa.string()),
+        ("reason", pa.string()),
+        *[(name, pa.string()) for name in _JSON_COLUMNS],
+        ("files", pa.int64()),
+        ("bytes_total", pa.int64()),
+        ("bytes_new", pa.int64()),
+        ("run_id", pa.string()),
+        ("format_version", pa.int64()),
+    ]
+)
+STATE_FILES = pa.schema(
+    [
+        ("checkpoint_id", pa.int64()),
+        ("commit_id", pa.string()),
+        ("operator", pa.string()),
+        ("subtask", pa.int64()),
+        ("kind", pa.string()),
+        ("name", pa.string()),
+        ("path", pa.string()),
+        ("bytes", pa.int64()),
+        ("digest", pa.string()),
+        ("new", pa.bool_()),
+        ("attempt", pa.string()),
+        ("snapshot", pa.string()),
+        ("sink", pa.string()),
+        ("rows", pa.int64()),
+    ]
+)
+PUBLICATIONS = pa.schema(
+    [
+        ("checkpoint_id", pa.int64()),
+        ("sink", pa.string()),
+        ("delta_version", pa.int64()),
+        ("files", pa.int64()),
+        ("rows", pa.int64()),
+        ("published_at", _TIME),
+        ("ms", pa.float64()),
+    ]
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Publication:
+    """One checkpoint's output became visible in one sink as this Delta version. ms: how long that took."""
+
+    checkpoint_id: CheckpointId
+    sink: str
+    delta_version: int
+    files: int
+    rows: int
+    published_at: datetime
+    ms: float
+
+
+class Registry:
+    """One pipeline's registry. storage: rooted at the pipeline; app_id: constant for pipeline and branch."""
+
+    def __init__(self, storage: Storage, app_id: str) -> None:
+        self._checkpoints = FencedTable(storage, "registry/checkpoints", CHECKPOINTS, app_id)
+        self._files = FencedTable(storage, "registry/state_files", STATE_FILES, app_id, ["checkpoint_id"])
+        self._publications = FencedTable(storage, "registry/publications", PUBLICATIONS, app_id)
+        self._listings: dict[str, tuple[StateFile, ...]] = {}
+        self._rows: dict[str, Checkpoint] = {}
+
+    # -- reading: no right needed, no JVM
+
+    def generation(self) -> Generation:
+        return self._checkpoints.generation()
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """All retained checkpoints, oldest first."""
+        rows = self._settled(self._checkpoints, self._read_checkpoints)
+        self._rows = rows
+        return sorted(rows.values(), key=lambda row: row.id)
+
+    def head(self) -> Checkpoint | None:
+        """The newest completed checkpoint, on which the next epoch builds."""
+        completed = self.checkpoints()
+        return completed[-1] if completed else None
+
+    def files(self, checkpoint: Checkpoint) -> tuple[StateFile, ...]:
+        """The full listing of one checkpoint; DamageError unless it is exactly the one that was committed with it."""
+        if checkpoint.commit_id in self._listings:
+            return self._listings[checkpoint.commit_id]
+        if checkpoint.files == 0:
+            return ()
+        rows = self._settled(
+            self._files,
+            lambda files: self._files.read_rows([file for file in files if _is_listing(file, checkpoint)]),
+        )
+        rows = [row for row in rows if row.pop("commit_id") == checkpoint.commit_id]
+        if len(rows) != checkpoint.files:
+            raise self._damaged(checkpoint, f"it has {checkpoint.files} files, but {len(rows)} are listed")
+        listing = tuple(StateFile(**row) for row in rows)
+        self._listings[checkpoint.commit_id] = listing
+        return listing
+
+    def publications(self) -> list[Publication]:
+        rows = self._settled(self._publications, self._publications.read_rows)
+        return sorted((Publication(**row) for row in rows), key=lambda row: (row.checkpoint_id, row.sink))
+
+    # -- writing: the owner of the generation alone
+
+    def take_over(self) -> Generation:
+        """Claim the next generation, before anything else is read, cleaned or published."""
+        for table in (self._checkpoints, self._files, self._publications):
+            table.ensure()
+        generation = self._checkpoints.claim()
+        for table in (self._files, self._publications):
+            table.claim(generation)
+        return generation
+
+    def commit(self, checkpoint: Checkpoint, files: Sequence[StateFile]) -> None:
+        """Make the checkpoint exist: its listing first, then its row, which is the commit point.
+
+        The row goes in only while the table's head is the checkpoint's parent and we own the generation.
+        """
+        number = f"{checkpoint.id:020d}-{checkpoint.commit_id}"
+        if files:
+            rows = [dataclasses.asdict(file) | {"commit_id": checkpoint.commit_id} for file in files]
+            partition = (("checkpoint_id", str(checkpoint.id)),)
+            listing = self._files.write_rows(rows, f"checkpoint_id={checkpoint.id}/{number}.parquet", partition)
+            self._files.commit(checkpoint.generation, [listing])
+        row = dataclasses.asdict(checkpoint)
+        row |= {name: json.dumps(row[name]) for name in _JSON_COLUMNS}
+        data = self._checkpoints.write_rows([row], f"data/{number}.parquet", bounds=[("id", checkpoint.id)])
+        self._checkpoints.commit(checkpoint.generation, [data], check=_head_is(checkpoint.parent_id))
+        self._listings[checkpoint.commit_id] = tuple(files)
+
+    def holds(self, checkpoint: Checkpoint) -> bool:
+        """Whether this very try of the checkpoint is in the registry: what decides after a commit that reported an error."""
+        return any(row.commit_id == checkpoint.commit_id for row in self.checkpoints())
+
+    def record_publications(self, generation: Generation, publications: Sequence[Publication]) -> None:
+        if publications:
+            newest = max(row.checkpoint_id for row in publications)
+            data = self._publications.write_rows(
+                [dataclasses.asdict(row) for row in publications],
+                f"data/{newest:020d}-{uuid.uuid4().hex}.parquet",
+                bounds=[("checkpoint_id", newest)],
+            )
+            self._publications.commit(generation, [data])
+
+    def drop(self, generation: Generation, ids: Iterable[CheckpointId]) -> None:
+        """Remove the rows of some checkpoints: the checkpoints first, then what only describes them. No object is deleted."""
+        gone = set(ids)
+        if not gone:
+            return
+        self._drop_files(self._checkpoints, generation, lambda file: _bound(file, "id") in gone)
+        self._drop_files(
+            self._files, generation, lambda file: any(int(value) in gone for _, value in file.partition)
+        )
+        self._drop_files(self._publications, generation, lambda file: _bound(file, "checkpoint_id") in gone)
+        kept = {row.commit_id for row in self.checkpoints()}
+        self._listings = {key: value for key, value in self._listings.items() if key in kept}
+
+    def drop_stray_listings(self, generation: Generation) -> None:
+        """Remove listings that no checkpoint's row names: left by a crash between the two writes of a commit."""
+        named = {row.commit_id for row in self.checkpoints()}
+        self._drop_files(
+            self._files, generation, lambda file: file.path.rsplit("-", 1)[-1].removesuffix(".parquet") not in named
+        )
+
+    @staticmethod
+    def _drop_files(table: FencedTable, generation: Generation, chosen: Callable[[DataFile], bool]) -> None:
+        handle = table.refreshed()
+        removes = [file for file in active_files(handle) if chosen(file)] if handle else []
+        if removes:
+            table.commit(generation, removes=removes)
+            for file in removes:
+                table.storage.delete(f"{table.path}/{file.path}")
+
+    # -- rows
+
+    @staticmethod
+    def _settled(table: FencedTable, read: Callable[[list[DataFile]], Any]) -> Any:
+        """`read` the table's files. Pruning deletes files at once, so a reader that loses that race looks again."""
+        while True:
+            handle = table.refreshed()
+            if handle is None:
+                return read([])
+            version = handle.version()
+            try:
+                return read(active_files(handle))
+            except FileNotFoundError as error:
+                handle.update_incremental()
+                if handle.version() == version:
+                    raise DamageError(
+                        "A file of the registry is missing from storage.",
+                        where=str(error),
+                        next="Nothing was deleted. Bring the file back from a backup of the bucket.",
+                    ) from error
+
+    def _read_checkpoints(self, files: list[DataFile]) -> dict[str, Checkpoint]:
+        return {file.path: self._rows.get(file.path) or self._read_checkpoint(file) for file in files}
+
+    def _read_checkpoint(self, file: DataFile) -> Checkpoint:
+        row: dict[str, Any] = self._checkpoints.read_rows([file])[0]
+        if row["format_version"] > FORMAT_VERSION:
+            raise DamageError(
+                f"Checkpoint {row['id']} has format {row['format_version']}; this Weir reads up to {FORMAT_VERSION}.",
+                where=self._checkpoints.storage.full(self._checkpoints.path),
+                next="Upgrade Weir to the release that wrote it.",
+            )
+        row |= {name: json.loads(row[name]) for name in _JSON_COLUMNS}
+        return Checkpoint(**row)
+
+    def _damaged(self, checkpoint: Checkpoint, how: str) -> DamageError:
+        return DamageError(
+            f"The listing of checkpoint {checkpoint.id} is damaged: {how}.",
+            where=self._files.storage.full(f"{self._files.path}/checkpoint_id={checkpoint.id}"),
+            next="Nothing was deleted. `weir checkpoints` shows which older checkpoints are retained.",
+        )
+
+
+def _is_listing(file: DataFile, checkpoint: Checkpoint) -> bool:
+    return dict(file.partition).get("checkpoint_id") == str(checkpoint.id)
+
+
+def _bound(file: DataFile, column: str) -> int | None:
+    return dict(file.bounds).get(column)
+
+
+def _head_is(parent: CheckpointId | None) -> Callable[[DeltaTable], None]:
+    def check(handle: DeltaTable) -> None:
+        ids = [_bound(file, "id") for file in active_files(handle)]
+        head = max((number for number in ids if number is not None), default=None)
+        if head != parent:
+            raise FencedError(
+                f"The newest checkpoint is {head}, not {parent} on which this epoch was built.",
+                next="Nothing to do: another coordinator committed; this epoch is discarded.",
+            )
+
+    return check

@@ -1,0 +1,32 @@
+"""The shared state registry: who references which object.
+
+Counts are derived from the listings of the retained checkpoints each time they are needed. They are never stored: a
+stored count drifts at the first crash between two writes, and a drifted count either leaks objects or deletes live ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from state_ops.checkpoint import OUTPUT, StateFile
+from state_ops.ids import CheckpointId
+
+
+def reference_counts(listings: Iterable[Iterable[StateFile]]) -> Counter[str]:
+    """How many checkpoints reference each object, by storage path."""
+    return Counter(path for files in listings for path in {file.path for file in files})
+
+
+def unreferenced(
+    dropped: Mapping[CheckpointId, Iterable[StateFile]], kept: Mapping[CheckpointId, Iterable[StateFile]]
+) -> list[StateFile]:
+    """Objects that only the dropped checkpoints name, each once. Published output belongs to its table: never listed."""
+    counts = reference_counts(kept.values())
+    gone = {
+        file.path: file
+        for files in dropped.values()
+        for file in files
+        if file.kind != OUTPUT and counts[file.path] == 0
+    }
+    return sorted(gone.values(), key=lambda file: file.path)
