@@ -1,48 +1,21 @@
-"""One error tree, by what the operator should do next.
-
-Every message says what happened, where, and what to do: the three arguments of `WeirError`.
-"""
+"""One error tree, by what the operator should do next."""
 
 from __future__ import annotations
 
+from configs.errors import ConfigurationError, WeirError
 
-class WeirError(Exception):
-    """Base of all errors that Weir raises on purpose.
-
-    what: what happened, one sentence. where: file, key, stage, checkpoint or table.
-    next: what a person does now, a command where there is one.
-    """
-
-    exit_code = 1
-
-    def __init__(self, what: str, *, where: str | None = None, next: str | None = None) -> None:
-        super().__init__(what)
-        self.what, self.where, self.next = what, where, next
-
-    def __str__(self) -> str:
-        lines = [self.what]
-        if self.where:
-            lines.append(f"  where: {self.where}")
-        if self.next:
-            lines.append(f"  next:  {self.next}")
-        return "\n".join(lines)
-
-    def __reduce__(self):
-        # Exceptions with keyword-only arguments do not survive a process boundary by default.
-        return _rebuild, (type(self), self.what, self.where, self.next, self.__dict__)
-
-
-def _rebuild(cls: type[WeirError], what: str, where: str | None, next: str | None, state: dict) -> WeirError:
-    error = WeirError.__new__(cls)
-    Exception.__init__(error, what)
-    error.__dict__.update(state, what=what, where=where, next=next)
-    return error
-
-
-class ConfigurationError(WeirError):
-    """Reconfigure: a setting or a command line is wrong. Nothing was started."""
-
-    exit_code = 2
+__all__ = [
+    "BusyError",
+    "ConfigurationError",
+    "DamageError",
+    "FencedError",
+    "GateError",
+    "InputError",
+    "PipelineError",
+    "StageError",
+    "TransientError",
+    "WeirError",
+]
 
 
 class PipelineError(WeirError):

@@ -1,0 +1,210 @@
+"""All settings: pydantic models over `configs/<env>.yaml` with `WEIR_` environment overrides, parsed once.
+
+`WEIR_ENV` chooses the file (default `dev`), `WEIR_CONFIG` names another file. `WEIR_STORAGE__ROOT=...` overrides
+`storage.root`, and so on, two underscores a level. Relative paths are relative to the project, the folder above
+`configs/`, so that every process means the same files whatever its working directory.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from configs.errors import ConfigurationError
+
+PROJECT = Path(__file__).resolve().parent.parent
+_NOT_SETTINGS = {"WEIR_ENV", "WEIR_CONFIG"}
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StorageSettings(_Section):
+    """Where durable things live."""
+
+    root: str = Field(".weir/storage", description="Directory or URI; registry, state and tables of every pipeline.")
+
+
+class LocalSettings(_Section):
+    """Directories on each machine; everything in them can be lost at any time."""
+
+    work_dir: str = Field(".weir/work", description="Working copies of state; a fast local disk.")
+    cache_dir: str = Field(".weir/cache", description="Fetched jars and the like.")
+
+
+class CheckpointSettings(_Section):
+    """When epochs are cut and how many checkpoints stay."""
+
+    interval_seconds: float = Field(60, gt=0, description="`weir run` cuts a barrier this often when data is waiting.")
+    min_pause_seconds: float = Field(0, ge=0, description="Least time between two checkpoints of an idle pipeline.")
+    timeout_seconds: float = Field(600, gt=0, description="An epoch that takes longer is aborted and replayed.")
+    tolerable_failures: int = Field(0, ge=0, description="Consecutive failed epochs that do not fail the run.")
+    num_retained: int = Field(1, ge=1, description="Completed checkpoints to keep.")
+
+
+class EpochSettings(_Section):
+    """Slice limits: a barrier falls where one is reached."""
+
+    max_files: int = Field(100, ge=1, description="Files of one source in one epoch.")
+    max_rows: int = Field(5_000_000, ge=1, description="Rows of one source in one epoch; at least one file is taken.")
+    max_bytes: int = Field(1 << 30, ge=1, description="Bytes of one source in one epoch; at least one file is taken.")
+
+
+class RunSettings(_Section):
+    """How long one run of the coordinator lasts."""
+
+    max_run_seconds: float = Field(3600, gt=0, description="A run ends at the first barrier after this time.")
+    linger_seconds: float = Field(30, ge=0, description="A caught-up run started by Dagster waits this long for more.")
+    poll_seconds: float = Field(0.5, gt=0, le=60, description="How often an idle coordinator looks for work.")
+
+
+class LeaseSettings(_Section):
+    heartbeat_seconds: float = Field(5, gt=0, le=60, description="A coordinator silent for three of these is dead.")
+
+
+class SparkSettings(_Section):
+    master: str = Field("local[2]", description="Spark master URL.")
+    parallelism: int = Field(2, ge=1, le=32768, description="Subtasks of every keyed stage.")
+    batch_rows: int = Field(65_536, ge=1, description="Largest Arrow batch that a stage function gets, in rows.")
+    driver_memory: str = Field("2g", pattern=r"^\d+[kmgt]$", description="Heap of the driver's JVM.")
+    conf: dict[str, str] = Field(default_factory=dict, description="Further Spark properties, as they are.")
+
+
+class StateSettings(_Section):
+    """RocksDB, per open database."""
+
+    write_buffer_mb: int = Field(32, ge=1, description="Memtable size in MiB.")
+    block_cache_mb: int = Field(64, ge=1, description="Block cache in MiB, shared by all databases of a worker.")
+
+
+class PipelineSettings(_Section):
+    """One pipeline: where its code is, and the values of its placeholders."""
+
+    object: str = Field(description="`module:attribute` of the Pipeline, e.g. pipelines.flights:pipeline.")
+    params: dict[str, str] = Field(default_factory=dict, description="Values for {placeholders} in its sources.")
+
+
+class DagsterSettings(_Section):
+    sensor_seconds: int = Field(10, ge=5, description="Seconds between the checkpoint sensor's ticks (Dagster's least is 5).")
+    max_lag_files: int = Field(0, ge=0, description="Backlog in files that a tick lets wait without asking for a barrier.")
+
+
+class Settings(_Section):
+    """Everything; see the sections."""
+
+    storage: StorageSettings = StorageSettings()
+    local: LocalSettings = LocalSettings()
+    checkpoints: CheckpointSettings = CheckpointSettings()
+    epoch: EpochSettings = EpochSettings()
+    run: RunSettings = RunSettings()
+    lease: LeaseSettings = LeaseSettings()
+    spark: SparkSettings = SparkSettings()
+    state: StateSettings = StateSettings()
+    dagster: DagsterSettings = DagsterSettings()
+    pipelines: dict[str, PipelineSettings] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Settings:
+        if self.checkpoints.min_pause_seconds > self.checkpoints.interval_seconds:
+            raise ValueError("checkpoints.min_pause_seconds is longer than checkpoints.interval_seconds")
+        return self
+
+    @property
+    def work_dir(self) -> Path:
+        return _absolute(self.local.work_dir)
+
+    @property
+    def cache_dir(self) -> Path:
+        return _absolute(self.local.cache_dir)
+
+    def storage_uri(self, pipeline: str) -> str:
+        """Root of one pipeline's storage."""
+        root = self.storage.root if "://" in self.storage.root else str(_absolute(self.storage.root))
+        return f"{root.rstrip('/')}/{pipeline}"
+
+    def resolve(self, pipeline: str, template: str) -> str:
+        """Fill the {placeholders} of a source pattern from the pipeline's params; relative paths become absolute."""
+        params = self.pipelines[pipeline].params if pipeline in self.pipelines else {}
+        try:
+            filled = template.format(**params)
+        except (KeyError, IndexError) as error:
+            raise ConfigurationError(
+                f"The pattern {template!r} needs a value for {error}.",
+                where=f"pipelines.{pipeline}.params",
+                next=f"Add it to the configuration, or set WEIR_PIPELINES__{pipeline.upper()}__PARAMS.",
+            ) from error
+        return filled if "://" in filled else str(_absolute(filled))
+
+
+def _absolute(path: str) -> Path:
+    return PROJECT / Path(path).expanduser()
+
+
+def load(env: Mapping[str, str] | None = None) -> Settings:
+    """Read the configuration file that the environment names, apply its overrides, and check everything at once.
+
+    Raises ConfigurationError that lists every wrong key with its file or variable.
+    """
+    env = os.environ if env is None else env
+    name = env.get("WEIR_ENV", "dev")
+    file = Path(env["WEIR_CONFIG"]) if "WEIR_CONFIG" in env else PROJECT / "configs" / f"{name}.yaml"
+    if not file.is_file():
+        known = ", ".join(sorted(path.stem for path in (PROJECT / "configs").glob("*.yaml")))
+        raise ConfigurationError(
+            f"There is no configuration {file.name}.", where=str(file), next=f"Set WEIR_ENV to one of: {known}."
+        )
+    try:
+        raw = yaml.safe_load(file.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise ConfigurationError("The configuration is not valid YAML.", where=str(file), next=str(error)) from error
+    if not isinstance(raw, dict):
+        raise ConfigurationError("The configuration must be a mapping of sections.", where=str(file))
+    origin: dict[str, str] = {}
+    for variable, text in sorted(env.items()):
+        if variable.startswith("WEIR_") and variable not in _NOT_SETTINGS:
+            _override(raw, variable, text, origin)
+    try:
+        return Settings.model_validate(raw)
+    except ValidationError as error:
+        lines = [_explain(item, file, origin) for item in error.errors()]
+        raise ConfigurationError(
+            f"The configuration has {len(lines)} error{'s' if len(lines) > 1 else ''}:\n" + "\n".join(lines),
+            where=str(file),
+            next="Correct the keys above; configs/settings.py describes every one.",
+        ) from error
+
+
+def _override(raw: dict[str, Any], variable: str, text: str, origin: dict[str, str]) -> None:
+    keys = variable.removeprefix("WEIR_").lower().split("__")
+    node = raw
+    for key in keys[:-1]:
+        child = node.setdefault(key, {})
+        if not isinstance(child, dict):
+            child = node[key] = {}
+        node = child
+    value = yaml.safe_load(text)
+    # A path such as 2024 or a date stays text: pydantic turns text into numbers, not the other way round.
+    node[keys[-1]] = value if isinstance(value, dict | list) else text
+    origin[".".join(keys)] = variable
+
+
+def _explain(item: Any, file: Path, origin: dict[str, str]) -> str:
+    key = ".".join(str(part) for part in item["loc"]) or "(combination)"
+    source = next((origin[name] for name in origin if name == key or name.startswith(key + ".")), file.name)
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        model: Any = Settings
+        for part in item["loc"][:-1]:
+            annotation = model.model_fields[str(part)].annotation if str(part) in model.model_fields else None
+            model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else PipelineSettings
+        close = difflib.get_close_matches(str(item["loc"][-1]), model.model_fields, n=1)
+        message = "there is no such key" + (f"; did you mean {close[0]!r}?" if close else "")
+    got = "" if item["type"] in ("extra_forbidden", "missing", "value_error") else f" (got {item['input']!r})"
+    return f"  {key}: {message}{got}  [{source}]"
