@@ -285,7 +285,7 @@ def _own_annotations(cls: type, frame: types.FrameType) -> dict[str, Any]:
     module = vars(sys.modules.get(cls.__module__, types.ModuleType("missing")))
     hints: dict[str, Any] = {}
     for name, annotation in own.items():
-        holder = types.SimpleNamespace(__annotations__={name: annotation})
+        holder = type(cls.__name__, (), {"__annotations__": {name: annotation}})
         try:
             hints |= typing.get_type_hints(holder, {**frame.f_globals, **module}, frame.f_locals, include_extras=True)
         except (NameError, AttributeError, SyntaxError, TypeError) as error:

@@ -23,6 +23,7 @@ OLDEST = 17  # Spark 4.2 says so
 _NEWEST_FIRST_CHOICE = 21  # the newest that Spark's own tests have long run on; anything later comes after it
 _VECTOR = "jdk.incubator.vector"
 _ASK_TIMEOUT_S = 30
+_JVM_DIRECTORIES = [("/usr/lib/jvm", "*"), ("/Library/Java/JavaVirtualMachines", "*/Contents/Home")]
 
 _WRAPPER = """\
 #!/bin/sh
@@ -88,10 +89,7 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 def _usual_places() -> list[Path]:
     """Homes of installed Javas, each once, the versions that Spark knows longest first."""
     found = {
-        home.resolve()
-        for root, pattern in (("/usr/lib/jvm", "*"), ("/Library/Java/JavaVirtualMachines", "*/Contents/Home"))
-        for home in Path(root).glob(pattern)
-        if _is_java(home)
+        home.resolve() for root, pattern in _JVM_DIRECTORIES for home in Path(root).glob(pattern) if _is_java(home)
     }
     rated = [(java.major > _NEWEST_FIRST_CHOICE, java.major, home) for home in found if (java := _inspect(home))]
     return [home for *_, home in sorted(rated)]

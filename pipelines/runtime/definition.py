@@ -1,0 +1,215 @@
+"""What a pipeline is: frozen values that `pipelines.api` builds, checked when they are built, before anything runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from state_ops.aggregates import Agg
+from state_ops.errors import PipelineError
+from state_ops.ids import CheckpointId
+from state_ops.key_groups import check_parallelism
+from state_ops.schema import State, StateSchema
+
+_NAME = re.compile(r"^[a-z][a-z0-9_]{0,62}$")
+_RESERVED = "__weir"
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """Parquet files that arrive in a directory.
+
+    pattern: directory and file name pattern, with {placeholders} from the configuration. event_time: timestamp column
+    that drives the watermark. order: files are taken in name order. below_floor: what to do about new names that
+    sort below the oldest remembered one: "fail" or "warn".
+    """
+
+    pattern: str
+    event_time: str | None = None
+    name: str = "files"
+    below_floor: str = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSink:
+    """A Delta table that only Weir appends to. table: its name, and its directory below the pipeline's `tables/`."""
+
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One Great Expectations expectation, by class name and arguments, on a stage's output of one epoch."""
+
+    expectation: str
+    arguments: tuple[tuple[str, Any], ...]
+
+    @property
+    def title(self) -> str:
+        return f"{self.expectation}({', '.join(f'{key}={value!r}' for key, value in self.arguments)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What a stage's function may know about the epoch it works for; the same again when the epoch is replayed.
+
+    now: processing time, fixed by the coordinator, never decreasing. watermark: event time before this epoch, by
+    which lateness is judged; None before the first.
+    """
+
+    id: CheckpointId
+    now: datetime
+    watermark: datetime | None
+    subtask: int
+    parallelism: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Event-time tumbling windows. on: timestamp column; size, lateness: microseconds; aggregates: by output column."""
+
+    on: str
+    size: int
+    lateness: int
+    aggregates: tuple[tuple[str, Agg], ...]
+    late: DeltaSink | None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One keyed operator of a pipeline. uid: the stable name by which its state is found.
+
+    Exactly one of `function` (with `state`) and `window` says what it does.
+    """
+
+    uid: str
+    input: FileSource | Stage
+    key: tuple[str, ...]
+    function: Callable[..., Any] | None = None
+    state: type[State] | None = None
+    window: Window | None = None
+    order_by: tuple[str, ...] = ()
+    where: str | None = None
+    transform: Callable[[Any], Any] | None = None
+    null_keys: str = "fail"
+    sink: DeltaSink | None = None
+    gates: tuple[Gate, ...] = ()
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        _check_name(self.uid, "stage")
+        if not self.key:
+            raise PipelineError(
+                f"The stage {self.uid} has no key.", where=f"stage {self.uid}", next='Say key="column" or key=["a", "b"].'
+            )
+        if self.null_keys not in ("fail", "drop"):
+            raise PipelineError(
+                f"null_keys={self.null_keys!r} is no policy.", where=f"stage {self.uid}", next='Say "fail" or "drop".'
+            )
+        if self.state is not None:
+            StateSchema.of(self.state)
+
+    @property
+    def sinks(self) -> tuple[DeltaSink, ...]:
+        late = self.window.late if self.window else None
+        return tuple(sink for sink in (self.sink, late) if sink is not None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A stage that was made from a function still is that function for who calls it."""
+        assert self.function is not None, f"the stage {self.uid} is not a function"
+        return self.function(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Stages in topological order. max_parallelism: number of key groups, fixed for the pipeline's life."""
+
+    name: str
+    stages: tuple[Stage, ...]
+    max_parallelism: int = 128
+    description: str = ""
+    owners: tuple[str, ...] = ()
+    consumers: dict[str, list[str]] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_name(self.name, "pipeline")
+        check_parallelism(1, self.max_parallelism)
+        object.__setattr__(self, "stages", _topological(self.name, tuple(self.stages)))
+        _refuse_doubles("stage", [stage.uid for stage in self.stages], self.name)
+        _refuse_doubles("table", [sink.table for stage in self.stages for sink in stage.sinks], self.name)
+        names: dict[str, FileSource] = {}
+        for source in self.sources:
+            if names.setdefault(source.name, source) != source:
+                raise PipelineError(
+                    f"Two different sources of {self.name} are named {source.name!r}.", next="Give one another name=..."
+                )
+        for stage in self.stages:
+            for sink in stage.sinks:
+                _check_name(sink.table, "table")
+            if isinstance(stage.input, Stage):
+                self.consumers.setdefault(stage.input.uid, []).append(stage.uid)
+
+    @property
+    def sources(self) -> tuple[FileSource, ...]:
+        return tuple(dict.fromkeys(stage.input for stage in self.stages if isinstance(stage.input, FileSource)))
+
+    @property
+    def sinks(self) -> tuple[DeltaSink, ...]:
+        return tuple(sink for stage in self.stages for sink in stage.sinks)
+
+    @property
+    def app_id(self) -> str:
+        """Transaction app id of the registry; sinks append their name. Stable for ever."""
+        return f"weir/{self.name}/main"
+
+    def stage(self, uid: str) -> Stage:
+        for stage in self.stages:
+            if stage.uid == uid:
+                return stage
+        raise PipelineError(
+            f"The pipeline {self.name} has no stage {uid!r}.",
+            next=f"Its stages are: {', '.join(stage.uid for stage in self.stages)}.",
+        )
+
+
+def source_of(stage: Stage) -> FileSource:
+    """The source at the far end of a stage's inputs."""
+    while isinstance(stage.input, Stage):
+        stage = stage.input
+    return stage.input
+
+
+def _topological(pipeline: str, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    if not stages:
+        raise PipelineError(f"The pipeline {pipeline} has no stages.", next="List at least one.")
+    placed: list[Stage] = []
+    waiting = list(stages)
+    while waiting:
+        ready = [stage for stage in waiting if isinstance(stage.input, FileSource) or stage.input in placed]
+        if not ready:
+            lost = waiting[0]
+            assert isinstance(lost.input, Stage)
+            raise PipelineError(
+                f"The stage {lost.uid} reads from {lost.input.uid}, which is not in the pipeline {pipeline}.",
+                next=f"List {lost.input.uid} among its stages.",
+            )
+        placed += ready
+        waiting = [stage for stage in waiting if stage not in ready]
+    return tuple(placed)
+
+
+def _check_name(name: str, kind: str) -> None:
+    if not isinstance(name, str) or not _NAME.match(name) or name.startswith(_RESERVED):
+        raise PipelineError(
+            f"{name!r} cannot name a {kind}.",
+            next="Use small letters, digits and underscores, a letter first, at most 63: it becomes part of paths.",
+        )
+
+
+def _refuse_doubles(kind: str, names: list[str], pipeline: str) -> None:
+    doubles = sorted({name for name in names if names.count(name) > 1})
+    if doubles:
+        raise PipelineError(f"The pipeline {pipeline} has two {kind}s named {doubles[0]!r}.", next="Rename one of them.")

@@ -1,0 +1,117 @@
+"""Frames in and out: any frame becomes one canonical Arrow table, and an Arrow table becomes what a function asked for."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+
+from state_ops.errors import PipelineError, StageError
+
+_SIGNED = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.int64(),
+}
+
+
+def canonical_type(type: pa.DataType) -> pa.DataType:
+    """The type that Weir stores for `type`: no views, dictionaries, large offsets, unsigned numbers or units but microseconds."""
+    if type in _SIGNED:
+        return _SIGNED[type]
+    if pa.types.is_large_string(type) or pa.types.is_string_view(type):
+        return pa.string()
+    if pa.types.is_large_binary(type) or pa.types.is_binary_view(type):
+        return pa.binary()
+    if pa.types.is_dictionary(type):
+        return canonical_type(type.value_type)
+    if pa.types.is_timestamp(type):
+        return pa.timestamp("us", tz=type.tz and "UTC")
+    if pa.types.is_date64(type):
+        return pa.date32()
+    if pa.types.is_list(type) or pa.types.is_large_list(type):
+        return pa.list_(canonical_type(type.value_type))
+    if pa.types.is_struct(type):
+        return pa.struct([(field.name, canonical_type(field.type)) for field in type])
+    return type
+
+
+def canonical(table: pa.Table) -> pa.Table:
+    """`table` with canonical types, same names and order, no metadata."""
+    schema = pa.schema([(field.name, canonical_type(field.type)) for field in table.schema])
+    return table if table.schema.equals(schema, check_metadata=True) else table.cast(schema)
+
+
+def arrow(frame: Any, where: str = "") -> pa.Table:
+    """A canonical Arrow table from a pyarrow, Polars or pandas frame, or from anything with the Arrow PyCapsule interface."""
+    if isinstance(frame, pa.Table):
+        return canonical(frame)
+    if isinstance(frame, pa.RecordBatch):
+        return canonical(pa.Table.from_batches([frame]))
+    if isinstance(frame, pl.DataFrame):
+        return canonical(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
+    if isinstance(frame, pd.DataFrame):
+        return canonical(pa.Table.from_pandas(frame, preserve_index=False))
+    if hasattr(frame, "__arrow_c_stream__"):
+        return canonical(pa.table(frame))
+    raise StageError(
+        f"A frame was expected, not {type(frame).__name__}.",
+        where=where,
+        next="Return a polars.DataFrame, a pandas.DataFrame or a pyarrow.Table.",
+    )
+
+
+def polars(frame: Any) -> pl.DataFrame:
+    """A Polars frame from any frame."""
+    return frame if isinstance(frame, pl.DataFrame) else pl.from_arrow(arrow(frame))  # type: ignore[return-value]
+
+
+def _to_polars(table: pa.Table) -> pl.DataFrame:
+    return pl.from_arrow(table)  # type: ignore[return-value]
+
+
+def _to_pandas(table: pa.Table) -> pd.DataFrame:
+    return table.to_pandas()
+
+
+def _to_arrow(table: pa.Table) -> pa.Table:
+    return table
+
+
+_BY_ANNOTATION: dict[Any, Callable[[pa.Table], Any]] = {
+    pl.DataFrame: _to_polars,
+    pd.DataFrame: _to_pandas,
+    pa.Table: _to_arrow,
+}
+_BY_TEXT = {
+    "pl.DataFrame": _to_polars,
+    "polars.DataFrame": _to_polars,
+    "pd.DataFrame": _to_pandas,
+    "pandas.DataFrame": _to_pandas,
+    "pa.Table": _to_arrow,
+    "pyarrow.Table": _to_arrow,
+}
+
+
+def converter(function: Callable[..., Any]) -> Callable[[pa.Table], Any]:
+    """What turns an Arrow table into the frame that the function's first parameter is annotated with."""
+    parameters = list(inspect.signature(function).parameters.values())
+    written = parameters[0].annotation if parameters else inspect.Parameter.empty
+    try:
+        hint = typing.get_type_hints(function).get(parameters[0].name, written) if parameters else written
+    except NameError:  # names imported for type checking only
+        hint = written
+    found = _BY_TEXT.get(hint) if isinstance(hint, str) else _BY_ANNOTATION.get(hint)
+    if found is None:
+        raise PipelineError(
+            f"Weir cannot tell which frame {function.__name__}() wants.",
+            where=f"{function.__module__}.{function.__qualname__}",
+            next="Annotate its first parameter with pl.DataFrame, pd.DataFrame or pa.Table.",
+        )
+    return found
