@@ -135,7 +135,14 @@ def _run_ivy(jars: Sequence[LockedJar], work: Path, java: Path) -> Path:
     )
     # Relative to the working directory: Ivy would read brackets in an absolute path as its own pattern.
     options = ["-ivy", "ivy.xml", "-cache", "ivy", "-retrieve", "jars/[artifact]-[revision].[ext]", "-warn"]
-    command = [java, f"-Divy.default.ivy.user.dir={work}", "-cp", _ivy_jar(), "org.apache.ivy.Main", *options]
+    command: list[str | Path] = [
+        java,
+        f"-Divy.default.ivy.user.dir={work}",
+        "-cp",
+        _ivy_jar(),
+        "org.apache.ivy.Main",
+        *options,
+    ]
     run = _run(command, work)
     if run.returncode != 0 and "PKIX path building failed" in run.stdout:
         # A packaged Java brings certificates of its own and knows nothing of those that a company's network adds to

@@ -118,7 +118,7 @@ def _read_release(home: Path) -> _Java | None:
 
 def _ask(home: Path) -> _Java | None:
     """Start bin/java to learn where it really lives: it is a version manager's shim, or a home without `release`."""
-    command = [home / "bin" / "java", "-XshowSettings:properties", "-version"]
+    command: list[str | Path] = [home / "bin" / "java", "-XshowSettings:properties", "-version"]
     try:
         answer = subprocess.run(command, capture_output=True, timeout=_ASK_TIMEOUT_S, check=True).stderr.decode()
         settings = dict(re.findall(r"^\s+(java\.[\w.]+) = (.*)$", answer, flags=re.MULTILINE))
