@@ -7,7 +7,7 @@
 
 Why this is safe: a jar is given its name only after its digest was compared, by a rename inside one file system; the
 digest is compared again at every call, so a jar altered later is fetched anew; whatever a killed fetch leaves lies in
-a `.fetch-` directory, which the next holder of the lock removes.
+a `.fetch-` directory, which the next one to succeed removes.
 
 Ivy comes with PySpark and knows where the public jars are; nothing here names a host.
 """
@@ -105,8 +105,6 @@ def _exclusively(lock: Path) -> Iterator[None]:
 
 
 def _download(jars: Sequence[LockedJar], directory: Path, java: Path) -> None:
-    for leftover in directory.glob(".fetch-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory, ignore_cleanup_errors=True) as work:
         fetched = _run_ivy(jars, Path(work), java)
         for jar in jars:
@@ -119,6 +117,9 @@ def _download(jars: Sequence[LockedJar], directory: Path, java: Path) -> None:
                 )
         for jar in jars:
             (fetched / jar.file_name).replace(directory / jar.file_name)
+    # At the end, not at the start: the Java of a killed fetch may live on a little and write again.
+    for leftover in directory.glob(".fetch-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _run_ivy(jars: Sequence[LockedJar], work: Path, java: Path) -> Path:
