@@ -96,7 +96,8 @@ class Checkpoint:
 
     offsets: by source, its position after this epoch. slice: by source, what this epoch read.
     watermarks: by stage, microseconds since 1970 UTC. operators: by stage uid, figures and schemas.
-    sinks: by sink, the newest checkpoint up to this one that has output for it. totals: sums over the whole chain.
+    sinks: by sink, `id`, the newest checkpoint up to this one that has output for it, and `before`, the one before that.
+    inputs: by source, the columns that its files have. totals: sums over the whole chain. ms: milliseconds by phase.
     """
 
     id: CheckpointId
@@ -113,7 +114,8 @@ class Checkpoint:
     slice: dict[str, Any]
     watermarks: dict[str, int]
     operators: dict[str, Any]
-    sinks: dict[str, int]
+    sinks: dict[str, dict[str, int | None]]
+    inputs: dict[str, Any]
     ms: dict[str, float]
     totals: dict[str, int]
     files: int

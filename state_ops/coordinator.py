@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from state_ops.checkpoint import Ack, Checkpoint, StateFile
 from state_ops.ids import CheckpointId, Generation
 
 
-class Trigger(str, Enum):
+class Trigger(StrEnum):
     """Why an epoch's barrier was cut."""
 
     INTERVAL = "interval"
@@ -24,7 +24,7 @@ class Trigger(str, Enum):
     DRAIN = "drain"
 
 
-class AckOutcome(str, Enum):
+class AckOutcome(StrEnum):
     """What the coordinator made of an ack. Every ack gets one; only ACCEPTED counts."""
 
     ACCEPTED = "accepted"

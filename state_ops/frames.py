@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import inspect
 import typing
 from collections.abc import Callable
@@ -46,6 +47,16 @@ def canonical(table: pa.Table) -> pa.Table:
     """`table` with canonical types, same names and order, no metadata."""
     schema = pa.schema([(field.name, canonical_type(field.type)) for field in table.schema])
     return table if table.schema.equals(schema, check_metadata=True) else table.cast(schema)
+
+
+def schema_to_json(schema: pa.Schema) -> dict[str, Any]:
+    """A schema as people read it (`columns`) and as programs read it back exactly (`ipc`, Arrow's own bytes in base64)."""
+    columns = {field.name: str(field.type) for field in schema}
+    return {"columns": columns, "ipc": base64.b64encode(schema.serialize().to_pybytes()).decode()}
+
+
+def schema_from_json(raw: dict[str, Any]) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(raw["ipc"])))
 
 
 def arrow(frame: Any, where: str = "") -> pa.Table:

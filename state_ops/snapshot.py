@@ -117,13 +117,13 @@ def _local_directory(home: Path, base: Snapshot) -> Path | None:
     return None
 
 
-def take(storage: Storage, attempt: Attempt, forked: Fork, backend: RocksDBBackend) -> tuple[Path, list[Path]]:
-    """The sync phase: flush and hard-link. Returns the snapshot's directory and its files, all needed to open it."""
+def take(attempt: Attempt, backend: RocksDBBackend) -> list[Path]:
+    """The sync phase: flush and hard-link. Returns the files that are needed to open the snapshot."""
     target = attempt.directory / "snapshot"
     backend.snapshot(target)
     # Not part of the state: RocksDB's own logs, its empty write-ahead log, options (Weir's code gives them), rocksdict's notes.
-    wanted = [file for file in sorted(target.iterdir()) if _is_sst(file.name) or file.name.startswith(("MANIFEST-", "CURRENT"))]
-    return target, wanted
+    wanted = ("MANIFEST-", "CURRENT")
+    return [file for file in sorted(target.iterdir()) if _is_sst(file.name) or file.name.startswith(wanted)]
 
 
 def upload(storage: Storage, attempt: Attempt, forked: Fork, files: list[Path]) -> Snapshot:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -132,7 +132,6 @@ class Pipeline:
     max_parallelism: int = 128
     description: str = ""
     owners: tuple[str, ...] = ()
-    consumers: dict[str, list[str]] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         _check_name(self.name, "pipeline")
@@ -149,8 +148,6 @@ class Pipeline:
         for stage in self.stages:
             for sink in stage.sinks:
                 _check_name(sink.table, "table")
-            if isinstance(stage.input, Stage):
-                self.consumers.setdefault(stage.input.uid, []).append(stage.uid)
 
     @property
     def sources(self) -> tuple[FileSource, ...]:
@@ -164,6 +161,10 @@ class Pipeline:
     def app_id(self) -> str:
         """Transaction app id of the registry; sinks append their name. Stable for ever."""
         return f"weir/{self.name}/main"
+
+    def feeds_others(self, stage: Stage) -> bool:
+        """Whether another stage reads this one's output."""
+        return any(other.input == stage for other in self.stages)
 
     def stage(self, uid: str) -> Stage:
         for stage in self.stages:

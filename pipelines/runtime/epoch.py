@@ -1,0 +1,508 @@
+"""The life of one epoch. Read this first.
+
+    slice -> stages, each one Spark job that yields acks -> gate -> commit -> publish -> prune
+
+Everything up to the commit can be thrown away: it lies under prefixes that only this attempt knows. The commit is one
+row in the registry. Everything after the commit can be done again by whoever comes next.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from configs.settings import Settings
+from pipelines.runtime import gates, stateless
+from pipelines.runtime.definition import FileSource, Pipeline, Stage, source_of
+from pipelines.runtime.gates import Verdict
+from pipelines.runtime.keyed_stage import KeyedTask, in_spark
+from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, shapes
+from pipelines.runtime.sinks import delta
+from pipelines.runtime.sources.files import FilesReader, Slice
+from state_ops import errors, retention
+from state_ops.checkpoint import OUTPUT, STATE, Ack, Checkpoint, StateFile, snapshots_of
+from state_ops.coordinator import AckOutcome, PendingCheckpoint, Trigger
+from state_ops.errors import InputError, PipelineError, StageError, TransientError, WeirError
+from state_ops.frames import schema_to_json
+from state_ops.ids import CheckpointId, Generation, epoch_dir
+from state_ops.registry import Publication, Registry
+from state_ops.storage import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_TOTALS = ("epochs", "rows_read", "bytes_new", "files_new")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Why this barrier is cut. slices: by source; drain: close every window."""
+
+    trigger: Trigger
+    reason: str
+    slices: Mapping[str, Slice]
+    drain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EpochReport:
+    """A completed checkpoint and what was done after its commit."""
+
+    checkpoint: Checkpoint
+    publications: tuple[Publication, ...]
+    verdicts: tuple[Verdict, ...]
+    pruned: tuple[CheckpointId, ...]
+    ms: dict[str, float]
+
+
+@dataclass
+class Workshop:
+    """What all epochs of one run share. shapes: the stages' schemas, found once; expected: the sources' schemas."""
+
+    pipeline: Pipeline
+    settings: Settings
+    storage: Storage
+    registry: Registry
+    generation: Generation
+    spark: SparkSession
+    readers: Mapping[str, FilesReader]
+    run_id: str | None = None
+    shapes: dict[str, Shapes] = field(default_factory=dict)
+    inputs: dict[str, pa.Schema] = field(default_factory=dict)
+    expected: dict[str, pa.Schema] = field(default_factory=dict)
+
+
+@dataclass
+class _Working:
+    """One epoch while it is being worked on; gone when it ends, whichever way."""
+
+    pending: PendingCheckpoint
+    cut: Cut
+    now: datetime
+    verdicts: list[Verdict] = field(default_factory=list)
+    watermarks: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    ms: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def parent(self) -> Checkpoint | None:
+        return self.pending.parent
+
+
+def run_epoch(shop: Workshop, id: CheckpointId, parent: Checkpoint | None, cut: Cut) -> EpochReport:
+    """Run one epoch to its published checkpoint.
+
+    Raises the WeirError that declined it, after everything that it staged was discarded; FencedError discards nothing.
+    """
+    started, triggered_at = time.perf_counter(), datetime.now(UTC)
+    expected = {stage.uid: shop.settings.spark.parallelism for stage in shop.pipeline.stages}
+    now = max(triggered_at, parent.epoch_now) if parent else triggered_at
+    work = _Working(PendingCheckpoint(id, parent, shop.generation, expected), cut, now)
+    try:
+        for stage in shop.pipeline.stages:
+            _run_stage(shop, work, stage)
+            _gate(shop, work, stage)
+        for name, planned in cut.slices.items():
+            shop.readers[name].verify(planned)
+        checkpoint, files = _completed(shop, work, triggered_at)
+    except errors.FencedError:
+        raise
+    except BaseException:
+        discard(shop, id)
+        raise
+    checkpoint = _commit(shop, work, checkpoint, files, started)
+    after = time.perf_counter()
+    publications = publish_missing(shop, [checkpoint])
+    after = _lap(work, "publish", after)
+    pruned = prune(shop)
+    _lap(work, "prune", after)
+    return EpochReport(checkpoint, tuple(publications), tuple(work.verdicts), pruned, work.ms)
+
+
+# -- stages
+
+
+def _run_stage(shop: Workshop, work: _Working, stage: Stage) -> None:
+    started = time.perf_counter()
+    rows = _input(shop, work, stage)
+    fixed = _shapes(shop, stage, rows)
+    if fixed is None:  # nothing has ever arrived: there is no schema yet, hence no state and no rows
+        _ack_nothing(work, stage)
+        return
+    task = _task(shop, work, stage, fixed)
+    frame = stateless.exchanged(
+        stage, rows, shop.inputs[stage.uid], shop.spark, task.parallelism, task.max_parallelism
+    )
+    for ack in _collect(frame, task):
+        outcome = work.pending.receive(ack)
+        if outcome is AckOutcome.DECLINED:
+            raise declined(ack)
+    missing = work.pending.missing(stage.uid)
+    if missing:
+        raise TransientError(
+            f"The subtasks {missing} of {stage.uid} did not ack.",
+            where=f"epoch {work.pending.id}",
+            next="The epoch was declined and will be replayed. Look at the executors' logs.",
+        )
+    _note_progress(shop, work, stage, rows is not None)
+    _lap(work, f"stage:{stage.uid}", started)
+
+
+def _collect(frame: DataFrame, task: KeyedTask) -> list[Ack]:
+    from pyspark.errors import PySparkException
+
+    try:
+        found = frame.mapInArrow(lambda batches: in_spark(task, batches), "ack string").collect()
+    except PySparkException as error:
+        raise _from_spark(task.stage, error) from error
+    return [Ack.from_json(row.ack) for row in found]
+
+
+def _from_spark(stage: Stage, error: Exception) -> WeirError:
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    unreadable = [line for line in lines if ".parquet" in line]
+    if unreadable and any(mark in text for mark in ("FAILED_READ_FILE", "ParquetDecodingException", "not a Parquet file")):
+        return InputError(
+            f"Spark cannot read the input of {stage.uid}: {lines[0][:300]}",
+            where=unreadable[0][:500],
+            next="Repair the file, or move it out of the landing directory; nothing of this epoch was applied.",
+        )
+    return TransientError(
+        f"The Spark job of {stage.uid} failed: {lines[0][:500] if lines else type(error).__name__}",
+        where=f"stage {stage.uid}",
+        next="The epoch was declined. Run `weir run --debug` for the whole trace, or look at the executors' logs.",
+    )
+
+
+def declined(ack: Ack) -> WeirError:
+    """The typed error in a decline."""
+    report = ack.error or {}
+    kind = getattr(errors, report["kind"], WeirError)
+    if kind is StageError:
+        return StageError(report["what"], where=report["where"], next=report["next"], traceback=report["traceback"])
+    return kind(report["what"], where=report["where"], next=report["next"])
+
+
+def _input(shop: Workshop, work: _Working, stage: Stage) -> DataFrame | None:
+    """The stage's rows of this epoch before the shuffle; None if there are none."""
+    if isinstance(stage.input, FileSource):
+        planned = work.cut.slices.get(stage.input.name)
+        if planned is None or not planned.files:
+            return None
+        reader = shop.readers[stage.input.name]
+        assert planned.schema is not None
+        raw = _read(shop.spark, planned.schema, [reader.uri(file) for file in planned.files])
+    else:
+        upstream = stage.input.uid
+        staged = [file for ack in work.pending.acks_of(upstream) for file in ack.files if _is_rows(file)]
+        if not staged:
+            return None
+        raw = _read(shop.spark, shop.shapes[upstream].outputs[MAIN], [shop.storage.full(file.path) for file in staged])
+    return stateless.prepared(stage, raw)
+
+
+def _read(spark: SparkSession, schema: pa.Schema, paths: list[str]) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return spark.read.schema(from_arrow_schema(schema)).parquet(*paths)
+
+
+def _is_rows(file: StateFile) -> bool:
+    return file.kind != STATE and file.name == MAIN
+
+
+def _shapes(shop: Workshop, stage: Stage, rows: DataFrame | None) -> Shapes | None:
+    if stage.uid in shop.shapes:
+        return shop.shapes[stage.uid]
+    if rows is None:
+        # No rows, but the schema may be known: from the files read before, or from the stage before.
+        if isinstance(stage.input, FileSource):
+            raw = shop.expected.get(stage.input.name)
+        else:
+            known = shop.shapes.get(stage.input.uid)
+            raw = known.outputs[MAIN] if known else None
+        if raw is None:
+            return None
+        rows = stateless.prepared(stage, _empty(shop.spark, raw))
+    schema = stateless.schema_of(rows)
+    fixed = shapes(stage, schema)
+    _check_against_head(shop, stage, fixed)
+    if stage.sink is not None:
+        delta.ensure(shop.storage, stage.sink.table, fixed.outputs[MAIN])
+    if stage.window is not None and stage.window.late is not None:
+        delta.ensure(shop.storage, stage.window.late.table, fixed.outputs[LATE])
+    shop.inputs[stage.uid], shop.shapes[stage.uid] = schema, fixed
+    return fixed
+
+
+def _empty(spark: SparkSession, schema: pa.Schema) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return spark.createDataFrame([], from_arrow_schema(schema))
+
+
+def _check_against_head(shop: Workshop, stage: Stage, fixed: Shapes) -> None:
+    """Refuse, before the first row, code that does not fit the state in the newest checkpoint."""
+    from state_ops.schema import StateSchema
+
+    head = shop.registry.head()
+    recorded = head.operators.get(stage.uid) if head else None
+    if not recorded or not recorded.get("schema"):
+        return
+    assert head is not None
+    where = f"stage {stage.uid}, checkpoint {head.id}"
+    problems = StateSchema.from_json(recorded["schema"]).differences(fixed.state)
+    keys = [[field.name, str(field.type)] for field in fixed.keys]
+    if recorded["keys"] != keys:
+        problems.append(f"the key was {recorded['keys']}, is {keys}")
+    if recorded["parallelism"] != shop.settings.spark.parallelism:
+        problems.append(
+            f"spark.parallelism was {recorded['parallelism']}, is {shop.settings.spark.parallelism}; state cannot be rescaled yet"
+        )
+    if recorded["max_parallelism"] != shop.pipeline.max_parallelism:
+        problems.append(f"max_parallelism was {recorded['max_parallelism']}, is {shop.pipeline.max_parallelism}")
+    if problems:
+        raise PipelineError(
+            f"The stage {stage.uid} does not fit its stored state: " + "; ".join(problems) + ".",
+            where=where,
+            next="Put the definition back, or give the stage a new uid: it then starts with empty state.",
+        )
+
+
+def _task(shop: Workshop, work: _Working, stage: Stage, fixed: Shapes) -> KeyedTask:
+    pipeline, settings, parent = shop.pipeline, shop.settings, work.parent
+    listing = shop.registry.files(parent) if parent else ()
+    tables = {MAIN: stage.sink.table} if stage.sink else {}
+    if stage.window is not None and stage.window.late is not None:
+        tables[LATE] = stage.window.late.table
+    before = parent.watermarks.get(stage.uid) if parent else None
+    return KeyedTask(
+        stage=stage,
+        shapes=fixed,
+        epoch=work.pending.id,
+        generation=shop.generation,
+        now=work.now,
+        progress=Progress(before, _watermark(work, stage, before), work.cut.drain),
+        parallelism=settings.spark.parallelism,
+        max_parallelism=pipeline.max_parallelism,
+        storage=shop.storage,
+        work_dir=settings.work_dir / pipeline.name,
+        bases=snapshots_of(listing, stage.uid),
+        tables=tables,
+        channel=pipeline.feeds_others(stage) or bool(stage.gates),
+        event_time=source_of(stage).event_time,
+        write_buffer_mb=settings.state.write_buffer_mb,
+        block_cache_mb=settings.state.block_cache_mb,
+    )
+
+
+# -- event time
+
+
+def _watermark(work: _Working, stage: Stage, before: int | None) -> int | None:
+    """The stage's watermark as far as it is known before its job: from file statistics or from the stage upstream."""
+    if isinstance(stage.input, FileSource):
+        planned = work.cut.slices.get(stage.input.name)
+        arriving = planned.newest if planned else None
+    else:
+        arriving = work.watermarks.get(stage.input.uid)
+    if arriving is None:
+        return before
+    mine = arriving - (stage.window.lateness if stage.window else 0)
+    return mine if before is None else max(before, mine)
+
+
+def _note_progress(shop: Workshop, work: _Working, stage: Stage, had_rows: bool) -> None:
+    """Record the stage's watermark after its job, and what its where dropped."""
+    parent = work.parent
+    acks = work.pending.acks_of(stage.uid)
+    known = _watermark(work, stage, parent.watermarks.get(stage.uid) if parent else None)
+    seen = [ack.max_event_time for ack in acks if ack.max_event_time is not None]
+    if stage.window is None and isinstance(stage.input, FileSource) and seen:
+        known = max([*seen, *([known] if known is not None else [])])
+    elif stage.window is not None and isinstance(stage.input, FileSource) and seen:
+        newest = max(seen) - stage.window.lateness
+        known = newest if known is None else max(known, newest)
+    if work.cut.drain:
+        # The windows up to here are closed now: whatever comes for them later is late, not a second first row.
+        closed = [ack.closed_upto for ack in acks if ack.closed_upto is not None]
+        known = max([*closed, *([known] if known is not None else [])], default=None)
+    if known is not None:
+        work.watermarks[stage.uid] = known
+    if had_rows and stage.transform is None:
+        read = _rows_offered(work, stage)
+        taken = sum(ack.rows_in + ack.rows_null_key for ack in acks)
+        work.dropped[stage.uid] = read - taken
+
+
+def _rows_offered(work: _Working, stage: Stage) -> int:
+    if isinstance(stage.input, FileSource):
+        return work.cut.slices[stage.input.name].rows
+    return sum(file.rows or 0 for ack in work.pending.acks_of(stage.input.uid) for file in ack.files if _is_rows(file))
+
+
+def _ack_nothing(work: _Working, stage: Stage) -> None:
+    for subtask in work.pending.missing(stage.uid):
+        work.pending.receive(Ack(stage.uid, subtask, "", work.pending.id, work.pending.generation))  # type: ignore[arg-type]
+
+
+# -- gate, commit, publish, prune
+
+
+def _gate(shop: Workshop, work: _Working, stage: Stage) -> None:
+    started = time.perf_counter()
+    staged = [file for ack in work.pending.acks_of(stage.uid) for file in ack.files if _is_rows(file)]
+    work.verdicts += gates.check(shop.storage, stage, staged)
+    if stage.gates:
+        _lap(work, f"gate:{stage.uid}", started)
+
+
+def _completed(shop: Workshop, work: _Working, triggered_at: datetime) -> tuple[Checkpoint, tuple[StateFile, ...]]:
+    """The pending checkpoint as the row and the listing that will make it exist."""
+    pending, parent = work.pending, work.parent
+    files = pending.files()
+    delta.check(shop.storage, [file for file in files if file.kind == OUTPUT])
+    offsets = dict(parent.offsets) if parent else {}
+    for name, planned in work.cut.slices.items():
+        offsets[name] = shop.readers[name].advance(offsets.get(name), planned.files)
+        if planned.schema is not None:
+            shop.expected[name] = planned.schema
+    sinks = dict(parent.sinks) if parent else {}
+    for name in {file.sink for file in files if file.kind == OUTPUT and file.sink}:
+        sinks[name] = {"id": int(pending.id), "before": sinks[name]["id"] if name in sinks else None}
+    operators = {stage.uid: _figures(shop, work, stage) for stage in shop.pipeline.stages}
+    state = [file for file in files if file.kind == STATE]
+    before = parent.totals if parent else dict.fromkeys(_TOTALS, 0)
+    new = [file for file in state if file.new]
+    added = {
+        "epochs": 1,
+        "rows_read": sum(planned.rows for planned in work.cut.slices.values()),
+        "bytes_new": sum(file.bytes for file in new),
+        "files_new": len(new),
+    }
+    return (
+        Checkpoint(
+            id=pending.id,
+            parent_id=parent.id if parent else None,
+            kind="checkpoint",
+            generation=shop.generation,
+            commit_id=uuid.uuid4().hex,
+            triggered_at=triggered_at,
+            completed_at=triggered_at,
+            epoch_now=work.now,
+            trigger=work.cut.trigger.value,
+            reason=work.cut.reason,
+            offsets=offsets,
+            slice={name: planned.to_dict() for name, planned in work.cut.slices.items()},
+            watermarks={**(parent.watermarks if parent else {}), **work.watermarks},
+            operators=operators,
+            sinks=sinks,
+            inputs={name: schema_to_json(schema) for name, schema in shop.expected.items()},
+            ms={},
+            totals={name: before.get(name, 0) + added[name] for name in _TOTALS},
+            files=len(files),
+            bytes_total=sum(file.bytes for file in state),
+            bytes_new=added["bytes_new"],
+            run_id=shop.run_id,
+        ),
+        files,
+    )
+
+
+def _figures(shop: Workshop, work: _Working, stage: Stage) -> dict[str, Any]:
+    acks = work.pending.acks_of(stage.uid)
+    state = [file for ack in acks for file in ack.files if file.kind == STATE]
+    fixed = shop.shapes.get(stage.uid)
+    new = [file for file in state if file.new]
+    phases = sorted({phase for ack in acks for phase in ack.ms})
+    return {
+        "parallelism": shop.settings.spark.parallelism,
+        "max_parallelism": shop.pipeline.max_parallelism,
+        "schema": fixed.state.to_json() if fixed else None,
+        "keys": [[key.name, str(key.type)] for key in fixed.keys] if fixed else [],
+        "files_total": len(state),
+        "files_new": len(new),
+        "bytes_total": sum(file.bytes for file in state),
+        "bytes_new": sum(file.bytes for file in new),
+        "rows_in": sum(ack.rows_in for ack in acks),
+        "rows_out": sum(ack.rows_out for ack in acks),
+        "rows_late": sum(ack.rows_late for ack in acks),
+        "rows_null_key": sum(ack.rows_null_key for ack in acks),
+        "rows_dropped": work.dropped.get(stage.uid, 0),
+        "ms": {phase: max(ack.ms.get(phase, 0.0) for ack in acks) for phase in phases},
+    }
+
+
+def _commit(
+    shop: Workshop, work: _Working, checkpoint: Checkpoint, files: Sequence[StateFile], started: float
+) -> Checkpoint:
+    """The one commit point. An error leaves the outcome unknown, so the registry is asked under a fresh claim."""
+    work.ms["to_commit"] = round((time.perf_counter() - started) * 1000, 3)
+    checkpoint = replace(checkpoint, completed_at=datetime.now(UTC), ms=dict(work.ms))
+    clock = time.perf_counter()
+    try:
+        shop.registry.commit(checkpoint, files)
+    except errors.FencedError:
+        raise
+    except Exception as error:
+        claimed = shop.registry.take_over()
+        if not shop.registry.holds(checkpoint):
+            discard(shop, checkpoint.id)
+            shop.generation = claimed
+            raise TransientError(
+                f"The registry could not be committed: {error}",
+                where=shop.storage.full("registry/checkpoints"),
+                next="The epoch was discarded and will be replayed. Look at the storage.",
+            ) from error
+        shop.generation = claimed
+    _lap(work, "commit", clock)
+    return checkpoint
+
+
+def discard(shop: Workshop, epoch: CheckpointId) -> None:
+    """Delete what a declined epoch staged. Its id is never used again and was not committed, so nothing can name this."""
+    name = epoch_dir(shop.generation, epoch)
+    for stage in shop.pipeline.stages:
+        shop.storage.delete_tree(f"state/{stage.uid}/{name}")
+        shop.storage.delete_tree(f"channels/{stage.uid}/{name}")
+    for sink in shop.pipeline.sinks:
+        shop.storage.delete_tree(f"tables/{sink.table}/data/{name}")
+
+
+def publish_missing(shop: Workshop, checkpoints: Sequence[Checkpoint]) -> list[Publication]:
+    """Publish what some sink lacks, oldest checkpoint first; what is there already is a no-op."""
+    published: list[Publication] = []
+    for checkpoint in sorted(checkpoints, key=lambda row: row.id):
+        staged: dict[str, list[StateFile]] = {}
+        for file in shop.registry.files(checkpoint):
+            if file.kind == OUTPUT and file.sink:
+                staged.setdefault(file.sink, []).append(file)
+        for sink, files in sorted(staged.items()):
+            before = checkpoint.sinks[sink]["before"]
+            published.append(delta.publish(shop.storage, shop.pipeline.app_id, sink, checkpoint, before, files))
+    shop.registry.record_publications(shop.generation, published)
+    return published
+
+
+def prune(shop: Workshop) -> tuple[CheckpointId, ...]:
+    """Drop the checkpoints beyond the retained number, rows first, then the objects that only they named."""
+    completed = shop.registry.checkpoints()
+    listings = {row.id: shop.registry.files(row) for row in completed}
+    plan = retention.plan(completed, listings, shop.settings.checkpoints.num_retained)
+    if plan.drop:
+        retention.apply(shop.registry, shop.storage, shop.generation, plan)
+    return plan.drop
+
+
+def _lap(work: _Working, phase: str, since: float) -> float:
+    now = time.perf_counter()
+    work.ms[phase] = round((now - since) * 1000, 3)
+    return now
+

@@ -1,0 +1,100 @@
+"""Quality gates: Great Expectations on what a stage hands out in one epoch, before the commit.
+
+Great Expectations takes seconds to import, so it is imported at the first gate. A failed expectation is a GateError; an
+expectation that could not be evaluated (a missing column, wrong arguments) is a PipelineError: failed is not errored.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.runtime.definition import Gate, Stage
+from state_ops.checkpoint import StateFile
+from state_ops.errors import GateError, PipelineError
+from state_ops.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One expectation on one epoch's output. rows: how many were looked at; unexpected: how many failed."""
+
+    stage: str
+    gate: str
+    passed: bool
+    rows: int
+    unexpected: int
+    sample: tuple[Any, ...]
+
+
+def check(storage: Storage, stage: Stage, files: Sequence[StateFile]) -> list[Verdict]:
+    """Evaluate a stage's gates on its staged rows. Raises GateError if one fails, PipelineError if one cannot be evaluated."""
+    if not stage.gates or not files:
+        return []
+    tables = []
+    for file in files:
+        data = storage.read_bytes(file.path)
+        assert data is not None, f"{file.path} was staged a moment ago"
+        tables.append(pq.read_table(pa.BufferReader(data)))
+    batch = _batch(pa.concat_tables(tables).to_pandas())
+    verdicts = [_evaluate(stage, gate, batch) for gate in stage.gates]
+    failed = [verdict for verdict in verdicts if not verdict.passed]
+    if failed:
+        lines = [f"{v.gate}: {v.unexpected} of {v.rows} rows, e.g. {list(v.sample)}" for v in failed]
+        raise GateError(
+            f"A quality gate of the stage {stage.uid} failed: " + "; ".join(lines),
+            where=f"stage {stage.uid}",
+            next="The epoch was declined; state, offsets and tables are as they were. Repair the input or correct the gate.",
+        )
+    return verdicts
+
+
+@functools.cache
+def load():
+    """Import Great Expectations and make its in-memory context; takes seconds, once a process."""
+    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+    import great_expectations as gx
+
+    context = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = {"globally": False}
+    asset = context.data_sources.add_pandas("weir").add_dataframe_asset("epoch")
+    return gx, asset.add_batch_definition_whole_dataframe("epoch")
+
+
+def _batch(frame):
+    _, definition = load()
+    return definition.get_batch({"dataframe": frame})
+
+
+def _evaluate(stage: Stage, gate: Gate, batch) -> Verdict:
+    gx, _ = load()
+    where = f"stage {stage.uid}, gate {gate.title}"
+    kind = getattr(gx.expectations, gate.expectation, None)
+    if kind is None:
+        raise PipelineError(
+            f"Great Expectations has no {gate.expectation}.", where=where, next="Look its class name up in its gallery."
+        )
+    try:
+        outcome = batch.validate(kind(**dict(gate.arguments)), result_format="SUMMARY")
+    except Exception as error:  # whatever the library raises here is about the gate's arguments
+        raise PipelineError(f"The gate cannot be evaluated: {error}", where=where, next="Correct its arguments.") from error
+    raised = outcome.exception_info or {}
+    details = raised.values() if all(isinstance(value, dict) for value in raised.values()) else [raised]
+    messages = [str(item.get("exception_message")) for item in details if item.get("raised_exception")]
+    if messages:
+        raise PipelineError(f"The gate cannot be evaluated: {messages[0]}", where=where, next="Correct its arguments.")
+    result = outcome.result or {}
+    return Verdict(
+        stage.uid,
+        gate.title,
+        bool(outcome.success),
+        int(result.get("element_count") or 0),
+        int(result.get("unexpected_count") or 0),
+        tuple(result.get("partial_unexpected_list") or ())[:3],
+    )

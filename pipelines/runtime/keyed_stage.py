@@ -1,0 +1,251 @@
+"""The keyed task: one subtask of one stage in one epoch. It runs inside a Spark task and knows nothing of Spark.
+
+    fork the base snapshot -> run the operator over the batches -> barrier -> flush and snapshot (sync phase)
+    -> upload new SSTs and staged rows -> one ack
+
+Rows never travel back through the JVM: what a stage hands out is staged as Parquet by the task itself.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipelines.runtime.definition import Epoch, Stage
+from pipelines.runtime.operators import Operator, Progress, Shapes, build, event_time_of
+from state_ops import frames, snapshot
+from state_ops.backends.rocksdb import RocksDBBackend
+from state_ops.checkpoint import CHANNEL, OUTPUT, Ack, Snapshot, StateFile, from_micros
+from state_ops.errors import InputError, TransientError, WeirError
+from state_ops.ids import CheckpointId, Generation, epoch_dir, new_attempt_id
+from state_ops.snapshot import Attempt
+from state_ops.state import GROUP
+from state_ops.storage import Storage
+
+SUBTASK = "__weir_subtask"
+
+
+@dataclass(frozen=True)
+class KeyedTask:
+    """All that the subtasks of one stage need for one epoch; shipped to the executors by value.
+
+    bases: by subtask, the snapshot to build on. tables: by output name, the table that gets it; an output without one
+    is staged as a channel if `channel`, else dropped.
+    """
+
+    stage: Stage
+    shapes: Shapes
+    epoch: CheckpointId
+    generation: Generation
+    now: datetime
+    progress: Progress
+    parallelism: int
+    max_parallelism: int
+    storage: Storage
+    work_dir: Path
+    bases: Mapping[int, Snapshot]
+    tables: Mapping[str, str]
+    channel: bool
+    event_time: str | None
+    write_buffer_mb: int = 32
+    block_cache_mb: int = 64
+
+
+@dataclass
+class _Counters:
+    rows_in: int = 0
+    rows_out: int = 0
+    rows_null_key: int = 0
+    max_event_time: int | None = None
+    ms: dict[str, float] = field(default_factory=dict)
+
+
+def run(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Ack:
+    """Run one subtask to its ack. A failure is an ack too, a decline with the typed error in it; nothing is raised."""
+    attempt = Attempt(
+        task.stage.uid, subtask, task.generation, task.epoch, new_attempt_id(), task.work_dir / task.stage.uid / str(subtask)
+    )
+    counters = _Counters()
+    try:
+        return _run(task, attempt, batches, counters)
+    except WeirError as error:
+        declined = error
+    except OSError as error:
+        declined = TransientError(
+            f"{type(error).__name__}: {error}",
+            where=f"stage {task.stage.uid}, subtask {subtask}",
+            next="The epoch was declined and will be replayed. Look at disk space and at the storage.",
+        )
+    shutil.rmtree(attempt.directory, ignore_errors=True)
+    report = {
+        "kind": type(declined).__name__,
+        "what": declined.what,
+        "where": declined.where,
+        "next": declined.next,
+        "traceback": getattr(declined, "traceback", ""),
+    }
+    return Ack(task.stage.uid, subtask, attempt.id, task.epoch, task.generation, error=report)
+
+
+def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], counters: _Counters) -> Ack:
+    base = task.bases.get(attempt.subtask)
+    snapshot.sweep(attempt, base)
+    clock = time.perf_counter()
+    forked = snapshot.fork(task.storage, attempt, base)
+    backend = RocksDBBackend(forked.db, task.write_buffer_mb, task.block_cache_mb)
+    clock = _lap(counters, "open", clock)
+    staged = _Staged(task, attempt)
+    try:
+        watermark = None if task.progress.before is None else from_micros(task.progress.before)
+        epoch = Epoch(task.epoch, task.now, watermark, attempt.subtask, task.parallelism)
+        operator = build(task.stage, task.shapes, backend, epoch, task.progress, task.max_parallelism)
+        for rows in _data(task, batches, counters):
+            for output, table in operator.process(rows):
+                counters.rows_out += staged.write(output, table)
+        for output, table in operator.barrier():
+            counters.rows_out += staged.write(output, table)
+        clock = _lap(counters, "process", clock)
+        local: list[Path] = []
+        if backend.written:
+            local = snapshot.take(attempt, backend)
+        clock = _lap(counters, "sync", clock)
+    finally:
+        backend.close()
+        staged.close()
+    files = snapshot.upload(task.storage, attempt, forked, local).files if backend.written else snapshot.unchanged(base)
+    files += staged.upload()
+    _lap(counters, "upload", clock)
+    if not backend.written:
+        shutil.rmtree(attempt.directory, ignore_errors=True)
+    return _ack(task, attempt, files, operator, counters)
+
+
+def _ack(
+    task: KeyedTask, attempt: Attempt, files: tuple[StateFile, ...], operator: Operator, counters: _Counters
+) -> Ack:
+    return Ack(
+        task.stage.uid,
+        attempt.subtask,
+        attempt.id,
+        task.epoch,
+        task.generation,
+        files=files,
+        rows_in=counters.rows_in,
+        rows_out=counters.rows_out,
+        rows_late=operator.rows_late,
+        rows_null_key=counters.rows_null_key,
+        max_event_time=counters.max_event_time,
+        closed_upto=operator.closed_upto,
+        ms=counters.ms,
+    )
+
+
+def _data(task: KeyedTask, batches: Iterator[pa.RecordBatch], counters: _Counters) -> Iterator[pa.Table]:
+    """The batches without control rows and internal columns, in canonical types, null keys treated by policy."""
+    for batch in batches:
+        rows = pa.Table.from_batches([batch])
+        if SUBTASK in rows.column_names:
+            rows = rows.drop_columns([SUBTASK])
+        group = rows.column(GROUP)
+        if group.null_count:  # the control row, which is there so that a subtask without data acks too
+            rows = rows.filter(pc.is_valid(group))
+        rows = frames.canonical(rows)
+        rows = _without_null_keys(task, rows, counters)
+        if not rows.num_rows:
+            continue
+        counters.rows_in += rows.num_rows
+        if task.event_time in rows.column_names:
+            newest = event_time_of(rows, task.event_time)
+            if newest is not None:
+                counters.max_event_time = max(newest, counters.max_event_time or newest)
+        yield rows
+
+
+def _without_null_keys(task: KeyedTask, rows: pa.Table, counters: _Counters) -> pa.Table:
+    for name in task.stage.key:
+        missing = rows.column(name).null_count
+        if not missing:
+            continue
+        if task.stage.null_keys == "fail":
+            raise InputError(
+                f"{missing} rows of a batch have no {name!r}, which is a key of {task.stage.uid}.",
+                where=f"stage {task.stage.uid}, epoch {task.epoch}",
+                next=f'Leave them out and count them: where="{name} IS NOT NULL", or null_keys="drop" on the stage.',
+            )
+        counters.rows_null_key += missing
+        rows = rows.filter(pc.is_valid(rows.column(name)))
+    return rows
+
+
+def _lap(counters: _Counters, phase: str, since: float) -> float:
+    now = time.perf_counter()
+    counters.ms[phase] = round((now - since) * 1000, 3)
+    return now
+
+
+class _Staged:
+    """The rows that one attempt hands out: a Parquet file for each output, written locally, then uploaded whole."""
+
+    def __init__(self, task: KeyedTask, attempt: Attempt) -> None:
+        self._task, self._attempt = task, attempt
+        self._writers: dict[str, pq.ParquetWriter] = {}
+        self._rows: dict[str, int] = {}
+
+    def write(self, output: str, table: pa.Table) -> int:
+        """Stage rows; returns how many count as the stage's output (side outputs do not)."""
+        if not table.num_rows:
+            return 0
+        counted = table.num_rows if output == "main" else 0
+        if output not in self._task.tables and not (output == "main" and self._task.channel):
+            return counted
+        if output not in self._writers:
+            self._writers[output] = pq.ParquetWriter(self._local(output), table.schema, compression="zstd")
+        self._writers[output].write_table(table)
+        self._rows[output] = self._rows.get(output, 0) + table.num_rows
+        return counted
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+    def upload(self) -> tuple[StateFile, ...]:
+        return tuple(self._send(output) for output in sorted(self._writers))
+
+    def _send(self, output: str) -> StateFile:
+        attempt, table = self._attempt, self._task.tables.get(output)
+        directory = f"tables/{table}/data" if table else f"channels/{attempt.operator}"
+        path = f"{directory}/{epoch_dir(attempt.generation, attempt.epoch)}/{attempt.subtask}-{attempt.id}.parquet"
+        size, digest = self._task.storage.put_file(self._local(output), path)
+        self._local(output).unlink()
+        kind = OUTPUT if table else CHANNEL
+        return StateFile(
+            attempt.operator, attempt.subtask, kind, output, path, size, digest, True, attempt.id, None, table, self._rows[output]
+        )
+
+    def _local(self, output: str) -> Path:
+        return self._attempt.directory / f"{output}.parquet"
+
+
+def in_spark(task: KeyedTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What `mapInArrow` runs: the subtask's number comes with its control row, the result is its ack."""
+    first = next(batches, None)
+    if first is None:
+        return
+    subtask = first.column(first.schema.get_field_index(SUBTASK))[0].as_py()
+
+    def all_batches() -> Iterator[pa.RecordBatch]:
+        yield first
+        yield from batches
+
+    ack = run(task, subtask, all_batches())
+    yield pa.RecordBatch.from_pydict({"ack": [ack.to_json()]})
+
+

@@ -1,0 +1,122 @@
+"""Delta append sinks: publishing a completed checkpoint is one metadata-only commit of its staged files.
+
+Transaction app id: `<pipeline>/<branch>/<table>`, stable for ever; version: the checkpoint's id. delta-rs accepts the same
+version twice in sequence, so the version is read on the very handle that commits, each time. The chain of published
+ids stands in the checkpoints' rows (`sinks`): a table whose version is not where the chain says is damaged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+
+from state_ops import delta_log
+from state_ops.checkpoint import Checkpoint, StateFile
+from state_ops.delta_log import DataFile
+from state_ops.errors import DamageError, PipelineError
+from state_ops.frames import canonical_type
+from state_ops.registry import Publication
+from state_ops.storage import Storage
+
+_MAX_RACES = 20
+_CHECKPOINT = "weir.checkpoint"
+
+
+def table_path(table: str) -> str:
+    return f"tables/{table}"
+
+
+def ensure(storage: Storage, table: str, schema: pa.Schema) -> None:
+    """Create the table, or check that the existing one has these columns and that Weir can commit to it."""
+    uri = storage.full(table_path(table))
+    delta_log.ensure_table(uri, schema)
+    handle = DeltaTable(uri)
+    if handle.metadata().configuration.get("delta.setTransactionRetentionDuration"):
+        raise PipelineError(
+            f"The table {table} forgets transaction versions (delta.setTransactionRetentionDuration).",
+            where=uri,
+            next="Unset that property: exactly-once publishing reads those versions.",
+        )
+    existing = pa.schema(handle.schema().to_arrow())
+    was = {field.name: canonical_type(field.type) for field in existing}
+    now = {field.name: field.type for field in schema}
+    if was != now:
+        changes = [f"{name} is new" for name in now if name not in was]
+        changes += [f"{name} is gone" for name in was if name not in now]
+        changes += [f"{name} was {was[name]}, is {now[name]}" for name in now if name in was and was[name] != now[name]]
+        raise PipelineError(
+            f"The output for the table {table} changed: {'; '.join(changes)}.",
+            where=uri,
+            next="Keep its columns, or write to a table of another name.",
+        )
+
+
+def check(storage: Storage, files: Sequence[StateFile]) -> None:
+    """What must hold before the commit names staged files: they exist and have their size. Raises DamageError."""
+    for file in files:
+        size = storage.size(file.path)
+        if size != file.bytes:
+            raise DamageError(
+                f"A staged file has {size} bytes instead of {file.bytes}." if size is not None else "A staged file is gone.",
+                where=storage.full(file.path),
+                next="The epoch was declined; find out who deletes or alters files below the pipeline's root.",
+            )
+
+
+def publish(
+    storage: Storage, app_id: str, table: str, checkpoint: Checkpoint, previous: int | None, files: Sequence[StateFile]
+) -> Publication:
+    """Make a checkpoint's rows visible in one table, exactly once however often this is called.
+
+    previous: the id that the chain says was published last, None for none.
+    """
+    started = time.perf_counter()
+    uri = storage.full(table_path(table))
+    sink_app = f"{app_id}/{table}"
+    rows = sum(file.rows or 0 for file in files)
+    try:
+        handle = DeltaTable(uri)
+    except TableNotFoundError as error:
+        raise _damaged(uri, f"checkpoint {checkpoint.id} has rows for it, but the table is gone") from error
+    for _ in range(_MAX_RACES):
+        version = handle.transaction_version(sink_app)
+        if version is not None and version >= checkpoint.id:
+            delta_version = _version_of(handle, checkpoint.id)
+            break
+        if version != previous:
+            raise _damaged(uri, f"its last published checkpoint is {version}, but the registry says {previous}")
+        prefix = f"{table_path(table)}/"
+        adds = [DataFile(file.path.removeprefix(prefix), file.bytes, file.rows or 0) for file in files]
+        try:
+            delta_log.commit(handle, sink_app, checkpoint.id, adds, metadata={_CHECKPOINT: str(checkpoint.id)})
+        except CommitFailedError:
+            handle = DeltaTable(uri)
+            continue
+        handle.update_incremental()
+        delta_version = _version_of(handle, checkpoint.id)
+        break
+    else:
+        raise _damaged(uri, f"{_MAX_RACES} commits in a row met another writer; only Weir may write to it")
+    ms = round((time.perf_counter() - started) * 1000, 3)
+    return Publication(checkpoint.id, table, delta_version, len(files), rows, datetime.now(UTC), ms)
+
+
+def _version_of(handle: DeltaTable, checkpoint: int) -> int:
+    """The Delta version that published a checkpoint; the newest version if its log entry was cleaned away."""
+    for entry in handle.history(50):
+        if entry.get(_CHECKPOINT) == str(checkpoint):
+            return int(entry["version"])
+    return handle.version()
+
+
+def _damaged(uri: str, how: str) -> DamageError:
+    return DamageError(
+        f"A sink table is not where the registry says: {how}.",
+        where=uri,
+        next="Nothing was published or deleted. Was the table dropped, restored or written by someone else? Put it back first.",
+    )

@@ -1,0 +1,90 @@
+"""One Spark session per process, warm for all epochs. Only its DataFrame API is used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.settings import Settings
+from pipelines.runtime.java import java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PACKAGES = ("configs", "state_ops", "pipelines")
+
+
+def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSession:
+    """Start Spark, or return the session that this process has.
+
+    delta: load Delta's jars, which the control plane does without; needed to read tables through delta-spark.
+    """
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    remote = settings.spark.master.startswith("sc://")
+    if not remote:
+        os.environ["JAVA_HOME"] = str(java_home(settings.cache_dir))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ.setdefault("POLARS_MAX_THREADS", "2")
+    builder = SparkSession.builder.appName(app)
+    builder = builder.remote(settings.spark.master) if remote else builder.master(settings.spark.master)
+    for key, value in _properties(settings).items():
+        builder = builder.config(key, value)
+    if delta:
+        from pipelines.runtime.jars import delta_jars
+
+        jars = ",".join(str(jar) for jar in delta_jars(settings.cache_dir))
+        builder = (
+            builder.config("spark.jars", jars)
+            .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+            .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+            .config("spark.databricks.delta.snapshotPartitions", "2")
+        )
+    spark = builder.getOrCreate()
+    if not settings.spark.master.startswith("local"):
+        _ship_code(spark)
+    return spark
+
+
+def _properties(settings: Settings) -> dict[str, str]:
+    spark = settings.spark
+    properties = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(spark.parallelism),
+        # An adaptive plan may drop the partitions of an empty input; every subtask must run to ack.
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(spark.batch_rows),
+        "spark.sql.execution.pythonUDF.arrow.enabled": "true",
+        "spark.python.worker.reuse": "true",
+        "spark.driver.memory": spark.driver_memory,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.sql.files.ignoreMissingFiles": "false",
+        "spark.sql.files.ignoreCorruptFiles": "false",
+        "spark.sql.parquet.filterPushdown": "true",
+        "spark.sql.caseSensitive": "true",
+        "spark.sql.ansi.enabled": "true",
+    }
+    if spark.master.startswith("local"):
+        properties |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return properties | spark.conf
+
+
+def _ship_code(spark: SparkSession) -> None:
+    """Send Weir's own packages to the executors; third-party packages are part of their environment."""
+    project = Path(__file__).resolve().parents[2]
+    with tempfile.TemporaryDirectory() as scratch:
+        staged = Path(scratch) / "code"
+        for package in _PACKAGES:
+            shutil.copytree(project / package, staged / package, ignore=shutil.ignore_patterns("__pycache__"))
+        archive = shutil.make_archive(str(Path(scratch) / "weir"), "zip", staged)
+        spark.addArtifacts(archive, pyfile=True)
