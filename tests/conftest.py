@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+
+from configs import settings
+from pipelines.runtime import spark as runtime
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -15,20 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """One local Spark for all tests; it starts only where a test asks for it."""
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2]")
-        .appName("weir-tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.adaptive.enabled", "false")
-        .getOrCreate()
-    )
+    """One local Spark for all tests, made as runs make it, with Delta's jars; starts only where a test asks for it."""
+    session = runtime.session(settings.load({}), app="weir-tests", delta=True)
     yield session
     session.stop()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from configs.settings import Settings
-from pipelines.runtime import gates, stateless
+from pipelines.runtime import gates, stateless, watermarks
 from pipelines.runtime.definition import FileSource, Pipeline, Stage, source_of
 from pipelines.runtime.gates import Verdict
 from pipelines.runtime.keyed_stage import KeyedTask, in_spark
@@ -32,6 +32,7 @@ from state_ops.errors import InputError, PipelineError, StageError, TransientErr
 from state_ops.frames import schema_to_json
 from state_ops.ids import CheckpointId, Generation, epoch_dir
 from state_ops.registry import Publication, Registry
+from state_ops.schema import StateSchema, type_name
 from state_ops.storage import Storage
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def _from_spark(stage: Stage, error: Exception) -> WeirError:
     return TransientError(
         f"The Spark job of {stage.uid} failed: {lines[0][:500] if lines else type(error).__name__}",
         where=f"stage {stage.uid}",
-        next="The epoch was declined. Run `weir run --debug` for the whole trace, or look at the executors' logs.",
+        next="The epoch was declined. Spark's log has the whole trace: <local.work_dir>/spark.log on a local master.",
     )
 
 
@@ -250,8 +251,6 @@ def _empty(spark: SparkSession, schema: pa.Schema) -> DataFrame:
 
 def _check_against_head(shop: Workshop, stage: Stage, fixed: Shapes) -> None:
     """Refuse, before the first row, code that does not fit the state in the newest checkpoint."""
-    from state_ops.schema import StateSchema
-
     head = shop.registry.head()
     recorded = head.operators.get(stage.uid) if head else None
     if not recorded or not recorded.get("schema"):
@@ -259,7 +258,7 @@ def _check_against_head(shop: Workshop, stage: Stage, fixed: Shapes) -> None:
     assert head is not None
     where = f"stage {stage.uid}, checkpoint {head.id}"
     problems = StateSchema.from_json(recorded["schema"]).differences(fixed.state)
-    keys = [[field.name, str(field.type)] for field in fixed.keys]
+    keys = [[field.name, type_name(field.type)] for field in fixed.keys]
     if recorded["keys"] != keys:
         problems.append(f"the key was {recorded['keys']}, is {keys}")
     if recorded["parallelism"] != shop.settings.spark.parallelism:
@@ -310,13 +309,8 @@ def _watermark(work: _Working, stage: Stage, before: int | None) -> int | None:
     """The stage's watermark as far as it is known before its job: from file statistics or from the stage upstream."""
     if isinstance(stage.input, FileSource):
         planned = work.cut.slices.get(stage.input.name)
-        arriving = planned.newest if planned else None
-    else:
-        arriving = work.watermarks.get(stage.input.uid)
-    if arriving is None:
-        return before
-    mine = arriving - (stage.window.lateness if stage.window else 0)
-    return mine if before is None else max(before, mine)
+        return watermarks.before_job(stage, before, planned.newest if planned else None)
+    return watermarks.before_job(stage, before, work.watermarks.get(stage.input.uid))
 
 
 def _note_progress(shop: Workshop, work: _Working, stage: Stage, had_rows: bool) -> None:
@@ -324,16 +318,7 @@ def _note_progress(shop: Workshop, work: _Working, stage: Stage, had_rows: bool)
     parent = work.parent
     acks = work.pending.acks_of(stage.uid)
     known = _watermark(work, stage, parent.watermarks.get(stage.uid) if parent else None)
-    seen = [ack.max_event_time for ack in acks if ack.max_event_time is not None]
-    if stage.window is None and isinstance(stage.input, FileSource) and seen:
-        known = max([*seen, *([known] if known is not None else [])])
-    elif stage.window is not None and isinstance(stage.input, FileSource) and seen:
-        newest = max(seen) - stage.window.lateness
-        known = newest if known is None else max(known, newest)
-    if work.cut.drain:
-        # The windows up to here are closed now: whatever comes for them later is late, not a second first row.
-        closed = [ack.closed_upto for ack in acks if ack.closed_upto is not None]
-        known = max([*closed, *([known] if known is not None else [])], default=None)
+    known = watermarks.after_job(stage, known, acks, work.cut.drain)
     if known is not None:
         work.watermarks[stage.uid] = known
     if had_rows and stage.transform is None:
@@ -426,7 +411,7 @@ def _figures(shop: Workshop, work: _Working, stage: Stage) -> dict[str, Any]:
         "parallelism": shop.settings.spark.parallelism,
         "max_parallelism": shop.pipeline.max_parallelism,
         "schema": fixed.state.to_json() if fixed else None,
-        "keys": [[key.name, str(key.type)] for key in fixed.keys] if fixed else [],
+        "keys": [[key.name, type_name(key.type)] for key in fixed.keys] if fixed else [],
         "files_total": len(state),
         "files_new": len(new),
         "bytes_total": sum(file.bytes for file in state),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,9 +56,17 @@ def check(storage: Storage, stage: Stage, files: Sequence[StateFile]) -> list[Ve
     return verdicts
 
 
-@functools.cache
+_loading = threading.Lock()
+
+
 def load():
-    """Import Great Expectations and make its in-memory context; takes seconds, once a process."""
+    """Import Great Expectations and make its in-memory context; takes seconds, once a process. Safe from any thread."""
+    with _loading:
+        return _loaded()
+
+
+@functools.cache
+def _loaded():
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     import great_expectations as gx
 

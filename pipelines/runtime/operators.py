@@ -259,18 +259,19 @@ def build(stage: Stage, fixed: Shapes, backend: Backend, epoch: Epoch, progress:
     return FunctionOperator(stage, fixed.keys, fixed.state, backend, epoch, fixed.outputs[MAIN])
 
 
-def open_windows(stage: Stage, fixed: Shapes, backend: Backend, groups: range) -> Iterator[pa.Table]:
-    """The windows that are still open in some key groups: key columns, window_start, window_end, partial aggregates."""
+def open_windows(
+    stage: Stage, keys: pa.Schema, state: StateSchema, backend: Backend, groups: range
+) -> Iterator[pa.Table]:
+    """The windows that are still open in some key groups: key columns, window_start, window_end, aggregates so far."""
+    assert stage.window is not None
     for group in groups:
         entries = list(backend.scan(group_prefix(group, WINDOW_STATE), group_prefix(group, WINDOW_STATE + 1)))
         if entries:
-            _, columns = decode_keys([key for key, _ in entries], [pa.int64(), *fixed.keys.types])
-            state = decode_rows(fixed.state, [value for _, value in entries])
-            frame = pl.from_arrow(
-                pa.table([*columns, *state.columns], names=[_END, *fixed.keys.names, *state.column_names])
-            )
-            assert stage.window is not None
-            yield _windows_out(stage, stage.window, frame, fixed.outputs[MAIN])  # type: ignore[arg-type]
+            _, columns = decode_keys([key for key, _ in entries], [pa.int64(), *keys.types])
+            rows = decode_rows(state, [value for _, value in entries])
+            table = pa.table([*columns, *rows.columns], names=[_END, *keys.names, *rows.column_names])
+            frame = _results(stage, stage.window, pl.from_arrow(table))  # type: ignore[arg-type]
+            yield frames.arrow(frame.with_columns(pl.col(_START, _END).cast(pl.Datetime("us", "UTC"))))
 
 
 def _window_shapes(stage: Stage, window: Window, rows: pa.Schema, keys: pa.Schema) -> Shapes:

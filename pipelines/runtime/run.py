@@ -6,6 +6,7 @@ the generation gives rights; everything that a dead predecessor left is found an
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from configs.settings import Settings
-from pipelines.runtime import spark
+from pipelines.runtime import gates, spark
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.epoch import Cut, EpochReport, Workshop, prune, publish_missing, run_epoch
 from pipelines.runtime.sources.files import FilesReader
@@ -61,6 +62,7 @@ class Loop:
     failures: int = 0
     last_end: float = field(default_factory=time.monotonic)
     catching_up: bool = True
+    to_drain: set[tuple[str, str]] | None = None
     begun: list[CheckpointId] = field(default_factory=list)
 
 
@@ -85,6 +87,8 @@ def run(pipeline: Pipeline, settings: Settings, options: RunOptions) -> Iterator
     """
     storage, registry = open_storage(pipeline, settings)
     sources = readers(pipeline, settings)
+    if any(stage.gates for stage in pipeline.stages):  # takes seconds, like the JVM: let both start side by side
+        threading.Thread(target=gates.load, name="weir-gates", daemon=True).start()
     predecessor = lease.read(storage)
     if lease.watch(storage):
         raise _busy(pipeline, predecessor)
@@ -138,20 +142,24 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
         requests = lease.pending(shop.storage)
         stop = next((request for request in requests if request.kind == "stop"), None)
         expired = options.max_seconds is not None and time.monotonic() - started > options.max_seconds
-        if stop is not None or expired:
-            if stop is not None and stop.drain:
+        waiting = _waiting(shop, loop.head)
+        if stop is not None and stop.drain and loop.to_drain is None:
+            loop.to_drain = waiting  # what lands from now on is for the next run
+        draining = loop.to_drain is not None and bool(waiting & loop.to_drain)
+        if expired or (stop is not None and not draining):
+            if stop is not None and stop.drain and not expired:
                 yield from _drain(shop, loop, heartbeat, stop.reason or "weir stop --drain")
             for request in requests:
                 if request.kind == "stop":
                     lease.take(shop.storage, request)
             return
         barriers = [request for request in requests if request.kind == "barrier"]
-        backlog = _backlog(shop, loop.head)
+        backlog = bool(waiting)
         due = policy.due(
             since_last=time.monotonic() - loop.last_end,
             backlog=backlog,
             requested=bool(barriers),
-            catching_up=loop.catching_up,
+            catching_up=loop.catching_up or draining,
         )
         if due and (backlog or barriers):
             waiting_since = None
@@ -170,8 +178,11 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
         time.sleep(shop.settings.run.poll_seconds)
 
 
-def _backlog(shop: Workshop, head: Checkpoint | None) -> bool:
-    return any(reader.backlog(_position(head, name)) for name, reader in shop.readers.items())
+def _waiting(shop: Workshop, head: Checkpoint | None) -> set[tuple[str, str]]:
+    """Source and name of every file that has arrived and was not read."""
+    return {
+        (name, file.name) for name, reader in shop.readers.items() for file in reader.backlog(_position(head, name))
+    }
 
 
 def _position(head: Checkpoint | None, source: str) -> dict | None:

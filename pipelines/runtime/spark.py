@@ -6,15 +6,19 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.settings import Settings
 from pipelines.runtime.java import java_home
+from state_ops.errors import TransientError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_LOG4J = Path(__file__).with_name("log4j2.properties")
 _PACKAGES = ("configs", "state_ops", "pipelines")
 
 
@@ -48,10 +52,38 @@ def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSessio
             .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
             .config("spark.databricks.delta.snapshotPartitions", "2")
         )
-    spark = builder.getOrCreate()
+    with _stderr_to(log_file(settings)):
+        try:
+            spark = builder.getOrCreate()
+        except Exception as error:  # PySpark raises many kinds here; its log says why
+            raise TransientError(
+                f"Spark did not start: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+                where=str(log_file(settings)),
+                next="Read the end of that file; check spark.master, spark.driver_memory and the Java that is used.",
+            ) from error
     if not settings.spark.master.startswith("local"):
         _ship_code(spark)
     return spark
+
+
+def log_file(settings: Settings) -> Path:
+    """Where the JVM and the Python workers of local runs write what they have to say."""
+    return settings.work_dir / "spark.log"
+
+
+@contextmanager
+def _stderr_to(file: Path) -> Iterator[None]:
+    """Let a child that starts meanwhile inherit `file` as its stderr: the JVM's chatter is not the operator's business."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with file.open("ab") as sink:
+        os.dup2(sink.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _properties(settings: Settings) -> dict[str, str]:
@@ -68,6 +100,7 @@ def _properties(settings: Settings) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J}",
         "spark.sql.files.ignoreMissingFiles": "false",
         "spark.sql.files.ignoreCorruptFiles": "false",
         "spark.sql.parquet.filterPushdown": "true",

@@ -1,0 +1,351 @@
+"""The `weir` command. Exit codes: 0 done, 1 failed or found damage, 2 wrong usage or configuration."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import structlog
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from configs.settings import Settings, load
+from pipelines.runtime import run as runtime
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.epoch import EpochReport
+from pipelines.runtime.run import RunOptions
+from pipelines.runtime.sinks.delta import table_path
+from state_ops import lease
+from state_ops.checkpoint import Checkpoint, from_micros
+from state_ops.coordinator import Trigger
+from state_ops.errors import ConfigurationError, PipelineError, StageError, WeirError
+from state_ops.lease import Request
+
+app = typer.Typer(
+    help="Keyed state for PySpark pipelines: exactly-once epochs, incremental snapshots, restores you can trust.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+state_app = typer.Typer(help="Look into a pipeline's keyed state.", no_args_is_help=True)
+app.add_typer(state_app, name="state")
+
+_out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
+_err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+Name = Annotated[str, typer.Argument(help="The pipeline's name in the configuration.", metavar="PIPELINE")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+def main() -> None:
+    """Entry point: run the command, turn errors into messages and exit codes."""
+    debug = "--debug" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--debug"]
+    _quiet_logs(debug)
+    sys.exit(_guarded(app, debug))
+
+
+def _guarded(command: Callable[..., Any], debug: bool) -> int:
+    try:
+        return int(command(standalone_mode=False) or 0)
+    except WeirError as error:
+        if debug:
+            _err.print_exception()
+        if isinstance(error, StageError) and error.traceback:
+            _err.print(escape(error.traceback.rstrip()))
+        _err.print(f"[bold red]error:[/] {escape(str(error))}")
+        return error.exit_code
+    except typer.Exit as done:
+        return int(done.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        _err.print("interrupted; the epoch in flight was discarded, everything committed stays")
+        return 130
+    except Exception as error:
+        if hasattr(error, "format_message"):  # click's usage errors: typer carries its own copy of their classes
+            _err.print(f"[bold red]usage:[/] {escape(error.format_message())}")
+            return 2
+        if debug:
+            raise
+        _err.print(
+            f"[bold red]error:[/] {type(error).__name__}: {escape(str(error))}\n"
+            "  next:  this was not foreseen; run the command again with --debug for the trace."
+        )
+        return 1
+
+
+def _quiet_logs(debug: bool) -> None:
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, stream=sys.stderr, format="%(message)s")
+    if not debug:
+        logging.getLogger("py4j").setLevel(logging.ERROR)
+        logging.getLogger("great_expectations").setLevel(logging.ERROR)
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if debug else logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+    )
+
+
+def find(name: str) -> tuple[Pipeline, Settings]:
+    """The pipeline that the configuration calls `name`, and the settings."""
+    settings = load()
+    return load_pipeline(name, settings), settings
+
+
+def load_pipeline(name: str, settings: Settings) -> Pipeline:
+    """Import one pipeline of the configuration."""
+    if name not in settings.pipelines:
+        known = ", ".join(sorted(settings.pipelines)) or "none"
+        raise ConfigurationError(
+            f"There is no pipeline {name!r} in the configuration.", next=f"Configured pipelines: {known}."
+        )
+    where = settings.pipelines[name].object
+    module, _, attribute = where.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute or "pipeline")
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"The pipeline {name!r} cannot be imported: {error}",
+            where=f"pipelines.{name}.object = {where}",
+            next="Write it as module:attribute, importable from the project's folder.",
+        ) from error
+    if not isinstance(found, Pipeline):
+        raise PipelineError(f"{where} is a {type(found).__name__}, not a Pipeline.", where=f"pipelines.{name}.object")
+    if found.name != name:
+        raise PipelineError(
+            f"The pipeline at {where} is named {found.name!r}, the configuration calls it {name!r}.",
+            next="Use one name: storage is found by it.",
+        )
+    return found
+
+
+@app.command()
+def run(
+    pipeline: Name,
+    until_caught_up: Annotated[bool, typer.Option(help="End when no input is waiting.")] = False,
+    drain: Annotated[bool, typer.Option(help="When no input is waiting, close every window, then end.")] = False,
+    max_seconds: Annotated[float | None, typer.Option(help="End at the first barrier after this time.")] = None,
+) -> None:
+    """Coordinate a pipeline: catch up, then cut a barrier every interval until stopped."""
+    found, settings = find(pipeline)
+    _interrupt_on_term()
+    options = RunOptions(
+        trigger=Trigger.MANUAL,
+        reason="weir run",
+        interval=settings.checkpoints.interval_seconds,
+        until_caught_up=until_caught_up,
+        drain=drain,
+        max_seconds=max_seconds,
+    )
+    _follow(found, settings, options)
+
+
+@app.command()
+def stop(
+    pipeline: Name,
+    drain: Annotated[
+        bool, typer.Option(help="First work off what has arrived and close every window. Later rows for those are late.")
+    ] = False,
+) -> None:
+    """Ask the running coordinator to end at its next barrier, and wait for it."""
+    found, settings = find(pipeline)
+    storage, _ = runtime.open_storage(found, settings)
+    if not lease.watch(storage):
+        if drain:
+            options = RunOptions(trigger=Trigger.MANUAL, reason="weir stop --drain", drain=True)
+            _follow(found, settings, options)
+        else:
+            _out.print(f"No coordinator of {pipeline} is running.")
+        return
+    holder = lease.read(storage)
+    request = lease.send(storage, Request("stop", reason="weir stop --drain" if drain else "weir stop", drain=drain))
+    with _err.status(f"waiting for process {holder.pid if holder else '?'} to reach its barrier"):
+        while lease.alive(lease.read(storage)) is not False:
+            time.sleep(settings.run.poll_seconds)
+            if lease.alive(lease.read(storage)) is None and not lease.watch(storage):
+                break
+    now = lease.read(storage)
+    if now is None or not now.stopped:
+        lease.take(storage, request)
+        raise WeirError(
+            f"The coordinator of {pipeline} died before it reached its barrier.",
+            next=f"Nothing is lost: `weir run {pipeline}` resumes from the last completed checkpoint.",
+        )
+    _out.print(f"{pipeline} stopped at a barrier.")
+
+
+@app.command()
+def status(pipeline: Name, json: Json = False) -> None:
+    """Whether a coordinator lives, the last checkpoint, what waits, and where the tables are."""
+    found, settings = find(pipeline)
+    facts = status_of(found, settings)
+    if json:
+        _print_json(facts)
+        return
+    head, holder = facts["last_checkpoint"], facts["coordinator"]
+    alive = {True: "running", False: "not running", None: "unknown (on another host)"}[holder["alive"]]
+    where = f"  (process {holder['pid']} on {holder['host']})" if holder["alive"] else ""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_row("coordinator", alive + where)
+    if head is None:
+        table.add_row("checkpoint", f"none yet: weir run {pipeline}")
+    else:
+        table.add_row("checkpoint", f"{head['id']}, {head['age_seconds']:.0f} s ago, by {head['trigger']} ({head['reason']})")
+        table.add_row("state", f"{head['bytes_total']:,} bytes, of which {head['bytes_new']:,} new")
+    for name, files in facts["lag"].items():
+        table.add_row("waiting", f"{files} files in {name}")
+    for uid, moment in facts["watermarks"].items():
+        table.add_row("watermark", f"{uid}: {moment}")
+    for entry in facts["tables"]:
+        table.add_row("table", f"{entry['name']}: {entry['path']}")
+    _out.print(table)
+
+
+def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
+    """What `weir status` says, JSON-ready. Reads only; starts no JVM."""
+    storage, registry = runtime.open_storage(pipeline, settings)
+    head, holder = registry.head(), lease.read(storage)
+    return {
+        "pipeline": pipeline.name,
+        "storage": storage.uri,
+        "coordinator": {
+            "alive": lease.alive(holder),
+            "host": holder.host if holder else None,
+            "pid": holder.pid if holder else None,
+            "run_id": holder.run_id if holder else None,
+            "generation": registry.generation(),
+        },
+        "last_checkpoint": None if head is None else _brief(head),
+        "lag": dict(runtime.lag(pipeline, settings, head)),
+        "watermarks": {uid: from_micros(moment).isoformat() for uid, moment in (head.watermarks if head else {}).items()},
+        "tables": [
+            {
+                "name": sink.table,
+                "path": storage.full(table_path(sink.table)),
+                "last_published": (head.sinks.get(sink.table) or {}).get("id") if head else None,
+            }
+            for sink in pipeline.sinks
+        ],
+    }
+
+
+def _brief(head: Checkpoint) -> dict[str, Any]:
+    return {
+        "id": head.id,
+        "completed_at": head.completed_at.isoformat(),
+        "age_seconds": round((datetime.now(UTC) - head.completed_at).total_seconds(), 1),
+        "trigger": head.trigger,
+        "reason": head.reason,
+        "generation": head.generation,
+        "bytes_total": head.bytes_total,
+        "bytes_new": head.bytes_new,
+        "totals": head.totals,
+    }
+
+
+@app.command()
+def checkpoints(pipeline: Name, json: Json = False) -> None:
+    """The completed checkpoints that are retained, oldest first."""
+    found, settings = find(pipeline)
+    _, registry = runtime.open_storage(found, settings)
+    completed = registry.checkpoints()
+    if json:
+        _print_json([checkpoint.to_dict() for checkpoint in completed])
+        return
+    if not completed:
+        _out.print(f"{pipeline} has no checkpoint yet: weir run {pipeline}")
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("id", "parent", "completed", "trigger", "rows", "files new/total", "state bytes new/total", "ms", "gen"):
+        table.add_column(title, justify="left" if title in ("completed", "trigger") else "right")
+    for row in completed:
+        figures = row.operators.values()
+        table.add_row(
+            str(row.id),
+            str(row.parent_id or "-"),
+            row.completed_at.strftime("%Y-%m-%d %H:%M:%S"),
+            row.trigger,
+            f"{sum(part['rows'] for part in row.slice.values()):,}",
+            f"{sum(f['files_new'] for f in figures)}/{sum(f['files_total'] for f in figures)}",
+            f"{row.bytes_new:,}/{row.bytes_total:,}",
+            f"{row.ms.get('to_commit', 0):.0f}",
+            str(row.generation),
+        )
+    _out.print(table)
+
+
+@state_app.command("get")
+def state_get(
+    pipeline: Name,
+    stage: Annotated[str, typer.Argument(help="The stage's uid.", metavar="STAGE")],
+    key: Annotated[list[str], typer.Option("--key", help="The key; once for each key column, in order.")],
+    json: Json = False,
+) -> None:
+    """The state of one key at the newest checkpoint, without Spark."""
+    from pipelines.runtime import state_reader
+
+    found, settings = find(pipeline)
+    rows = state_reader.get(found, settings, stage, key)
+    if json:
+        _print_json((rows[0] if rows else None) if found.stage(stage).window is None else rows)
+    elif rows:
+        for row in rows:
+            table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+            for name, value in row.items():
+                table.add_row(name, escape(str(value)))
+            _out.print(table)
+    if not rows:
+        _err.print(f"{stage} has no state for the key {escape(' / '.join(key))}.")
+        raise typer.Exit(1)
+
+
+def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None:
+    """Run, and print a line for each epoch."""
+    epochs = 0
+    for report in runtime.run(pipeline, settings, options):
+        _out.print(progress_line(report))
+        epochs += 1
+    _, registry = runtime.open_storage(pipeline, settings)
+    head = registry.head()
+    if not epochs:
+        _out.print(f"Nothing to do: {pipeline.name} is at checkpoint {head.id if head else 'none'}, and no input is waiting.")
+
+
+def progress_line(report: EpochReport) -> str:
+    """One epoch on one line."""
+    row = report.checkpoint
+    read = sum(part["rows"] for part in row.slice.values())
+    late = sum(figures["rows_late"] for figures in row.operators.values())
+    took = row.ms.get("to_commit", 0.0) / 1000
+    return (
+        f"epoch {row.id:>4}  {row.trigger:<11}  {read:>9,} rows  state {row.bytes_total / 1024:>9,.0f} KiB "
+        f"(+{row.bytes_new / 1024:,.0f})  {took:.2f} s" + (f"  late {late:,}" if late else "")
+    )
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, default=_jsonable) + "\n")
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _interrupt_on_term() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+if __name__ == "__main__":
+    main()

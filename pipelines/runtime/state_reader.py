@@ -1,0 +1,121 @@
+"""State at a completed checkpoint, read without Spark and without touching production.
+
+The snapshot's files are fetched into a temporary directory, every digest checked, and opened there.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from configs.settings import Settings
+from pipelines.runtime.definition import Pipeline, Stage
+from pipelines.runtime.operators import open_windows
+from pipelines.runtime.run import open_storage
+from state_ops import snapshot
+from state_ops.backends.rocksdb import RocksDBBackend
+from state_ops.checkpoint import Checkpoint, Snapshot, snapshots_of
+from state_ops.errors import ConfigurationError, WeirError
+from state_ops.key_groups import group_range, key_groups, subtask_of
+from state_ops.registry import Registry
+from state_ops.schema import StateSchema, type_named
+from state_ops.state import scan_values
+from state_ops.storage import Storage
+
+
+def get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]) -> list[dict[str, Any]]:
+    """The state of one key in the newest checkpoint: key columns and fields.
+
+    key: one text per key column, cast to its type. A stage's function has at most one row, a window one for each of its
+    windows that are open. Raises ConfigurationError for a key that cannot be one.
+    """
+    stage = pipeline.stage(uid)
+    storage, registry = open_storage(pipeline, settings)
+    head, figures = _head(pipeline, registry, stage)
+    keys = _keys(figures)
+    columns = _parsed(keys, key, uid)
+    group = int(key_groups(columns, figures["max_parallelism"])[0])
+    subtask = int(subtask_of(group, figures["parallelism"], figures["max_parallelism"]))
+    rows = []
+    for table in _tables(storage, settings, stage, figures, _snapshots(registry, head, uid, [subtask]), range(group, group + 1)):
+        for name, column in zip(keys.names, columns, strict=True):
+            table = table.filter(pc.equal(table.column(name), column[0]))
+        rows += table.to_pylist()
+    return rows
+
+
+def scan(pipeline: Pipeline, settings: Settings, uid: str) -> Iterator[pa.Table]:
+    """All state of one stage in the newest checkpoint, in tables of bounded size: key columns and fields."""
+    stage = pipeline.stage(uid)
+    storage, registry = open_storage(pipeline, settings)
+    head, figures = _head(pipeline, registry, stage)
+    for found in _snapshots(registry, head, uid, range(figures["parallelism"])):
+        groups = group_range(found.subtask, figures["parallelism"], figures["max_parallelism"])
+        yield from _tables(storage, settings, stage, figures, [found], groups)
+
+
+def _head(pipeline: Pipeline, registry: Registry, stage: Stage) -> tuple[Checkpoint, dict[str, Any]]:
+    head = registry.head()
+    figures = head.operators.get(stage.uid) if head else None
+    if head is None or not figures or not figures["schema"]:
+        raise WeirError(
+            f"The stage {stage.uid} of {pipeline.name} has no state yet.",
+            next=f"Run the pipeline first: weir run {pipeline.name}",
+        )
+    return head, figures
+
+
+def _snapshots(registry: Registry, head: Checkpoint, uid: str, subtasks: Sequence[int]) -> list[Snapshot]:
+    found = snapshots_of(registry.files(head), uid)
+    return [found[subtask] for subtask in subtasks if subtask in found]
+
+
+def _keys(figures: dict[str, Any]) -> pa.Schema:
+    return pa.schema([(name, type_named(kind)) for name, kind in figures["keys"]])
+
+
+def _parsed(keys: pa.Schema, key: Sequence[str], uid: str) -> list[pa.Array]:
+    if len(key) != len(keys):
+        raise ConfigurationError(
+            f"The key of {uid} has {len(keys)} column{'s' if len(keys) > 1 else ''} ({', '.join(keys.names)}), not {len(key)}.",
+            next="Give one --key for each, in this order.",
+        )
+    columns = []
+    for field, text in zip(keys, key, strict=True):
+        try:
+            columns.append(pa.array([text]).cast(field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise ConfigurationError(
+                f"{text!r} is no {field.type}, which the key column {field.name!r} of {uid} is.", next=str(error)
+            ) from error
+    return columns
+
+
+def _tables(
+    storage: Storage, settings: Settings, stage: Stage, figures: dict[str, Any], found: Sequence[Snapshot], groups: range
+) -> Iterator[pa.Table]:
+    keys, schema = _keys(figures), StateSchema.from_json(figures["schema"])
+    for one in found:
+        with opened(storage, settings, one) as backend:
+            if stage.window is not None:
+                yield from open_windows(stage, keys, schema, backend, groups)
+            else:
+                yield from scan_values(backend, schema, keys, groups)
+
+
+@contextmanager
+def opened(storage: Storage, settings: Settings, found: Snapshot) -> Iterator[RocksDBBackend]:
+    """A snapshot, fetched and verified, open for as long as the `with` block lasts."""
+    with tempfile.TemporaryDirectory(prefix="weir-state-") as scratch:
+        snapshot.fetch(storage, found, Path(scratch))
+        backend = RocksDBBackend(Path(scratch), settings.state.write_buffer_mb, settings.state.block_cache_mb)
+        try:
+            yield backend
+        finally:
+            backend.close()

@@ -1,0 +1,35 @@
+"""Event time of a stage around its job, in microseconds since 1970 UTC; None where nothing is known yet.
+
+Lateness in an epoch is judged by the watermark after the previous epoch; windows close by the one known before the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipelines.runtime.definition import FileSource, Stage
+from state_ops.checkpoint import Ack
+
+
+def before_job(stage: Stage, before: int | None, arriving: int | None) -> int | None:
+    """The stage's watermark as far as it is known before its job. It never goes back.
+
+    before: after the previous epoch. arriving: newest event time of the slice by its files' statistics, or the watermark
+    of the stage upstream.
+    """
+    if arriving is None:
+        return before
+    mine = arriving - (stage.window.lateness if stage.window else 0)
+    return mine if before is None else max(before, mine)
+
+
+def after_job(stage: Stage, known: int | None, acks: Sequence[Ack], drain: bool) -> int | None:
+    """The stage's watermark after its job, from `before_job`'s and from what its subtasks saw."""
+    seen = [ack.max_event_time for ack in acks if ack.max_event_time is not None]
+    if isinstance(stage.input, FileSource) and seen:
+        known = before_job(stage, known, max(seen))
+    if drain:
+        # The windows up to here are closed now: whatever comes for them later is late, not a second first row.
+        closed = [ack.closed_upto for ack in acks if ack.closed_upto is not None]
+        known = max([*closed, *([known] if known is not None else [])], default=None)
+    return known
