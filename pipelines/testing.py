@@ -1,0 +1,739 @@
+"""Unit tests of stages and pipelines: no JVM, nothing to configure, in milliseconds.
+
+    run = testing.run(aircraft_rotation, state={"N1": Aircraft(legs=1, last_arr_delay=40)})
+    out = run.epoch([{"tailnum": "N1", "dest": "BOS", ...}])
+    assert run.state["N1"].legs == 2
+
+What runs is the real thing: the keyed task of each subtask on a real RocksDB, which snapshots each epoch and forks the next
+from it, in a temporary directory that goes with the run. Rows are routed and sorted as Spark does it. Three parts of a stage
+need more than that:
+
+- `where` is Spark SQL; here Polars evaluates it. Comparisons, IS NULL, IN, LIKE, BETWEEN and arithmetic mean the same in
+  both. What Polars does not understand is refused by name, and so are double quotes, which Spark takes for a text's.
+- `transform` is not applied: give `run` rows as the transform returns them. A pipeline with one needs Spark.
+- Gates are not evaluated.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+import tempfile
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.runtime import keyed_stage, watermarks
+from pipelines.runtime.definition import FileSource, Pipeline, Stage, source_of
+from pipelines.runtime.epoch import declined
+from pipelines.runtime.keyed_stage import KeyedTask
+from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, event_time_of, open_windows, shapes
+from state_ops import frames, snapshot
+from state_ops.backends.rocksdb import RocksDBBackend
+from state_ops.checkpoint import STATE, Ack, Snapshot, from_micros, snapshots_of, to_micros
+from state_ops.codec import encode_rows
+from state_ops.errors import InputError, PipelineError
+from state_ops.ids import CheckpointId, Generation, new_attempt_id
+from state_ops.key_groups import check_parallelism, group_range, key_groups, subtask_of
+from state_ops.keys import encode_keys
+from state_ops.schema import State, StateSchema
+from state_ops.snapshot import Attempt
+from state_ops.state import GROUP, VALUE_STATE, scan_values
+from state_ops.storage import Storage
+
+_FIRST_NOW = datetime(2020, 1, 1, tzinfo=UTC)
+_GENERATION = Generation(1)
+_WRITE_BUFFER_MB, _BLOCK_CACHE_MB = 8, 8
+_ROW = "__weir_row"
+_CLOSE = 1e-9  # relative; sums of floats differ in their last bits with the order of adding
+
+Rows = Any
+"""A list of dicts, or a Polars, pandas or pyarrow frame."""
+
+
+def run(
+    stage: Stage,
+    state: Mapping[Any, State] | None = None,
+    *,
+    parallelism: int = 1,
+    batch_rows: int = 65_536,
+    max_parallelism: int = 128,
+    schema: pa.Schema | Mapping[str, pa.DataType] | None = None,
+) -> StageRun:
+    """Start one stage on its own.
+
+    state: what its keys have before the first epoch, by key, a tuple where the key has several columns. batch_rows: the
+    largest batch that the function gets. schema: the input's columns; without it the first rows tell, so it is needed
+    where these hold only nulls in a column.
+    """
+    return StageRun(stage, state or {}, parallelism, max_parallelism, batch_rows, schema)
+
+
+def run_pipeline(
+    pipeline: Pipeline,
+    slices: Iterable[Rows | Mapping[str, Rows]] = (),
+    *,
+    parallelism: int = 1,
+    batch_rows: int = 65_536,
+    drain: bool = False,
+    schema: pa.Schema | Mapping[str, pa.DataType] | None = None,
+) -> PipelineRun:
+    """Run a pipeline over slices, an epoch each: rows of its source, or by source name where it has several.
+
+    drain: then close every window. schema: of the source, if it has one. More epochs may follow with `PipelineRun.epoch`.
+    """
+    started = PipelineRun(pipeline, parallelism, batch_rows, schema)
+    for rows in slices:
+        started.epoch(rows)
+    if drain:
+        started.epoch(drain=True)
+    return started
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """One stage's part in an epoch that nothing declined."""
+
+    now: datetime
+    acks: tuple[Ack, ...]
+    bases: Mapping[int, Snapshot]
+    watermark: int | None
+    dropped: int
+
+
+class StageRun:
+    """One stage, its state and its event time between epochs. A declined epoch changes nothing."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        state: Mapping[Any, State],
+        parallelism: int,
+        max_parallelism: int,
+        batch_rows: int,
+        schema: pa.Schema | Mapping[str, pa.DataType] | None,
+    ) -> None:
+        check_parallelism(parallelism, max_parallelism)
+        if batch_rows < 1:
+            raise ValueError(f"batch_rows is {batch_rows}, but a batch has at least one row")
+        self.stage = stage
+        self._initial = dict(state)
+        self._parallelism, self._max_parallelism, self._batch_rows = parallelism, max_parallelism, batch_rows
+        self._input = None if schema is None else _canonical(pa.schema(schema))
+        self._shapes: Shapes | None = None
+        self._root = Path(tempfile.mkdtemp(prefix="weir-testing-"))
+        self.close = weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
+        self._storage = Storage(str(self._root / "storage"))
+        self._begun = CheckpointId(0)
+        self._last = _Epoch(_FIRST_NOW, (), {}, None, 0)
+        self._read: dict[Any, State] | None = None
+        for instance in self._initial.values():
+            if type(instance) is not stage.state:
+                raise PipelineError(
+                    f"The state of {stage.uid} cannot be {instance!r}.",
+                    next=f"Give instances of {stage.state.__name__}." if stage.state else "A window takes no state.",
+                )
+
+    def epoch(
+        self, rows: Rows = (), *, now: datetime | None = None, drain: bool = False, watermark: datetime | None = None
+    ) -> pl.DataFrame:
+        """Run one epoch over `rows`, possibly none, and return what the stage hands out.
+
+        now: processing time, by default a minute after the previous epoch's. drain: close every window. watermark: the
+        stage's watermark from this epoch on, by default the newest event time less the lateness. Raises the typed error of
+        an epoch that is declined.
+        """
+        table = self._table(rows)
+        given = self._last.watermark
+        if watermark is not None:
+            moment = to_micros(watermark if watermark.tzinfo else watermark.replace(tzinfo=UTC))
+            given = moment if given is None else max(given, moment)
+            done = self._run(table, now, drain, given, given)
+        else:
+            known = watermarks.before_job(self.stage, given, self._newest(table))
+            done = self._run(table, now, drain, known, None)
+        self._commit(done)
+        return self._rows(done.acks, MAIN)
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        """Each key's state after the last epoch, as instances of the stage's State class."""
+        if self.stage.window is not None:
+            raise PipelineError(f"{self.stage.uid} is a window.", next="Its partial aggregates are in `open_windows`.")
+        return _States(self)
+
+    @property
+    def open_windows(self) -> pl.DataFrame:
+        """Windows that have not closed: key columns, window_start, window_end and the aggregates so far."""
+        if self.stage.window is None:
+            raise PipelineError(f"{self.stage.uid} is no window.", next="Its state is in `state`.")
+        fixed = self._shapes
+        if fixed is None:
+            return pl.DataFrame()
+        found = []
+        for groups, backend in self._opened():
+            found += list(open_windows(self.stage, fixed.keys, fixed.state, backend, groups))
+        return _frame([table.cast(fixed.outputs[MAIN]) for table in found], fixed.outputs[MAIN])
+
+    @property
+    def late(self) -> pl.DataFrame:
+        """The last epoch's rows that came after their window had closed."""
+        return self._rows(self.acks, LATE) if self.stage.window is not None else pl.DataFrame()
+
+    @property
+    def acks(self) -> tuple[Ack, ...]:
+        """What each subtask reported of the last epoch."""
+        return self._last.acks
+
+    @property
+    def watermark(self) -> datetime | None:
+        """Event time after the last epoch, by which the next one's rows are late or not."""
+        return None if self._last.watermark is None else from_micros(self._last.watermark)
+
+    @property
+    def dropped(self) -> int:
+        """How many rows of the last epoch `where` dropped."""
+        return self._last.dropped
+
+    # -- one epoch
+
+    def _run(
+        self, table: pa.Table | None, now: datetime | None, drain: bool, known: int | None, fixed_after: int | None
+    ) -> _Epoch:
+        """known: the watermark before the job. fixed_after: the one after it, if the caller says so."""
+        self._begun = CheckpointId(self._begun + 1)
+        moment = now or self._last.now + timedelta(minutes=1)
+        if moment < self._last.now:
+            raise ValueError(f"processing time never decreases, but {moment} is before {self._last.now}")
+        if table is None and self._shapes is None:  # nothing has ever arrived: no schema yet, hence no state and no rows
+            return _Epoch(moment, (), self._last.bases, known, 0)
+        assert self._input is not None
+        rows = self._input.empty_table() if table is None else table
+        kept = _where(self.stage, rows)
+        task = self._task(self._fixed(kept.schema), moment, Progress(self._last.watermark, known, drain))
+        acks = []
+        for subtask, batches in enumerate(self._routed(kept)):
+            ack = Ack.from_json(keyed_stage.run(task, subtask, iter(batches)).to_json())
+            if ack.error is not None:
+                raise declined(ack)
+            acks.append(ack)
+        after = watermarks.after_job(self.stage, known, acks, drain) if fixed_after is None else fixed_after
+        bases = snapshots_of(tuple(file for ack in acks for file in ack.files), self.stage.uid)
+        return _Epoch(moment, tuple(acks), bases, after, rows.num_rows - kept.num_rows)
+
+    def _commit(self, done: _Epoch) -> None:
+        self._last, self._read = done, None
+
+    def _task(self, fixed: Shapes, now: datetime, progress: Progress) -> KeyedTask:
+        return KeyedTask(
+            stage=self.stage,
+            shapes=fixed,
+            epoch=self._begun,
+            generation=_GENERATION,
+            now=now,
+            progress=progress,
+            parallelism=self._parallelism,
+            max_parallelism=self._max_parallelism,
+            storage=self._storage,
+            work_dir=self._root / "work",
+            bases=self._last.bases,
+            tables={LATE: "late"},
+            channel=True,
+            event_time=source_of(self.stage).event_time,
+            write_buffer_mb=_WRITE_BUFFER_MB,
+            block_cache_mb=_BLOCK_CACHE_MB,
+        )
+
+    def _routed(self, rows: pa.Table) -> list[list[pa.RecordBatch]]:
+        """Each subtask's batches, as Spark's shuffle and sort hand them out."""
+        if not rows.num_rows:
+            return [[] for _ in range(self._parallelism)]
+        stage = self.stage
+        groups = key_groups([rows.column(name) for name in stage.key], self._max_parallelism)
+        rows = rows.add_column(0, GROUP, pa.array(groups.astype(np.int32)))
+        owners = np.asarray(subtask_of(groups, self._parallelism, self._max_parallelism))
+        order = np.arange(rows.num_rows)
+        if stage.order_by:
+            order = _order(rows, [*stage.key, *stage.order_by])
+        parts = [rows.take(order[owners[order] == subtask]) for subtask in range(self._parallelism)]
+        return [part.combine_chunks().to_batches(max_chunksize=self._batch_rows) for part in parts]
+
+    # -- rows in
+
+    def _table(self, rows: Rows) -> pa.Table | None:
+        """The rows as a table of the input's schema, which the first of them fix; None for none before that."""
+        table = _arrow(rows, self._input)
+        if table is None:
+            return None if self._input is None else self._input.empty_table()
+        if self._input is None:
+            for field in table.schema:
+                if pa.types.is_null(field.type):
+                    raise PipelineError(
+                        f"The type of the column {field.name!r} cannot be told from rows that are null in it.",
+                        where=f"stage {self.stage.uid}",
+                        next="Give testing.run the input's schema=, e.g. {'arr_delay': pa.float64(), ...}.",
+                    )
+            self._input = table.schema
+        return table
+
+    def _newest(self, rows: pa.Table | None) -> int | None:
+        """The newest event time of rows before `where`, as a file's statistics tell it."""
+        if rows is None:
+            return None
+        column = source_of(self.stage).event_time
+        if column not in rows.column_names and not isinstance(self.stage.input, FileSource):
+            column = self.stage.window.on if self.stage.window else None
+        return event_time_of(rows, column) if column in rows.column_names else None
+
+    def _fixed(self, rows: pa.Schema) -> Shapes:
+        if self._shapes is None:
+            found = shapes(self.stage, rows)
+            if self._initial:
+                self._last = _Epoch(self._last.now, (), self._seeded(found), self._last.watermark, 0)
+            self._shapes = found
+        return self._shapes
+
+    def _seeded(self, fixed: Shapes) -> dict[int, Snapshot]:
+        """Snapshots of the state that the run was started with."""
+        tuples = [key if isinstance(key, tuple) else (key,) for key in self._initial]
+        columns = [pa.array([key[i] for key in tuples], field.type) for i, field in enumerate(fixed.keys)]
+        values = encode_rows(
+            fixed.state,
+            pa.Table.from_pylist([instance.as_dict() for instance in self._initial.values()], fixed.state.arrow),
+        )
+        groups = key_groups(columns, self._max_parallelism)
+        keys = encode_keys(columns, groups, VALUE_STATE)
+        owners = np.asarray(subtask_of(groups, self._parallelism, self._max_parallelism))
+        bases = {}
+        for subtask in np.unique(owners).tolist():
+            home = self._root / "work" / self.stage.uid / str(subtask)
+            attempt = Attempt(self.stage.uid, subtask, _GENERATION, CheckpointId(0), new_attempt_id(), home)
+            forked = snapshot.fork(self._storage, attempt, None)
+            backend = RocksDBBackend(forked.db, _WRITE_BUFFER_MB, _BLOCK_CACHE_MB)
+            try:
+                backend.write([(keys[row], values[row]) for row in np.flatnonzero(owners == subtask)])
+                files = snapshot.take(attempt, backend)
+            finally:
+                backend.close()
+            bases[subtask] = snapshot.upload(self._storage, attempt, forked, files)
+        return bases
+
+    # -- results out
+
+    def _rows(self, acks: Sequence[Ack], output: str) -> pl.DataFrame:
+        if self._shapes is None:
+            return pl.DataFrame()
+        files = [file for ack in acks for file in ack.files if file.kind != STATE and file.name == output]
+        return _frame([pq.ParquetFile(self._storage.full(file.path)).read() for file in files], self._shapes.outputs[output])
+
+    def _opened(self) -> Iterator[tuple[range, RocksDBBackend]]:
+        """A copy of each subtask's newest snapshot, open, with its key groups."""
+        for subtask, base in sorted(self._last.bases.items()):
+            with tempfile.TemporaryDirectory(dir=self._root) as copy:
+                snapshot.fetch(self._storage, base, Path(copy))
+                backend = RocksDBBackend(Path(copy), _WRITE_BUFFER_MB, _BLOCK_CACHE_MB)
+                try:
+                    yield group_range(subtask, self._parallelism, self._max_parallelism), backend
+                finally:
+                    backend.close()
+
+    def _states(self) -> dict[Any, State]:
+        fixed = self._shapes
+        if fixed is None:
+            return dict(self._initial)
+        if self._read is None:
+            assert self.stage.state is not None
+            found: dict[Any, State] = {}
+            for groups, backend in self._opened():
+                for table in scan_values(backend, fixed.state, fixed.keys, groups):
+                    keys = [table.column(i).to_pylist() for i in range(len(fixed.keys))]
+                    rows = table.select(range(len(fixed.keys), table.num_columns)).to_pylist()
+                    for key, row in zip(zip(*keys, strict=True), rows, strict=True):
+                        found[key if len(key) > 1 else key[0]] = self.stage.state(**row)
+            self._read = found
+        return self._read
+
+
+class _States(Mapping[Any, State]):
+    """A stage's state by key, always that of its last epoch."""
+
+    def __init__(self, run: StageRun) -> None:
+        self._run = run
+
+    def __getitem__(self, key: Any) -> State:
+        return self._run._states()[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._run._states())
+
+    def __len__(self) -> int:
+        return len(self._run._states())
+
+    def __repr__(self) -> str:
+        return repr(self._run._states())
+
+
+class PipelineRun:
+    """A pipeline between two epochs. stages: its stages' runs by uid, with state, late rows and acks."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        parallelism: int,
+        batch_rows: int,
+        schema: pa.Schema | Mapping[str, pa.DataType] | None,
+    ) -> None:
+        for stage in pipeline.stages:
+            if stage.transform is not None:
+                raise PipelineError(
+                    f"The transform of {stage.uid} needs Spark.",
+                    next="Test the pipeline's stages one by one with testing.run, whose rows are those after the transform.",
+                )
+        self.pipeline = pipeline
+        self.stages = {
+            stage.uid: StageRun(
+                stage,
+                {},
+                parallelism,
+                pipeline.max_parallelism,
+                batch_rows,
+                schema if isinstance(stage.input, FileSource) else None,
+            )
+            for stage in pipeline.stages
+        }
+        self._tables: dict[str, list[pl.DataFrame]] = {sink.table: [] for sink in pipeline.sinks}
+
+    def epoch(
+        self, rows: Rows | Mapping[str, Rows] = (), *, now: datetime | None = None, drain: bool = False
+    ) -> dict[str, pl.DataFrame]:
+        """Run one epoch through all stages and return each table's new rows. If a stage declines it, no stage moves on.
+
+        rows: the source's, or by source name where the pipeline has several.
+        """
+        done: dict[str, _Epoch] = {}
+        handed: dict[str, pl.DataFrame] = {}
+        tables: dict[str, pl.DataFrame] = {}
+        by_source = self._by_source(rows)
+        for stage in self.pipeline.stages:
+            one = self.stages[stage.uid]
+            if isinstance(stage.input, FileSource):
+                table = one._table(by_source.get(stage.input.name, ()))
+                arriving = one._newest(table)
+            else:
+                upstream = stage.input.uid
+                table = one._table(handed[upstream]) if self.stages[upstream]._shapes else None
+                arriving = done[upstream].watermark
+            known = watermarks.before_job(stage, one._last.watermark, arriving)
+            done[stage.uid] = one._run(table, now, drain, known, None)
+            handed[stage.uid] = one._rows(done[stage.uid].acks, MAIN)
+            if stage.sink is not None:
+                tables[stage.sink.table] = handed[stage.uid]
+            if stage.window is not None and stage.window.late is not None:
+                tables[stage.window.late.table] = one._rows(done[stage.uid].acks, LATE)
+        for uid, epoch in done.items():
+            self.stages[uid]._commit(epoch)
+        for name, frame in tables.items():
+            self._tables[name].append(frame)
+        return tables
+
+    @property
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """Every sink's table with the rows of all epochs so far."""
+        return {name: _stacked(parts) for name, parts in self._tables.items()}
+
+    @property
+    def states(self) -> dict[str, Mapping[Any, Any]]:
+        """State by key of each stage that is not a window, by uid."""
+        return {uid: one.state for uid, one in self.stages.items() if one.stage.window is None}
+
+    def _by_source(self, rows: Rows | Mapping[str, Rows]) -> Mapping[str, Rows]:
+        names = [source.name for source in self.pipeline.sources]
+        if not isinstance(rows, Mapping):
+            if len(names) > 1:
+                raise ValueError(f"{self.pipeline.name} has several sources; give rows by source name: {', '.join(names)}")
+            return {names[0]: rows}
+        strange = sorted(rows.keys() - set(names))
+        if strange:
+            raise ValueError(f"{self.pipeline.name} has no source {strange[0]!r}; its sources are: {', '.join(names)}")
+        return rows
+
+
+# -- slicing
+
+
+@dataclass(frozen=True, slots=True)
+class _Slicing:
+    """How one trial cuts its rows. cuts: where epochs end, as shares of the rows."""
+
+    cuts: tuple[float, ...]
+    batch_rows: int
+    parallelism: int
+    seed: int
+
+    def sizes(self, rows: int) -> list[int]:
+        ends = [round(cut * rows) for cut in self.cuts] + [rows]
+        return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    tables: dict[str, pl.DataFrame]
+    states: dict[str, dict[Any, State]]
+
+
+def assert_slicing_does_not_matter(
+    target: Stage | Pipeline,
+    rows: Rows | Mapping[str, Rows],
+    *,
+    state: Mapping[Any, State] | None = None,
+    trials: int = 10,
+    seed: int = 0,
+    schema: pa.Schema | Mapping[str, pa.DataType] | None = None,
+) -> None:
+    """Check that a stage or a pipeline gives the same rows and the same final state however its input is cut.
+
+    Where epochs and batches end, and how many subtasks there are, is chance in production, so nothing may depend on it.
+    Each trial cuts the rows at random places into epochs, some of them empty, and into batches, for 1 to 4 subtasks, and
+    closes every window at the end; it must agree with one epoch in one batch on one subtask. Epochs get the rows in the
+    order of `order_by`, or of event time without it; rows that tie, and all rows of an epoch where the stage declares no
+    order, come in any order, as from Spark. `epoch.now` is always the same. Floats may differ in their last bits.
+
+    state: what a stage's keys have at first. Raises AssertionError with the first difference and the slicing behind it.
+    """
+    played = _player(target, rows, state or {}, schema)
+    plain = played(_Slicing((), 1 << 30, 1, seed))
+    chance = random.Random(seed)
+    for trial in range(trials):
+        slicing = _slicing(chance, trial)
+        try:
+            found = _difference(plain, played(slicing))
+        except Exception as error:
+            error.add_note(f"slicing: {_said(slicing)} (trial {trial}, seed {seed})")
+            raise
+        if found:
+            raise AssertionError(
+                f"{target.uid if isinstance(target, Stage) else target.name} depends on how its input is sliced.\n"
+                f"  first difference: {found}\n"
+                f"  slicing: {_said(slicing)} (trial {trial}, seed {seed}); compared with one epoch in one batch on one subtask"
+            )
+
+
+def _slicing(chance: random.Random, trial: int) -> _Slicing:
+    if trial == 0:  # batches of one row: where most functions that look around in their batch give themselves away
+        return _Slicing((), 1, 1, chance.randrange(1 << 30))
+    if trial == 1:
+        return _Slicing((0.5,), 1 << 30, 2, chance.randrange(1 << 30))
+    cuts = sorted(chance.random() for _ in range(chance.randint(0, 6)))
+    if cuts and chance.random() < 0.5:
+        cuts = sorted([*cuts, chance.choice(cuts)])  # an empty epoch
+    batch = chance.choice([1, 2, 3, chance.randint(4, 50), 1 << 30])
+    return _Slicing(tuple(cuts), batch, chance.randint(1, 4), chance.randrange(1 << 30))
+
+
+def _said(slicing: _Slicing) -> str:
+    shares = [f"{100 * cut:.1f} %" for cut in slicing.cuts]
+    epochs = f"epochs that end after {', '.join(shares)} and 100 % of the rows" if shares else "one epoch"
+    batches = "whole" if slicing.batch_rows == 1 << 30 else f"in batches of at most {slicing.batch_rows}"
+    return f"{epochs}, {batches}, {slicing.parallelism} subtask{'s' if slicing.parallelism > 1 else ''}"
+
+
+def _player(target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], schema: Any) -> Any:
+    """What plays the target with one slicing, as a function of it."""
+    if isinstance(target, Stage):
+        readers = {"rows": [target]}
+        given = {"rows": rows}
+    else:
+        names = [source.name for source in target.sources]
+        readers = {name: [s for s in target.stages if isinstance(s.input, FileSource) and s.input.name == name] for name in names}
+        given = dict(rows) if isinstance(rows, Mapping) else {names[0]: rows}
+    fixed = None if schema is None else _canonical(pa.schema(schema))
+    tables = {name: table for name, one in given.items() if (table := _arrow(one, fixed)) is not None}
+
+    def play(slicing: _Slicing) -> _Result:
+        chance = random.Random(slicing.seed)
+        epochs = {name: _cut(table, readers[name], slicing, chance) for name, table in tables.items()}
+        number = len(slicing.cuts) + 1
+        if isinstance(target, Stage):
+            one = run(target, state, parallelism=slicing.parallelism, batch_rows=slicing.batch_rows, schema=fixed)
+            outs, lates = [], []
+            for index in range(number + 1):
+                drain = index == number
+                outs.append(one.epoch(() if drain else epochs["rows"][index] if epochs else (), now=_FIRST_NOW, drain=drain))
+                lates.append(one.late)
+            states = {} if target.window else {target.uid: dict(one.state)}
+            one.close()
+            return _Result({"output": _stacked(outs), "late": _stacked(lates)}, states)
+        several = PipelineRun(target, slicing.parallelism, slicing.batch_rows, fixed)
+        for index in range(number):
+            several.epoch({name: parts[index] for name, parts in epochs.items()}, now=_FIRST_NOW)
+        several.epoch({}, now=_FIRST_NOW, drain=True)
+        result = _Result(several.tables, {uid: dict(states) for uid, states in several.states.items()})
+        for one in several.stages.values():
+            one.close()
+        return result
+
+    return play
+
+
+def _cut(table: pa.Table, readers: Sequence[Stage], slicing: _Slicing, chance: random.Random) -> list[pa.Table]:
+    order_by = next((stage.order_by for stage in readers if stage.order_by), ())
+    event_time = source_of(readers[0]).event_time
+    if not order_by and event_time is None and readers[0].window is not None:
+        event_time = readers[0].window.on
+    columns = list(order_by) or ([event_time] if event_time in table.column_names else [])
+    table = table.take(_shuffled(table.num_rows, chance))
+    if columns:
+        table = table.take(_order(table, columns))
+    parts, start = [], 0
+    for size in slicing.sizes(table.num_rows):
+        parts.append(table.slice(start, size).take(_shuffled(size, chance)))
+        start += size
+    return parts
+
+
+def _shuffled(number: int, chance: random.Random) -> np.ndarray:
+    order = list(range(number))
+    chance.shuffle(order)
+    return np.array(order, np.int64)
+
+
+def _difference(plain: _Result, other: _Result) -> str | None:
+    for name, table in plain.tables.items():
+        found = _rows_differ(table, other.tables[name])
+        if found:
+            return f"{name}: {found}"
+    for uid, states in plain.states.items():
+        for key in [*states, *(other.states[uid].keys() - states.keys())]:
+            mine, others = states.get(key), other.states[uid].get(key)
+            if mine is None or others is None:
+                return f"state of {key!r} in {uid}: {others}, expected {mine}"
+            for field, value in mine.as_dict().items():
+                if not _same(value, others.as_dict()[field]):
+                    return f"state of {key!r} in {uid}: {field} is {others.as_dict()[field]!r}, expected {value!r}"
+    return None
+
+
+def _rows_differ(expected: pl.DataFrame, found: pl.DataFrame) -> str | None:
+    columns = expected.columns or found.columns
+    mine, others = sorted(expected.rows(), key=_sortable), sorted(found.rows(), key=_sortable)
+    if len(mine) == len(others) and all(
+        all(map(_same, a, b)) for a, b in zip(mine, others, strict=True)
+    ):
+        return None
+    here, there = Counter(map(_sortable, mine)), Counter(map(_sortable, others))
+    missing = next((row for row in mine if here[_sortable(row)] > there[_sortable(row)]), None)
+    extra = next((row for row in others if there[_sortable(row)] > here[_sortable(row)]), None)
+    said = []
+    if missing is not None:
+        said.append(f"the row {dict(zip(columns, missing, strict=True))} is missing")
+    if extra is not None:
+        said.append(f"the row {dict(zip(columns, extra, strict=True))} is there instead" if said else f"the row {dict(zip(columns, extra, strict=True))} is too many")
+    return "; ".join(said) + f" ({len(others)} rows, expected {len(mine)})"
+
+
+def _sortable(row: tuple) -> tuple[str, str]:
+    exact = [None if isinstance(value, float) else value for value in row]
+    return repr(exact), repr([f"{value:.8g}" for value in row if isinstance(value, float)])
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=_CLOSE, abs_tol=_CLOSE) or (math.isnan(a) and math.isnan(b))
+    return type(a) is type(b) and a == b
+
+
+# -- rows
+
+
+def _arrow(rows: Rows, schema: pa.Schema | None) -> pa.Table | None:
+    """Rows as a canonical table, of `schema` if there is one; None if there are neither rows nor columns."""
+    if isinstance(rows, list | tuple):
+        if not rows:
+            return None
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        _refuse_strange(names, schema)
+        fields = list(schema) if schema is not None else [pa.field(name, pa.null()) for name in names]
+        columns = {}
+        for field in fields:
+            values = [row.get(field.name) for row in rows]
+            try:
+                columns[field.name] = pa.array(values, None if schema is None else field.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise _misfit(field.name, str(error)) from error
+        return frames.canonical(pa.table(columns))
+    table = frames.arrow(rows)
+    if schema is None or not table.num_columns:
+        return table if table.num_columns else None
+    _refuse_strange(table.column_names, schema)
+    for field in schema:
+        if field.name not in table.column_names:
+            raise _misfit(field.name, "it is missing")
+        if table.schema.field(field.name).type != field.type:
+            try:
+                table.column(field.name).cast(field.type)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise _misfit(field.name, str(error)) from error
+    return table.select(schema.names).cast(schema)
+
+
+def _refuse_strange(names: Sequence[str], schema: pa.Schema | None) -> None:
+    strange = [name for name in names if schema is not None and name not in schema.names]
+    if strange:
+        assert schema is not None
+        raise InputError(
+            f"The rows have a column {strange[0]!r}, which the input has not.",
+            next=f"Its columns are: {', '.join(schema.names)}.",
+        )
+
+
+def _misfit(column: str, how: str) -> InputError:
+    return InputError(
+        f"The column {column!r} of the rows does not fit: {how}",
+        next="Give rows of one shape, or say which it is with schema=; without that, the first rows of a run do.",
+    )
+
+
+def _canonical(schema: pa.Schema) -> pa.Schema:
+    return frames.canonical(schema.empty_table()).schema
+
+
+def _where(stage: Stage, rows: pa.Table) -> pa.Table:
+    if stage.where is None:
+        return rows
+    problem: object = "Spark takes double quotes for a text, Polars for a name"
+    if '"' not in stage.where:
+        try:
+            kept = frames.polars(rows).with_row_index(_ROW).filter(pl.sql_expr(stage.where))[_ROW]
+            return rows.take(kept.to_numpy().astype(np.int64))
+        except (pl.exceptions.PolarsError, TypeError) as error:
+            problem = error
+    raise PipelineError(
+        f"The where of {stage.uid} cannot be evaluated without Spark: {problem}",
+        where=f"stage {stage.uid}, where={stage.where!r}",
+        next="Write it in SQL that Polars knows too, or test the function without the where.",
+    )
+
+
+def _order(rows: pa.Table, columns: Sequence[str]) -> np.ndarray:
+    """The rows' numbers in Spark's ascending order: nulls first, NaN last; rows that tie stay as they are."""
+    frame = frames.polars(rows.select(list(columns)))
+    return frame.with_row_index(_ROW).sort(list(columns), nulls_last=False, maintain_order=True)[_ROW].to_numpy().astype(np.int64)
+
+
+def _frame(tables: Sequence[pa.Table], schema: pa.Schema) -> pl.DataFrame:
+    return pl.from_arrow(pa.concat_tables([schema.empty_table(), *tables]))  # type: ignore[return-value]
+
+
+def _stacked(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    known = [part for part in parts if part.width]
+    return pl.concat(known) if known else pl.DataFrame()
