@@ -6,8 +6,8 @@ Two rules live here, both found by playing the failing sequence:
   our generation, with the same app id. delta-rs lets a refreshed handle commit an equal or lower version, rebases a
   commit with another app id or none, and does not refresh a handle by its own commit. So the check and the commit
   share one handle, every time, retries included.
-- Tables are read file by file with pyarrow from the list of the handle; `DeltaTable.to_pyarrow_table` leaves threads
-  behind that abort the interpreter at exit.
+- Tables are read file by file with pyarrow, without its threads: a process that ends right after a threaded read is
+  sometimes aborted by Arrow (apache/arrow#34314), and a command that succeeded would exit with 134.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class FencedTable:
             data = self.storage.read_bytes(f"{self.path}/{file.path}")
             if data is None:
                 raise FileNotFoundError(self.storage.full(f"{self.path}/{file.path}"))
-            rows += pq.read_table(pa.BufferReader(data)).to_pylist()
+            rows += pq.read_table(pa.BufferReader(data), use_threads=False).to_pylist()
         return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -20,3 +21,8 @@ def spark() -> Iterator[SparkSession]:
     session = runtime.session(settings.load({}), app="weir-tests", delta=True)
     yield session
     session.stop()
+
+
+def pytest_unconfigure() -> None:
+    """Arrow aborts a process that ends right after a threaded read (apache/arrow#34314): let its threads come to rest."""
+    time.sleep(0.3)
