@@ -59,7 +59,11 @@ def alive(lease: Lease | None) -> bool | None:
     if lease.host != socket.gethostname():
         return None
     try:
-        return abs(psutil.Process(lease.pid).create_time() - lease.process_started) < 1.0
+        process = psutil.Process(lease.pid)
+        # A killed process that its parent has not collected yet is still listed, and does nothing any more.
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return abs(process.create_time() - lease.process_started) < 1.0
     except psutil.Error:
         return False
 

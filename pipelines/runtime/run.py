@@ -155,6 +155,11 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
             return
         barriers = [request for request in requests if request.kind == "barrier"]
         backlog = bool(waiting)
+        if not backlog:
+            # A sensor asks because files wait. An epoch has read them meanwhile: there is nothing left to cut.
+            for request in [request for request in barriers if request.trigger == Trigger.SENSOR]:
+                barriers.remove(request)
+                lease.take(shop.storage, request)
         due = policy.due(
             since_last=time.monotonic() - loop.last_end,
             backlog=backlog,

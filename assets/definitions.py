@@ -1,0 +1,15 @@
+"""What `workspace.yaml` loads: every pipeline of the configuration."""
+
+import dagster as dg
+
+from assets.factory import weir_definitions
+from configs.settings import load
+from pipelines.runtime.cli import load_pipeline
+
+settings = load()
+
+# One process and one warm Spark session for all epochs of a run, also when a person materializes an asset.
+defs = dg.Definitions.merge(
+    weir_definitions([load_pipeline(name, settings) for name in settings.pipelines], settings),
+    dg.Definitions(executor=dg.in_process_executor),
+)

@@ -1,0 +1,197 @@
+"""What a checkpoint sensor does at a tick: ask the running coordinator for a barrier, ask for a run, or wait.
+
+`observe` reads the pipeline's storage, without a JVM and in milliseconds; `decide` is a pure function of what was seen,
+of what the sensor remembers from its earlier ticks, and of a monotonic clock. Whose sensor it is does not matter here.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+
+from configs.settings import Settings
+from pipelines.runtime import run as runtime
+from pipelines.runtime.definition import Pipeline
+from state_ops import lease
+from state_ops.ids import CheckpointId, Generation
+from state_ops.lease import DEAD_AFTER_HEARTBEATS, Lease, Request
+
+# A run that brought no checkpoint is asked for again after 2, 4, 8 ... ticks: input that fails every run must not fill
+# the orchestrator with runs, and needs nobody once it is repaired.
+_LONGEST_PAUSE = 32
+
+
+class Action(StrEnum):
+    """What a tick does."""
+
+    WAIT = "wait"
+    BARRIER = "barrier"
+    RUN = "run"
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What one tick sees.
+
+    alive: whether the lease's holder lives, None if only watching its counter can tell. waiting: files that were not
+    read. asked: a barrier request waits to be taken. unfinished: runs of this pipeline that the orchestrator counts as
+    queued or running.
+    """
+
+    holder: Lease | None
+    alive: bool | None
+    waiting: int
+    head: CheckpointId | None
+    asked: bool
+    unfinished: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a sensor remembers between its ticks; its cursor.
+
+    tick: how many there were. generation, counter, since, observer: the heartbeat last seen, and when it was new, in
+    seconds on that host's monotonic clock. resumed: the last generation whose death was answered with a run.
+    runs, run_tick, run_head: how many runs in a row were asked for on top of the same head, and at which tick the last.
+    """
+
+    tick: int = 0
+    generation: Generation | None = None
+    counter: int = -1
+    since: float = 0.0
+    observer: str = ""
+    resumed: Generation | None = None
+    runs: int = 0
+    run_tick: int = 0
+    run_head: CheckpointId | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | None) -> Memory:
+        return cls(**json.loads(text)) if text else cls()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do, why in words for a person, and what to remember.
+
+    key: of the run; the same key is never run twice. gone: a run that the orchestrator counts as running, though the
+    process of its coordinator is gone: it blocks its successors until somebody ends it.
+    """
+
+    action: Action
+    reason: str
+    memory: Memory
+    key: str | None = None
+    gone: str | None = None
+
+
+def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = ()) -> Sight:
+    """Look at the pipeline; reads only."""
+    storage, registry = runtime.open_storage(pipeline, settings)
+    holder = lease.read(storage)
+    # The lease is read before the head: a coordinator that ends in between is seen alive, which the next tick corrects.
+    alive, head = lease.alive(holder), registry.head()
+    return Sight(
+        holder=holder,
+        alive=alive,
+        waiting=sum(runtime.lag(pipeline, settings, head).values()),
+        head=head.id if head else None,
+        asked=any(request.kind == "barrier" for request in lease.pending(storage)),
+        unfinished=tuple(unfinished),
+    )
+
+
+def ask(pipeline: Pipeline, settings: Settings, decision: Decision) -> Request:
+    """Leave the barrier request that was decided on."""
+    storage, _ = runtime.open_storage(pipeline, settings)
+    return lease.send(
+        storage, Request("barrier", trigger="sensor", reason=decision.reason, tick=str(decision.memory.tick))
+    )
+
+
+def decide(
+    sight: Sight, memory: Memory, max_lag: int, *, observer: str | None = None, now: float | None = None
+) -> Decision:
+    """What this tick does. max_lag: files that may wait. observer, now: host and monotonic clock; default: this one's."""
+    observer = socket.gethostname() if observer is None else observer
+    now = time.monotonic() if now is None else now
+    memory = _watched(replace(memory, tick=memory.tick + 1), sight.holder, observer, now)
+    behind = sight.waiting > max_lag
+    if _lives(sight, memory, now):
+        return _with_coordinator(sight, memory, behind)
+    holder = sight.holder
+    died = holder is not None and not holder.stopped
+    gone = holder.run_id if holder is not None and died and holder.run_id in sight.unfinished else None
+    others = [run for run in sight.unfinished if run != gone]
+    if others:
+        return Decision(Action.WAIT, f"run {others[0][:8]} of this pipeline is queued or starting", memory, gone=gone)
+    if holder is not None and died and memory.resumed != holder.generation:
+        reason = (
+            f"the coordinator of generation {holder.generation} (process {holder.pid} on {holder.host}) died: "
+            f"resume, {_files(sight.waiting)} waiting"
+        )
+        return _run(sight, replace(memory, resumed=holder.generation), reason, f"resume-g{holder.generation}", gone)
+    if not behind:
+        return Decision(Action.WAIT, f"nothing to do: {_idle(sight)}, no coordinator needed", memory, gone=gone)
+    due = memory.run_tick + min(2**memory.runs, _LONGEST_PAUSE)
+    if memory.runs and memory.run_head == sight.head and memory.tick < due:
+        times = "once" if memory.runs == 1 else f"{memory.runs} times"
+        return Decision(
+            Action.WAIT,
+            f"{_files(sight.waiting)} waiting, but a run was asked for {times} and brought no checkpoint; asking again in "
+            f"{due - memory.tick} ticks. Look at the last run; Materialize runs at once",
+            memory,
+            gone=gone,
+        )
+    generation = holder.generation if holder else 0
+    key = f"g{generation}-c{sight.head or 0}-f{sight.waiting}-t{memory.tick}"
+    return _run(sight, memory, f"{_files(sight.waiting)} new", key, gone)
+
+
+def _with_coordinator(sight: Sight, memory: Memory, behind: bool) -> Decision:
+    holder = sight.holder
+    assert holder is not None
+    if not behind:
+        who = f"the coordinator (process {holder.pid} on {holder.host}) is running"
+        return Decision(Action.WAIT, f"nothing to do: {_idle(sight)}; {who}", memory)
+    if sight.asked:
+        reason = f"{_files(sight.waiting)} waiting; the running coordinator was asked already and has not come to its barrier"
+        return Decision(Action.WAIT, reason, memory)
+    return Decision(Action.BARRIER, f"{_files(sight.waiting)} new", memory)
+
+
+def _run(sight: Sight, memory: Memory, reason: str, key: str, gone: str | None) -> Decision:
+    again = memory.runs + 1 if memory.runs and memory.run_head == sight.head else 1
+    memory = replace(memory, runs=again, run_tick=memory.tick, run_head=sight.head)
+    return Decision(Action.RUN, reason, memory, key, gone)
+
+
+def _watched(memory: Memory, holder: Lease | None, observer: str, now: float) -> Memory:
+    """Note when the heartbeat was last seen to change. Clocks of two hosts, or of two boots, are never compared."""
+    if holder is None:
+        return memory
+    seen = (memory.generation, memory.counter, memory.observer) == (holder.generation, holder.counter, observer)
+    if seen and memory.since <= now:
+        return memory
+    return replace(memory, generation=holder.generation, counter=holder.counter, since=now, observer=observer)
+
+
+def _lives(sight: Sight, memory: Memory, now: float) -> bool:
+    if sight.alive is not None or sight.holder is None:
+        return bool(sight.alive)
+    return now - memory.since < DEAD_AFTER_HEARTBEATS * sight.holder.heartbeat_seconds
+
+
+def _files(count: int) -> str:
+    return f"{count} file" if count == 1 else f"{count} files"
+
+
+def _idle(sight: Sight) -> str:
+    return f"{_files(sight.waiting)} waiting, as many as may" if sight.waiting else "no file is waiting"

@@ -1,0 +1,117 @@
+"""Loading the definitions is cheap and touches nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+from dagster._core.workspace.load_target import WorkspaceFileTarget
+
+from assets.factory import weir_definitions
+from configs.settings import PROJECT, Settings
+from pipelines import flights
+from pipelines.api import Pipeline, Stage, State, files, stage
+from state_ops.errors import PipelineError
+
+PROBE = """
+import json, sys
+import assets.definitions as loaded
+heavy = [name for name in ("pyspark", "py4j", "great_expectations") if name in sys.modules]
+keys = sorted(key.to_user_string() for key in loaded.defs.resolve_all_asset_keys())
+print(json.dumps({"heavy": heavy, "keys": keys}))
+"""
+
+
+class Count(State):
+    n: int = 0
+
+
+def counting(uid: str) -> Stage:
+    def counts(rows: pa.Table, state, epoch):
+        return rows
+
+    return stage(uid, source=files("{landing}/*.parquet", name="landing"), key="k", state=Count)(counts)
+
+
+def settings(root: Path) -> Settings:
+    return Settings.model_validate(
+        {
+            "storage": {"root": str(root / "storage")},
+            "pipelines": {
+                "flights": {"object": "pipelines.flights:pipeline", "params": {"landing": str(root / "landing")}},
+                "other": {"object": "somewhere:pipeline", "params": {"landing": str(root / "other")}},
+            },
+        }
+    )
+
+
+def test_loading_imports_no_spark_and_no_expectations_and_leaves_storage_alone(tmp_path):
+    overrides = {"WEIR_STORAGE__ROOT": str(tmp_path / "storage"), "WEIR_LOCAL__WORK_DIR": str(tmp_path / "work")}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("WEIR_")}
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], env=clean | overrides, cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == {
+        "heavy": [],
+        "keys": ["flights/aircraft_rotation", "flights/airport_hourly", "flights/checkpoint", "flights/landing"],
+    }
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_graph_is_sources_then_stages_then_the_checkpoint(tmp_path):
+    graph = weir_definitions([flights.pipeline], settings(tmp_path)).resolve_asset_graph()
+    parents = {
+        key.path[-1]: {parent.path[-1] for parent in graph.get(key).parent_keys} for key in graph.get_all_asset_keys()
+    }
+    assert parents == {
+        "landing": set(),
+        "aircraft_rotation": {"landing"},
+        "airport_hourly": {"aircraft_rotation"},
+        "checkpoint": {"aircraft_rotation", "airport_hourly"},
+    }
+    assert {key.path[-1] for key in graph.executable_asset_keys} == set(parents) - {"landing"}
+
+
+def test_pipelines_live_side_by_side_and_merge_into_a_project_of_ones_own(tmp_path):
+    @dg.asset
+    def report():
+        return 1
+
+    ours = weir_definitions([flights.pipeline, Pipeline("other", (counting("counts"),))], settings(tmp_path))
+    merged = dg.Definitions.merge(dg.Definitions(assets=[report]), ours)
+    assert {job.name for job in merged.resolve_all_job_defs()} >= {"flights_job", "other_job"}
+    assert {sensor.name for sensor in merged.sensors or ()} == {"flights_checkpoint_sensor", "other_checkpoint_sensor"}
+    assert dg.AssetKey(["other", "counts"]) in merged.resolve_all_asset_keys()
+
+
+def test_a_stage_that_would_be_the_checkpoints_asset_is_refused(tmp_path):
+    with pytest.raises(PipelineError, match="same asset as the checkpoint"):
+        weir_definitions([Pipeline("other", (counting("checkpoint"),))], settings(tmp_path))
+
+
+def test_stages_cannot_be_run_apart(tmp_path):
+    defs = weir_definitions([flights.pipeline], settings(tmp_path))
+    assets = [definition for definition in defs.assets or () if isinstance(definition, dg.AssetsDefinition)]
+    assert [definition.can_subset for definition in assets if definition.is_executable] == [False]
+
+
+def test_the_instances_configuration_is_accepted_as_it_is(tmp_path):
+    (tmp_path / "dagster.yaml").write_text((PROJECT / "infra" / "dagster.yaml").read_text())
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert not instance.telemetry_enabled
+        assert instance.run_monitoring_enabled
+        assert instance.run_monitoring_settings["free_slots_after_run_end_seconds"] == 30
+        pools = instance.get_concurrency_config().pool_config
+        assert (pools.default_pool_limit, pools.pool_granularity.value) == (1, "run")
+
+
+def test_the_workspace_names_the_definitions():
+    (origin,) = WorkspaceFileTarget([str(PROJECT / "workspace.yaml")]).create_origins()
+    assert origin.loadable_target_origin.module_name == "assets.definitions"

@@ -1,0 +1,132 @@
+"""What a tick of the checkpoint sensor decides, case by case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pipelines.runtime.sensor import Action, Decision, Memory, Sight, decide
+from state_ops.lease import Lease
+
+HOLDER = Lease(
+    generation=3,
+    counter=7,
+    last_id=5,
+    host="worker-1",
+    pid=42,
+    process_started=1.0,
+    heartbeat_seconds=5.0,
+    run_id="r-3",
+)
+IDLE = Sight(holder=None, alive=False, waiting=0, head=None, asked=False)
+RUNNING = Sight(holder=HOLDER, alive=True, waiting=0, head=5, asked=False)
+DEAD = replace(RUNNING, alive=False)
+STOPPED = replace(DEAD, holder=replace(HOLDER, stopped=True))
+
+
+def tick(sight: Sight, memory: Memory | None = None, *, max_lag: int = 0, now: float = 100.0) -> Decision:
+    return decide(sight, memory or Memory(), max_lag, observer="here", now=now)
+
+
+@pytest.mark.parametrize(
+    ("sight", "max_lag", "action", "says"),
+    [
+        (IDLE, 0, Action.WAIT, "no file is waiting"),
+        (replace(IDLE, waiting=1), 0, Action.RUN, "1 file new"),
+        (replace(IDLE, waiting=3), 3, Action.WAIT, "3 files waiting, as many as may"),
+        (replace(IDLE, waiting=4), 3, Action.RUN, "4 files new"),
+        (
+            replace(IDLE, waiting=4, unfinished=("0123456789",)),
+            0,
+            Action.WAIT,
+            "run 01234567 of this pipeline is queued",
+        ),
+        (RUNNING, 0, Action.WAIT, "process 42 on worker-1"),
+        (replace(RUNNING, waiting=2), 0, Action.BARRIER, "2 files new"),
+        (replace(RUNNING, waiting=2, unfinished=("r-3",)), 0, Action.BARRIER, "2 files new"),
+        (replace(RUNNING, waiting=2, asked=True), 0, Action.WAIT, "was asked already"),
+        (replace(RUNNING, waiting=2), 2, Action.WAIT, "2 files waiting, as many as may"),
+        (STOPPED, 0, Action.WAIT, "no file is waiting"),
+        (replace(STOPPED, waiting=2), 0, Action.RUN, "2 files new"),
+        (replace(STOPPED, waiting=2, asked=True), 0, Action.RUN, "2 files new"),
+        (DEAD, 0, Action.RUN, "coordinator of generation 3 (process 42 on worker-1) died"),
+        (replace(DEAD, waiting=2), 0, Action.RUN, "2 files waiting"),
+    ],
+)
+def test_a_tick_decides(sight, max_lag, action, says):
+    decision = tick(sight, max_lag=max_lag)
+    assert decision.action is action
+    assert says in decision.reason
+    assert (decision.key is not None) == (action is Action.RUN)
+
+
+def test_a_dead_coordinator_is_answered_once_per_generation():
+    first = tick(DEAD)
+    assert (first.action, first.key) == (Action.RUN, "resume-g3")
+    assert tick(DEAD, first.memory).action is Action.WAIT
+    successor = replace(DEAD, holder=replace(HOLDER, generation=4))
+    assert tick(successor, first.memory).key == "resume-g4"
+
+
+def test_a_sensor_that_lost_its_cursor_asks_under_the_same_key():
+    assert tick(DEAD).key == tick(DEAD, Memory(tick=50)).key
+
+
+def test_a_run_whose_process_is_gone_is_named_and_does_not_block_its_successor():
+    decision = tick(replace(DEAD, unfinished=("r-3",)))
+    assert (decision.action, decision.gone) == (Action.RUN, "r-3")
+
+
+def test_a_run_whose_process_is_gone_is_named_also_while_its_successor_is_queued():
+    decision = tick(replace(DEAD, unfinished=("r-4", "r-3")))
+    assert (decision.action, decision.gone) == (Action.WAIT, "r-3")
+
+
+def test_a_living_or_stopped_coordinators_run_is_never_called_gone():
+    for sight in (RUNNING, STOPPED):
+        assert tick(replace(sight, unfinished=("r-3",))).gone is None
+
+
+def test_runs_that_bring_no_checkpoint_are_asked_for_ever_more_rarely_but_never_given_up():
+    sight, memory, asked, keys = replace(STOPPED, waiting=2), Memory(), [], set()
+    for number in range(1, 140):
+        decision = tick(sight, memory)
+        memory = decision.memory
+        if decision.action is Action.RUN:
+            asked.append(number)
+            keys.add(decision.key)
+    assert asked == [1, 3, 7, 15, 31, 63, 95, 127]
+    assert len(keys) == len(asked)
+
+
+def test_a_checkpoint_ends_the_pause():
+    first = tick(replace(STOPPED, waiting=2))
+    assert tick(replace(STOPPED, waiting=2), first.memory).action is Action.WAIT
+    assert tick(replace(STOPPED, waiting=2, head=6), first.memory).action is Action.RUN
+
+
+def test_a_coordinator_on_another_host_is_dead_when_its_heartbeat_stood_still_for_three_beats():
+    sight = replace(RUNNING, alive=None, waiting=1)
+    decision = tick(sight, now=100.0)
+    assert decision.action is Action.BARRIER
+    decision = tick(sight, decision.memory, now=114.9)
+    assert decision.action is Action.BARRIER
+    assert tick(sight, decision.memory, now=115.0).action is Action.RUN
+    beating = replace(sight, holder=replace(HOLDER, counter=8))
+    assert tick(beating, decision.memory, now=115.0).action is Action.BARRIER
+
+
+def test_clocks_of_two_observers_or_two_boots_are_not_compared():
+    sight = replace(RUNNING, alive=None, waiting=1)
+    memory = tick(sight, now=100.0).memory
+    moved = decide(sight, memory, 0, observer="elsewhere", now=9_000.0)
+    assert moved.action is Action.BARRIER
+    assert tick(sight, memory, now=3.0).memory.since == 3.0
+
+
+def test_the_cursor_survives_a_round_trip_and_ticks_are_counted():
+    memory = tick(DEAD).memory
+    assert Memory.from_json(memory.to_json()) == memory
+    assert tick(DEAD, Memory.from_json(memory.to_json())).memory.tick == 2
+    assert Memory.from_json(None) == Memory()
