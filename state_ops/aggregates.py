@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import polars as pl
@@ -51,14 +52,16 @@ class Agg:
             return [(f"{name}__sum", pa.float64(), False, 0.0), (f"{name}__count", pa.int64(), False, 0)]
         return [(name, kind, True, None)]
 
-    def partial(self, name: str) -> list[pl.Expr]:
-        """Expressions over one key's rows of a batch, one for each of `parts`."""
+    def partial(self, name: str, rows: Mapping[str, pl.DataType]) -> list[pl.Expr]:
+        """Expressions over one key's rows of a batch, one for each of `parts`. rows: the batch's schema."""
         if self.kind == "count":
             return [pl.len().cast(pl.Int64).alias(name)]
         assert self.column is not None
         column = pl.col(self.column)
         if self.kind == "sum":
-            return [column.sum().alias(name)]
+            # Polars adds 32-bit numbers in 32 bits, and wraps around in silence.
+            wide = {pl.Int32: pl.Int64, pl.Float32: pl.Float64}.get(type(rows[self.column]))
+            return [(column.cast(wide) if wide else column).sum().alias(name)]
         if self.kind == "mean":
             return [
                 column.cast(pl.Float64).sum().alias(f"{name}__sum"),
@@ -72,7 +75,7 @@ class Agg:
         """Expressions that merge the fields `<old>name` with the partials `<new>name`. Null means: nothing yet."""
         if self.kind in ("count", "sum", "mean"):
             names = [f"{name}__sum", f"{name}__count"] if self.kind == "mean" else [name]
-            return [(pl.col(old + field) + pl.col(new + field)).alias(field) for field in names]
+            return [(pl.col(old + field).fill_null(0) + pl.col(new + field)).alias(field) for field in names]
         if self.kind in ("min", "max"):
             pick = pl.min_horizontal if self.kind == "min" else pl.max_horizontal
             return [pick(pl.col(old + name), pl.col(new + name)).alias(name)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from state_ops.errors import FencedError
+from state_ops.errors import ConfigurationError, FencedError
 from state_ops.ids import Generation
 from state_ops.storage import Storage
 
@@ -109,6 +110,30 @@ def commit(
         ),
         post_commithook_properties=PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=True),
     )
+
+
+def probe_conditional_put(storage: Storage) -> None:
+    """Make sure that the store refuses a second conditional put: fencing stands and falls with that.
+
+    Two handles of a scratch table commit the same version; exactly one may win. Raises ConfigurationError otherwise.
+    """
+    path = f"registry/.probe-{uuid.uuid4().hex}"
+    uri = storage.full(path)
+    try:
+        ensure_table(uri, pa.schema([("probe", pa.int64())]))
+        first, second = DeltaTable(uri), DeltaTable(uri)
+        commit(first, "probe", 1)
+        try:
+            commit(second, "probe", 1)
+        except CommitFailedError:
+            return
+        raise ConfigurationError(
+            "This storage lets two writers commit the same table version.",
+            where=storage.uri,
+            next="Use a store with conditional puts (a local or NFSv4 disk, S3, GCS, ABFS): without them nothing fences a zombie.",
+        )
+    finally:
+        storage.delete_tree(path)
 
 
 class FencedTable:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from state_ops.checkpoint import FORMAT_VERSION, Checkpoint, StateFile
-from state_ops.delta_log import DataFile, FencedTable, active_files
+from state_ops.delta_log import DataFile, FencedTable, active_files, probe_conditional_put
 from state_ops.errors import DamageError, FencedError
 from state_ops.ids import CheckpointId, Generation
 from state_ops.storage import Storage
@@ -145,6 +145,7 @@ class Registry:
 
     def take_over(self) -> Generation:
         """Claim the next generation, before anything else is read, cleaned or published."""
+        probe_conditional_put(self._checkpoints.storage)
         for table in (self._checkpoints, self._files, self._publications):
             table.ensure()
         generation = self._checkpoints.claim()

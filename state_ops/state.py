@@ -145,7 +145,7 @@ class ValueState:
                     next=f"Declare the field as `{name}: ... | None = None`.",
                 )
         rows = self._loaded()
-        partials = [expr for name, agg in aggregates.items() for expr in agg.partial(name)]
+        partials = [expr for name, agg in aggregates.items() for expr in agg.partial(name, given.schema)]
         fresh = given.with_columns(pl.Series(_CODE, self._codes(given))).group_by(_CODE, maintain_order=True).agg(partials)
         codes = fresh[_CODE].to_numpy()
         old = rows[codes].select(pl.col(list(aggregates)).name.prefix(_OLD))

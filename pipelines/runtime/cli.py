@@ -257,7 +257,7 @@ def checkpoints(pipeline: Name, json: Json = False) -> None:
     _, registry = runtime.open_storage(found, settings)
     completed = registry.checkpoints()
     if json:
-        _print_json([checkpoint.to_dict() for checkpoint in completed])
+        _print_json([_view(checkpoint) for checkpoint in completed])
         return
     if not completed:
         _out.print(f"{pipeline} has no checkpoint yet: weir run {pipeline}")
@@ -279,6 +279,12 @@ def checkpoints(pipeline: Name, json: Json = False) -> None:
             str(row.generation),
         )
     _out.print(table)
+
+
+def _view(checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint's row under the names that people use."""
+    raw = checkpoint.to_dict()
+    return {"id": raw.pop("id"), "parent": raw.pop("parent_id"), "durations_ms": raw.pop("ms"), **raw}
 
 
 @state_app.command("get")

@@ -8,6 +8,8 @@ row in the registry. Everything after the commit can be done again by whoever co
 
 from __future__ import annotations
 
+import functools
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -24,7 +26,7 @@ from pipelines.runtime.gates import Verdict
 from pipelines.runtime.keyed_stage import KeyedTask, in_spark
 from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, shapes
 from pipelines.runtime.sinks import delta
-from pipelines.runtime.sources.files import FilesReader, Slice
+from pipelines.runtime.sources.files import FilesReader, Slice, SourceFile
 from state_ops import errors, retention
 from state_ops.checkpoint import OUTPUT, STATE, Ack, Checkpoint, StateFile, snapshots_of
 from state_ops.coordinator import AckOutcome, PendingCheckpoint, Trigger
@@ -53,13 +55,13 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """A completed checkpoint and what was done after its commit."""
+    """A completed checkpoint, and what was done after its commit. ms: milliseconds by phase."""
 
     checkpoint: Checkpoint
-    publications: tuple[Publication, ...]
     verdicts: tuple[Verdict, ...]
-    pruned: tuple[CheckpointId, ...]
     ms: dict[str, float]
+    publications: tuple[Publication, ...] = ()
+    pruned: tuple[CheckpointId, ...] = ()
 
 
 @dataclass
@@ -86,6 +88,7 @@ class _Working:
     pending: PendingCheckpoint
     cut: Cut
     now: datetime
+    deadline: float
     verdicts: list[Verdict] = field(default_factory=list)
     watermarks: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
@@ -96,15 +99,16 @@ class _Working:
         return self.pending.parent
 
 
-def run_epoch(shop: Workshop, id: CheckpointId, parent: Checkpoint | None, cut: Cut) -> EpochReport:
-    """Run one epoch to its published checkpoint.
+def complete(shop: Workshop, id: CheckpointId, parent: Checkpoint | None, cut: Cut) -> EpochReport:
+    """Run one epoch up to its commit.
 
     Raises the WeirError that declined it, after everything that it staged was discarded; FencedError discards nothing.
     """
     started, triggered_at = time.perf_counter(), datetime.now(UTC)
     expected = {stage.uid: shop.settings.spark.parallelism for stage in shop.pipeline.stages}
     now = max(triggered_at, parent.epoch_now) if parent else triggered_at
-    work = _Working(PendingCheckpoint(id, parent, shop.generation, expected), cut, now)
+    deadline = time.monotonic() + shop.settings.checkpoints.timeout_seconds
+    work = _Working(PendingCheckpoint(id, parent, shop.generation, expected), cut, now, deadline)
     try:
         for stage in shop.pipeline.stages:
             _run_stage(shop, work, stage)
@@ -118,12 +122,17 @@ def run_epoch(shop: Workshop, id: CheckpointId, parent: Checkpoint | None, cut: 
         discard(shop, id)
         raise
     checkpoint = _commit(shop, work, checkpoint, files, started)
-    after = time.perf_counter()
-    publications = publish_missing(shop, [checkpoint])
-    after = _lap(work, "publish", after)
+    return EpochReport(checkpoint, tuple(work.verdicts), work.ms)
+
+
+def finish(shop: Workshop, report: EpochReport) -> EpochReport:
+    """Publish and prune after the commit. If this fails the epoch stands: recovery does it again, in the next run."""
+    ms, clock = dict(report.ms), time.perf_counter()
+    publications = publish_missing(shop, [report.checkpoint])
+    clock = _lap(ms, "publish", clock)
     pruned = prune(shop)
-    _lap(work, "prune", after)
-    return EpochReport(checkpoint, tuple(publications), tuple(work.verdicts), pruned, work.ms)
+    _lap(ms, "prune", clock)
+    return replace(report, publications=tuple(publications), pruned=pruned, ms=ms)
 
 
 # -- stages
@@ -140,7 +149,7 @@ def _run_stage(shop: Workshop, work: _Working, stage: Stage) -> None:
     frame = stateless.exchanged(
         stage, rows, shop.inputs[stage.uid], shop.spark, task.parallelism, task.max_parallelism
     )
-    for ack in _collect(frame, task):
+    for ack in _collect(shop, work, frame, task):
         outcome = work.pending.receive(ack)
         if outcome is AckOutcome.DECLINED:
             raise declined(ack)
@@ -152,16 +161,34 @@ def _run_stage(shop: Workshop, work: _Working, stage: Stage) -> None:
             next="The epoch was declined and will be replayed. Look at the executors' logs.",
         )
     _note_progress(shop, work, stage, rows is not None)
-    _lap(work, f"stage:{stage.uid}", started)
+    _lap(work.ms, f"stage:{stage.uid}", started)
 
 
-def _collect(frame: DataFrame, task: KeyedTask) -> list[Ack]:
+def _collect(shop: Workshop, work: _Working, frame: DataFrame, task: KeyedTask) -> list[Ack]:
+    """Run the stage's one job to its acks; when the epoch's time is up the job is cancelled."""
     from pyspark.errors import PySparkException
 
+    tag = f"weir-{epoch_dir(task.generation, task.epoch)}-{task.stage.uid}"
+    alarm = threading.Timer(max(0.0, work.deadline - time.monotonic()), shop.spark.interruptTag, [tag])
+    alarm.daemon = True
+    shop.spark.addTag(tag)
+    alarm.start()
+    acks = frame.mapInArrow(lambda batches: in_spark(task, batches), "ack string")
+    if task.stage.gates:
+        gates.load_meanwhile()
     try:
-        found = frame.mapInArrow(lambda batches: in_spark(task, batches), "ack string").collect()
+        found = acks.collect()
     except PySparkException as error:
+        if time.monotonic() >= work.deadline:
+            raise TransientError(
+                f"Epoch {task.epoch} was aborted: it took longer than {shop.settings.checkpoints.timeout_seconds:g} s.",
+                where=f"stage {task.stage.uid}",
+                next="Raise checkpoints.timeout_seconds, or cut smaller slices (epoch.max_files, max_rows, max_bytes).",
+            ) from error
         raise _from_spark(task.stage, error) from error
+    finally:
+        alarm.cancel()
+        shop.spark.removeTag(tag)
     return [Ack.from_json(row.ack) for row in found]
 
 
@@ -199,7 +226,7 @@ def _input(shop: Workshop, work: _Working, stage: Stage) -> DataFrame | None:
             return None
         reader = shop.readers[stage.input.name]
         assert planned.schema is not None
-        raw = _read(shop.spark, planned.schema, [reader.uri(file) for file in planned.files])
+        raw = _read_source(shop.spark, planned.schema, reader, planned.files)
     else:
         upstream = stage.input.uid
         staged = [file for ack in work.pending.acks_of(upstream) for file in ack.files if _is_rows(file)]
@@ -207,6 +234,22 @@ def _input(shop: Workshop, work: _Working, stage: Stage) -> DataFrame | None:
             return None
         raw = _read(shop.spark, shop.shapes[upstream].outputs[MAIN], [shop.storage.full(file.path) for file in staged])
     return stateless.prepared(stage, raw)
+
+
+def _read_source(
+    spark: SparkSession, schema: pa.Schema, reader: FilesReader, files: Sequence[SourceFile]
+) -> DataFrame:
+    """The rows of a slice. Columns that a file stores in nanoseconds, which Spark cannot read, are cut to microseconds."""
+    from pyspark.sql import functions as F
+
+    parts = []
+    for nanos in sorted({file.nanos for file in files}):
+        stored = pa.schema([field.with_type(pa.int64()) if field.name in nanos else field for field in schema])
+        part = _read(spark, stored, [reader.uri(file) for file in files if file.nanos == nanos])
+        for name in nanos:
+            part = part.withColumn(name, F.expr(f"timestamp_micros(`{name}` div 1000)"))
+        parts.append(part)
+    return functools.reduce(lambda one, other: one.unionByName(other), parts)
 
 
 def _read(spark: SparkSession, schema: pa.Schema, paths: list[str]) -> DataFrame:
@@ -346,7 +389,7 @@ def _gate(shop: Workshop, work: _Working, stage: Stage) -> None:
     staged = [file for ack in work.pending.acks_of(stage.uid) for file in ack.files if _is_rows(file)]
     work.verdicts += gates.check(shop.storage, stage, staged)
     if stage.gates:
-        _lap(work, f"gate:{stage.uid}", started)
+        _lap(work.ms, f"gate:{stage.uid}", started)
 
 
 def _completed(shop: Workshop, work: _Working, triggered_at: datetime) -> tuple[Checkpoint, tuple[StateFile, ...]]:
@@ -447,7 +490,7 @@ def _commit(
                 next="The epoch was discarded and will be replayed. Look at the storage.",
             ) from error
         shop.generation = claimed
-    _lap(work, "commit", clock)
+    _lap(work.ms, "commit", clock)
     return checkpoint
 
 
@@ -486,8 +529,8 @@ def prune(shop: Workshop) -> tuple[CheckpointId, ...]:
     return plan.drop
 
 
-def _lap(work: _Working, phase: str, since: float) -> float:
+def _lap(ms: dict[str, float], phase: str, since: float) -> float:
     now = time.perf_counter()
-    work.ms[phase] = round((now - since) * 1000, 3)
+    ms[phase] = round((now - since) * 1000, 3)
     return now
 

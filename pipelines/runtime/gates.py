@@ -7,6 +7,7 @@ expectation that could not be evaluated (a missing column, wrong arguments) is a
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -65,10 +66,19 @@ def load():
         return _loaded()
 
 
+def load_meanwhile() -> None:
+    """Start loading beside a Spark job. Not earlier: Great Expectations imports PySpark too, and two threads that import
+    PySpark at once find it half-made."""
+    if not _loaded.cache_info().currsize:
+        threading.Thread(target=load, name="weir-gates", daemon=True).start()
+
+
 @functools.cache
 def _loaded():
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     import great_expectations as gx
+
+    logging.getLogger("great_expectations").setLevel(logging.WARNING)
 
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}

@@ -165,7 +165,8 @@ def _data(task: KeyedTask, batches: Iterator[pa.RecordBatch], counters: _Counter
         if task.event_time in rows.column_names:
             newest = event_time_of(rows, task.event_time)
             if newest is not None:
-                counters.max_event_time = max(newest, counters.max_event_time or newest)
+                seen = counters.max_event_time
+                counters.max_event_time = newest if seen is None else max(newest, seen)
         yield rows
 
 

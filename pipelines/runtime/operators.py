@@ -30,6 +30,7 @@ from state_ops.state import GROUP, WINDOW_STATE, ValueState
 
 MAIN, LATE = "main", "late"
 _END, _START = "window_end", "window_start"
+_WINDOW = "__weir_window"  # a row's window_end; the input may have a column of that name, from windows upstream
 _OLD, _NEW = "__old_", "__new_"
 _FIRE_ROWS = 50_000
 
@@ -89,6 +90,7 @@ def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
         return _window_shapes(stage, stage.window, rows, keys)
     assert stage.state is not None
     state = StateSchema.of(stage.state)
+    _refuse_clash(stage, {field.name for field in state.fields}, "a field of its state")
     epoch = Epoch(id=0, now=from_micros(0), watermark=None, subtask=0, parallelism=1)  # type: ignore[arg-type]
     empty = rows.empty_table().append_column(GROUP, pa.array([], pa.int32()))
     trial = FunctionOperator(stage, keys, state, MemoryBackend(), epoch, None)
@@ -187,20 +189,20 @@ class WindowOperator:
             )
         frame: pl.DataFrame = pl.from_arrow(rows)  # type: ignore[assignment]
         ends = (_micros(frame[window.on]) // window.size + 1) * window.size
-        frame = frame.with_columns(ends.alias(_END))
+        frame = frame.with_columns(ends.alias(_WINDOW))
         if self._progress.before is not None:
-            late = frame.filter(pl.col(_END) <= self._progress.before)
+            late = frame.filter(pl.col(_WINDOW) <= self._progress.before)
             if len(late):
                 self.rows_late += len(late)
-                yield LATE, frames.arrow(late.drop(_END, GROUP))
-                frame = frame.filter(pl.col(_END) > self._progress.before)
+                yield LATE, frames.arrow(late.drop(_WINDOW, GROUP))
+                frame = frame.filter(pl.col(_WINDOW) > self._progress.before)
         if len(frame):
             self._merge(frame)
 
     def _merge(self, frame: pl.DataFrame) -> None:
         aggregates = self._window.aggregates
-        partials = [expr for name, agg in aggregates for expr in agg.partial(name)]
-        fresh = frame.group_by([GROUP, _END, *self._stage.key], maintain_order=True).agg(partials)
+        partials = [expr for name, agg in aggregates for expr in agg.partial(name, frame.schema)]
+        fresh = frame.group_by([GROUP, _WINDOW, *self._stage.key], maintain_order=True).agg(partials)
         encoded = self._encoded(fresh)
         values = self._backend.multi_get(encoded)
         stored = decode_rows(self._shapes.state, [value for value in values if value is not None])
@@ -242,12 +244,12 @@ class WindowOperator:
         )
         self._backend.write([], keys)
         newest = frame[_END].max()
-        self.closed_upto = max(self.closed_upto or newest, newest)  # type: ignore[type-var,assignment]
+        self.closed_upto = newest if self.closed_upto is None else max(self.closed_upto, newest)  # type: ignore[assignment,type-var]
         return _windows_out(self._stage, self._window, frame, self._shapes.outputs[MAIN])
 
     def _encoded(self, frame: pl.DataFrame) -> list[bytes]:
         keys = frames.arrow(frame.select(self._stage.key)).cast(self._shapes.keys)
-        ends = frames.arrow(frame.select(_END)).column(0)
+        ends = frames.arrow(frame.select(_WINDOW)).column(0)
         return encode_keys([ends, *keys.columns], frame[GROUP].to_numpy().astype(np.uint16), WINDOW_STATE)
 
 
@@ -275,6 +277,7 @@ def open_windows(
 
 
 def _window_shapes(stage: Stage, window: Window, rows: pa.Schema, keys: pa.Schema) -> Shapes:
+    _refuse_clash(stage, {_START, _END}, "what a window adds")
     on = rows.field(window.on).type
     if not pa.types.is_timestamp(on):
         raise PipelineError(
@@ -293,6 +296,16 @@ def _window_shapes(stage: Stage, window: Window, rows: pa.Schema, keys: pa.Schem
         [(field.name, bounds if field.name in (_START, _END) else field.type) for field in inferred]
     )
     return Shapes(keys, state, {MAIN: output, LATE: rows})
+
+
+def _refuse_clash(stage: Stage, taken: set[str], by: str) -> None:
+    clash = [name for name in stage.key if name in taken]
+    if clash:
+        raise PipelineError(
+            f"{clash[0]!r} is a key column of {stage.uid} and the name of {by}.",
+            where=f"stage {stage.uid}",
+            next="Rename one of the two: rows of keys and values have both.",
+        )
 
 
 def _results(stage: Stage, window: Window, frame: pl.DataFrame) -> pl.DataFrame:

@@ -6,7 +6,6 @@ the generation gives rights; everything that a dead predecessor left is found an
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,9 +13,9 @@ from dataclasses import dataclass, field
 import structlog
 
 from configs.settings import Settings
-from pipelines.runtime import gates, spark
+from pipelines.runtime import spark
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.epoch import Cut, EpochReport, Workshop, prune, publish_missing, run_epoch
+from pipelines.runtime.epoch import Cut, EpochReport, Workshop, complete, finish, prune, publish_missing
 from pipelines.runtime.sources.files import FilesReader
 from state_ops import lease, retention
 from state_ops.checkpoint import Checkpoint
@@ -87,8 +86,6 @@ def run(pipeline: Pipeline, settings: Settings, options: RunOptions) -> Iterator
     """
     storage, registry = open_storage(pipeline, settings)
     sources = readers(pipeline, settings)
-    if any(stage.gates for stage in pipeline.stages):  # takes seconds, like the JVM: let both start side by side
-        threading.Thread(target=gates.load, name="weir-gates", daemon=True).start()
     predecessor = lease.read(storage)
     if lease.watch(storage):
         raise _busy(pipeline, predecessor)
@@ -224,7 +221,7 @@ def _one(shop: Workshop, loop: Loop, heartbeat: Heartbeat, cut: Cut) -> Iterator
     if shop.spark is None:
         shop.spark = spark.session(shop.settings, app=f"weir {shop.pipeline.name}")
     try:
-        report = run_epoch(shop, epoch, loop.head, cut)
+        report = complete(shop, epoch, loop.head, cut)
     except FencedError:
         raise
     except WeirError as error:
@@ -234,7 +231,9 @@ def _one(shop: Workshop, loop: Loop, heartbeat: Heartbeat, cut: Cut) -> Iterator
             raise
         log.warning("epoch declined, will be replayed", epoch=epoch, failure=loop.failures, error=str(error))
         return
-    loop.failures, loop.head, loop.last_end = 0, report.checkpoint, time.monotonic()
+    loop.failures, loop.head = 0, report.checkpoint
+    report = finish(shop, report)
+    loop.last_end = time.monotonic()
     yield report
 
 

@@ -105,6 +105,7 @@ def _properties(settings: Settings) -> dict[str, str]:
         "spark.sql.files.ignoreCorruptFiles": "false",
         "spark.sql.parquet.filterPushdown": "true",
         "spark.sql.caseSensitive": "true",
+        "spark.sql.legacy.parquet.nanosAsLong": "true",
         "spark.sql.ansi.enabled": "true",
     }
     if spark.master.startswith("local"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC
 from typing import Any
 
@@ -33,12 +33,16 @@ log = structlog.get_logger("weir.source")
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file as the slice saw it. size in bytes, mtime in ns since 1970; rows from its footer."""
+    """One file as the slice saw it. size in bytes, mtime in ns since 1970; rows from its footer.
+
+    nanos: timestamp columns that it stores in nanoseconds.
+    """
 
     name: str
     size: int
     mtime_ns: int
     rows: int = 0
+    nanos: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,8 @@ class FilesReader:
                 limited = True
                 break
             schema = found if schema is None else self._check_schema(file, schema, found)
-            chosen.append(SourceFile(file.name, file.size, file.mtime_ns, footer.num_rows))
+            self._check_event_time(file, found)
+            chosen.append(replace(file, rows=footer.num_rows, nanos=_nanos(footer)))
             rows, size = rows + footer.num_rows, size + file.size
             stat = _newest(footer, self.source.event_time)
             told = told and (stat is not None or footer.num_rows == 0)
@@ -210,6 +215,19 @@ class FilesReader:
                 )
         return expected
 
+    def _check_event_time(self, file: SourceFile, found: pa.Schema) -> None:
+        column = self.source.event_time
+        if column is None:
+            return
+        kind = found.field(column).type if column in found.names else None
+        if kind is None or not pa.types.is_timestamp(kind):
+            raise InputError(
+                f"The event time column {column!r} of the source {self.source.name} "
+                + (f"is {kind}, not a timestamp." if kind else "is not in the file."),
+                where=self.uri(file),
+                next=f"Repair the file, move it out of {self.directory}, or correct event_time= of the source.",
+            )
+
     def _check_below(self, position: dict[str, Any], below: list[SourceFile]) -> None:
         total = sum(_hash(file.name) for file in below) % (1 << _HASH_BITS)
         if (len(below), total) == (position["below"], position["below_sum"]) or not below:
@@ -235,6 +253,11 @@ def _hash(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=_HASH_BITS // 8).digest(), "big")
 
 
+def _nanos(footer: pq.FileMetaData) -> tuple[str, ...]:
+    schema = footer.schema.to_arrow_schema()
+    return tuple(field.name for field in schema if pa.types.is_timestamp(field.type) and field.type.unit == "ns")
+
+
 def _newest(footer: pq.FileMetaData, column: str | None) -> int | None:
     """The newest event time by the row groups' statistics, in microseconds; None if one of them has none."""
     if column is None:
@@ -248,6 +271,10 @@ def _newest(footer: pq.FileMetaData, column: str | None) -> int | None:
         if statistics is None or not statistics.has_min_max:
             return None
         found.append(statistics.max)
-    moments = [to_micros(moment if moment.tzinfo else moment.replace(tzinfo=UTC)) for moment in found]
-    return max(moments, default=None)
+    return max([_micros(moment) for moment in found], default=None)
+
+
+def _micros(moment: Any) -> int:
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return aware.value // 1000 if hasattr(aware, "value") else to_micros(aware)  # pandas gives nanoseconds whole
 
