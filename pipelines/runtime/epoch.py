@@ -115,6 +115,7 @@ def complete(shop: Workshop, id: CheckpointId, parent: Checkpoint | None, cut: C
             _gate(shop, work, stage)
         for name, planned in cut.slices.items():
             shop.readers[name].verify(planned)
+        _check_deadline(shop, work)
         checkpoint, files = _completed(shop, work, triggered_at)
     except errors.FencedError:
         raise
@@ -169,8 +170,8 @@ def _collect(shop: Workshop, work: _Working, frame: DataFrame, task: KeyedTask) 
     from pyspark.errors import PySparkException
 
     tag = f"weir-{epoch_dir(task.generation, task.epoch)}-{task.stage.uid}"
-    alarm = threading.Timer(max(0.0, work.deadline - time.monotonic()), shop.spark.interruptTag, [tag])
-    alarm.daemon = True
+    done = threading.Event()
+    alarm = threading.Thread(target=_cancel_late, args=(shop.spark, tag, work.deadline, done), daemon=True)
     shop.spark.addTag(tag)
     alarm.start()
     acks = frame.mapInArrow(lambda batches: in_spark(task, batches), "ack string")
@@ -179,17 +180,28 @@ def _collect(shop: Workshop, work: _Working, frame: DataFrame, task: KeyedTask) 
     try:
         found = acks.collect()
     except PySparkException as error:
-        if time.monotonic() >= work.deadline:
-            raise TransientError(
-                f"Epoch {task.epoch} was aborted: it took longer than {shop.settings.checkpoints.timeout_seconds:g} s.",
-                where=f"stage {task.stage.uid}",
-                next="Raise checkpoints.timeout_seconds, or cut smaller slices (epoch.max_files, max_rows, max_bytes).",
-            ) from error
+        _check_deadline(shop, work, error)
         raise _from_spark(task.stage, error) from error
     finally:
-        alarm.cancel()
+        done.set()
         shop.spark.removeTag(tag)
     return [Ack.from_json(row.ack) for row in found]
+
+
+def _cancel_late(spark: SparkSession, tag: str, deadline: float, done: threading.Event) -> None:
+    # Again and again: an interrupt before the job has started is not remembered.
+    while not done.wait(max(0.2, deadline - time.monotonic())):
+        if time.monotonic() >= deadline:
+            spark.interruptTag(tag)
+
+
+def _check_deadline(shop: Workshop, work: _Working, cause: Exception | None = None) -> None:
+    if time.monotonic() >= work.deadline:
+        raise TransientError(
+            f"Epoch {work.pending.id} was aborted: it took longer than {shop.settings.checkpoints.timeout_seconds:g} s.",
+            where=f"pipeline {shop.pipeline.name}",
+            next="Raise checkpoints.timeout_seconds, or cut smaller slices (epoch.max_files, max_rows, max_bytes).",
+        ) from cause
 
 
 def _from_spark(stage: Stage, error: Exception) -> WeirError:

@@ -78,7 +78,8 @@ def _loaded():
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     import great_expectations as gx
 
-    logging.getLogger("great_expectations").setLevel(logging.WARNING)
+    # This module of theirs sets its own level, and then says where it would put pages that are never made.
+    logging.getLogger("great_expectations.data_context.types.base").setLevel(logging.WARNING)
 
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False}
