@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.runtime.definition import Gate, Stage
+from pipelines.runtime.spark import name_main_module
 from state_ops.checkpoint import StateFile
 from state_ops.errors import GateError, PipelineError
 from state_ops.storage import Storage
@@ -76,6 +77,7 @@ def load_meanwhile() -> None:
 @functools.cache
 def _loaded():
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+    name_main_module()
     import great_expectations as gx
 
     # This module of theirs sets its own level, and then says where it would put pages that are never made.

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSessio
     """
     from pyspark.sql import SparkSession
 
+    name_main_module()
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
@@ -84,6 +86,17 @@ def _stderr_to(file: Path) -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
+
+
+def name_main_module() -> None:
+    """Give a main module without file and name a name, as processes have that multiprocessing spawned (Dagster's runs).
+
+    PySpark's Connect client, which Great Expectations imports too, takes such a process for doctests and ends it
+    (`pyspark.sql.connect.utils.check_dependencies`).
+    """
+    main = sys.modules["__main__"]
+    if main.__spec__ is None and not hasattr(main, "__file__"):
+        main.__spec__ = ModuleSpec("__main__", None)
 
 
 def _properties(settings: Settings) -> dict[str, str]:
