@@ -66,10 +66,14 @@ class RunSettings(_Section):
 
 
 class LeaseSettings(_Section):
+    """How others see that a coordinator lives."""
+
     heartbeat_seconds: float = Field(5, gt=0, le=60, description="A coordinator silent for three of these is dead.")
 
 
 class SparkSettings(_Section):
+    """The Spark session, and the parallelism of keyed stages."""
+
     master: str = Field("local[2]", description="Spark master URL.")
     parallelism: int = Field(2, ge=1, le=32768, description="Subtasks of every keyed stage.")
     batch_rows: int = Field(65_536, ge=1, description="Largest Arrow batch that a stage function gets, in rows.")
@@ -92,6 +96,8 @@ class PipelineSettings(_Section):
 
 
 class DagsterSettings(_Section):
+    """The checkpoint sensor."""
+
     sensor_seconds: int = Field(10, ge=5, description="Seconds between the checkpoint sensor's ticks (Dagster's least is 5).")
     max_lag_files: int = Field(0, ge=0, description="Backlog in files that a tick lets wait without asking for a barrier.")
 

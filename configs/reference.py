@@ -1,0 +1,46 @@
+"""Writes docs/reference/configuration.md from the settings models: `python -m configs.reference`."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from configs.settings import PROJECT, PipelineSettings, Settings
+
+PAGE = PROJECT / "docs" / "reference" / "configuration.md"
+
+_HEAD = """# Configuration
+
+<!-- Generated from configs/settings.py by `python -m configs.reference`. -->
+
+`configs/<env>.yaml`, chosen by `WEIR_ENV` (default `dev`), or the file that `WEIR_CONFIG` names. Every key can be overridden by
+an environment variable: `WEIR_`, then the path with two underscores a level: `WEIR_EPOCH__MAX_FILES=10`. Lists and mappings
+are written as YAML: `WEIR_PIPELINES__FLIGHTS__PARAMS='{landing: /data/flights}'`. Relative paths are relative to the project.
+All errors are reported at once, each with its key and where it came from.
+"""
+
+
+def page() -> str:
+    """The page's text."""
+    parts = [_HEAD]
+    for name, field in Settings.model_fields.items():
+        model = field.annotation
+        if name == "pipelines":
+            parts.append(_section("pipelines.<name>", PipelineSettings))
+        elif isinstance(model, type) and issubclass(model, BaseModel):
+            parts.append(_section(name, model))
+    return "\n".join(parts)
+
+
+def _section(name: str, model: type[BaseModel]) -> str:
+    lines = [f"## {name}", "", (model.__doc__ or "").strip(), "", "| key | default | meaning |", "|---|---|---|"]
+    for key, field in model.model_fields.items():
+        value = field.get_default(call_default_factory=True) if not field.is_required() else PydanticUndefined
+        default = "required" if value is PydanticUndefined else f"`{value}`"
+        lines.append(f"| `{key}` | {default} | {field.description or ''} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
+    PAGE.write_text(page())
