@@ -88,7 +88,22 @@ def _to_polars(table: pa.Table) -> pl.DataFrame:
 
 
 def _to_pandas(table: pa.Table) -> pd.DataFrame:
-    return table.to_pandas()
+    return table.to_pandas(types_mapper=_pandas_type)
+
+
+def _pandas_type(type: pa.DataType) -> Any:
+    """The pandas dtype of a column; None for NumPy's own (floats, timestamps).
+
+    With NumPy's, an integer or boolean column changes its dtype, and integers above 2**53 their value, where a batch holds
+    a null; and a column of objects has no type where a batch is empty. The same rows would not give the same results.
+    """
+    if pa.types.is_signed_integer(type):
+        return {8: pd.Int8Dtype, 16: pd.Int16Dtype, 32: pd.Int32Dtype, 64: pd.Int64Dtype}[type.bit_width]()
+    if pa.types.is_boolean(type):
+        return pd.BooleanDtype()
+    if pa.types.is_string(type):
+        return pd.StringDtype("pyarrow")
+    return None if pa.types.is_floating(type) or pa.types.is_timestamp(type) else pd.ArrowDtype(type)
 
 
 def _to_arrow(table: pa.Table) -> pa.Table:
