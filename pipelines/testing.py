@@ -47,7 +47,7 @@ from state_ops.errors import InputError, PipelineError
 from state_ops.ids import CheckpointId, Generation, new_attempt_id
 from state_ops.key_groups import check_parallelism, group_range, key_groups, subtask_of
 from state_ops.keys import encode_keys
-from state_ops.schema import State, StateSchema
+from state_ops.schema import State
 from state_ops.snapshot import Attempt
 from state_ops.state import GROUP, VALUE_STATE, scan_values
 from state_ops.storage import Storage
@@ -217,7 +217,9 @@ class StageRun:
         moment = now or self._last.now + timedelta(minutes=1)
         if moment < self._last.now:
             raise ValueError(f"processing time never decreases, but {moment} is before {self._last.now}")
-        if table is None and self._shapes is None:  # nothing has ever arrived: no schema yet, hence no state and no rows
+        if (
+            table is None and self._shapes is None
+        ):  # nothing has ever arrived: no schema yet, hence no state and no rows
             return _Epoch(moment, (), self._last.bases, known, 0)
         assert self._input is not None
         rows = self._input.empty_table() if table is None else table
@@ -295,7 +297,7 @@ class StageRun:
         column = source_of(self.stage).event_time
         if column not in rows.column_names and not isinstance(self.stage.input, FileSource):
             column = self.stage.window.on if self.stage.window else None
-        return event_time_of(rows, column) if column in rows.column_names else None
+        return event_time_of(rows, column) if column is not None and column in rows.column_names else None
 
     def _fixed(self, rows: pa.Schema) -> Shapes:
         if self._shapes is None:
@@ -336,7 +338,9 @@ class StageRun:
         if self._shapes is None:
             return pl.DataFrame()
         files = [file for ack in acks for file in ack.files if file.kind != STATE and file.name == output]
-        return _frame([pq.ParquetFile(self._storage.full(file.path)).read() for file in files], self._shapes.outputs[output])
+        return _frame(
+            [pq.ParquetFile(self._storage.full(file.path)).read() for file in files], self._shapes.outputs[output]
+        )
 
     def _opened(self) -> Iterator[tuple[range, RocksDBBackend]]:
         """A copy of each subtask's newest snapshot, open, with its key groups."""
@@ -462,7 +466,9 @@ class PipelineRun:
         names = [source.name for source in self.pipeline.sources]
         if not isinstance(rows, Mapping):
             if len(names) > 1:
-                raise ValueError(f"{self.pipeline.name} has several sources; give rows by source name: {', '.join(names)}")
+                raise ValueError(
+                    f"{self.pipeline.name} has several sources; give rows by source name: {', '.join(names)}"
+                )
             return {names[0]: rows}
         strange = sorted(rows.keys() - set(names))
         if strange:
@@ -556,7 +562,10 @@ def _player(target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], sch
         given = {"rows": rows}
     else:
         names = [source.name for source in target.sources]
-        readers = {name: [s for s in target.stages if isinstance(s.input, FileSource) and s.input.name == name] for name in names}
+        readers = {
+            name: [s for s in target.stages if isinstance(s.input, FileSource) and s.input.name == name]
+            for name in names
+        }
         given = dict(rows) if isinstance(rows, Mapping) else {names[0]: rows}
     fixed = None if schema is None else _canonical(pa.schema(schema))
     tables = {name: table for name, one in given.items() if (table := _arrow(one, fixed)) is not None}
@@ -570,7 +579,9 @@ def _player(target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], sch
             outs, lates = [], []
             for index in range(number + 1):
                 drain = index == number
-                outs.append(one.epoch(() if drain else epochs["rows"][index] if epochs else (), now=_FIRST_NOW, drain=drain))
+                outs.append(
+                    one.epoch(() if drain else epochs["rows"][index] if epochs else (), now=_FIRST_NOW, drain=drain)
+                )
                 lates.append(one.late)
             states = {} if target.window else {target.uid: dict(one.state)}
             one.close()
@@ -592,7 +603,7 @@ def _cut(table: pa.Table, readers: Sequence[Stage], slicing: _Slicing, chance: r
     event_time = source_of(readers[0]).event_time
     if not order_by and event_time is None and readers[0].window is not None:
         event_time = readers[0].window.on
-    columns = list(order_by) or ([event_time] if event_time in table.column_names else [])
+    columns = list(order_by) or ([event_time] if event_time and event_time in table.column_names else [])
     table = table.take(_shuffled(table.num_rows, chance))
     if columns:
         table = table.take(_order(table, columns))
@@ -628,9 +639,7 @@ def _difference(plain: _Result, other: _Result) -> str | None:
 def _rows_differ(expected: pl.DataFrame, found: pl.DataFrame) -> str | None:
     columns = expected.columns or found.columns
     mine, others = sorted(expected.rows(), key=_sortable), sorted(found.rows(), key=_sortable)
-    if len(mine) == len(others) and all(
-        all(map(_same, a, b)) for a, b in zip(mine, others, strict=True)
-    ):
+    if len(mine) == len(others) and all(all(map(_same, a, b)) for a, b in zip(mine, others, strict=True)):
         return None
     here, there = Counter(map(_sortable, mine)), Counter(map(_sortable, others))
     missing = next((row for row in mine if here[_sortable(row)] > there[_sortable(row)]), None)
@@ -639,7 +648,11 @@ def _rows_differ(expected: pl.DataFrame, found: pl.DataFrame) -> str | None:
     if missing is not None:
         said.append(f"the row {dict(zip(columns, missing, strict=True))} is missing")
     if extra is not None:
-        said.append(f"the row {dict(zip(columns, extra, strict=True))} is there instead" if said else f"the row {dict(zip(columns, extra, strict=True))} is too many")
+        said.append(
+            f"the row {dict(zip(columns, extra, strict=True))} is there instead"
+            if said
+            else f"the row {dict(zip(columns, extra, strict=True))} is too many"
+        )
     return "; ".join(said) + f" ({len(others)} rows, expected {len(mine)})"
 
 
@@ -737,7 +750,12 @@ def _where(stage: Stage, rows: pa.Table) -> pa.Table:
 def _order(rows: pa.Table, columns: Sequence[str]) -> np.ndarray:
     """The rows' numbers in Spark's ascending order: nulls first, NaN last; rows that tie stay as they are."""
     frame = frames.polars(rows.select(list(columns)))
-    return frame.with_row_index(_ROW).sort(list(columns), nulls_last=False, maintain_order=True)[_ROW].to_numpy().astype(np.int64)
+    return (
+        frame.with_row_index(_ROW)
+        .sort(list(columns), nulls_last=False, maintain_order=True)[_ROW]
+        .to_numpy()
+        .astype(np.int64)
+    )
 
 
 def _frame(tables: Sequence[pa.Table], schema: pa.Schema) -> pl.DataFrame:

@@ -1,0 +1,62 @@
+"""What the tests see of a pipeline from outside: its tables and its state at a checkpoint."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from pipelines.runtime.definition import Stage
+from pipelines.runtime.operators import open_windows
+from state_ops import snapshot
+from state_ops.backends.rocksdb import RocksDBBackend
+from state_ops.checkpoint import Checkpoint, snapshots_of
+from state_ops.key_groups import group_range
+from state_ops.registry import Registry
+from state_ops.schema import StateSchema, type_named
+from state_ops.state import scan_values
+from state_ops.storage import Storage
+
+
+def table_at(storage: Storage, table: str, version: int | None = None) -> pl.DataFrame:
+    """The rows of a sink's Delta table, read file by file as its log says."""
+    handle = DeltaTable(storage.full(f"tables/{table}"), version=version)
+    paths = [action["path"] for action in pa.table(handle.get_add_actions()).to_pylist()]
+    empty = pa.schema(handle.schema().to_arrow()).empty_table()
+    parts = [pq.ParquetFile(storage.full(f"tables/{table}/{path}")).read() for path in paths]
+    if not parts:
+        return pl.from_arrow(empty)  # type: ignore[return-value]
+    return pl.from_arrow(pa.concat_tables(parts))  # type: ignore[return-value]
+
+
+def state_at(storage: Storage, registry: Registry, checkpoint: Checkpoint, stage: Stage) -> dict[tuple, dict[str, Any]]:
+    """A stage's state in a checkpoint by key: fields by name, or of a window by (key, window_start) its aggregates so far."""
+    figures = checkpoint.operators[stage.uid]
+    keys = pa.schema([(name, type_named(kind)) for name, kind in figures["keys"]])
+    schema = StateSchema.from_json(figures["schema"])
+    found: dict[tuple, dict[str, Any]] = {}
+    for subtask, one in snapshots_of(registry.files(checkpoint), stage.uid).items():
+        groups = group_range(subtask, figures["parallelism"], figures["max_parallelism"])
+        with tempfile.TemporaryDirectory() as scratch:
+            snapshot.fetch(storage, one, Path(scratch))
+            backend = RocksDBBackend(Path(scratch), 8, 8)
+            try:
+                if stage.window is None:
+                    tables = list(scan_values(backend, schema, keys, groups))
+                else:
+                    tables = list(open_windows(stage, keys, schema, backend, groups))
+            finally:
+                backend.close()
+        for row in (row for table in tables for row in table.to_pylist()):
+            key = tuple(row.pop(name) for name in keys.names)
+            if stage.window is not None:
+                key = (*key, row.pop("window_start"))
+                row.pop("window_end")
+            assert key not in found, f"{key} is in two places"
+            found[key] = row
+    return found
