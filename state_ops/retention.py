@@ -64,7 +64,7 @@ def orphans(
     found = []
     for top in ("state", "channels"):
         for file in storage.list(top, unfinished=True):
-            parsed = parse_epoch_dir(file.path.split("/")[2])
+            parsed = parse_epoch_dir("/".join(file.path.split("/")[2:3]))
             if parsed is not None and parsed[0] < generation and file.path not in named:
                 found.append(file)
     return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,7 +25,7 @@ from pipelines.runtime.operators import Operator, Progress, Shapes, build, event
 from state_ops import frames, snapshot
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.checkpoint import CHANNEL, OUTPUT, Ack, Snapshot, StateFile, from_micros
-from state_ops.errors import InputError, TransientError, WeirError
+from state_ops.errors import InputError, StageError, TransientError, WeirError
 from state_ops.ids import CheckpointId, Generation, epoch_dir, new_attempt_id
 from state_ops.snapshot import Attempt
 from state_ops.state import GROUP
@@ -74,6 +75,8 @@ def run(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Ack
         task.stage.uid, subtask, task.generation, task.epoch, new_attempt_id(), task.work_dir / task.stage.uid / str(subtask)
     )
     counters = _Counters()
+    where = f"stage {task.stage.uid}, epoch {task.epoch}, subtask {subtask}"
+    declined: WeirError
     try:
         return _run(task, attempt, batches, counters)
     except WeirError as error:
@@ -81,8 +84,15 @@ def run(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Ack
     except OSError as error:
         declined = TransientError(
             f"{type(error).__name__}: {error}",
-            where=f"stage {task.stage.uid}, subtask {subtask}",
+            where=where,
             next="The epoch was declined and will be replayed. Look at disk space and at the storage.",
+        )
+    except Exception as error:  # not foreseen: say all there is to say, and do not let Spark try it four times
+        declined = StageError(
+            f"The stage {task.stage.uid} failed: {type(error).__name__}: {error}",
+            where=where,
+            next="The epoch was declined; state, offsets and tables are as they were. The trace above says where.",
+            traceback=traceback.format_exc(),
         )
     shutil.rmtree(attempt.directory, ignore_errors=True)
     report = {

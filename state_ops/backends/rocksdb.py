@@ -51,7 +51,10 @@ class RocksDBBackend:
         self._db.set_write_options(write)
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return self._db.get(list(keys))
+        try:
+            return self._db.get(list(keys))
+        except Exception as error:
+            raise self._unreadable(error) from error
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
         batch = WriteBatch(raw_mode=True)
@@ -76,6 +79,17 @@ class RocksDBBackend:
                 return
             yield key, entries.value()
             entries.next()
+        try:
+            entries.status()  # an iterator also becomes invalid at a block that it cannot read
+        except Exception as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> DamageError:
+        return DamageError(
+            f"RocksDB cannot read its state: {error}",
+            where=str(self.path),
+            next="Delete the local work directory: the state is fetched again from storage and verified.",
+        )
 
     def snapshot(self, target: Path) -> None:
         """Flush, let due compactions finish, and hard-link the live files into `target` (which must not exist)."""
