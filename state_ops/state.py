@@ -182,6 +182,13 @@ class ValueState:
         rows = self._loaded()
         if not len(codes):
             return
+        for name, column in columns.items():
+            if column.null_count() and not self._nullable[name]:
+                raise StageError(
+                    f"The state field {name!r} is not nullable but was given {column.null_count()} null(s).",
+                    where=self._where,
+                    next="Fill the column before it is stored, or declare the field `| None`.",
+                )
         at = np.full(len(rows), -1, np.int64)
         at[codes] = np.arange(len(codes))
         mine = pl.Series(at >= 0)

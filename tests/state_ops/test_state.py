@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from state_ops import aggregates as agg
+from state_ops.backends.memory import MemoryBackend
+from state_ops.backends.rocksdb import RocksDBBackend
+from state_ops.errors import StageError
+from state_ops.key_groups import key_groups
+from state_ops.schema import State, StateSchema
+from state_ops.state import GROUP, ValueState, scan_values
+
+GROUPS = 16
+KEYS = pa.schema([("k", pa.string())])
+
+
+class Account(State):
+    """Fields of every sort of default."""
+
+    number: int = 0
+    amount: float = 1.5
+    name: str | None = None
+    low: float | None = None
+
+
+SCHEMA = StateSchema.of(Account)
+FRESH = Account().as_dict()
+
+
+class Handle:
+    """A value state over a backend, batch by batch, as an operator drives it."""
+
+    def __init__(self, backend) -> None:
+        self.backend = backend
+        self.state = ValueState(backend, SCHEMA, KEYS, "stage tried")
+
+    def batch(self, frame: pl.DataFrame, work: Callable[[ValueState, pl.DataFrame], object]) -> object:
+        keys = frame.select("k").to_arrow(compat_level=pl.CompatLevel.oldest()).cast(KEYS)
+        groups = key_groups(keys.columns, GROUPS).astype(np.int32)
+        self.state.begin(frame.select("k").with_columns(pl.Series(GROUP, groups)))
+        result = work(self.state, frame)
+        self.state.flush()
+        return result
+
+    def stored(self) -> dict[str, dict]:
+        tables = list(scan_values(self.backend, SCHEMA, KEYS, range(GROUPS)))
+        return {row.pop("k"): row for table in tables for row in table.to_pylist()}
+
+
+@pytest.fixture(params=["memory", "rocksdb"])
+def handle(request, tmp_path: Path):
+    if request.param == "memory":
+        yield Handle(MemoryBackend())
+        return
+    backend = RocksDBBackend(tmp_path / "db", 8, 8)
+    yield Handle(backend)
+    backend.close()
+
+
+def keyed(**columns: list) -> pl.DataFrame:
+    return pl.DataFrame(columns)
+
+
+# -- get, put, delete
+
+
+def test_an_unknown_key_has_the_defaults_and_reading_stores_nothing(handle):
+    frame = keyed(k=["a", "b", "a"])
+    rows = handle.batch(frame, lambda state, rows: state.get(rows))
+    assert rows.to_dicts() == [FRESH] * 3
+    assert handle.stored() == {}
+
+
+def test_put_sets_the_given_fields_and_leaves_the_others(handle):
+    handle.batch(keyed(k=["a", "b"], number=[1, 2]), lambda state, rows: state.put(rows))
+    handle.batch(keyed(k=["b"], name=["é"], other=[True]), lambda state, rows: state.put(rows))
+    assert handle.stored() == {"a": {**FRESH, "number": 1}, "b": {**FRESH, "number": 2, "name": "é"}}
+
+
+def test_what_was_put_is_read_in_the_same_batch_and_in_the_next(handle):
+    def work(state: ValueState, rows: pl.DataFrame) -> list[int]:
+        state.put(rows)
+        state.put(rows.head(1).with_columns(number=7))
+        return state.get(rows)["number"].to_list()
+
+    assert handle.batch(keyed(k=["a", "b"], number=[1, 2]), work) == [7, 2]
+    assert handle.batch(keyed(k=["b", "a"]), lambda state, rows: state.get(rows)["number"].to_list()) == [2, 7]
+
+
+def test_a_deleted_key_is_gone_and_starts_anew(handle):
+    handle.batch(keyed(k=["a", "b"], number=[1, 2], name=["x", "y"]), lambda state, rows: state.put(rows))
+
+    def work(state: ValueState, rows: pl.DataFrame) -> list[dict]:
+        state.delete(rows)
+        return state.get(rows).to_dicts()
+
+    assert handle.batch(keyed(k=["a", "a"]), work) == [FRESH] * 2
+    assert list(handle.stored()) == ["b"]
+
+    def renew(state: ValueState, rows: pl.DataFrame) -> None:
+        state.delete(rows)
+        state.put(rows)
+
+    handle.batch(keyed(k=["b"], number=[9]), renew)
+    assert handle.stored() == {"b": {**FRESH, "number": 9}}
+
+
+def test_frames_of_any_library_go_in(handle):
+    for make in (pa.table, pd.DataFrame, pl.DataFrame):
+        rows = {"k": ["a", "b"], "number": [1, 2]}
+        handle.batch(keyed(k=["a", "b"]), lambda state, _, frame=make(rows): state.put(frame))
+    assert {key: row["number"] for key, row in handle.stored().items()} == {"a": 1, "b": 2}
+
+
+def test_an_empty_frame_changes_nothing(handle):
+    def work(state: ValueState, rows: pl.DataFrame) -> None:
+        none = rows.clear()
+        state.put(none)
+        state.delete(none)
+        state.fold(none, number=agg.count())
+        state.lag(none, name="name")
+        assert state.get(none).is_empty()
+
+    handle.batch(keyed(k=["a"], number=[1], name=["x"]), work)
+    assert handle.stored() == {}
+
+
+def test_a_batch_writes_the_keys_that_it_changed_and_no_others():
+    class Watched(MemoryBackend):
+        puts: list[int]
+
+        def write(self, puts, deletes=()):
+            self.puts.append(len(puts))
+            super().write(puts, deletes)
+
+    backend = Watched()
+    backend.puts = []
+    handle = Handle(backend)
+    handle.batch(keyed(k=["a", "b", "c"], number=[1, 2, 3]), lambda state, rows: state.put(rows))
+
+    def work(state: ValueState, rows: pl.DataFrame) -> None:
+        state.get(rows)
+        state.put(rows.filter(pl.col("k") == "b"))
+
+    handle.batch(keyed(k=["a", "b", "c"], number=[4, 5, 6]), work)
+    handle.batch(keyed(k=["a"]), lambda state, rows: state.get(rows))
+    assert backend.puts == [3, 1]
+
+
+# -- lag
+
+
+def test_lag_gives_the_previous_row_across_batches(handle):
+    def work(state: ValueState, rows: pl.DataFrame) -> list:
+        return state.lag(rows, name="dest")["name"].to_list()
+
+    assert handle.batch(keyed(k=["a", "a", "b"], dest=["x", "y", "z"]), work) == [None, "x", None]
+    assert handle.batch(keyed(k=["b", "a"], dest=["p", "q"]), work) == ["z", "y"]
+    assert {key: row["name"] for key, row in handle.stored().items()} == {"a": "q", "b": "p"}
+
+
+def test_lag_keeps_keys_apart_that_alternate(handle):
+    def work(state: ValueState, rows: pl.DataFrame) -> list:
+        return state.lag(rows, number="n")["number"].to_list()
+
+    assert handle.batch(keyed(k=["a", "b", "a", "b", "a"], n=[1, 10, 2, 20, 3]), work) == [0, 0, 1, 10, 2]
+
+
+def test_lag_keeps_nulls_as_what_came_last(handle):
+    def work(state: ValueState, rows: pl.DataFrame) -> list:
+        return state.lag(rows, low="v")["low"].to_list()
+
+    assert handle.batch(keyed(k=["a"] * 3, v=[1.0, None, None]), work) == [None, 1.0, None]
+    assert handle.batch(keyed(k=["a"] * 2, v=[2.0, 3.0]), work) == [None, 2.0]
+
+
+# -- fold
+
+
+def test_fold_merges_every_aggregate_across_batches(handle):
+    class Folded(State):
+        n: int = 0
+        total: float = 0.0
+        low: float | None = None
+        high: float | None = None
+        one: float | None = None
+        end: float | None = None
+
+    schema = StateSchema.of(Folded)
+    handle.state = ValueState(handle.backend, schema, KEYS, "stage tried")
+    aggregates = {
+        "n": agg.count(), "total": agg.sum("v"), "low": agg.min("v"), "high": agg.max("v"), "one": agg.first("v"),
+        "end": agg.last("v"),
+    }  # fmt: skip
+    work = lambda state, rows: state.fold(rows, **aggregates)  # noqa: E731 - one line, used thrice below
+    handle.batch(keyed(k=["a", "b", "a"], v=[None, None, 3.0]), work)
+    handle.batch(keyed(k=["a", "b"], v=[-1.0, None]), work)
+    result = handle.batch(keyed(k=["a", "b"], v=[2.0, None]), work)
+    expected = {
+        "a": {"n": 4, "total": 4.0, "low": -1.0, "high": 3.0, "one": 3.0, "end": 2.0},
+        "b": {"n": 3, "total": 0.0, "low": None, "high": None, "one": None, "end": None},
+    }
+    tables = list(scan_values(handle.backend, schema, KEYS, range(GROUPS)))
+    assert {row.pop("k"): row for table in tables for row in table.to_pylist()} == expected
+    assert {row.pop("k"): row for row in result.to_dicts()} == expected
+
+
+def test_a_sum_starts_from_nothing_where_the_field_is_null(handle):
+    work = lambda state, rows: state.fold(rows, low=agg.sum("v"))  # noqa: E731 - used twice
+    handle.batch(keyed(k=["a"], v=[1.0]), work)
+    handle.batch(keyed(k=["a"], v=[2.5]), work)
+    assert handle.stored()["a"]["low"] == 3.5
+
+
+# -- misuse
+
+
+def _put(**columns: list) -> Callable:
+    return lambda state, _: state.put(keyed(**columns))
+
+
+MISUSE = {
+    "several rows for one key": _put(k=["a", "a"], number=[1, 2]),
+    "no column named like a field": _put(k=["a"], other=[1]),
+    "needs the key column k": _put(number=[1]),
+    "keys that are not in this batch: \\[\\('c',\\)\\]": _put(k=["a", "c"], number=[1, 2]),
+    "not nullable but was given 1 null": _put(k=["a"], number=pl.Series([None], dtype=pl.Int64)),
+    "The state has no field 'x'": lambda state, rows: state.fold(rows, x=agg.count()),
+    "has no field 'y'": lambda state, rows: state.lag(rows, y="v"),
+    "has no column 'w'": lambda state, rows: state.fold(rows, number=agg.sum("w")),
+    "no column 'u'": lambda state, rows: state.lag(rows, number="u"),
+    "cannot keep amount = mean": lambda state, rows: state.fold(rows, amount=agg.mean("v")),
+    "number = min\\(...\\) in a field that cannot be null": lambda state, rows: state.fold(rows, number=agg.min("v")),
+    "number = first\\(...\\) in a field": lambda state, rows: state.fold(rows, number=agg.first("v")),
+    "A frame was expected, not list": lambda state, rows: state.get(["a"]),
+}
+
+
+@pytest.mark.parametrize("said", MISUSE)
+def test_misuse_is_told_and_stores_nothing(handle, said):
+    with pytest.raises(StageError, match=said):
+        handle.batch(keyed(k=["a", "b"], v=[1, 2]), MISUSE[said])
+    assert handle.stored() == {}
+
+
+# -- against a model
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "delete", "fold", "lag"]),
+        st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-5, 5) | st.none()), min_size=1, max_size=6),
+    ),
+    max_size=4,
+)
+
+
+@given(st.lists(OPERATIONS, max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_any_sequence_gives_what_a_dict_gives(batches):
+    handle, model = Handle(MemoryBackend()), {}
+    for operations in batches:
+        frame = keyed(k=list("abcd"))
+
+        def work(state: ValueState, rows: pl.DataFrame, operations=operations) -> None:
+            for name, pairs in operations:
+                if name == "put":
+                    pairs = list({key: (key, value) for key, value in pairs}.values())
+                given = keyed(k=[key for key, _ in pairs], v=pl.Series([value for _, value in pairs], dtype=pl.Int64))
+                if name == "put":
+                    state.put(given.select("k", low="v"))
+                    for key, value in pairs:
+                        model[key] = {**model.get(key, FRESH), "low": value}
+                elif name == "delete":
+                    state.delete(given)
+                    for key, _ in pairs:
+                        model.pop(key, None)
+                elif name == "fold":
+                    state.fold(given, number=agg.count(), amount=agg.sum("v"))
+                    for key, value in pairs:
+                        old = model.get(key, FRESH)
+                        model[key] = {**old, "number": old["number"] + 1, "amount": old["amount"] + (value or 0)}
+                else:
+                    found = state.lag(given, low="v")["low"].to_list()
+                    expected = []
+                    for key, value in pairs:
+                        expected.append(model.get(key, FRESH)["low"])
+                        model[key] = {**model.get(key, FRESH), "low": value}
+                    assert found == expected
+            assert state.get(rows).to_dicts() == [model.get(key, FRESH) for key in "abcd"]
+
+        handle.batch(frame, work)
+        assert handle.stored() == model
