@@ -33,7 +33,7 @@ class Count(State):
 
 
 def counting(uid: str) -> Stage:
-    def counts(rows: pa.Table, state, epoch):
+    def counts(rows: pa.Table, _state, _epoch):
         return rows
 
     return stage(uid, source=files("{landing}/*.parquet", name="landing"), key="k", state=Count)(counts)

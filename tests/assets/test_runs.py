@@ -51,7 +51,8 @@ def tick(project, instance, cursor=None):
     return outcome.run_requests or [], outcome.skip_message, outcome.cursor
 
 
-def test_a_run_observes_each_epoch_and_materializes_each_asset_once(spark, days, landing, project, instance):
+@pytest.mark.usefixtures("spark")
+def test_a_run_observes_each_epoch_and_materializes_each_asset_once(days, landing, project, instance):
     flights_input.land(days, landing, 5)
     result = execute(project, instance, tags={"weir/trigger": "sensor", "weir/reason": "5 files new", "weir/tick": "9"})
 
@@ -127,7 +128,7 @@ def test_files_and_a_living_coordinator_make_the_sensor_ask_for_a_barrier_once(d
     assert len(lease.pending(storage)) == 1
 
 
-def test_a_coordinator_that_died_is_resumed_and_its_run_is_ended(landing, project, instance):
+def test_a_coordinator_that_died_is_resumed_and_its_run_is_ended(project, instance):
     dead = instance.create_run_for_job(project.defs.resolve_job_def(JOB), status=dg.DagsterRunStatus.STARTED)
     storage, registry = runtime.open_storage(flights.pipeline, project.settings)
     heartbeat = Heartbeat(storage, registry.take_over(), 0, 5.0, dead.run_id)
@@ -146,7 +147,8 @@ def _of_a_dead_process(holder):
     return json.dumps(asdict(replace(holder, stopped=False, process_started=1.0))).encode()
 
 
-def test_a_sensors_request_for_files_that_were_read_meanwhile_makes_no_empty_epoch(spark, days, landing, project):
+@pytest.mark.usefixtures("spark")
+def test_a_sensors_request_for_files_that_were_read_meanwhile_makes_no_empty_epoch(days, landing, project):
     flights_input.land(days, landing, 1)
     storage, registry = runtime.open_storage(flights.pipeline, project.settings)
     options = RunOptions(until_caught_up=True)

@@ -1,0 +1,121 @@
+"""Dagster on this machine, for `make ui` and `make demo`: its home below `.weir/`, and processes that end for certain."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from configs.settings import PROJECT
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
+
+HOME = PROJECT / ".weir" / "dagster"
+WORKSPACE = PROJECT / "workspace.yaml"
+
+_HOLDER = "weir.pid"
+_GRACE_SECONDS = 20
+
+
+def prepare() -> Path:
+    """Make the home, with the configuration of `infra/dagster.yaml`."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    ours, theirs = PROJECT / "infra" / "dagster.yaml", HOME / "dagster.yaml"
+    if not theirs.exists() or theirs.read_bytes() != ours.read_bytes():
+        shutil.copyfile(ours, theirs)
+    return HOME
+
+
+def environment() -> dict[str, str]:
+    """What Dagster's processes need in their environment; the demo's configuration unless another one was chosen."""
+    return {"WEIR_ENV": "demo", **os.environ, "DAGSTER_HOME": str(HOME)}
+
+
+def program(name: str) -> str:
+    """One of Dagster's commands, of this very Python."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def claim(pid: int) -> None:
+    """Note which process runs this home's daemon: two of them would do everything twice."""
+    (HOME / _HOLDER).write_text(json.dumps({"pid": pid, "started": psutil.Process(pid).create_time()}))
+
+
+def holder() -> int | None:
+    """The living process that runs this home's daemon, if there is one."""
+    try:
+        noted = json.loads((HOME / _HOLDER).read_text())
+        process = psutil.Process(noted["pid"])
+        alive = process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - noted["started"]) < 1.0
+        return process.pid if alive else None
+    except (OSError, ValueError, KeyError, psutil.Error):
+        return None
+
+
+def end_lost_runs(instance: DagsterInstance, living: str | None) -> int:
+    """Mark runs as failed that a killed Dagster left as running; only for a home without a daemon. living: a run that is not lost."""
+    from dagster import DagsterRunStatus, RunsFilter
+
+    begun = [
+        DagsterRunStatus.NOT_STARTED,
+        DagsterRunStatus.STARTING,
+        DagsterRunStatus.STARTED,
+        DagsterRunStatus.CANCELING,
+    ]
+    lost = [run for run in instance.get_runs(RunsFilter(statuses=begun)) if run.run_id != living]
+    for run in lost:
+        instance.report_run_failed(run, "Its process is gone: Dagster was ended while it ran.")
+    return len(lost)
+
+
+@contextmanager
+def started(arguments: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process and all that it starts, its output in `log`; ended, with its descendants, when the block is left."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            arguments,
+            cwd=PROJECT,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a Ctrl-C in the terminal is ours to pass on, in order
+        )
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that we started, and its descendants: asked first, killed if they do not follow."""
+    known: dict[int, psutil.Process] = {}
+
+    def family() -> list[psutil.Process]:
+        for parent in [psutil.Process(process.pid)] if psutil.pid_exists(process.pid) else []:
+            known.update({child.pid: child for child in [parent, *parent.children(recursive=True)]})
+        for relative in list(known.values()):
+            try:
+                known.update({child.pid: child for child in relative.children(recursive=True)})
+            except psutil.Error:
+                continue
+        return [relative for relative in known.values() if relative.is_running()]  # false for a pid that was reused
+
+    for signal_by in (psutil.Process.terminate, psutil.Process.kill):
+        members = family()
+        for member in members:
+            try:
+                signal_by(member)
+            except psutil.Error:
+                continue
+        psutil.wait_procs(members, timeout=_GRACE_SECONDS)
+        process.poll()
