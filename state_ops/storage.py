@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 
 from state_ops.errors import ConfigurationError, DamageError
 
@@ -117,6 +118,11 @@ class Storage:
                 return source.read()
         except FileNotFoundError:
             return None
+
+    def parquet_footer(self, path: str) -> pq.FileMetaData:
+        """The footer of a Parquet file; reads its end only."""
+        with self._fs.open_input_file(self._at(path)) as stream:
+            return pq.read_metadata(stream)
 
     def open_output(self, path: str):
         """A writable stream at `path`; for files that nothing reads before they are named in an ack."""

@@ -408,7 +408,8 @@ def _completed(shop: Workshop, work: _Working, triggered_at: datetime) -> tuple[
     """The pending checkpoint as the row and the listing that will make it exist."""
     pending, parent = work.pending, work.parent
     files = pending.files()
-    delta.check(shop.storage, [file for file in files if file.kind == OUTPUT])
+    schemas = {(uid, name): schema for uid, fixed in shop.shapes.items() for name, schema in fixed.outputs.items()}
+    delta.check(shop.storage, [file for file in files if file.kind == OUTPUT], schemas)
     offsets = dict(parent.offsets) if parent else {}
     for name, planned in work.cut.slices.items():
         offsets[name] = shop.readers[name].advance(offsets.get(name), planned.files)

@@ -8,7 +8,7 @@ ids stands in the checkpoints' rows (`sinks`): a table whose version is not wher
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -56,16 +56,34 @@ def ensure(storage: Storage, table: str, schema: pa.Schema) -> None:
         )
 
 
-def check(storage: Storage, files: Sequence[StateFile]) -> None:
-    """What must hold before the commit names staged files: they exist and have their size. Raises DamageError."""
+def check(storage: Storage, files: Sequence[StateFile], schemas: Mapping[tuple[str, str], pa.Schema]) -> None:
+    """What must hold before the commit names staged files, because Delta itself checks none of it: they exist, and have the
+    recorded size, number of rows, and the schema of their (operator, output). Raises DamageError."""
     for file in files:
-        size = storage.size(file.path)
-        if size != file.bytes:
+        problem = _problem(storage, file, schemas[file.operator, file.name])
+        if problem:
             raise DamageError(
-                f"A staged file has {size} bytes instead of {file.bytes}." if size is not None else "A staged file is gone.",
+                f"A staged file {problem}.",
                 where=storage.full(file.path),
                 next="The epoch was declined; find out who deletes or alters files below the pipeline's root.",
             )
+
+
+def _problem(storage: Storage, file: StateFile, schema: pa.Schema) -> str | None:
+    size = storage.size(file.path)
+    if size is None:
+        return "is gone"
+    if size != file.bytes:
+        return f"has {size} bytes instead of {file.bytes}"
+    try:
+        footer = storage.parquet_footer(file.path)
+    except pa.ArrowException as error:
+        return f"is not readable Parquet: {error}"
+    if footer.num_rows != file.rows:
+        return f"has {footer.num_rows} rows instead of {file.rows}"
+    if not footer.schema.to_arrow_schema().equals(schema):
+        return f"has the columns {footer.schema.to_arrow_schema()} instead of {schema}"
+    return None
 
 
 def publish(
