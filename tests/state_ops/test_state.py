@@ -116,8 +116,8 @@ def test_a_deleted_key_is_gone_and_starts_anew(handle):
 
 def test_frames_of_any_library_go_in(handle):
     for make in (pa.table, pd.DataFrame, pl.DataFrame):
-        rows = {"k": ["a", "b"], "number": [1, 2]}
-        handle.batch(keyed(k=["a", "b"]), lambda state, _, frame=make(rows): state.put(frame))
+        frame = make({"k": ["a", "b"], "number": [1, 2]})
+        handle.batch(keyed(k=["a", "b"]), lambda state, _, frame=frame: state.put(frame))
     assert {key: row["number"] for key, row in handle.stored().items()} == {"a": 1, "b": 2}
 
 
@@ -241,7 +241,7 @@ MISUSE = {
     "cannot keep amount = mean": lambda state, rows: state.fold(rows, amount=agg.mean("v")),
     "number = min\\(...\\) in a field that cannot be null": lambda state, rows: state.fold(rows, number=agg.min("v")),
     "number = first\\(...\\) in a field": lambda state, rows: state.fold(rows, number=agg.first("v")),
-    "A frame was expected, not list": lambda state, rows: state.get(["a"]),
+    "A frame was expected, not list": lambda state, _: state.get(["a"]),
 }
 
 

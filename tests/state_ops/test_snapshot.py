@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import stamina
+
+from state_ops import snapshot
+from state_ops.backends.rocksdb import RocksDBBackend
+from state_ops.checkpoint import Snapshot
+from state_ops.errors import DamageError
+from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
+from state_ops.snapshot import Attempt
+from state_ops.storage import Storage
+
+Entries = dict[bytes, bytes]
+
+
+class Subtask:
+    """One subtask that snapshots epoch after epoch, as the keyed task drives it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.storage = Storage(str(directory / "storage"))
+        self.home = directory / "work" / "counts" / "0"
+
+    def attempt(self, epoch: int, generation: int = 1, id: str | None = None) -> Attempt:
+        return Attempt(
+            "counts", 0, Generation(generation), CheckpointId(epoch), AttemptId(id or new_attempt_id()), self.home
+        )
+
+    def write(self, attempt: Attempt, base: Snapshot | None, entries: Entries) -> Snapshot:
+        forked = snapshot.fork(self.storage, attempt, base)
+        backend = RocksDBBackend(forked.db, 8, 8)
+        try:
+            backend.write(list(entries.items()))
+            files = snapshot.take(attempt, backend)
+        finally:
+            backend.close()
+        return snapshot.upload(self.storage, attempt, forked, files)
+
+    def epoch(self, number: int, base: Snapshot | None, entries: Entries, generation: int = 1) -> Snapshot:
+        return self.write(self.attempt(number, generation), base, entries)
+
+    def read(self, base: Snapshot) -> Entries:
+        """What the next epoch would find."""
+        attempt = self.attempt(99)
+        forked = snapshot.fork(self.storage, attempt, base)
+        backend = RocksDBBackend(forked.db, 8, 8)
+        try:
+            return dict(backend.scan(b"", b"\xff" * 9))
+        finally:
+            backend.close()
+
+    def forget_local(self) -> None:
+        for directory in list(self.home.iterdir()):
+            self.remove(directory)
+
+    @staticmethod
+    def remove(directory: Path) -> None:
+        for path in sorted(directory.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        directory.rmdir()
+
+    def directory(self, one: Snapshot) -> Path:
+        (found,) = self.home.glob(f"*-{one.attempt}")
+        return found
+
+
+@pytest.fixture
+def subtask(tmp_path: Path) -> Subtask:
+    return Subtask(tmp_path)
+
+
+def entries(*numbers: int, value: bytes = b"v") -> Entries:
+    return {f"key{number:05}".encode(): value + str(number).encode() for number in numbers}
+
+
+def tables(one: Snapshot) -> dict[str, str]:
+    """The snapshot's SSTs: name to object."""
+    return {file.name: file.path for file in one.files if file.name.endswith(".sst")}
+
+
+# -- incremental
+
+
+def test_a_fork_links_tables_and_copies_what_rocksdb_appends_to(subtask):
+    base = subtask.epoch(1, None, entries(1))
+    attempt = subtask.attempt(2)
+    forked = snapshot.fork(subtask.storage, attempt, base)
+    local = subtask.directory(base) / "snapshot"
+    assert {file.name for file in base.files} == {path.name for path in forked.db.iterdir()}
+    for path in forked.db.iterdir():
+        shared = path.stat().st_ino == (local / path.name).stat().st_ino
+        assert shared == path.name.endswith(".sst"), path.name
+
+
+def test_writing_to_a_fork_leaves_the_base_as_it_was(subtask):
+    base = subtask.epoch(1, None, entries(1, 2))
+    subtask.epoch(2, base, entries(2, 3, value=b"new"))
+    assert subtask.read(base) == entries(1, 2)
+    subtask.forget_local()
+    assert subtask.read(base) == entries(1, 2)
+
+
+def test_only_new_tables_are_uploaded(subtask):
+    first = subtask.epoch(1, None, entries(1))
+    before = {file.path for file in subtask.storage.list("state")}
+    second = subtask.epoch(2, first, entries(2))
+    uploaded = {file.path for file in subtask.storage.list("state")} - before
+    assert uploaded == {file.path for file in second.files if file.new}
+    assert tables(first).items() <= tables(second).items()
+    assert len([name for name in tables(second) if name not in tables(first)]) == 1
+    old = [file for file in second.files if not file.new]
+    assert {file.attempt for file in old} == {first.attempt}
+    assert {file.snapshot for file in second.files} == {second.attempt}
+
+
+def test_state_that_did_not_change_names_the_same_objects(subtask):
+    base = subtask.epoch(1, None, entries(1, 2))
+    files = snapshot.unchanged(base)
+    assert [file.path for file in files] == [file.path for file in base.files]
+    assert not any(file.new for file in files)
+    assert {file.snapshot for file in files} == {base.attempt}  # whose local directory still serves the next epoch
+    assert snapshot.unchanged(None) == ()
+
+
+def test_what_a_compaction_merges_is_uploaded_and_the_merged_tables_are_named_no_more(subtask):
+    chance, model, base = random.Random(3), {}, None
+    shrank = False
+    for epoch in range(1, 25):
+        changed = entries(*(chance.randrange(60) for _ in range(8)), value=f"e{epoch}-".encode())
+        model |= changed
+        newer = subtask.epoch(epoch, base, changed)
+        if base is not None:
+            kept = {file.path for file in newer.files if not file.new}
+            assert kept <= set(tables(base).values())
+            shrank = shrank or len(tables(newer)) < len(tables(base))
+        snapshot.sweep(subtask.attempt(epoch + 1), newer)
+        base = newer
+    assert shrank
+    assert len(tables(base)) < 12
+    assert subtask.read(base) == model
+    subtask.forget_local()
+    assert subtask.read(base) == model
+
+
+# -- identity of files
+
+
+def test_another_attempts_table_of_the_same_name_and_size_is_never_taken_for_ours(subtask):
+    base = subtask.epoch(1, None, entries(1))
+    lost = subtask.epoch(2, base, entries(2, value=b"lost"))
+    won = subtask.epoch(2, base, entries(2, value=b"won!"))
+    by_name = {file.name: file for file in lost.files}
+    (mine,) = [file for file in won.files if file.name.endswith(".sst") and file.new]
+    twin = by_name[mine.name]
+    assert (twin.name, twin.bytes) == (mine.name, mine.bytes)
+    assert twin.digest != mine.digest and twin.path != mine.path
+    third = subtask.epoch(3, won, entries(3))
+    assert tables(third)[mine.name] == mine.path
+    for forget in (False, True):
+        if forget:
+            subtask.forget_local()
+        assert subtask.read(third) == entries(1) | entries(2, value=b"won!") | entries(3)
+
+
+def test_a_file_that_is_not_the_inherited_inode_is_uploaded(subtask):
+    base = subtask.epoch(1, None, entries(1))
+    attempt = subtask.attempt(2)
+    forked = snapshot.fork(subtask.storage, attempt, base)
+    (name,) = tables(base)
+    target = attempt.directory / "snapshot"
+    target.mkdir()
+    changed = bytearray((forked.db / name).read_bytes())
+    changed[10] ^= 1
+    (target / name).write_bytes(changed)  # same name, same size, other content
+    uploaded = snapshot.upload(subtask.storage, attempt, forked, [target / name])
+    assert uploaded.files[0].new
+    assert uploaded.files[0].path != tables(base)[name]
+
+
+def test_a_losing_attempts_directory_is_never_opened(subtask):
+    base = subtask.epoch(1, None, entries(1))
+    won = subtask.epoch(2, base, entries(2, value=b"won!"))
+    lost = subtask.epoch(2, base, entries(2, value=b"lost"))
+    subtask.remove(subtask.directory(won))
+    assert subtask.directory(lost).is_dir()
+    assert subtask.read(won) == entries(1) | entries(2, value=b"won!")
+
+
+@pytest.mark.parametrize("how", ["no manifest", "manifest of another attempt"])
+def test_local_files_without_their_own_manifest_are_not_used(subtask, how):
+    one = subtask.epoch(1, None, entries(1))
+    directory = subtask.directory(one)
+    manifest = directory / "manifest.json"
+    if how == "no manifest":
+        manifest.unlink()
+    else:
+        manifest.write_text(manifest.read_text().replace(one.attempt, new_attempt_id()))
+    for path in (directory / "snapshot").glob("*.sst"):
+        path.write_bytes(b"\0" * path.stat().st_size)
+    assert subtask.read(one) == entries(1)
+
+
+def test_sweep_keeps_the_base_and_removes_older_epochs_and_lower_generations(subtask):
+    made = {
+        "old": subtask.epoch(1, None, entries(1)),
+        "base": subtask.epoch(2, None, entries(2)),
+        "lower generation": subtask.epoch(9, None, entries(3)),
+        "this epoch": subtask.epoch(5, None, entries(4), generation=2),
+        "later": subtask.epoch(6, None, entries(5), generation=2),
+    }
+    (subtask.home / "notes").mkdir()
+    snapshot.sweep(subtask.attempt(5, generation=2), made["base"])
+    left = {name for name, one in made.items() if list(subtask.home.glob(f"*-{one.attempt}"))}
+    assert left == {"base", "this epoch", "later"}
+    assert (subtask.home / "notes").is_dir()
+
+
+def test_sweep_of_a_subtask_that_never_ran_does_nothing(subtask):
+    snapshot.sweep(subtask.attempt(1), None)
+
+
+# -- restore
+
+
+def test_lost_local_files_are_fetched_and_still_count_as_inherited(subtask):
+    base = subtask.epoch(1, None, entries(1))
+    subtask.forget_local()
+    second = subtask.epoch(2, base, entries(2))
+    assert tables(base).items() <= tables(second).items()
+    assert subtask.read(second) == entries(1, 2)
+
+
+def test_a_local_file_of_another_size_sends_the_whole_fork_to_storage(subtask):
+    base = subtask.epoch(2, subtask.epoch(1, None, entries(1)), entries(2))
+    local = sorted((subtask.directory(base) / "snapshot").glob("*.sst"))[-1]
+    local.unlink()
+    local.write_bytes(b"short")
+    assert subtask.read(base) == entries(1, 2)
+
+
+@pytest.mark.parametrize("how", ["missing", "truncated", "one bit flipped"])
+@pytest.mark.parametrize("kind", [".sst", "MANIFEST", "CURRENT"])
+def test_a_damaged_object_is_named_when_local_files_are_gone(subtask, how, kind):
+    one = subtask.epoch(1, None, entries(1, 2, 3))
+    (file,) = [file for file in one.files if kind in file.name]
+    object = Path(subtask.storage.full(file.path))
+    content = bytearray(object.read_bytes())
+    object.unlink()
+    if how == "truncated":
+        object.write_bytes(content[:-1])
+    elif how == "one bit flipped":
+        content[len(content) // 2] ^= 0x10
+        object.write_bytes(content)
+    assert subtask.read(one) == entries(1, 2, 3)  # the local files serve
+    subtask.forget_local()
+    with pytest.raises(DamageError) as raised:
+        subtask.read(one)
+    assert file.path in str(raised.value.where)
+
+
+@pytest.mark.parametrize("name", ["../000008.sst", "/etc/passwd", "", ".hidden", "a\\b", "a/b.sst"])
+def test_hostile_names_from_a_registry_are_refused(subtask, name):
+    one = subtask.epoch(1, None, entries(1))
+    hostile = replace(one, files=(*one.files, replace(one.files[0], name=name)))
+    for local in (True, False):
+        if not local:
+            subtask.forget_local()
+        with pytest.raises(DamageError):
+            subtask.read(hostile)
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc/hostname", "state/../../x"])
+def test_hostile_paths_from_a_registry_are_refused(subtask, path):
+    one = subtask.epoch(1, None, entries(1))
+    subtask.forget_local()
+    with pytest.raises(DamageError, match="leaves the pipeline's storage root"):
+        subtask.read(replace(one, files=(replace(one.files[0], path=path),)))
+
+
+def test_an_upload_that_fails_midway_leaves_no_snapshot_and_the_one_before_opens(subtask, monkeypatch):
+    base = subtask.epoch(1, None, entries(1))
+    attempt = subtask.attempt(2)
+    real = Storage.put_file
+
+    def failing(self, local, path):
+        if local.name.startswith("MANIFEST"):
+            raise OSError("the store is down")
+        return real(self, local, path)
+
+    monkeypatch.setattr(Storage, "put_file", failing)
+    with stamina.set_testing(True, attempts=2), pytest.raises(OSError, match="the store is down"):
+        subtask.write(attempt, base, entries(2))
+    monkeypatch.undo()
+    assert not (attempt.directory / "manifest.json").exists()
+    assert subtask.read(base) == entries(1)
