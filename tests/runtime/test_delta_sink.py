@@ -1,0 +1,134 @@
+"""Publishing into real Delta tables: exactly once, in the chain's order, or an error that says what happened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from pipelines.runtime.sinks import delta
+from state_ops.checkpoint import OUTPUT, Checkpoint, StateFile
+from state_ops.errors import DamageError, PipelineError
+from state_ops.storage import Storage
+
+SCHEMA = pa.schema([("key", pa.string()), ("n", pa.int64())])
+APP = "weir/p/main"
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def storage(tmp_path):
+    found = Storage(str(tmp_path / "p"))
+    delta.ensure(found, "out", SCHEMA)
+    return found
+
+
+def staged(storage: Storage, checkpoint: int, keys: list[str], attempt: str = "a") -> StateFile:
+    path = f"tables/out/data/g1-e{checkpoint}/0-{attempt}.parquet"
+    with storage.open_output(path) as sink:
+        pq.write_table(pa.table({"key": keys, "n": [1] * len(keys)}, schema=SCHEMA), sink)
+    size = storage.size(path)
+    assert size is not None
+    return StateFile("stage", 0, OUTPUT, "main", path, size, "", True, attempt, None, "out", len(keys))  # type: ignore[arg-type]
+
+
+def checkpoint(number: int) -> Checkpoint:
+    return Checkpoint(
+        id=number, parent_id=None, kind="checkpoint", generation=1, commit_id=f"c{number}", triggered_at=NOW, completed_at=NOW,
+        epoch_now=NOW, trigger="manual", reason="", offsets={}, slice={}, watermarks={}, operators={}, sinks={}, inputs={},
+        ms={}, totals={}, files=1, bytes_total=0, bytes_new=0,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def keys(storage: Storage) -> list[str]:
+    files = DeltaTable(storage.full("tables/out")).file_uris()
+    return sorted(key for file in files for key in pq.read_table(file, use_threads=False)["key"].to_pylist())
+
+
+def test_publishing_twice_is_publishing_once(storage):
+    file = staged(storage, 1, ["a", "b"])
+    first = delta.publish(storage, APP, "out", checkpoint(1), None, [file])
+    again = delta.publish(storage, APP, "out", checkpoint(1), None, [file])
+    assert keys(storage) == ["a", "b"]
+    assert (first.delta_version, first.rows) == (again.delta_version, again.rows) == (1, 2)
+
+
+def test_an_older_checkpoint_after_a_newer_one_is_a_no_op(storage):
+    one, two = staged(storage, 1, ["a"]), staged(storage, 2, ["b"])
+    delta.publish(storage, APP, "out", checkpoint(1), None, [one])
+    delta.publish(storage, APP, "out", checkpoint(2), 1, [two])
+    delta.publish(storage, APP, "out", checkpoint(1), None, [one])
+    assert keys(storage) == ["a", "b"]
+
+
+def test_a_table_that_is_behind_the_chain_is_damage(storage):
+    delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])])
+    with pytest.raises(DamageError, match="last published checkpoint is 1, but the registry says 2"):
+        delta.publish(storage, APP, "out", checkpoint(3), 2, [staged(storage, 3, ["c"])])
+    assert keys(storage) == ["a"]
+
+
+def test_a_table_that_is_gone_is_damage(storage):
+    file = staged(storage, 1, ["a"])
+    storage.delete_tree("tables/out/_delta_log")
+    with pytest.raises(DamageError, match="the table is gone"):
+        delta.publish(storage, APP, "out", checkpoint(1), None, [file])
+
+
+def test_somebody_elses_commit_in_between_is_no_obstacle_and_no_duplicate(storage, monkeypatch):
+    file = staged(storage, 1, ["a"])
+    real, met = delta.delta_log.commit, []
+
+    def overtaken(handle, *args, **kwargs):
+        if not met:
+            met.append(True)
+            properties = CommitProperties(app_transactions=[Transaction(f"{APP}/out", 0)])
+            write_deltalake(handle.table_uri, pa.table({"key": ["x"], "n": [0]}, schema=SCHEMA), mode="append", commit_properties=properties)  # fmt: skip
+        real(handle, *args, **kwargs)
+
+    monkeypatch.setattr(delta.delta_log, "commit", overtaken)
+    with pytest.raises(DamageError, match="last published checkpoint is 0"):
+        delta.publish(storage, APP, "out", checkpoint(1), None, [file])
+    assert keys(storage) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda storage, file: storage.delete(file.path), "is gone"),
+        (lambda storage, file: storage.put_bytes(file.path, b"PAR1"), "4 bytes instead of"),
+        (lambda storage, file: storage.put_bytes(file.path, b"x" * file.bytes), "not readable Parquet"),
+    ],
+)
+def test_staged_files_are_checked_before_a_commit_names_them(storage, harm, said):
+    file = staged(storage, 1, ["a"])
+    delta.check(storage, [file], {("stage", "main"): SCHEMA})
+    harm(storage, file)
+    with pytest.raises(DamageError, match=said):
+        delta.check(storage, [file], {("stage", "main"): SCHEMA})
+
+
+def test_staged_rows_and_columns_are_checked_too(storage):
+    file = staged(storage, 1, ["a"])
+    with pytest.raises(DamageError, match="1 rows instead of 2"):
+        delta.check(storage, [replace(file, rows=2)], {("stage", "main"): SCHEMA})
+    with pytest.raises(DamageError, match="has the columns"):
+        delta.check(storage, [file], {("stage", "main"): SCHEMA.append(pa.field("more", pa.int64()))})
+
+
+def test_other_columns_than_the_tables_are_refused(storage):
+    with pytest.raises(PipelineError, match="n was int64, is double; more is new|more is new; n was int64, is double"):
+        delta.ensure(storage, "out", pa.schema([("key", pa.string()), ("n", pa.float64()), ("more", pa.int64())]))
+    delta.ensure(storage, "out", SCHEMA)
+
+
+def test_a_table_that_forgets_transactions_is_refused(storage):
+    DeltaTable(storage.full("tables/out")).alter.set_table_properties(
+        {"delta.setTransactionRetentionDuration": "interval 1 days"}
+    )
+    with pytest.raises(PipelineError, match="forgets transaction versions"):
+        delta.ensure(storage, "out", SCHEMA)
