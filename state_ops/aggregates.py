@@ -18,6 +18,9 @@ import pyarrow as pa
 from state_ops.errors import PipelineError
 
 
+_WIDER: dict[pl.DataType, pl.DataType] = {pl.Int32(): pl.Int64(), pl.Float32(): pl.Float64()}
+
+
 @dataclass(frozen=True, slots=True)
 class Agg:
     """One aggregate over the rows of a key. kind: count, sum, mean, min, max, first or last; column: what of."""
@@ -60,8 +63,8 @@ class Agg:
         column = pl.col(self.column)
         if self.kind == "sum":
             # Polars adds 32-bit numbers in 32 bits, and wraps around in silence.
-            wide = {pl.Int32: pl.Int64, pl.Float32: pl.Float64}.get(type(rows[self.column]))
-            return [(column.cast(wide) if wide else column).sum().alias(name)]
+            wider = _WIDER.get(rows[self.column])
+            return [(column.cast(wider) if wider else column).sum().alias(name)]
         if self.kind == "mean":
             return [
                 column.cast(pl.Float64).sum().alias(f"{name}__sum"),

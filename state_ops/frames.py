@@ -83,7 +83,8 @@ def polars(frame: Any) -> pl.DataFrame:
     return frame if isinstance(frame, pl.DataFrame) else pl.from_arrow(arrow(frame))  # type: ignore[return-value]
 
 
-def _to_polars(table: pa.Table) -> pl.DataFrame:
+def from_arrow(table: pa.Table) -> pl.DataFrame:
+    """An Arrow table as a Polars frame."""
     return pl.from_arrow(table)  # type: ignore[return-value]
 
 
@@ -111,13 +112,13 @@ def _to_arrow(table: pa.Table) -> pa.Table:
 
 
 _BY_ANNOTATION: dict[Any, Callable[[pa.Table], Any]] = {
-    pl.DataFrame: _to_polars,
+    pl.DataFrame: from_arrow,
     pd.DataFrame: _to_pandas,
     pa.Table: _to_arrow,
 }
 _BY_TEXT = {
-    "pl.DataFrame": _to_polars,
-    "polars.DataFrame": _to_polars,
+    "pl.DataFrame": from_arrow,
+    "polars.DataFrame": from_arrow,
     "pd.DataFrame": _to_pandas,
     "pandas.DataFrame": _to_pandas,
     "pa.Table": _to_arrow,

@@ -158,15 +158,14 @@ class Registry:
 
         The row goes in only while the table's head is the checkpoint's parent and we own the generation.
         """
-        number = f"{checkpoint.id:020d}-{checkpoint.commit_id}"
         if files:
             rows = [dataclasses.asdict(file) | {"commit_id": checkpoint.commit_id} for file in files]
             partition = (("checkpoint_id", str(checkpoint.id)),)
-            listing = self._files.write_rows(rows, f"checkpoint_id={checkpoint.id}/{number}.parquet", partition)
+            listing = self._files.write_rows(rows, _listing_path(checkpoint), partition)
             self._files.commit(checkpoint.generation, [listing])
         row = dataclasses.asdict(checkpoint)
         row |= {name: json.dumps(row[name]) for name in _JSON_COLUMNS}
-        data = self._checkpoints.write_rows([row], f"data/{number}.parquet", bounds=[("id", checkpoint.id)])
+        data = self._checkpoints.write_rows([row], f"data/{_numbered(checkpoint)}", bounds=[("id", checkpoint.id)])
         self._checkpoints.commit(checkpoint.generation, [data], check=_head_is(checkpoint.parent_id))
         self._listings[checkpoint.commit_id] = tuple(files)
 
@@ -199,10 +198,8 @@ class Registry:
 
     def drop_stray_listings(self, generation: Generation) -> None:
         """Remove listings that no checkpoint's row names: left by a crash between the two writes of a commit."""
-        named = {row.commit_id for row in self.checkpoints()}
-        self._drop_files(
-            self._files, generation, lambda file: file.path.rsplit("-", 1)[-1].removesuffix(".parquet") not in named
-        )
+        named = {_listing_path(row) for row in self.checkpoints()}
+        self._drop_files(self._files, generation, lambda file: file.path not in named)
 
     @staticmethod
     def _drop_files(table: FencedTable, generation: Generation, chosen: Callable[[DataFile], bool]) -> None:
@@ -254,6 +251,14 @@ class Registry:
             where=self._files.storage.full(f"{self._files.path}/checkpoint_id={checkpoint.id}"),
             next="Nothing was deleted. `weir checkpoints` shows which older checkpoints are retained.",
         )
+
+
+def _numbered(checkpoint: Checkpoint) -> str:
+    return f"{checkpoint.id:020d}-{checkpoint.commit_id}.parquet"
+
+
+def _listing_path(checkpoint: Checkpoint) -> str:
+    return f"checkpoint_id={checkpoint.id}/{_numbered(checkpoint)}"
 
 
 def _is_listing(file: DataFile, checkpoint: Checkpoint) -> bool:

@@ -39,12 +39,12 @@ class ValueState:
         schema: StateSchema,
         keys: pa.Schema,
         where: str,
-        convert: Callable[[pa.Table], Any] = frames._to_polars,
+        convert: Callable[[pa.Table], Any] = frames.from_arrow,
     ) -> None:
         self._backend, self._schema, self._keys, self._where, self._convert = backend, schema, keys, where, convert
         self._key_names = keys.names
-        self._empty = pl.from_arrow(schema.arrow.empty_table())
-        self._types: dict[str, Any] = dict(self._empty.schema)  # type: ignore[union-attr]
+        self._empty = frames.from_arrow(schema.arrow.empty_table())
+        self._types: dict[str, Any] = dict(self._empty.schema)
         self._nullable = {field.name: field.nullable for field in schema.fields}
         self._batch: pl.DataFrame | None = None
         self._rows: pl.DataFrame | None = None
@@ -170,13 +170,13 @@ class ValueState:
         self._touched = np.zeros(len(values), bool)
         stored = decode_rows(self._schema, [value for value in values if value is not None])
         at = np.where(self._present, np.cumsum(self._present) - 1, stored.num_rows)
-        self._rows = pl.concat([pl.from_arrow(stored), self._defaults(1)])[at]  # type: ignore[list-item]
+        self._rows = pl.concat([frames.from_arrow(stored), self._defaults(1)])[at]
         return self._rows
 
     def _defaults(self, number: int) -> pl.DataFrame:
         fields = self._schema.fields
         table = pa.table([pa.array([field.default] * number, field.type) for field in fields], schema=self._schema.arrow)
-        return pl.from_arrow(table)  # type: ignore[return-value]
+        return frames.from_arrow(table)
 
     def _store(self, codes: np.ndarray, columns: dict[str, pl.Series]) -> None:
         rows = self._loaded()

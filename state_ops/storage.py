@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from state_ops.errors import ConfigurationError, DamageError
 
 _CHUNK = 4 << 20
+_Names = list[str]  # inside `Storage`, `list` is a method
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ class Storage:
             if info.type == pafs.FileType.File and (unfinished or not name.startswith(".tmp-")):
                 yield StoredFile(info.path[len(self._root) + 1 :], info.size)
 
-    def list_dirs(self, path: str) -> list[str]:
+    def list_dirs(self, path: str) -> _Names:
         """Names of the directories directly below `path`."""
         return [
             PurePosixPath(info.path).name

@@ -84,7 +84,7 @@ def _loaded():
     logging.getLogger("great_expectations.data_context.types.base").setLevel(logging.WARNING)
 
     context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = {"globally": False}
+    context.variables.progress_bars = {"globally": False}  # type: ignore[assignment]
     asset = context.data_sources.add_pandas("weir").add_dataframe_asset("epoch")
     return gx, asset.add_batch_definition_whole_dataframe("epoch")
 

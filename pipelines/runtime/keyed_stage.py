@@ -172,7 +172,7 @@ def _data(task: KeyedTask, batches: Iterator[pa.RecordBatch], counters: _Counter
         if not rows.num_rows:
             continue
         counters.rows_in += rows.num_rows
-        if task.event_time in rows.column_names:
+        if task.event_time is not None and task.event_time in rows.column_names:
             newest = event_time_of(rows, task.event_time)
             if newest is not None:
                 seen = counters.max_event_time

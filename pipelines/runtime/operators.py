@@ -121,7 +121,7 @@ class FunctionOperator:
         self.closed_upto: int | None = None
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-        self._state.begin(pl.from_arrow(rows.select([*self._keys.names, GROUP])))  # type: ignore[arg-type]
+        self._state.begin(frames.from_arrow(rows.select([*self._keys.names, GROUP])))
         assert self._stage.function is not None
         try:
             result = self._stage.function(self._convert(rows.drop_columns([GROUP])), self._state, self._epoch)
@@ -175,7 +175,6 @@ class WindowOperator:
         assert stage.window is not None
         self._stage, self._window, self._shapes, self._backend = stage, stage.window, shapes, backend
         self._progress, self._groups = progress, groups
-        self._empty = pl.from_arrow(shapes.state.arrow.empty_table())
         self.rows_late = 0
         self.closed_upto: int | None = None
 
@@ -187,7 +186,7 @@ class WindowOperator:
                 where=f"window {self._stage.uid}",
                 next=f'Leave them out and count them: where="{window.on} IS NOT NULL".',
             )
-        frame: pl.DataFrame = pl.from_arrow(rows)  # type: ignore[assignment]
+        frame = frames.from_arrow(rows)
         ends = (_micros(frame[window.on]) // window.size + 1) * window.size
         frame = frame.with_columns(ends.alias(_WINDOW))
         if self._progress.before is not None:
@@ -209,7 +208,7 @@ class WindowOperator:
         present = np.fromiter((value is not None for value in values), bool, len(values))
         default = pa.table([pa.array([field.default], field.type) for field in self._shapes.state.fields], schema=self._shapes.state.arrow)
         at = np.where(present, np.cumsum(present) - 1, stored.num_rows)
-        old: pl.DataFrame = pl.from_arrow(pa.concat_tables([stored, default]))[at]  # type: ignore[assignment,index]
+        old = frames.from_arrow(pa.concat_tables([stored, default]))[at]
         names = self._shapes.state.arrow.names
         both = pl.concat(
             [old.select(pl.all().name.prefix(_OLD)), fresh.select(pl.col(names).name.prefix(_NEW))], how="horizontal"
@@ -239,7 +238,7 @@ class WindowOperator:
     def _fire(self, keys: list[bytes], values: list[bytes]) -> pa.Table:
         _, columns = decode_keys(keys, [pa.int64(), *self._shapes.keys.types])
         state = decode_rows(self._shapes.state, values)
-        frame: pl.DataFrame = pl.from_arrow(  # type: ignore[assignment]
+        frame = frames.from_arrow(
             pa.table([*columns, *state.columns], names=[_END, *self._shapes.keys.names, *state.column_names])
         )
         self._backend.write([], keys)
@@ -272,7 +271,7 @@ def open_windows(
             _, columns = decode_keys([key for key, _ in entries], [pa.int64(), *keys.types])
             rows = decode_rows(state, [value for _, value in entries])
             table = pa.table([*columns, *rows.columns], names=[_END, *keys.names, *rows.column_names])
-            frame = _results(stage, stage.window, pl.from_arrow(table))  # type: ignore[arg-type]
+            frame = _results(stage, stage.window, frames.from_arrow(table))
             yield frames.arrow(frame.with_columns(pl.col(_START, _END).cast(pl.Datetime("us", "UTC"))))
 
 
@@ -288,8 +287,8 @@ def _window_shapes(stage: Stage, window: Window, rows: pa.Schema, keys: pa.Schem
         agg.check(name, rows, f"window {stage.uid}")
         fields += agg.parts(name, rows)
     state = StateSchema.build(fields)
-    empty = pl.from_arrow(pa.table([pa.array([], field.type) for field in keys] + [pa.array([], pa.int64())], names=[*keys.names, _END]))
-    empty = pl.concat([empty, pl.from_arrow(state.arrow.empty_table())], how="horizontal")  # type: ignore[list-item]
+    empty = frames.from_arrow(pa.table([pa.array([], field.type) for field in keys] + [pa.array([], pa.int64())], names=[*keys.names, _END]))
+    empty = pl.concat([empty, frames.from_arrow(state.arrow.empty_table())], how="horizontal")
     inferred = frames.arrow(_results(stage, window, empty)).schema
     bounds = pa.timestamp("us", tz=on.tz and "UTC")
     output = pa.schema(

@@ -47,12 +47,12 @@ class RocksDBBackend:
                 next="Delete the local work directory: the state is fetched again from storage and verified.",
             ) from error
         write = WriteOptions()
-        write.disable_wal = True
+        write.disable_wal = True  # type: ignore[method-assign, assignment]  # a property that the stubs call a method
         self._db.set_write_options(write)
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         try:
-            return self._db.get(list(keys))
+            return self._db.get(list(keys))  # type: ignore[return-value]  # a list gives a list
         except Exception as error:
             raise self._unreadable(error) from error
 
