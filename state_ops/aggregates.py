@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from state_ops.errors import PipelineError
 
-
 _WIDER: dict[pl.DataType, pl.DataType] = {pl.Int32(): pl.Int64(), pl.Float32(): pl.Float64()}
 
 

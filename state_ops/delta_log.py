@@ -62,7 +62,9 @@ class DataFile:
 
 def ensure_table(uri: str, schema: pa.Schema, partition_by: Sequence[str] = (), configuration: dict | None = None) -> None:
     """Create the table unless it exists."""
-    if not DeltaTable.is_deltatable(uri):
+    if DeltaTable.is_deltatable(uri):
+        return
+    try:
         DeltaTable.create(
             uri,
             schema=schema,
@@ -70,6 +72,9 @@ def ensure_table(uri: str, schema: pa.Schema, partition_by: Sequence[str] = (), 
             partition_by=list(partition_by),
             configuration=_CONFIGURATION | (configuration or {}),
         )
+    except CommitFailedError:  # somebody else created it at the same moment
+        if not DeltaTable.is_deltatable(uri):
+            raise
 
 
 def active_files(handle: DeltaTable) -> list[DataFile]:
@@ -169,22 +174,25 @@ class FencedTable:
     def claim(self, generation: Generation | None = None) -> Generation:
         """Take the table over: commit `generation` (default: one more than the recorded) on the handle that read the old one.
 
-        Of two takers on the same old generation exactly one wins; the other gets FencedError.
+        Of two takers on the same old generation exactly one wins; the other gets FencedError. With a given generation, which
+        won elsewhere, a rival that is late with a lower one only delays us.
         """
-        handle = DeltaTable(self.storage.full(self.path))
-        old = handle.transaction_version(self.app_id) or 0
-        mine = Generation(old + 1) if generation is None else generation
-        if mine <= old:
-            raise _fenced(self.path, mine, Generation(old))
-        try:
-            commit(handle, self.app_id, mine)
-        except CommitFailedError as error:
-            raise FencedError(
-                f"Another coordinator took {self.path} over at the same moment.",
-                next="Nothing to do: that one runs the pipeline.",
-            ) from error
-        self._handle = None
-        return mine
+        for _ in range(_MAX_RACES if generation is not None else 1):
+            handle = DeltaTable(self.storage.full(self.path))
+            old = handle.transaction_version(self.app_id) or 0
+            mine = Generation(old + 1) if generation is None else generation
+            if mine <= old:
+                raise _fenced(self.path, mine, Generation(old))
+            try:
+                commit(handle, self.app_id, mine)
+            except CommitFailedError:
+                continue
+            self._handle = None
+            return mine
+        raise FencedError(
+            f"Another coordinator took {self.path} over at the same moment.",
+            next="Nothing to do: that one runs the pipeline.",
+        )
 
     def commit(
         self,
