@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from infra import flights_input
+from pipelines.runtime import cli
 from tests.recovery.harness import Site
 
 
@@ -18,10 +21,39 @@ def days(tmp_path_factory) -> list[Path]:
 
 @pytest.fixture
 def site(tmp_path) -> Callable[..., Site]:
-    """Makes a site: `site(max_files=7, parallelism=2)`."""
+    """Makes a site: `site(max_files=7, parallelism=2)`. heartbeat: seconds."""
 
-    def made(*, max_files: int, parallelism: int = 2) -> Site:
-        options = {"WEIR_EPOCH__MAX_FILES": str(max_files), "WEIR_SPARK__PARALLELISM": str(parallelism)}
+    def made(*, max_files: int, parallelism: int = 2, heartbeat: float = 5) -> Site:
+        options = {
+            "WEIR_EPOCH__MAX_FILES": str(max_files),
+            "WEIR_SPARK__PARALLELISM": str(parallelism),
+            "WEIR_LEASE__HEARTBEAT_SECONDS": str(heartbeat),
+        }
         return Site(tmp_path / "site", options)
 
     return made
+
+
+class Ended(NamedTuple):
+    """How a command ended. said: what it wrote to stderr."""
+
+    code: int
+    said: str
+
+
+@pytest.fixture
+def weir(monkeypatch, capsys) -> Callable[..., Ended]:
+    """The weir command in this process, with a site's configuration: `weir(site, "run", "flights")`."""
+
+    def called(of: Site, *arguments: str, **env: str) -> Ended:
+        with monkeypatch.context() as patched:
+            for name, value in {**of.env, **env}.items():
+                patched.setenv(name, value)
+            patched.setattr(sys, "argv", ["weir", *arguments])
+            patched.setattr(cli, "_interrupt_on_term", lambda: None)  # the tests' own process keeps its signals
+            capsys.readouterr()
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+        return Ended(int(ended.value.code or 0), capsys.readouterr().err)
+
+    return called

@@ -1,4 +1,4 @@
-"""A flights pipeline of its own for each test, run here or in a child that is killed, and checked against the replay."""
+"""A pipeline of its own for each test, run here or in a child that is killed, and checked against the replay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
@@ -19,30 +19,37 @@ import pyarrow as pa
 
 from configs import settings
 from configs.settings import PROJECT, Settings
-from pipelines.flights import pipeline
+from pipelines import flights
 from pipelines.runtime import state_reader
+from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.epoch import EpochReport
 from pipelines.runtime.run import RunOptions, run
 from tests.replay import flights as replay
 
-TABLES = ("aircraft_legs", "airport_hourly", "airport_hourly_late")
 _INJECTED = Path(__file__).parent / "injected"
 _PATIENCE = 180.0
 
 
 @dataclass(frozen=True)
 class Site:
-    """One pipeline's storage, work directory and landing directory below `root`. options: further WEIR_ variables."""
+    """One pipeline's storage, work directory and landing directory below `root`.
+
+    options: further WEIR_ variables. module: where `pipeline` is.
+    """
 
     root: Path
     options: dict[str, str] = field(default_factory=dict)
+    pipeline: Pipeline = flights.pipeline
+    module: str = "pipelines.flights"
 
     @property
     def env(self) -> dict[str, str]:
+        pipeline = f"WEIR_PIPELINES__{self.pipeline.name.upper()}"
         return {
             "WEIR_STORAGE__ROOT": str(self.root / "storage"),
             "WEIR_LOCAL__WORK_DIR": str(self.root / "work"),
-            "WEIR_PIPELINES__FLIGHTS__PARAMS": json.dumps({"landing": str(self.landing)}),
+            f"{pipeline}__PARAMS": json.dumps({"landing": str(self.landing)}),
+            f"{pipeline}__OBJECT": f"{self.module}:pipeline",
             "WEIR_RUN__POLL_SECONDS": "0.05",
             **self.options,
         }
@@ -57,7 +64,7 @@ class Site:
 
     @property
     def storage(self) -> Path:
-        return self.root / "storage" / "flights"
+        return self.root / "storage" / self.pipeline.name
 
     def land(self, days: list[Path]) -> None:
         self.landing.mkdir(parents=True, exist_ok=True)
@@ -67,11 +74,11 @@ class Site:
     def copied_to(self, root: Path) -> Site:
         """The same site at another place; what Weir stores names no absolute path."""
         shutil.copytree(self.root, root)
-        return Site(root, self.options)
+        return replace(self, root=root)
 
     def run(self, *, drain: bool = False) -> list[EpochReport]:
-        """`weir run flights --until-caught-up [--drain]`, in this process with its Spark."""
-        return list(run(pipeline, self.settings, RunOptions(until_caught_up=True, drain=drain)))
+        """`weir run ... --until-caught-up [--drain]`, in this process with its Spark."""
+        return list(run(self.pipeline, self.settings, RunOptions(until_caught_up=True, drain=drain)))
 
     # -- what is there, by files alone
 
@@ -99,14 +106,19 @@ class Site:
     def assert_exact(self, days: int) -> None:
         """After a drain: the tables and the state are, row by row, what a replay of the raw input says."""
         expected = replay.expected(days)
-        replay.assert_same(self.table("aircraft_legs"), expected.legs, replay.LEG_KEY, "aircraft_legs")
+        self.assert_exact_so_far(days)
         replay.assert_same(self.table("airport_hourly"), expected.hours, replay.HOUR_KEY, "airport_hourly")
-        assert self.table("airport_hourly_late").empty
-        replay.assert_same(self.state("aircraft_rotation"), expected.aircraft, replay.AIRCRAFT_KEY, "the state")
         assert self.state("airport_hourly").empty, "a drained pipeline has no open windows"
 
+    def assert_exact_so_far(self, days: int) -> None:
+        """The same without a drain, for what does not wait for windows to close."""
+        expected = replay.expected(days)
+        replay.assert_same(self.table("aircraft_legs"), expected.legs, replay.LEG_KEY, "aircraft_legs")
+        replay.assert_same(self.state("aircraft_rotation"), expected.aircraft, replay.AIRCRAFT_KEY, "the state")
+        assert self.table("airport_hourly_late").empty
+
     def state(self, stage: str) -> pd.DataFrame:
-        tables = list(state_reader.scan(pipeline, self.settings, stage))
+        tables = list(state_reader.scan(self.pipeline, self.settings, stage))
         return pa.concat_tables(tables).to_pandas(use_threads=False) if tables else pd.DataFrame()
 
     def assert_no_orphans(self) -> None:
@@ -121,8 +133,8 @@ class Site:
         wanted = dict(zip(kept["path"], kept["bytes"], strict=True))
         assert stored.keys() - wanted.keys() == set(), "objects that no retained checkpoint names"
         assert wanted.items() - stored.items() == set(), "objects that are gone or have another size"
-        for name in TABLES:
-            table = self.storage / "tables" / name
+        for sink in self.pipeline.sinks:
+            name, table = sink.table, self.storage / "tables" / sink.table
             staged = {file for file in table.rglob("*") if file.is_file() and "_delta_log" not in file.parts}
             assert staged == replay.data_files(table), f"data files that are not in the log of {name}"
 
@@ -150,6 +162,17 @@ class Child:
         """The coordinator, its JVM, and the Python daemon and workers of that; the coordinator first."""
         coordinator = psutil.Process(self.process.pid)
         return [coordinator, *coordinator.children(recursive=True)]
+
+    def suspend(self) -> None:
+        """SIGSTOP to the whole family, as if its host had stalled."""
+        for process in self.family():
+            process.suspend()
+
+    def resume(self) -> None:
+        """Let the family go on, past the point where it was held."""
+        self.release.touch()
+        for process in self.family():
+            process.resume()
 
     def kill(self) -> None:
         """SIGKILL to the whole family, which leaves none of them the time to tidy up after another's death."""

@@ -1,0 +1,82 @@
+"""A coordinator that stalls and is taken over: while it lives nobody else runs, afterwards it can do no harm."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from pipelines.flights import pipeline
+from pipelines.runtime import epoch
+from pipelines.runtime.epoch import Workshop
+from pipelines.runtime.run import open_storage, readers
+from state_ops import retention
+from state_ops.errors import BusyError, FencedError
+from tests.recovery.harness import child
+
+_DAYS = 6
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_stalled_coordinator_is_taken_over_and_fenced(site, days, weir, monkeypatch):
+    flights_ = site(max_files=3, heartbeat=0.3)
+    flights_.land(days[:_DAYS])
+    with child(flights_, "before the row", 2) as stalled:
+        stalled.wait_until_held()
+
+        # It hangs, but its heart beats: nobody else may run, from its own host or from another.
+        refused = weir(flights_, "run", "flights", "--until-caught-up")
+        assert refused.code == 1
+        assert f"process {stalled.process.pid}" in refused.said and "weir stop flights" in refused.said
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
+            with pytest.raises(BusyError):
+                flights_.run()
+
+        # Now the whole host stands still. Its own host still sees the process; another sees no heartbeat and takes over.
+        stalled.suspend()
+        with pytest.raises(BusyError):
+            flights_.run()
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
+            resumed = flights_.run(drain=True)
+        assert [report.checkpoint.id for report in resumed] == [3, 4], "epoch 2 was begun by the other one"
+
+        # It wakes up in the middle of its commit.
+        before = flights_.objects()
+        stalled.resume()
+        assert stalled.process.wait(timeout=60) == 1
+        assert "newer coordinator" in stalled.output.read_text()
+        assert flights_.objects() == before, "a fenced coordinator writes nothing and deletes nothing"
+
+    flights_.assert_exact(_DAYS)
+    flights_.assert_no_orphans()
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_fenced_coordinator_can_neither_publish_nor_prune(site, days):
+    flights_ = site(max_files=2)
+    flights_.land(days[:_DAYS])
+    flights_.run()
+    storage, old = open_storage(pipeline, flights_.settings)
+    generation = old.take_over()
+    shop = Workshop(pipeline, flights_.settings, storage, old, generation, None, readers(pipeline, flights_.settings))
+    completed = old.checkpoints()
+    plan = retention.plan(completed, {row.id: old.files(row) for row in completed}, keep=1)
+    assert plan.drop and plan.delete
+
+    _, successor = open_storage(pipeline, flights_.settings)
+    assert successor.take_over() == generation + 1
+    before = flights_.objects()
+
+    with pytest.raises(FencedError):
+        retention.apply(old, storage, generation, plan)
+    with pytest.raises(FencedError):
+        epoch.publish_missing(shop, completed)
+
+    kept = {name: found for name, found in flights_.objects().items() if name in before}
+    assert kept == before, "nothing was deleted or altered"
+    assert successor.checkpoints() == completed
+    flights_.run(drain=True)
+    flights_.assert_exact(_DAYS)
+    flights_.assert_no_orphans()
