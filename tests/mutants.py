@@ -1,0 +1,278 @@
+"""`make mutants`: break the code on purpose, one line at a time, and see that a named test notices.
+
+Each mutant is applied to a copy of the tree; the named tests must pass there before it and fail after it. Exit 1 if one
+survives, or if the line that it changes is no longer there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One sabotage. test: pytest's id of what must turn red."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+MUTANTS = [
+    Mutant(
+        "refresh the handle between reading the generation and claiming the next",
+        "state_ops/delta_log.py",
+        "    handle.create_write_transaction(\n",
+        "    handle.update_incremental()\n    handle.create_write_transaction(\n",
+        "tests/state_ops/test_registry.py::test_of_two_takers_at_once_one_wins",
+    ),
+    Mutant(
+        "refresh the handle between the check and the commit",
+        "state_ops/delta_log.py",
+        "    handle.create_write_transaction(\n",
+        "    handle.update_incremental()\n    handle.create_write_transaction(\n",
+        "tests/state_ops/test_registry.py::test_a_zombie_is_fenced_although_it_was_overtaken_in_the_middle_of_its_commit",
+    ),
+    Mutant(
+        "commit without an app id",
+        "state_ops/delta_log.py",
+        "app_transactions=[Transaction(app_id, version)], ",
+        "",
+        "tests/state_ops/test_registry.py::test_every_take_over_is_a_generation_higher",
+    ),
+    Mutant(
+        "judge lateness by the epoch's own watermark",
+        "pipelines/runtime/keyed_stage.py",
+        "epoch, task.progress, task.max_parallelism)",
+        "epoch, type(task.progress)(task.progress.now, task.progress.now, False), task.max_parallelism)",
+        "tests/runtime/test_operators.py::test_a_row_is_late_by_the_epochs_before_its_own",
+    ),
+    Mutant(
+        "ignore the generation",
+        "state_ops/delta_log.py",
+        "            if owner != generation:\n",
+        "            if owner is None:\n",
+        "tests/state_ops/test_registry.py::test_a_zombie_commits_nothing_after_a_take_over",
+    ),
+    Mutant(
+        "drop the parent check",
+        "state_ops/registry.py",
+        "check=_head_is(checkpoint.parent_id))",
+        "check=None)",
+        "tests/state_ops/test_registry.py::test_a_commit_is_refused_when_the_head_is_not_its_parent",
+    ),
+    Mutant(
+        "believe a listing of another length",
+        "state_ops/registry.py",
+        "        if len(rows) != checkpoint.files:\n",
+        "        if len(rows) > 1_000_000:\n",
+        "tests/state_ops/test_registry.py::test_a_listing_of_another_length_is_damage",
+    ),
+    Mutant(
+        "count rows of another try's listing",
+        "state_ops/registry.py",
+        'if row.pop("commit_id") == checkpoint.commit_id]',
+        'if row.pop("commit_id")]',
+        "tests/state_ops/test_registry.py::test_a_listing_without_a_row_does_not_count",
+    ),
+    Mutant(
+        "read a format of the future",
+        "state_ops/registry.py",
+        'if row["format_version"] > FORMAT_VERSION:',
+        'if row["format_version"] > FORMAT_VERSION + 99:',
+        "tests/state_ops/test_registry.py::test_a_row_of_a_future_format_is_refused",
+    ),
+    Mutant(
+        "reuse by name and size",
+        "state_ops/snapshot.py",
+        "known[0] == file.stat().st_ino:",
+        "known[1].bytes == file.stat().st_size:",
+        "tests/state_ops/test_snapshot.py::test_a_file_that_is_not_the_inherited_inode_is_uploaded",
+    ),
+    Mutant(
+        "upload everything again",
+        "state_ops/snapshot.py",
+        "        if known is not None and known[0]",
+        "        if known is None and known[0]",
+        "tests/state_ops/test_snapshot.py::test_only_new_tables_are_uploaded",
+    ),
+    Mutant(
+        "trust local files without their manifest",
+        "state_ops/snapshot.py",
+        '        if manifest.is_file() and json.loads(manifest.read_text())["attempt"] == base.attempt:\n',
+        "        if directory.is_dir():\n",
+        "tests/state_ops/test_snapshot.py::test_local_files_without_their_own_manifest_are_not_used",
+    ),
+    Mutant(
+        "restore without checking digests",
+        "state_ops/snapshot.py",
+        "digest=file.digest)",
+        "digest=None)",
+        "tests/state_ops/test_snapshot.py::test_a_damaged_object_is_named_when_local_files_are_gone",
+    ),
+    Mutant(
+        "sweep the base away",
+        "state_ops/snapshot.py",
+        " or (base is not None and owner == base.attempt):",
+        ":",
+        "tests/state_ops/test_snapshot.py::test_sweep_keeps_the_base_and_removes_older_epochs_and_lower_generations",
+    ),
+    Mutant(
+        "link what RocksDB appends to",
+        "state_ops/snapshot.py",
+        "        if _is_sst(file.name):\n            os.link",
+        "        if file.name:\n            os.link",
+        "tests/state_ops/test_snapshot.py::test_a_fork_links_tables_and_copies_what_rocksdb_appends_to",
+    ),
+    Mutant(
+        "follow paths out of the root",
+        "state_ops/storage.py",
+        ' or ".." in pure.parts:',
+        ":",
+        "tests/state_ops/test_snapshot.py::test_hostile_paths_from_a_registry_are_refused",
+    ),
+    Mutant(
+        "delete what others still reference",
+        "state_ops/shared_state.py",
+        "        if file.kind != OUTPUT and counts[file.path] == 0\n",
+        "        if file.kind != OUTPUT\n",
+        "tests/state_ops/test_retention.py::test_a_shared_file_goes_with_the_last_checkpoint_that_names_it",
+    ),
+    Mutant(
+        "delete published rows",
+        "state_ops/shared_state.py",
+        "        if file.kind != OUTPUT and counts[file.path] == 0\n",
+        "        if counts[file.path] == 0\n",
+        "tests/state_ops/test_retention.py::test_published_output_is_never_deleted_but_channels_are",
+    ),
+    Mutant(
+        "delete the objects before the rows",
+        "state_ops/retention.py",
+        "    registry.drop(generation, decided.drop)\n    for file in decided.delete:\n        storage.delete(file.path)\n",
+        "    for file in decided.delete:\n        storage.delete(file.path)\n    registry.drop(generation, decided.drop)\n",
+        "tests/state_ops/test_retention.py::test_rows_go_before_objects_and_checkpoints_before_their_listings",
+    ),
+    Mutant(
+        "prune what is pinned",
+        "state_ops/retention.py",
+        "    stays = newest | set(pinned)\n",
+        "    stays = newest\n",
+        "tests/state_ops/test_retention.py::test_pinned_checkpoints_stay",
+    ),
+    Mutant(
+        "take live attempts for orphans",
+        "state_ops/retention.py",
+        "parsed[0] < generation and file.path not in named",
+        "file.path not in named",
+        "tests/state_ops/test_retention.py::test_only_older_generations_have_orphans_and_only_state_and_channels",
+    ),
+    Mutant(
+        "publish the same version twice",
+        "pipelines/runtime/sinks/delta.py",
+        "        if version is not None and version >= checkpoint.id:\n",
+        "        if version is not None and version > checkpoint.id + 99:\n",
+        "tests/runtime/test_delta_sink.py::test_publishing_twice_is_publishing_once",
+    ),
+    Mutant(
+        "publish past a gap in the chain",
+        "pipelines/runtime/sinks/delta.py",
+        "        if version != previous:\n",
+        "        if version is not None and previous is None and version < 0:\n",
+        "tests/runtime/test_delta_sink.py::test_a_table_that_is_behind_the_chain_is_damage",
+    ),
+    Mutant(
+        "name staged files unseen",
+        "pipelines/runtime/sinks/delta.py",
+        "        if problem:\n",
+        "        if problem is True:\n",
+        "tests/runtime/test_delta_sink.py::test_staged_files_are_checked_before_a_commit_names_them",
+    ),
+    Mutant(
+        "accept acks of another generation",
+        "state_ops/coordinator.py",
+        "        if ack.generation != self.generation:\n",
+        "        if ack.generation > self.generation + 99:\n",
+        "tests/state_ops/test_coordinator.py::test_late_foreign_and_fenced_acks_change_nothing",
+    ),
+    Mutant(
+        "let the last ack win",
+        "state_ops/coordinator.py",
+        "        if key in self.acks:\n",
+        "        if key in ():\n",
+        "tests/state_ops/test_coordinator.py::test_the_first_ack_of_a_subtask_wins_among_its_attempts",
+    ),
+]
+
+
+def main() -> int:
+    chosen = [mutant for mutant in MUTANTS if not sys.argv[1:] or any(word in mutant.name for word in sys.argv[1:])]
+    with tempfile.TemporaryDirectory(prefix="weir-mutants-") as scratch:
+        tree = Path(scratch) / "tree"
+        _copy(tree)
+        tests = sorted({mutant.test for mutant in chosen})
+        print(f"{len(tests)} named tests on the unbroken tree")
+        if not _passes(tree, tests):
+            print("they do not pass as they are: nothing can be learned from mutants", file=sys.stderr)
+            return 1
+        survivors = [mutant.name for mutant in chosen if not _is_killed(tree, mutant)]
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants killed")
+    for name in survivors:
+        print(f"  survived: {name}", file=sys.stderr)
+    return 1 if survivors else 0
+
+
+def _copy(tree: Path) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+
+
+def _is_killed(tree: Path, mutant: Mutant) -> bool:
+    file = tree / mutant.file
+    text = file.read_text()
+    if text.count(mutant.old) != 1:
+        print(f"  ?  {mutant.name}: its line stands {text.count(mutant.old)} times in {mutant.file}", file=sys.stderr)
+        return False
+    started = time.monotonic()
+    file.write_text(text.replace(mutant.old, mutant.new))
+    try:
+        killed = not _passes(tree, [mutant.test])
+    finally:
+        file.write_text(text)
+    print(
+        f"  {'killed  ' if killed else 'SURVIVED'}  {time.monotonic() - started:5.1f} s  {mutant.name}  [{mutant.test}]"
+    )
+    return killed
+
+
+def _passes(tree: Path, tests: list[str]) -> bool:
+    """Exit 0 is a pass and 1 a failing test; anything else (no such test, a broken import) says nothing about the tests."""
+    command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "--no-header", *tests]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=900)
+    if done.returncode not in (0, 1):
+        raise SystemExit(
+            f"pytest could not run {tests} (exit {done.returncode}):\n{done.stdout[-3000:]}{done.stderr[-1000:]}"
+        )
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
