@@ -9,6 +9,7 @@ row in the registry. Everything after the commit can be done again by whoever co
 from __future__ import annotations
 
 import functools
+import re
 import threading
 import time
 import uuid
@@ -167,6 +168,7 @@ def _run_stage(shop: Workshop, work: _Working, stage: Stage) -> None:
 
 def _collect(shop: Workshop, work: _Working, frame: DataFrame, task: KeyedTask) -> list[Ack]:
     """Run the stage's one job to its acks; when the epoch's time is up the job is cancelled."""
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     tag = f"weir-{epoch_dir(task.generation, task.epoch)}-{task.stage.uid}"
@@ -179,7 +181,7 @@ def _collect(shop: Workshop, work: _Working, frame: DataFrame, task: KeyedTask) 
         gates.load_meanwhile()
     try:
         found = acks.collect()
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:  # without Connect, a job's own failure comes untranslated
         _check_deadline(shop, work, error)
         raise _from_spark(task.stage, error) from error
     finally:
@@ -206,16 +208,18 @@ def _check_deadline(shop: Workshop, work: _Working, cause: Exception | None = No
 
 def _from_spark(stage: Stage, error: Exception) -> WeirError:
     text = str(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    unreadable = [line for line in lines if ".parquet" in line]
+    lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
+    said = [line for line in lines if not line.startswith("An error occurred while calling")]
+    reason = said[0][:500] if said else type(error).__name__
+    unreadable = re.search(r"\S+\.parquet", text)
     if unreadable and any(mark in text for mark in ("FAILED_READ_FILE", "ParquetDecodingException", "not a Parquet file")):
         return InputError(
-            f"Spark cannot read the input of {stage.uid}: {lines[0][:300]}",
-            where=unreadable[0][:500],
+            f"Spark cannot read the input of {stage.uid}: {reason}",
+            where=unreadable[0],
             next="Repair the file, or move it out of the landing directory; nothing of this epoch was applied.",
         )
     return TransientError(
-        f"The Spark job of {stage.uid} failed: {lines[0][:500] if lines else type(error).__name__}",
+        f"The Spark job of {stage.uid} failed: {reason}",
         where=f"stage {stage.uid}",
         next="The epoch was declined. Spark's log has the whole trace: <local.work_dir>/spark.log on a local master.",
     )

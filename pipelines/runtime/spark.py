@@ -116,6 +116,8 @@ def _properties(settings: Settings) -> dict[str, str]:
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J}",
         "spark.sql.files.ignoreMissingFiles": "false",
         "spark.sql.files.ignoreCorruptFiles": "false",
+        # Off by default: a flipped bit would come out as another value, although the file says that it is damaged.
+        "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
         "spark.sql.parquet.filterPushdown": "true",
         "spark.sql.caseSensitive": "true",
         "spark.sql.legacy.parquet.nanosAsLong": "true",
