@@ -1,0 +1,266 @@
+"""Bad input and bad code are reported so that a person can act, and change nothing; repaired, the pipeline goes on exactly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.runtime.sources.files import FilesReader
+from tests.recovery import sensors
+from tests.recovery.harness import Site
+
+_READ = 3  # days in the base, all in one epoch
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, spark, days) -> Site:  # noqa: ARG001  runs use the session that there is
+    made = Site(tmp_path_factory.mktemp("bad-input") / "base")
+    made.land(days[:_READ])
+    made.run()
+    return made
+
+
+@pytest.fixture
+def flights(base, tmp_path) -> Site:
+    """Three days read, nothing waits."""
+    return base.copied_to(tmp_path / "site")
+
+
+def _standing(site: Site) -> dict:
+    """All that a failed epoch must leave as it was."""
+    tables = {sink.table: len(site.table(sink.table)) for sink in site.pipeline.sinks}
+    return {"head": site.head(), "rows": tables, "checkpoints": site.registry("checkpoints").to_json()}
+
+
+# -- files
+
+
+def _garbage(file: Path) -> None:
+    file.write_bytes(b"this is no parquet file " * 100)
+
+
+def _empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def _truncated(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def _bit_flipped(file: Path) -> None:
+    pq.write_table(pq.read_table(file), file, compression="none", write_page_checksum=True)
+    column = pq.read_metadata(file).row_group(0).column(5)
+    assert column.path_in_schema == "dep_delay"
+    data = bytearray(file.read_bytes())
+    data[column.data_page_offset + column.total_compressed_size // 2] ^= 1 << 4
+    file.write_bytes(data)
+
+
+def _smashed_page(file: Path) -> None:
+    column = pq.read_metadata(file).row_group(0).column(5)
+    data = bytearray(file.read_bytes())
+    start = column.dictionary_page_offset or column.data_page_offset
+    data[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    file.write_bytes(data)
+
+
+def _column_missing(file: Path) -> None:
+    pq.write_table(pq.read_table(file).drop_columns(["arr_delay"]), file)
+
+
+def _wrong_type(file: Path) -> None:
+    rows = pq.read_table(file)
+    at = rows.column_names.index("flight")
+    pq.write_table(rows.set_column(at, "flight", rows.column("flight").cast(pa.string())), file)
+
+
+def _impossible(file: Path) -> None:
+    rows = pq.read_table(file)
+    at = rows.column_names.index("dep_delay")
+    delays = pc.if_else(pc.equal(rows["dep_delay"], pc.max(rows["dep_delay"])), 90_000.0, rows["dep_delay"])
+    pq.write_table(rows.set_column(at, "dep_delay", delays), file)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (_garbage, ["FILE", "is not a readable Parquet file", "Repair it, or move it out of"]),
+        (_empty, ["FILE", "is empty", "Repair it, or move it out of"]),
+        (_truncated, ["FILE", "is not a readable Parquet file", "Repair it, or move it out of"]),
+        (_smashed_page, ["FILE", "aircraft_rotation", "Repair the file, or move it out of"]),
+        (_bit_flipped, ["FILE", "aircraft_rotation", "Repair the file, or move it out of"]),
+        (_column_missing, ["FILE", "has no column 'arr_delay'", "Repair it, or move it out of"]),
+        (_wrong_type, ["FILE", "'flight'", "is string; earlier files have int64", "Repair it, or move it out of"]),
+        (
+            _impossible,
+            ["aircraft_rotation", "ExpectColumnValuesToBeBetween", "dep_delay", "90000.0", "Repair the input"],
+        ),
+    ],
+    ids=lambda value: value.__name__.strip("_") if callable(value) else "",
+)
+def test_a_bad_file_is_named_and_changes_nothing(flights, days, weir, spoil, told):
+    before, bad = _standing(flights), days[_READ]
+    shutil.copyfile(bad, flights.landing / bad.name)
+    spoil(flights.landing / bad.name)
+
+    ended = weir(flights, "run", "flights", "--until-caught-up")
+
+    assert ended.code == 1
+    for words in told:
+        assert (bad.name if words == "FILE" else words) in ended.said, ended.said
+    assert _standing(flights) == before
+    flights.assert_no_orphans()
+
+    shutil.copyfile(bad, flights.landing / bad.name)
+    assert weir(flights, "run", "flights", "--until-caught-up").code == 0
+    flights.assert_exact_so_far(_READ + 1)
+    flights.assert_no_orphans()
+
+
+def test_without_the_bad_file_the_pipeline_goes_on(flights, days, weir):
+    bad = flights.landing / days[_READ].name
+    _garbage(bad)
+    assert weir(flights, "run", "flights", "--until-caught-up").code == 1
+
+    bad.unlink()
+
+    assert weir(flights, "run", "flights", "--until-caught-up", "--drain").code == 0
+    flights.assert_exact(_READ)
+    flights.assert_no_orphans()
+
+
+def _changed(file: Path) -> None:
+    os.utime(file, ns=(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("happens", "told"),
+    [
+        (_changed, ["FILE", "A file changed while an epoch was reading it", "deliver corrections under a new name"]),
+        (Path.unlink, ["FILE", "A file vanished while an epoch was reading it", "Put it back"]),
+    ],
+    ids=["changes", "vanishes"],
+)
+def test_a_file_that_changes_while_it_is_read_declines_the_epoch(flights, days, weir, monkeypatch, happens, told):
+    before, file = _standing(flights), flights.landing / days[_READ].name
+    flights.land([days[_READ]])
+    verify = FilesReader.verify
+
+    def verify_too_late(self: FilesReader, planned) -> None:
+        happens(file)
+        verify(self, planned)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FilesReader, "verify", verify_too_late)
+        ended = weir(flights, "run", "flights", "--until-caught-up")
+
+    assert ended.code == 1
+    for words in told:
+        assert (file.name if words == "FILE" else words) in ended.said, ended.said
+    assert _standing(flights) == before
+    flights.assert_no_orphans()
+
+    file.unlink(missing_ok=True)
+    flights.land([days[_READ]])
+    flights.run()
+    flights.assert_exact_so_far(_READ + 1)
+
+
+# -- rows and code
+
+
+@pytest.fixture
+def readings(tmp_path, spark) -> Site:  # noqa: ARG001  runs use the session that there is
+    """Two good readings read, nothing waits."""
+    site = Site(tmp_path / "site", {}, sensors.pipeline, "tests.recovery.sensors")
+    site.landing.mkdir(parents=True)
+    _deliver(site, "1", [("a", "20 C"), ("b", "21500 mC")])
+    site.run()
+    return site
+
+
+def _deliver(site: Site, name: str, rows: list[tuple[str | None, str]]) -> None:
+    columns = {"sensor": pa.array([row[0] for row in rows], pa.string()), "reading": [row[1] for row in rows]}
+    pq.write_table(pa.table(columns), site.landing / f"{name}.parquet")
+
+
+def _assert_readings(site: Site, wanted: list[tuple[str, float]]) -> None:
+    assert sorted(site.table("readings").itertuples(index=False, name=None)) == sorted(wanted)
+    counts = pd.Series([sensor for sensor, _ in wanted]).value_counts()
+    assert dict(site.state("sensors").itertuples(index=False, name=None)) == counts.to_dict()
+    site.assert_no_orphans()
+
+
+def test_an_error_in_a_stage_shows_the_authors_own_traceback(readings, weir):
+    before = _standing(readings)
+    _deliver(readings, "2", [("a", "22 C"), ("b", "295 K")])
+
+    ended = weir(readings, "run", "sensors", "--until-caught-up")
+
+    assert ended.code == 1
+    assert "The function of the stage sensors raised KeyError: 'K'" in ended.said
+    assert "first keys of the batch: [{'sensor': " in ended.said and "subtask" in ended.said
+    assert "Correct the function; the epoch was declined" in ended.said
+    trace = ended.said[: ended.said.index("error:")]
+    assert "tests/recovery/sensors.py" in trace and "return float(number) * FACTORS[unit]" in trace
+    assert "pipelines/runtime" not in trace and "pyspark" not in trace, "only what the author wrote"
+    assert _standing(readings) == before
+    readings.assert_no_orphans()
+
+    _deliver(readings, "2", [("a", "22 C"), ("b", "21 C")])
+    readings.run()
+    _assert_readings(readings, [("a", 20.0), ("b", 21.5), ("a", 22.0), ("b", 21.0)])
+
+
+def test_a_row_without_a_key_names_the_key_and_the_stage(readings, weir):
+    before = _standing(readings)
+    _deliver(readings, "2", [("a", "22 C"), (None, "21 C")])
+
+    ended = weir(readings, "run", "sensors", "--until-caught-up")
+
+    assert ended.code == 1
+    assert "1 rows of a batch have no 'sensor', which is a key of sensors" in ended.said
+    assert 'where="sensor IS NOT NULL"' in ended.said and 'null_keys="drop"' in ended.said
+    assert _standing(readings) == before
+    readings.assert_no_orphans()
+
+    (readings.landing / "2.parquet").unlink()
+    _deliver(readings, "3", [("a", "22 C")])
+    readings.run()
+    _assert_readings(readings, [("a", 20.0), ("b", 21.5), ("a", 22.0)])
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ({"WEIR_EPOCH__MAX_FLIES": "7"}, ["epoch.max_flies", "did you mean 'max_files'", "WEIR_EPOCH__MAX_FLIES"]),
+        (
+            {"WEIR_PIPELINES__SENSORS__OBJECT": "tests.recovery.sensor:pipeline"},
+            ["tests.recovery.sensor", "module:attribute"],
+        ),
+        ({"WEIR_PIPELINES__SENSORS__PARAMS": "{landed: x}"}, ["{landing}", "pipelines.sensors.params"]),
+    ],
+    ids=["key", "module", "placeholder"],
+)
+def test_a_typo_in_the_configuration_starts_nothing(readings, weir, env, told):
+    before = readings.objects()
+
+    ended = weir(readings, "run", "sensors", "--until-caught-up", **env)
+
+    assert ended.code == 2
+    for words in told:
+        assert words in ended.said, ended.said
+    assert readings.objects() == before, "not even a generation was claimed"
+
+
+def test_a_pipeline_that_is_not_configured_names_those_that_are(readings, weir):
+    ended = weir(readings, "run", "flihgts")
+    assert ended.code == 2
+    assert "flihgts" in ended.said and "flights, sensors" in ended.said
