@@ -107,7 +107,7 @@ def of_run(reports: Sequence[EpochReport]) -> dict[str, Any]:
         return {"outcome": "already caught up: no file was waiting, no epoch was needed"}
     first, last = reports[0].checkpoint, reports[-1].checkpoint
     return {
-        "outcome": f"caught up: checkpoints {first.id} to {last.id}" if len(reports) > 1 else f"checkpoint {last.id}",
+        "outcome": f"checkpoints {first.id} to {last.id}" if len(reports) > 1 else f"checkpoint {last.id}",
         "checkpoint": int(last.id),
         "epochs": len(reports),
         "rows read": sum(_rows_read(report) for report in reports),

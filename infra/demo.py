@@ -40,7 +40,7 @@ from state_ops.errors import BusyError, DamageError, TransientError, WeirError
 from state_ops.lease import Request
 
 if TYPE_CHECKING:
-    from dagster import DagsterInstance
+    from dagster import DagsterInstance, DagsterRun
 
 DEMO = PROJECT / ".weir" / "demo"
 DAYS, LOG = DEMO / "days", DEMO / "dagster.log"
@@ -83,7 +83,8 @@ class Watch:
 def main(clean: Annotated[bool, typer.Option("--clean", help="Remove what the demo made.")] = False) -> None:
     """Run the flights pipeline on real data, driven by Dagster."""
     os.environ["WEIR_ENV"] = "demo"
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs ignore the first
+        signal.signal(number, _interrupt)
     try:
         _clean() if clean else _demo()
     except KeyboardInterrupt:
@@ -111,6 +112,7 @@ def _demo() -> None:
             if watch.waiting():
                 _follow(watch, still_well)
             for _ in range(TIMES):
+                _settle(watch)
                 if not _land(landing, MORE):
                     break
                 _follow(watch, still_well)
@@ -183,9 +185,10 @@ class Runs:
         from dagster import DagsterRunStatus, RunsFilter
 
         for run in self.instance.get_runs(RunsFilter(updated_after=self.since), limit=5):
-            if run.status is DagsterRunStatus.FAILURE:
+            why = self._why(run.run_id) if run.status is DagsterRunStatus.FAILURE else None
+            if why is not None:
                 raise TransientError(
-                    f"The Dagster run {run.run_id} failed: {self._why(run.run_id)}",
+                    f"The Dagster run {run.run_id} failed: {why}",
                     where=_short(LOG),
                     next="make ui shows the whole run; `make demo` tries again from the last checkpoint.",
                 )
@@ -193,12 +196,14 @@ class Runs:
                 asked = (
                     f"the sensor asked for it: {run.tags[REASON]}" if REASON in run.tags else "somebody asked for it"
                 )
-                _step(f"Dagster run {run.run_id[:8]} is {run.status.value.lower()}; {asked}")
+                _step(f"Dagster run {run.run_id[:8]} is {_word(run)}; {asked}")
             elif run.status.value != self.said[run.run_id]:
-                _step(f"Dagster run {run.run_id[:8]} is {run.status.value.lower()}")
+                died = "; its process died" if run.status is DagsterRunStatus.FAILURE else ""
+                _step(f"Dagster run {run.run_id[:8]} is {_word(run)}{died}")
             self.said[run.run_id] = run.status.value
 
-    def _why(self, run_id: str) -> str:
+    def _why(self, run_id: str) -> str | None:
+        """What its step failed of; None if its process died, from which the sensor recovers."""
         from dagster import DagsterEventType
 
         for record in self.instance.get_records_for_run(run_id, of_type=DagsterEventType.STEP_FAILURE).records:
@@ -208,7 +213,7 @@ class Runs:
                 return data.user_failure_data.description or ""
             if data is not None and data.error is not None:
                 return data.error.to_string()
-        return _tail(LOG)
+        return None
 
 
 def _follow(watch: Watch, still_well: Callable[[], None]) -> None:
@@ -231,6 +236,17 @@ def _follow(watch: Watch, still_well: Callable[[], None]) -> None:
                 where=str(LOG),
                 next="Read the log; `make demo` tries again from the last checkpoint, `make demo-clean` starts over.",
             )
+        time.sleep(_POLL_SECONDS)
+
+
+def _settle(watch: Watch) -> None:
+    """Wait until the coordinator is idle: what lands before belongs to its catching up, for which nobody has to ask."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and lease.alive(lease.read(watch.storage)):
+        published = {row.checkpoint_id for row in watch.registry.publications()}
+        if watch.last in published and not lease.pending(watch.storage):
+            time.sleep(3 * watch.settings.run.poll_seconds)
+            return
         time.sleep(_POLL_SECONDS)
 
 
@@ -372,6 +388,10 @@ def _line(row: Checkpoint) -> str:
         + (f"  late {late:,}" if late else "")
         + said
     )
+
+
+def _word(run: DagsterRun) -> str:
+    return run.status.value.lower().replace("_", " ")
 
 
 def _step(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 
@@ -35,6 +36,9 @@ def main() -> None:
         out.print("The sensor is on: files that land are read within seconds. Ctrl-C ends Dagster and what it runs.")
         dagster_home.claim(os.getpid())
         command = ["dagster", "dev", *where]
+    # Dagster advertises its newer command line, which wants another layout of the project.
+    environment.setdefault("PYTHONWARNINGS", "ignore:Function `dev_command` is superseded")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it, and Dagster would with them
     sys.stdout.flush()
     os.execve(dagster_home.program(command[0]), command, environment)
 

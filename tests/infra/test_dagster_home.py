@@ -1,0 +1,72 @@
+"""Processes of `make demo` and `make ui`: none is left behind, and no home has two daemons."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from configs.settings import PROJECT
+from infra import dagster_home, ui
+from state_ops.errors import ConfigurationError
+
+# A parent that ignores being asked to end, and its child in a session of its own.
+STUBBORN = """
+import signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(child.pid, flush=True)
+child.wait()
+import time
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setattr(dagster_home, "HOME", tmp_path / "dagster")
+    return dagster_home.prepare()
+
+
+def test_the_home_follows_the_repositorys_configuration(home):
+    ours = (PROJECT / "infra" / "dagster.yaml").read_bytes()
+    assert (home / "dagster.yaml").read_bytes() == ours
+    (home / "dagster.yaml").write_text("telemetry: {enabled: true}")
+    assert (dagster_home.prepare() / "dagster.yaml").read_bytes() == ours
+
+
+def test_a_home_is_held_by_a_living_process_and_by_no_other():
+    assert dagster_home.holder() is None
+    dagster_home.claim(os.getpid())
+    assert dagster_home.holder() == os.getpid()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        dagster_home.claim(other.pid)
+        assert dagster_home.holder() == other.pid
+        other.kill()
+    assert dagster_home.holder() is None
+
+
+def test_what_was_started_ends_with_its_descendants_also_when_it_refuses(tmp_path, monkeypatch):
+    monkeypatch.setattr(dagster_home, "_GRACE_SECONDS", 2)
+    log = tmp_path / "log"
+    with dagster_home.started([sys.executable, "-c", STUBBORN], log) as process:
+        family = [process.pid]
+        while len(family) < 2:
+            family = [process.pid, *[child.pid for child in psutil.Process(process.pid).children()]]
+    assert not any(psutil.pid_exists(pid) for pid in family)
+
+
+def test_a_port_in_use_is_refused_with_the_command_that_helps():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError) as raised:
+            ui._free_port(str(port))
+    assert f"PORT={port + 1} make ui" in str(raised.value)
+    with pytest.raises(ConfigurationError):
+        ui._free_port("http")
