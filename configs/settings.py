@@ -98,8 +98,12 @@ class PipelineSettings(_Section):
 class DagsterSettings(_Section):
     """The checkpoint sensor."""
 
-    sensor_seconds: int = Field(10, ge=5, description="Seconds between the checkpoint sensor's ticks (Dagster's least is 5).")
-    max_lag_files: int = Field(0, ge=0, description="Backlog in files that a tick lets wait without asking for a barrier.")
+    sensor_seconds: int = Field(
+        10, ge=5, description="Seconds between the checkpoint sensor's ticks (Dagster's least is 5)."
+    )
+    max_lag_files: int = Field(
+        0, ge=0, description="Backlog in files that a tick lets wait without asking for a barrier."
+    )
 
 
 class Settings(_Section):
@@ -195,21 +199,38 @@ def _override(raw: dict[str, Any], variable: str, text: str, origin: dict[str, s
         if not isinstance(child, dict):
             child = node[key] = {}
         node = child
-    value = yaml.safe_load(text)
     # A path such as 2024 or a date stays text: pydantic turns text into numbers, not the other way round.
-    node[keys[-1]] = value if isinstance(value, dict | list) else text
+    node[keys[-1]] = _structure(variable, text) if text.lstrip().startswith(("{", "[")) else text
     origin[".".join(keys)] = variable
+
+
+def _structure(variable: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        # The text itself may hold a secret, and so may the excerpt in the parser's message.
+        mark = getattr(error, "problem_mark", None)
+        at = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise ConfigurationError(
+            f"The value of {variable} is neither YAML nor JSON{at}.",
+            where=variable,
+            next="Close its brackets and quotes.",
+        ) from None
 
 
 def _explain(item: Any, file: Path, origin: dict[str, str]) -> str:
     key = ".".join(str(part) for part in item["loc"]) or "(combination)"
-    source = next((origin[name] for name in origin if name == key or name.startswith(key + ".")), file.name)
+    # The variable may have set the key, a part of it, or a mapping around it.
+    named = (origin[name] for name in origin if f"{name}.".startswith(f"{key}.") or f"{key}.".startswith(f"{name}."))
+    source = next(named, file.name)
     message = item["msg"].removeprefix("Value error, ")
     if item["type"] == "extra_forbidden":
         model: Any = Settings
         for part in item["loc"][:-1]:
             annotation = model.model_fields[str(part)].annotation if str(part) in model.model_fields else None
-            model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else PipelineSettings
+            model = (
+                annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else PipelineSettings
+            )
         close = difflib.get_close_matches(str(item["loc"][-1]), model.model_fields, n=1)
         message = "there is no such key" + (f"; did you mean {close[0]!r}?" if close else "")
     got = "" if item["type"] in ("extra_forbidden", "missing", "value_error") else f" (got {item['input']!r})"

@@ -1,0 +1,170 @@
+"""The configuration: every error at once, each with its key and where that was said; nothing is started with a wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from configs import settings
+from configs.errors import ConfigurationError
+from configs.settings import PROJECT
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Writes a configuration file; `config("spark: {parallelism: 4}", WEIR_X="...")` loads it."""
+
+    def load(text: str, **env: str) -> settings.Settings:
+        file = tmp_path / "test.yaml"
+        file.write_text(text)
+        return settings.load({"WEIR_CONFIG": str(file), **env})
+
+    return load
+
+
+def _refused(load, *arguments, **env) -> ConfigurationError:
+    with pytest.raises(ConfigurationError) as refused:
+        load(*arguments, **env)
+    assert refused.value.exit_code == 2
+    return refused.value
+
+
+def test_every_error_at_once_with_its_key_and_origin(config):
+    error = _refused(
+        config,
+        "spark: {parallelism: 0, driver_memory: lots}\ncheckpoints: {num_retained: many}\nstorage: {roots: /data}\n",
+        WEIR_EPOCH__MAX_FILES="-1",
+        WEIR_LEASE__HEARTBEAT="3",
+    )
+
+    title, *lines = error.what.splitlines()
+    assert title == "The configuration has 6 errors:"
+    origins = {line.split(":")[0].strip(): line.rsplit("[", 1)[1].rstrip("]") for line in lines}
+    assert origins == {
+        "spark.parallelism": "test.yaml",
+        "spark.driver_memory": "test.yaml",
+        "checkpoints.num_retained": "test.yaml",
+        "storage.roots": "test.yaml",
+        "epoch.max_files": "WEIR_EPOCH__MAX_FILES",
+        "lease.heartbeat": "WEIR_LEASE__HEARTBEAT",
+    }
+    by_key = {line.split(":")[0].strip(): line for line in lines}
+    assert "greater than or equal to 1 (got 0)" in by_key["spark.parallelism"]
+    assert "(got 'lots')" in by_key["spark.driver_memory"]
+    assert "integer" in by_key["checkpoints.num_retained"] and "'many'" in by_key["checkpoints.num_retained"]
+    assert "there is no such key; did you mean 'root'?" in by_key["storage.roots"]
+    assert "did you mean 'heartbeat_seconds'?" in by_key["lease.heartbeat"]
+    assert error.where.endswith("test.yaml") and "configs/settings.py" in error.next
+
+
+@pytest.mark.parametrize(
+    ("variable", "close"),
+    [
+        ("WEIR_STORAGE__ROT", "root"),
+        ("WEIR_STORGE__ROOT", "storage"),
+        ("WEIR_PIPELINES__FLIGHTS__PARAM", "params"),
+        ("WEIR_SPARK__PARALELISM", "parallelism"),
+    ],
+)
+def test_an_unknown_variable_is_refused_with_what_was_meant(config, variable, close):
+    error = _refused(config, "pipelines: {flights: {object: a.b:c}}", **{variable: "1"})
+    assert f"[{variable}]" in error.what and f"did you mean {close!r}?" in error.what
+
+
+def test_a_missing_key_of_a_pipeline_names_the_pipeline(config):
+    error = _refused(config, "pipelines: {orders: {params: {landing: /x}}}")
+    assert "pipelines.orders.object: Field required" in error.what
+
+
+def test_settings_that_exclude_each_other(config):
+    error = _refused(config, "checkpoints: {interval_seconds: 5, min_pause_seconds: 6}")
+    assert "checkpoints.min_pause_seconds is longer than checkpoints.interval_seconds" in error.what
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("spark: {parallelism: 2", "not valid YAML"),
+        ("spark:\n\tparallelism: 2\n", "not valid YAML"),
+        ("- spark\n- storage\n", "must be a mapping"),
+        ("just words", "must be a mapping"),
+        ("spark: 3", "spark: "),
+    ],
+)
+def test_what_is_no_configuration_names_the_file(config, text, told):
+    error = _refused(config, text)
+    assert told in error.what and error.where.endswith("test.yaml")
+
+
+def test_yaml_errors_name_line_and_column(config):
+    error = _refused(config, "storage: {root: /data}\nspark: [1, 2\n")
+    assert "line 3, column 1" in error.next
+
+
+def test_a_missing_file_names_those_that_there_are():
+    error = _refused(settings.load, {"WEIR_ENV": "stage"})
+    assert "stage.yaml" in error.what and error.next == "Set WEIR_ENV to one of: demo, dev, prod."
+    assert "nowhere.yaml" in _refused(settings.load, {"WEIR_CONFIG": "/nowhere.yaml"}).what
+
+
+@pytest.mark.parametrize("name", ["demo", "dev", "prod"])
+def test_the_files_that_weir_comes_with_are_valid(name):
+    assert "flights" in settings.load({"WEIR_ENV": name}).pipelines
+
+
+def test_an_empty_file_is_all_defaults(config):
+    assert config("") == settings.Settings()
+
+
+def test_variables_override_the_file_at_any_depth(config):
+    loaded = config(
+        "epoch: {max_files: 5, max_rows: 10}\npipelines: {flights: {object: a.b:c, params: {landing: /x}}}",
+        WEIR_EPOCH__MAX_FILES="7",
+        WEIR_PIPELINES__FLIGHTS__PARAMS="{landing: /y}",
+        WEIR_SPARK__CONF='{spark.executor.memory: "1g"}',
+        WEIR_STORAGE__ROOT="2024",
+    )
+    assert (loaded.epoch.max_files, loaded.epoch.max_rows) == (7, 10)
+    assert loaded.pipelines["flights"].object == "a.b:c"
+    assert loaded.spark.conf == {"spark.executor.memory": "1g"}
+    assert loaded.storage.root == "2024", "a path that looks like a number stays a path"
+
+
+def test_a_variable_that_holds_a_mapping_is_named_for_what_is_wrong_in_it(config):
+    pipelines = "pipelines: {flights: {object: a.b:c}}"
+    error = _refused(config, pipelines, WEIR_PIPELINES__FLIGHTS__PARAMS="{day: 2013-01-01}")
+    assert "pipelines.flights.params.day: " in error.what and "[WEIR_PIPELINES__FLIGHTS__PARAMS]" in error.what
+    error = _refused(config, pipelines, WEIR_PIPELINES__FLIGHTS__PARAMS="{landing: s3cret")
+    assert "WEIR_PIPELINES__FLIGHTS__PARAMS" in error.what and "line 1" in error.what
+    assert "s3cret" not in str(error)
+
+
+@pytest.mark.parametrize("text", ["@data", "a: b: c", "%scratch", "'quoted"])
+def test_a_variable_that_holds_text_is_not_read_as_yaml(config, text):
+    assert config("", WEIR_STORAGE__ROOT=text).storage.root == text
+
+
+def test_relative_paths_mean_the_project_and_uris_stay():
+    local = settings.Settings()
+    assert local.storage_uri("flights") == str(PROJECT / ".weir/storage/flights")
+    assert local.work_dir == PROJECT / ".weir/work"
+    bucket = settings.Settings.model_validate({"storage": {"root": "s3://bucket/weir/"}})
+    assert bucket.storage_uri("flights") == "s3://bucket/weir/flights"
+
+
+def test_a_placeholder_without_a_value_names_the_variable_that_gives_it(config):
+    loaded = config("pipelines: {flights: {object: a.b:c, params: {landing: in}}}")
+    assert loaded.resolve("flights", "{landing}/*.parquet") == str(PROJECT / "in/*.parquet")
+    assert loaded.resolve("flights", "s3://in/*.parquet") == "s3://in/*.parquet"
+    with pytest.raises(ConfigurationError) as refused:
+        loaded.resolve("flights", "{arrivals}/*.parquet")
+    assert "'arrivals'" in refused.value.what and "WEIR_PIPELINES__FLIGHTS__PARAMS" in refused.value.next
+
+
+def test_every_key_is_described():
+    """`configs/settings.py` is where an operator looks a key up."""
+    for section in settings.Settings.model_fields.values():
+        for name, field in getattr(section.annotation, "model_fields", {}).items():
+            assert field.description, name
+    assert Path(settings.__file__).name == "settings.py"
