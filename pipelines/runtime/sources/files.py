@@ -63,7 +63,8 @@ class Slice:
         return sum(file.rows for file in self.files)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"files": [asdict(file) for file in self.files], "rows": self.rows, "limited": self.limited}
+        files = [{**asdict(file), "nanos": list(file.nanos)} for file in self.files]  # as JSON gives it back
+        return {"files": files, "rows": self.rows, "limited": self.limited}
 
 
 class FilesReader:
