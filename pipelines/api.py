@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelines.runtime.definition import DeltaSink, Epoch, FileSource, Gate, Pipeline, Stage, Window
+from pipelines.runtime.definition import DeltaSink, Epoch, FileSource, Gate, Pipeline, Stage, Window, source_of
 from state_ops import aggregates as agg
 from state_ops import frames
 from state_ops.aggregates import Agg
@@ -142,6 +142,17 @@ def window(
     clash = sorted({*columns, "window_start", "window_end"} & set(aggregates))
     if clash:
         raise PipelineError(f"The window {uid} names an aggregate {clash[0]!r}, which is taken.", next="Rename it.")
+    ordered = sorted(name for name, aggregate in aggregates.items() if aggregate.kind in ("first", "last"))
+    if ordered:
+        raise PipelineError(
+            f"The window {uid} asks for the {aggregates[ordered[0]].kind} row in {ordered[0]!r}, but rows of a window have no order.",
+            next="Use min or max of a timestamp, or a stage with order_by and state.fold.",
+        )
+    if source_of(source).event_time is None:
+        raise PipelineError(
+            f"Nothing would ever close the windows of {uid}: its source has no event time.",
+            next='Name the column at the source: files(..., event_time="...").',
+        )
     return Stage(
         uid=uid,
         input=source,

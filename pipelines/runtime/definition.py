@@ -176,11 +176,11 @@ class Pipeline:
         )
 
 
-def source_of(stage: Stage) -> FileSource:
+def source_of(input: FileSource | Stage) -> FileSource:
     """The source at the far end of a stage's inputs."""
-    while isinstance(stage.input, Stage):
-        stage = stage.input
-    return stage.input
+    while isinstance(input, Stage):
+        input = input.input
+    return input
 
 
 def _topological(pipeline: str, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:

@@ -264,9 +264,18 @@ ALL = {
     "average": agg.mean("v"),
     "low": agg.min("v"),
     "high": agg.max("v"),
-    "one": agg.first("v"),
-    "end": agg.last("v"),
 }
+
+
+@pytest.mark.parametrize("unordered", [agg.first("v"), agg.last("v")])
+def test_a_window_has_no_first_or_last_row(unordered):
+    with pytest.raises(PipelineError, match="rows of a window have no order"):
+        hourly(v=unordered)
+
+
+def test_windows_of_a_source_without_event_time_would_never_close():
+    with pytest.raises(PipelineError, match="Nothing would ever close the windows of b"):
+        window("b", files("x/*.parquet"), key="k", every="1h", on="at", n=agg.count())
 
 
 @pytest.mark.parametrize("batch_rows", [1, 2, 100])
@@ -276,10 +285,10 @@ def test_aggregates_leave_nulls_out_whatever_the_batches(batch_rows):
     run.epoch([at(3, v=-1.0), at(4, v=None), at(5, "b", v=None), at(6, "b", v=None)])
     fired = {row["k"]: row for row in run.epoch([], drain=True).drop("window_start", "window_end").to_dicts()}
     assert fired["a"] == {
-        "k": "a", "n": 5, "total": 2.0, "average": 1.0, "low": -1.0, "high": 3.0, "one": 3.0, "end": None
+        "k": "a", "n": 5, "total": 2.0, "average": 1.0, "low": -1.0, "high": 3.0
     }  # fmt: skip
     assert fired["b"] == {
-        "k": "b", "n": 2, "total": 0.0, "average": None, "low": None, "high": None, "one": None, "end": None
+        "k": "b", "n": 2, "total": 0.0, "average": None, "low": None, "high": None
     }  # fmt: skip
 
 
