@@ -1,6 +1,6 @@
 """What a pipeline's author imports, and all of it.
 
-    from pipelines.api import Pipeline, State, Timestamp, agg, delta, expect, files, stage, window
+from pipelines.api import Pipeline, State, Timestamp, agg, delta, expect, files, stage, window
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The coordinator's decisions, without Spark, clock or I/O: what is pending, what an ack means, when to cut a barrier.
 
-    trigger -> PendingCheckpoint -> (every subtask acked) -> files and figures of a completed checkpoint
-                                 -> (a decline, a missing ack) -> aborted
+trigger -> PendingCheckpoint -> (every subtask acked) -> files and figures of a completed checkpoint
+                             -> (a decline, a missing ack) -> aborted
 """
 
 from __future__ import annotations

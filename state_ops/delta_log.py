@@ -46,9 +46,7 @@ class DataFile:
         stats: dict = {"numRecords": self.rows}
         if self.bounds:
             stats |= {"minValues": dict(self.bounds), "maxValues": dict(self.bounds)}
-        return AddAction(
-            self.path, self.bytes, dict(self.partition), int(time.time() * 1000), True, json.dumps(stats)
-        )
+        return AddAction(self.path, self.bytes, dict(self.partition), int(time.time() * 1000), True, json.dumps(stats))
 
     def remove_action(self) -> RemoveAction:
         return RemoveAction(
@@ -60,7 +58,9 @@ class DataFile:
         )
 
 
-def ensure_table(uri: str, schema: pa.Schema, partition_by: Sequence[str] = (), configuration: dict | None = None) -> None:
+def ensure_table(
+    uri: str, schema: pa.Schema, partition_by: Sequence[str] = (), configuration: dict | None = None
+) -> None:
     """Create the table unless it exists."""
     if DeltaTable.is_deltatable(uri):
         return
@@ -223,7 +223,9 @@ class FencedTable:
             next="Find out who else writes to the registry; it belongs to the coordinator alone.",
         )
 
-    def write_rows(self, rows: Sequence[dict], path: str, partition: tuple[tuple[str, str], ...] = (), bounds=()) -> DataFile:
+    def write_rows(
+        self, rows: Sequence[dict], path: str, partition: tuple[tuple[str, str], ...] = (), bounds=()
+    ) -> DataFile:
         """Write rows (dicts by column) as one Parquet file inside the table's directory; it counts once committed."""
         schema = pa.schema([field for field in self.schema if field.name not in self._partition_by])
         table = pa.Table.from_pylist(list(rows), schema=schema)

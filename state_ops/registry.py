@@ -189,9 +189,7 @@ class Registry:
         if not gone:
             return
         self._drop_files(self._checkpoints, generation, lambda file: _bound(file, "id") in gone)
-        self._drop_files(
-            self._files, generation, lambda file: any(int(value) in gone for _, value in file.partition)
-        )
+        self._drop_files(self._files, generation, lambda file: any(int(value) in gone for _, value in file.partition))
         self._drop_files(self._publications, generation, lambda file: _bound(file, "checkpoint_id") in gone)
         kept = {row.commit_id for row in self.checkpoints()}
         self._listings = {key: value for key, value in self._listings.items() if key in kept}

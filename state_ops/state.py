@@ -115,7 +115,9 @@ class ValueState:
         codes = pl.Series(_CODE, self._codes(given))
         rows = self._loaded()
         first = codes.is_first_distinct()
-        work = pl.DataFrame({_CODE: codes, **{name: given[column].cast(self._types[name]) for name, column in fields.items()}})
+        work = pl.DataFrame(
+            {_CODE: codes, **{name: given[column].cast(self._types[name]) for name, column in fields.items()}}
+        )
         before = work.select([pl.col(name).shift(1).over(_CODE) for name in fields])
         result = pl.DataFrame({name: rows[name].gather(codes).zip_with(first, before[name]) for name in fields})
         last = work.group_by(_CODE, maintain_order=True).last()
@@ -146,7 +148,9 @@ class ValueState:
                 )
         rows = self._loaded()
         partials = [expr for name, agg in aggregates.items() for expr in agg.partial(name, given.schema)]
-        fresh = given.with_columns(pl.Series(_CODE, self._codes(given))).group_by(_CODE, maintain_order=True).agg(partials)
+        fresh = (
+            given.with_columns(pl.Series(_CODE, self._codes(given))).group_by(_CODE, maintain_order=True).agg(partials)
+        )
         codes = fresh[_CODE].to_numpy()
         old = rows[codes].select(pl.col(list(aggregates)).name.prefix(_OLD))
         new = fresh.select(pl.col(list(aggregates)).name.prefix(_NEW))
@@ -175,7 +179,9 @@ class ValueState:
 
     def _defaults(self, number: int) -> pl.DataFrame:
         fields = self._schema.fields
-        table = pa.table([pa.array([field.default] * number, field.type) for field in fields], schema=self._schema.arrow)
+        table = pa.table(
+            [pa.array([field.default] * number, field.type) for field in fields], schema=self._schema.arrow
+        )
         return frames.from_arrow(table)
 
     def _store(self, codes: np.ndarray, columns: dict[str, pl.Series]) -> None:
@@ -194,7 +200,10 @@ class ValueState:
         mine = pl.Series(at >= 0)
         taken = np.maximum(at, 0)
         self._rows = rows.with_columns(
-            [column.cast(self._types[name]).gather(taken).zip_with(mine, rows[name]).alias(name) for name, column in columns.items()]
+            [
+                column.cast(self._types[name]).gather(taken).zip_with(mine, rows[name]).alias(name)
+                for name, column in columns.items()
+            ]
         )
         self._touched[codes] = True
         self._present[codes] = True

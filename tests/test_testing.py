@@ -1,4 +1,3 @@
-# ruff: noqa: ARG001 - a stage's function takes rows, state and epoch, whether it needs them or not
 from __future__ import annotations
 
 import random

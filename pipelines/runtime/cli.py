@@ -151,7 +151,8 @@ def run(
 def stop(
     pipeline: Name,
     drain: Annotated[
-        bool, typer.Option(help="First work off what has arrived and close every window. Later rows for those are late.")
+        bool,
+        typer.Option(help="First work off what has arrived and close every window. Later rows for those are late."),
     ] = False,
 ) -> None:
     """Ask the running coordinator to end at its next barrier, and wait for it."""
@@ -197,7 +198,9 @@ def status(pipeline: Name, json: Json = False) -> None:
     if head is None:
         table.add_row("checkpoint", f"none yet: weir run {pipeline}")
     else:
-        table.add_row("checkpoint", f"{head['id']}, {head['age_seconds']:.0f} s ago, by {head['trigger']} ({head['reason']})")
+        table.add_row(
+            "checkpoint", f"{head['id']}, {head['age_seconds']:.0f} s ago, by {head['trigger']} ({head['reason']})"
+        )
         table.add_row("state", f"{head['bytes_total']:,} bytes, of which {head['bytes_new']:,} new")
     for name, files in facts["lag"].items():
         table.add_row("waiting", f"{files} files in {name}")
@@ -224,7 +227,9 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
         },
         "last_checkpoint": None if head is None else _brief(head),
         "lag": dict(runtime.lag(pipeline, settings, head)),
-        "watermarks": {uid: from_micros(moment).isoformat() for uid, moment in (head.watermarks if head else {}).items()},
+        "watermarks": {
+            uid: from_micros(moment).isoformat() for uid, moment in (head.watermarks if head else {}).items()
+        },
         "tables": [
             {
                 "name": sink.table,
@@ -263,7 +268,17 @@ def checkpoints(pipeline: Name, json: Json = False) -> None:
         _out.print(f"{pipeline} has no checkpoint yet: weir run {pipeline}")
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("id", "parent", "completed", "trigger", "rows", "files new/total", "state bytes new/total", "ms", "gen"):
+    for title in (
+        "id",
+        "parent",
+        "completed",
+        "trigger",
+        "rows",
+        "files new/total",
+        "state bytes new/total",
+        "ms",
+        "gen",
+    ):
         table.add_column(title, justify="left" if title in ("completed", "trigger") else "right")
     for row in completed:
         figures = row.operators.values()
@@ -321,7 +336,9 @@ def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None
     _, registry = runtime.open_storage(pipeline, settings)
     head = registry.head()
     if not epochs:
-        _out.print(f"Nothing to do: {pipeline.name} is at checkpoint {head.id if head else 'none'}, and no input is waiting.")
+        _out.print(
+            f"Nothing to do: {pipeline.name} is at checkpoint {head.id if head else 'none'}, and no input is waiting."
+        )
 
 
 def progress_line(report: EpochReport) -> str:

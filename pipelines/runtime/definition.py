@@ -103,7 +103,9 @@ class Stage:
         _check_name(self.uid, "stage")
         if not self.key:
             raise PipelineError(
-                f"The stage {self.uid} has no key.", where=f"stage {self.uid}", next='Say key="column" or key=["a", "b"].'
+                f"The stage {self.uid} has no key.",
+                where=f"stage {self.uid}",
+                next='Say key="column" or key=["a", "b"].',
             )
         if self.null_keys not in ("fail", "drop"):
             raise PipelineError(
@@ -213,4 +215,6 @@ def _check_name(name: str, kind: str) -> None:
 def _refuse_doubles(kind: str, names: list[str], pipeline: str) -> None:
     doubles = sorted({name for name in names if names.count(name) > 1})
     if doubles:
-        raise PipelineError(f"The pipeline {pipeline} has two {kind}s named {doubles[0]!r}.", next="Rename one of them.")
+        raise PipelineError(
+            f"The pipeline {pipeline} has two {kind}s named {doubles[0]!r}.", next="Rename one of them."
+        )

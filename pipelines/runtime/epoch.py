@@ -148,9 +148,7 @@ def _run_stage(shop: Workshop, work: _Working, stage: Stage) -> None:
         _ack_nothing(work, stage)
         return
     task = _task(shop, work, stage, fixed)
-    frame = stateless.exchanged(
-        stage, rows, shop.inputs[stage.uid], shop.spark, task.parallelism, task.max_parallelism
-    )
+    frame = stateless.exchanged(stage, rows, shop.inputs[stage.uid], shop.spark, task.parallelism, task.max_parallelism)
     for ack in _collect(shop, work, frame, task):
         outcome = work.pending.receive(ack)
         if outcome is AckOutcome.DECLINED:
@@ -162,7 +160,7 @@ def _run_stage(shop: Workshop, work: _Working, stage: Stage) -> None:
             where=f"epoch {work.pending.id}",
             next="The epoch was declined and will be replayed. Look at the executors' logs.",
         )
-    _note_progress(shop, work, stage, rows is not None)
+    _note_progress(work, stage, rows is not None)
     _lap(work.ms, f"stage:{stage.uid}", started)
 
 
@@ -212,7 +210,9 @@ def _from_spark(stage: Stage, error: Exception) -> WeirError:
     said = [line for line in lines if not line.startswith("An error occurred while calling")]
     reason = said[0][:500] if said else type(error).__name__
     unreadable = re.search(r"\S+\.parquet", text)
-    if unreadable and any(mark in text for mark in ("FAILED_READ_FILE", "ParquetDecodingException", "not a Parquet file")):
+    if unreadable and any(
+        mark in text for mark in ("FAILED_READ_FILE", "ParquetDecodingException", "not a Parquet file")
+    ):
         return InputError(
             f"Spark cannot read the input of {stage.uid}: {reason}",
             where=unreadable[0],
@@ -252,9 +252,7 @@ def _input(shop: Workshop, work: _Working, stage: Stage) -> DataFrame | None:
     return stateless.prepared(stage, raw)
 
 
-def _read_source(
-    spark: SparkSession, schema: pa.Schema, reader: FilesReader, files: Sequence[SourceFile]
-) -> DataFrame:
+def _read_source(spark: SparkSession, schema: pa.Schema, reader: FilesReader, files: Sequence[SourceFile]) -> DataFrame:
     """The rows of a slice. Columns that a file stores in nanoseconds, which Spark cannot read, are cut to microseconds."""
     from pyspark.sql import functions as F
 
@@ -372,7 +370,7 @@ def _watermark(work: _Working, stage: Stage, before: int | None) -> int | None:
     return watermarks.before_job(stage, before, work.watermarks.get(stage.input.uid))
 
 
-def _note_progress(shop: Workshop, work: _Working, stage: Stage, had_rows: bool) -> None:
+def _note_progress(work: _Working, stage: Stage, had_rows: bool) -> None:
     """Record the stage's watermark after its job, and what its where dropped."""
     parent = work.parent
     acks = work.pending.acks_of(stage.uid)
@@ -550,4 +548,3 @@ def _lap(ms: dict[str, float], phase: str, since: float) -> float:
     now = time.perf_counter()
     ms[phase] = round((now - since) * 1000, 3)
     return now
-

@@ -105,7 +105,9 @@ def _evaluate(stage: Stage, gate: Gate, batch) -> Verdict:
     try:
         outcome = batch.validate(kind(**dict(gate.arguments)), result_format="SUMMARY")
     except Exception as error:  # whatever the library raises here is about the gate's arguments
-        raise PipelineError(f"The gate cannot be evaluated: {error}", where=where, next="Correct its arguments.") from error
+        raise PipelineError(
+            f"The gate cannot be evaluated: {error}", where=where, next="Correct its arguments."
+        ) from error
     raised = outcome.exception_info or {}
     details = raised.values() if all(isinstance(value, dict) for value in raised.values()) else [raised]
     messages = [str(item.get("exception_message")) for item in details if item.get("raised_exception")]

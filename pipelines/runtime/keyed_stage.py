@@ -72,7 +72,12 @@ class _Counters:
 def run(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Ack:
     """Run one subtask to its ack. A failure is an ack too, a decline with the typed error in it; nothing is raised."""
     attempt = Attempt(
-        task.stage.uid, subtask, task.generation, task.epoch, new_attempt_id(), task.work_dir / task.stage.uid / str(subtask)
+        task.stage.uid,
+        subtask,
+        task.generation,
+        task.epoch,
+        new_attempt_id(),
+        task.work_dir / task.stage.uid / str(subtask),
     )
     counters = _Counters()
     where = f"stage {task.stage.uid}, epoch {task.epoch}, subtask {subtask}"
@@ -238,7 +243,18 @@ class _Staged:
         self._local(output).unlink()
         kind = OUTPUT if table else CHANNEL
         return StateFile(
-            attempt.operator, attempt.subtask, kind, output, path, size, digest, True, attempt.id, None, table, self._rows[output]
+            attempt.operator,
+            attempt.subtask,
+            kind,
+            output,
+            path,
+            size,
+            digest,
+            True,
+            attempt.id,
+            None,
+            table,
+            self._rows[output],
         )
 
     def _local(self, output: str) -> Path:
@@ -258,5 +274,3 @@ def in_spark(task: KeyedTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
 
     ack = run(task, subtask, all_batches())
     yield pa.RecordBatch.from_pydict({"ack": [ack.to_json()]})
-
-

@@ -110,7 +110,13 @@ class FunctionOperator:
     """A stage's function over batches. output: the schema its rows must have; None while that is being found out."""
 
     def __init__(
-        self, stage: Stage, keys: pa.Schema, state: StateSchema, backend: Backend, epoch: Epoch, output: pa.Schema | None
+        self,
+        stage: Stage,
+        keys: pa.Schema,
+        state: StateSchema,
+        backend: Backend,
+        epoch: Epoch,
+        output: pa.Schema | None,
     ) -> None:
         assert stage.function is not None
         self._stage, self._keys, self._epoch, self._output = stage, keys, epoch, output
@@ -169,9 +175,7 @@ class WindowOperator:
     """Tumbling windows. State: one row per (window_end, key), ordered by window_end inside a key group, so that the
     windows that a watermark closes are one range of the key group."""
 
-    def __init__(
-        self, stage: Stage, shapes: Shapes, backend: Backend, progress: Progress, groups: range
-    ) -> None:
+    def __init__(self, stage: Stage, shapes: Shapes, backend: Backend, progress: Progress, groups: range) -> None:
         assert stage.window is not None
         self._stage, self._window, self._shapes, self._backend = stage, stage.window, shapes, backend
         self._progress, self._groups = progress, groups
@@ -206,7 +210,10 @@ class WindowOperator:
         values = self._backend.multi_get(encoded)
         stored = decode_rows(self._shapes.state, [value for value in values if value is not None])
         present = np.fromiter((value is not None for value in values), bool, len(values))
-        default = pa.table([pa.array([field.default], field.type) for field in self._shapes.state.fields], schema=self._shapes.state.arrow)
+        default = pa.table(
+            [pa.array([field.default], field.type) for field in self._shapes.state.fields],
+            schema=self._shapes.state.arrow,
+        )
         at = np.where(present, np.cumsum(present) - 1, stored.num_rows)
         old = frames.from_arrow(pa.concat_tables([stored, default]))[at]
         names = self._shapes.state.arrow.names
@@ -252,7 +259,9 @@ class WindowOperator:
         return encode_keys([ends, *keys.columns], frame[GROUP].to_numpy().astype(np.uint16), WINDOW_STATE)
 
 
-def build(stage: Stage, fixed: Shapes, backend: Backend, epoch: Epoch, progress: Progress, max_parallelism: int) -> Operator:
+def build(
+    stage: Stage, fixed: Shapes, backend: Backend, epoch: Epoch, progress: Progress, max_parallelism: int
+) -> Operator:
     """The operator of one subtask for one epoch."""
     if stage.window is not None:
         groups = group_range(epoch.subtask, epoch.parallelism, max_parallelism)
@@ -280,20 +289,22 @@ def _window_shapes(stage: Stage, window: Window, rows: pa.Schema, keys: pa.Schem
     on = rows.field(window.on).type
     if not pa.types.is_timestamp(on):
         raise PipelineError(
-            f"The column {window.on!r} is {on}, not a timestamp.", where=f"window {stage.uid}", next="Name a timestamp column."
+            f"The column {window.on!r} is {on}, not a timestamp.",
+            where=f"window {stage.uid}",
+            next="Name a timestamp column.",
         )
     fields = []
     for name, agg in window.aggregates:
         agg.check(name, rows, f"window {stage.uid}")
         fields += agg.parts(name, rows)
     state = StateSchema.build(fields)
-    empty = frames.from_arrow(pa.table([pa.array([], field.type) for field in keys] + [pa.array([], pa.int64())], names=[*keys.names, _END]))
+    empty = frames.from_arrow(
+        pa.table([pa.array([], field.type) for field in keys] + [pa.array([], pa.int64())], names=[*keys.names, _END])
+    )
     empty = pl.concat([empty, frames.from_arrow(state.arrow.empty_table())], how="horizontal")
     inferred = frames.arrow(_results(stage, window, empty)).schema
     bounds = pa.timestamp("us", tz=on.tz and "UTC")
-    output = pa.schema(
-        [(field.name, bounds if field.name in (_START, _END) else field.type) for field in inferred]
-    )
+    output = pa.schema([(field.name, bounds if field.name in (_START, _END) else field.type) for field in inferred])
     return Shapes(keys, state, {MAIN: output, LATE: rows})
 
 

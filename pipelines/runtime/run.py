@@ -107,7 +107,9 @@ def recover(shop: Workshop) -> None:
     completed = shop.registry.checkpoints()
     known = {(row.checkpoint_id, row.sink) for row in shop.registry.publications()}
     unpublished = [
-        row for row in completed if any((row.id, sink) not in known for sink, ids in row.sinks.items() if ids["id"] == row.id)
+        row
+        for row in completed
+        if any((row.id, sink) not in known for sink, ids in row.sinks.items() if ids["id"] == row.id)
     ]
     if unpublished:
         log.info("publishing what the last run left", checkpoints=[row.id for row in unpublished])
@@ -255,6 +257,4 @@ def _busy(pipeline: Pipeline, holder: lease.Lease | None) -> BusyError:
 
 def lag(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapping[str, int]:
     """Files that wait, by source."""
-    return {
-        name: len(reader.backlog(_position(head, name))) for name, reader in readers(pipeline, settings).items()
-    }
+    return {name: len(reader.backlog(_position(head, name))) for name, reader in readers(pipeline, settings).items()}

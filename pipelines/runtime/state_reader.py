@@ -43,7 +43,9 @@ def get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]) ->
     group = int(key_groups(columns, figures["max_parallelism"])[0])
     subtask = int(subtask_of(group, figures["parallelism"], figures["max_parallelism"]))
     rows = []
-    for table in _tables(storage, settings, stage, figures, _snapshots(registry, head, uid, [subtask]), range(group, group + 1)):
+    for table in _tables(
+        storage, settings, stage, figures, _snapshots(registry, head, uid, [subtask]), range(group, group + 1)
+    ):
         for name, column in zip(keys.names, columns, strict=True):
             table = table.filter(pc.equal(table.column(name), column[0]))
         rows += table.to_pylist()
@@ -98,7 +100,12 @@ def _parsed(keys: pa.Schema, key: Sequence[str], uid: str) -> list[pa.Array]:
 
 
 def _tables(
-    storage: Storage, settings: Settings, stage: Stage, figures: dict[str, Any], found: Sequence[Snapshot], groups: range
+    storage: Storage,
+    settings: Settings,
+    stage: Stage,
+    figures: dict[str, Any],
+    found: Sequence[Snapshot],
+    groups: range,
 ) -> Iterator[pa.Table]:
     keys, schema = _keys(figures), StateSchema.from_json(figures["schema"])
     for one in found:

@@ -58,7 +58,9 @@ def schema_of(rows: DataFrame) -> pa.Schema:
     return pa.schema([(field.name, frames.canonical_type(field.type)) for field in schema])
 
 
-def exchanged(stage: Stage, rows: DataFrame | None, schema: pa.Schema, spark: SparkSession, parallelism: int, max_parallelism: int) -> DataFrame:
+def exchanged(
+    stage: Stage, rows: DataFrame | None, schema: pa.Schema, spark: SparkSession, parallelism: int, max_parallelism: int
+) -> DataFrame:
     """Send every row to the subtask that owns its key group, with one control row for each subtask.
 
     rows: None for an epoch without data. The control rows (no key group) make sure that every subtask runs and acks.
@@ -73,7 +75,9 @@ def exchanged(stage: Stage, rows: DataFrame | None, schema: pa.Schema, spark: Sp
         wanted = from_arrow_schema(schema)
         keyed = controls.select("*", *[F.lit(None).cast(field.dataType).alias(field.name) for field in wanted])
     else:
-        group = F.expr(f"cast(pmod(xxhash64({', '.join(f'`{name}`' for name in stage.key)}), {max_parallelism}) as int)")
+        group = F.expr(
+            f"cast(pmod(xxhash64({', '.join(f'`{name}`' for name in stage.key)}), {max_parallelism}) as int)"
+        )
         data = rows.select(group.alias(GROUP), "*")
         subtask = F.expr(f"cast({GROUP} * {parallelism} div {max_parallelism} as int)")
         data = data.select(subtask.alias(SUBTASK), "*")

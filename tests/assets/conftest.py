@@ -36,7 +36,7 @@ def landing(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def project(landing) -> Iterator[ModuleType]:  # noqa: ARG001  its configuration
+def project(landing) -> Iterator[ModuleType]:
     """`assets.definitions`, loaded with this test's configuration."""
     sys.modules.pop("assets.definitions", None)
     yield importlib.import_module("assets.definitions")

@@ -1,4 +1,3 @@
-# ruff: noqa: ARG001 - a stage's function takes rows, state and epoch, whether it needs them or not
 """Barrier-equivalent epochs: state at checkpoint n and outputs up to n are those of a replay of slices 1 to n.
 
 The replay is plain Python over the raw rows and shares no code with Weir. It knows how the input was cut into slices, since

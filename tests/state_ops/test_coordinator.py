@@ -12,7 +12,9 @@ def pending() -> PendingCheckpoint:
     return PendingCheckpoint(7, None, 3, {"one": 2, "two": 1})  # type: ignore[arg-type]
 
 
-def ack(operator: str = "one", subtask: int = 0, *, attempt: str = "a", epoch: int = 7, generation: int = 3, error=None) -> Ack:
+def ack(
+    operator: str = "one", subtask: int = 0, *, attempt: str = "a", epoch: int = 7, generation: int = 3, error=None
+) -> Ack:
     file = StateFile(operator, subtask, STATE, "1.sst", f"state/{operator}/{attempt}/1.sst", 1, "", True, attempt)  # type: ignore[arg-type]
     return Ack(operator, subtask, attempt, epoch, generation, files=(file,), error=error)  # type: ignore[arg-type]
 

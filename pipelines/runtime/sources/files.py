@@ -278,4 +278,3 @@ def _newest(footer: pq.FileMetaData, column: str | None) -> int | None:
 def _micros(moment: Any) -> int:
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return aware.value // 1000 if hasattr(aware, "value") else to_micros(aware)  # pandas gives nanoseconds whole
-
