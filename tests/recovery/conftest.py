@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import structlog
 
 from infra import flights_input
 from pipelines.runtime import cli
@@ -54,6 +55,7 @@ def weir(monkeypatch, capsys) -> Callable[..., Ended]:
             capsys.readouterr()
             with pytest.raises(SystemExit) as ended:
                 cli.main()
+        structlog.reset_defaults()  # its logs went to a stderr that is gone now
         return Ended(int(ended.value.code or 0), capsys.readouterr().err)
 
     return called

@@ -14,7 +14,7 @@ class Counter(State):
 
 
 @stage("counters", source=files("{landing}/*.parquet", name="landing"), key="id", state=Counter)
-def counters(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> None:  # noqa: ARG001
+def counters(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> None:
     """Keep a key's newest reading and how often it changed; each key comes once an epoch."""
     before = state.get(rows)
     state.put(rows.with_columns(changes=before["changes"] + 1))

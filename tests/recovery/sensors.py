@@ -26,7 +26,7 @@ def celsius(reading: str) -> float:
     state=Sensor,
     sink=delta.append("readings"),
 )
-def sensors(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:  # noqa: ARG001
+def sensors(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
     """Readings in degrees."""
     state.fold(rows, readings=agg.count())
     degrees = [celsius(reading) for reading in rows["reading"]]

@@ -20,7 +20,7 @@ _READ = 3  # days in the base, all in one epoch
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory, spark, days) -> Site:  # noqa: ARG001  runs use the session that there is
+def base(tmp_path_factory, spark, days) -> Site:
     made = Site(tmp_path_factory.mktemp("bad-input") / "base")
     made.land(days[:_READ])
     made.run()
@@ -177,7 +177,7 @@ def test_a_file_that_changes_while_it_is_read_declines_the_epoch(flights, days, 
 
 
 @pytest.fixture
-def readings(tmp_path, spark) -> Site:  # noqa: ARG001  runs use the session that there is
+def readings(tmp_path, spark) -> Site:
     """Two good readings read, nothing waits."""
     site = Site(tmp_path / "site", {}, sensors.pipeline, "tests.recovery.sensors")
     site.landing.mkdir(parents=True)

@@ -41,7 +41,7 @@ POINTS = [
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory, spark, days) -> Site:  # noqa: ARG001  runs use the session that there is
+def base(tmp_path_factory, spark, days) -> Site:
     """Two epochs of ten days, and ten more days that wait."""
     made = Site(
         tmp_path_factory.mktemp("kills") / "base",

@@ -85,7 +85,7 @@ def _between_two_sinks(module, epoch: int) -> None:
     module.publish = held
 
 
-def _in_pruning(module, epoch: int) -> None:  # noqa: ARG001  the first pruning is the one that is meant
+def _in_pruning(module, epoch: int) -> None:
     """The dropped checkpoint's rows are gone, one of its objects is, the others are still there."""
     delete, calls = module.Storage.delete, itertools.count(1)
 
