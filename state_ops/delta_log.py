@@ -171,15 +171,17 @@ class FencedTable:
         handle = self.refreshed()
         return Generation((handle.transaction_version(self.app_id) or 0) if handle else 0)
 
-    def claim(self, generation: Generation | None = None) -> Generation:
+    def claim(self, generation: Generation | None = None, *, after: Generation | None = None) -> Generation:
         """Take the table over: commit `generation` (default: one more than the recorded) on the handle that read the old one.
 
         Of two takers on the same old generation exactly one wins; the other gets FencedError. With a given generation, which
-        won elsewhere, a rival that is late with a lower one only delays us.
+        won elsewhere, a rival that is late with a lower one only delays us. after: the recorded one, else FencedError.
         """
         for _ in range(_MAX_RACES if generation is not None else 1):
             handle = DeltaTable(self.storage.full(self.path))
             old = handle.transaction_version(self.app_id) or 0
+            if after is not None and old != after:
+                raise _fenced(self.path, after, Generation(old))
             mine = Generation(old + 1) if generation is None else generation
             if mine <= old:
                 raise _fenced(self.path, mine, Generation(old))

@@ -143,12 +143,16 @@ class Registry:
 
     # -- writing: the owner of the generation alone
 
-    def take_over(self) -> Generation:
-        """Claim the next generation, before anything else is read, cleaned or published."""
+    def take_over(self, after: Generation | None = None) -> Generation:
+        """Claim the next generation, before anything else is read, cleaned or published.
+
+        after: the generation that must own the registry now. A coordinator that only wants to renew its own claim gives
+        it, and gets FencedError where somebody took over meanwhile, instead of taking the pipeline away from who lives.
+        """
         probe_conditional_put(self._checkpoints.storage)
         for table in (self._checkpoints, self._files, self._publications):
             table.ensure()
-        generation = self._checkpoints.claim()
+        generation = self._checkpoints.claim(after=after)
         for table in (self._files, self._publications):
             table.claim(generation)
         return generation

@@ -495,7 +495,7 @@ def _commit(
     except errors.FencedError:
         raise
     except Exception as error:
-        claimed = shop.registry.take_over()
+        claimed = shop.registry.take_over(after=shop.generation)
         if not shop.registry.holds(checkpoint):
             discard(shop, checkpoint.id)
             shop.generation = claimed

@@ -1,17 +1,19 @@
-"""A coordinator that stalls and is taken over: while it lives nobody else runs, afterwards it can do no harm."""
+"""Coordinators that stall, are taken over, or do not know what became of their commit: no harm comes of it."""
 
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import pytest
 
 from pipelines.flights import pipeline
-from pipelines.runtime import epoch
+from pipelines.runtime import epoch, run
 from pipelines.runtime.epoch import Workshop
 from pipelines.runtime.run import open_storage, readers
 from state_ops import retention
-from state_ops.errors import BusyError, FencedError
+from state_ops.errors import BusyError, FencedError, TransientError
+from state_ops.registry import Registry
 from tests.recovery.harness import child
 
 _DAYS = 6
@@ -80,3 +82,66 @@ def test_a_fenced_coordinator_can_neither_publish_nor_prune(site, days):
     flights_.run(drain=True)
     flights_.assert_exact(_DAYS)
     flights_.assert_no_orphans()
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_commit_with_an_unknown_outcome_does_not_take_the_pipeline_from_a_successor(site, days, monkeypatch):
+    flights_ = site(max_files=_DAYS)
+    flights_.land(days[:_DAYS])
+    _, successor = open_storage(pipeline, flights_.settings)
+    claimed = []
+
+    def lost(self, checkpoint, files):
+        claimed.append(successor.take_over())
+        raise OSError("the connection was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Registry, "commit", lost)
+        with pytest.raises(FencedError):
+            flights_.run()
+
+    assert [successor.generation()] == claimed, "who lives still owns the pipeline"
+    flights_.run(drain=True)
+    flights_.assert_exact(_DAYS)
+    flights_.assert_no_orphans()
+
+
+@pytest.mark.parametrize("landed", [True, False], ids=["landed", "lost"])
+@pytest.mark.usefixtures("spark")
+def test_a_commit_that_reported_an_error_counts_if_it_landed(site, days, monkeypatch, landed):
+    flights_ = replace(site(max_files=_DAYS), options={"WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "1"})
+    flights_.land(days[:_DAYS])
+    commit, errors = Registry.commit, [OSError("the connection was lost")]
+
+    def unsure(self, checkpoint, files):
+        if landed or not errors:
+            commit(self, checkpoint, files)
+        if errors:
+            raise errors.pop()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Registry, "commit", unsure)
+        reports = flights_.run(drain=True)
+
+    assert [report.checkpoint.id for report in reports] == ([1, 2] if landed else [2, 3])
+    flights_.run()
+    flights_.assert_exact(_DAYS)
+    flights_.assert_no_orphans()
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_drain_that_fails_is_done_again_before_the_run_ends(site, days, monkeypatch):
+    flights_ = replace(site(max_files=_DAYS), options={"WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "1"})
+    flights_.land(days[:_DAYS])
+    complete, errors = run.complete, [TransientError("the cluster was away")]
+
+    def flaky(shop, epoch_id, parent, cut):
+        if cut.drain and errors:
+            raise errors.pop()
+        return complete(shop, epoch_id, parent, cut)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "complete", flaky)
+        flights_.run(drain=True)
+
+    flights_.assert_exact(_DAYS)

@@ -212,7 +212,7 @@ def test_a_loser_that_is_late_with_its_lower_generation_does_not_stop_the_winner
 
     monkeypatch.setattr(delta_log, "commit", overtaken)
     registry = Registry(storage, APP)
-    monkeypatch.setattr(registry._checkpoints, "claim", lambda: winner._checkpoints.claim(Generation(3)))
+    monkeypatch.setattr(registry._checkpoints, "claim", lambda **_: winner._checkpoints.claim(Generation(3)))
     assert registry.take_over() == 3
     put(registry, 1, None, [a_file("1.sst")], generation=3)
 
