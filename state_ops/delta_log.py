@@ -29,6 +29,7 @@ from state_ops.ids import Generation
 from state_ops.storage import Storage
 
 _MAX_RACES = 20
+_PROBE = ".probe-"
 _CONFIGURATION = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "100"}
 
 
@@ -122,7 +123,7 @@ def probe_conditional_put(storage: Storage) -> None:
 
     Two handles of a scratch table commit the same version; exactly one may win. Raises ConfigurationError otherwise.
     """
-    path = f"registry/.probe-{uuid.uuid4().hex}"
+    path = f"registry/{_PROBE}{uuid.uuid4().hex}"
     uri = storage.full(path)
     try:
         ensure_table(uri, pa.schema([("probe", pa.int64())]))
@@ -139,6 +140,13 @@ def probe_conditional_put(storage: Storage) -> None:
         )
     finally:
         storage.delete_tree(path)
+
+
+def remove_probes(storage: Storage) -> None:
+    """Delete scratch tables of probes that were killed."""
+    for name in storage.list_dirs("registry"):
+        if name.startswith(_PROBE):
+            storage.delete_tree(f"registry/{name}")
 
 
 class FencedTable:

@@ -12,6 +12,8 @@ __all__ = [
     "GateError",
     "InputError",
     "PipelineError",
+    "PrunedError",
+    "RunEndedError",
     "StageError",
     "TransientError",
     "WeirError",
@@ -54,3 +56,11 @@ class BusyError(WeirError):
 
 class TransientError(WeirError):
     """Retry: storage or the cluster failed in a way that may pass."""
+
+
+class RunEndedError(TransientError):
+    """Run again: this run cannot know or do more, but the next one, which takes over, can. Nothing was deleted."""
+
+
+class PrunedError(TransientError):
+    """Look again: the checkpoint that was being read has been pruned meanwhile, by right."""

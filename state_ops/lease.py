@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -34,17 +35,27 @@ log = structlog.get_logger("weir.lease")
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """last_id: the highest checkpoint id this coordinator has begun; a successor starts above it."""
+    """last_id: the highest checkpoint id this coordinator has begun; a successor starts above it.
+
+    born: tells the process from a later one of the same pid. stopped: it ended by itself; outcome says how: "stopped" or
+    "drained" as it was asked to, "ended" because there was nothing more to do, or "failed".
+    """
 
     generation: Generation
     counter: int
     last_id: CheckpointId
     host: str
     pid: int
-    process_started: float
+    born: str
     heartbeat_seconds: float
     run_id: str | None
     stopped: bool = False
+    outcome: str | None = None
+
+    @property
+    def process(self) -> tuple[str, int, str]:
+        """Which process holds it; the generation may change while it does."""
+        return self.host, self.pid, self.born
 
 
 def read(storage: Storage) -> Lease | None:
@@ -59,13 +70,21 @@ def alive(lease: Lease | None) -> bool | None:
     if lease.host != socket.gethostname():
         return None
     try:
-        process = psutil.Process(lease.pid)
         # A killed process that its parent has not collected yet is still listed, and does nothing any more.
-        if process.status() == psutil.STATUS_ZOMBIE:
+        if psutil.Process(lease.pid).status() == psutil.STATUS_ZOMBIE:
             return False
-        return abs(process.create_time() - lease.process_started) < 1.0
-    except psutil.Error:
+        return _born(lease.pid) == lease.born
+    except (psutil.Error, OSError):
         return False
+
+
+def _born(pid: int) -> str:
+    """What tells a process from a later one with the same pid; on Linux it does not move when the clock is set."""
+    stat = Path(f"/proc/{pid}/stat")
+    if stat.exists():
+        ticks = stat.read_text().rsplit(")", 1)[1].split()[19]
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{ticks}"
+    return f"{psutil.Process(pid).create_time():.0f}"
 
 
 def watch(storage: Storage) -> bool:
@@ -98,10 +117,11 @@ class Heartbeat:
             last_id=last_id,
             host=socket.gethostname(),
             pid=os.getpid(),
-            process_started=psutil.Process().create_time(),
+            born=_born(os.getpid()),
             heartbeat_seconds=seconds,
             run_id=run_id,
         )
+        self.outcome = "ended"
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="weir-heartbeat", daemon=True)
@@ -111,10 +131,19 @@ class Heartbeat:
         self._thread.start()
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._done.set()
         self._thread.join(timeout=self._seconds + 5)
-        self._write(stopped=True)
+        failed = kind is not None and not issubclass(kind, GeneratorExit)
+        try:
+            self._write(stopped=True, outcome="failed" if failed else self.outcome)
+        except OSError as error:  # must not replace the error that ended the run
+            log.warning("the lease could not be given back", error=str(error))
+
+    def renew(self, generation: Generation) -> None:
+        """Go on under a generation that the coordinator claimed meanwhile."""
+        if generation != self._lease.generation:
+            self._write(generation=generation)
 
     def begin(self, epoch: CheckpointId) -> None:
         """Write down that this id is taken, before anything is staged under it."""

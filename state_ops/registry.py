@@ -15,6 +15,7 @@ import dataclasses
 import json
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -22,8 +23,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from state_ops.checkpoint import FORMAT_VERSION, Checkpoint, StateFile
-from state_ops.delta_log import DataFile, FencedTable, active_files, probe_conditional_put
-from state_ops.errors import DamageError, FencedError
+from state_ops.delta_log import DataFile, FencedTable, active_files, probe_conditional_put, remove_probes
+from state_ops.errors import DamageError, FencedError, PrunedError
 from state_ops.ids import CheckpointId, Generation
 from state_ops.storage import Storage
 
@@ -132,6 +133,8 @@ class Registry:
         )
         rows = [row for row in rows if row.pop("commit_id") == checkpoint.commit_id]
         if len(rows) != checkpoint.files:
+            if not self.holds(checkpoint):
+                raise PrunedError(f"Checkpoint {checkpoint.id} was pruned while it was being read.", next="Look again.")
             raise self._damaged(checkpoint, f"it has {checkpoint.files} files, but {len(rows)} are listed")
         listing = tuple(StateFile(**row) for row in rows)
         self._listings[checkpoint.commit_id] = listing
@@ -170,7 +173,8 @@ class Registry:
         row = dataclasses.asdict(checkpoint)
         row |= {name: json.dumps(row[name]) for name in _JSON_COLUMNS}
         data = self._checkpoints.write_rows([row], f"data/{_numbered(checkpoint)}", bounds=[("id", checkpoint.id)])
-        self._checkpoints.commit(checkpoint.generation, [data], check=_head_is(checkpoint.parent_id))
+        with suppress(_Landed):  # an earlier try of this very commit is there, although it was reported as a conflict
+            self._checkpoints.commit(checkpoint.generation, [data], check=_head_is(checkpoint.parent_id, data.path))
         self._listings[checkpoint.commit_id] = tuple(files)
 
     def holds(self, checkpoint: Checkpoint) -> bool:
@@ -202,6 +206,19 @@ class Registry:
         """Remove listings that no checkpoint's row names: left by a crash between the two writes of a commit."""
         named = {_listing_path(row) for row in self.checkpoints()}
         self._drop_files(self._files, generation, lambda file: file.path not in named)
+
+    def remove_unnamed(self) -> None:
+        """Delete files in the registry's directories that no table names: left by a crash beside a commit, or by a probe.
+
+        For the owner of the generation, before its first commit: older generations are fenced and cannot name them any more.
+        """
+        for table in (self._checkpoints, self._files, self._publications):
+            handle = table.refreshed()
+            named = {f"{table.path}/{file.path}" for file in active_files(handle)} if handle else set()
+            for file in table.storage.list(table.path):
+                if file.path.endswith(".parquet") and "/_delta_log/" not in file.path and file.path not in named:
+                    table.storage.delete(file.path)
+        remove_probes(self._checkpoints.storage)
 
     @staticmethod
     def _drop_files(table: FencedTable, generation: Generation, chosen: Callable[[DataFile], bool]) -> None:
@@ -271,9 +288,16 @@ def _bound(file: DataFile, column: str) -> int | None:
     return dict(file.bounds).get(column)
 
 
-def _head_is(parent: CheckpointId | None) -> Callable[[DeltaTable], None]:
+class _Landed(Exception):
+    """The row that is to be committed is in the table."""
+
+
+def _head_is(parent: CheckpointId | None, row: str) -> Callable[[DeltaTable], None]:
     def check(handle: DeltaTable) -> None:
-        ids = [_bound(file, "id") for file in active_files(handle)]
+        files = active_files(handle)
+        if any(file.path == row for file in files):
+            raise _Landed
+        ids = [_bound(file, "id") for file in files]
         head = max((number for number in ids if number is not None), default=None)
         if head != parent:
             raise FencedError(

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO, cast
 
 import structlog
 import typer
@@ -89,8 +89,18 @@ def _quiet_logs(debug: bool) -> None:
         logging.getLogger("great_expectations").setLevel(logging.ERROR)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if debug else logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, _Stderr())),
     )
+
+
+class _Stderr:
+    """Today's sys.stderr, whenever something is written: it may be replaced, as test runners and Dagster do."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 def find(name: str) -> tuple[Pipeline, Settings]:
@@ -166,20 +176,29 @@ def stop(
             _out.print(f"No coordinator of {pipeline} is running.")
         return
     holder = lease.read(storage)
+    assert holder is not None
     request = lease.send(storage, Request("stop", reason="weir stop --drain" if drain else "weir stop", drain=drain))
-    with _err.status(f"waiting for process {holder.pid if holder else '?'} to reach its barrier"):
-        while lease.alive(lease.read(storage)) is not False:
+    with _err.status(f"waiting for process {holder.pid} to reach its barrier"):
+        while (now := lease.read(storage)) is not None and now.process == holder.process and lease.watch(storage):
             time.sleep(settings.run.poll_seconds)
-            if lease.alive(lease.read(storage)) is None and not lease.watch(storage):
-                break
-    now = lease.read(storage)
-    if now is None or not now.stopped:
-        lease.take(storage, request)
-        raise WeirError(
-            f"The coordinator of {pipeline} died before it reached its barrier.",
-            next=f"Nothing is lost: `weir run {pipeline}` resumes from the last completed checkpoint.",
-        )
-    _out.print(f"{pipeline} stopped at a barrier.")
+    outcome = now.outcome if now is not None and now.process == holder.process else None
+    if outcome == ("drained" if drain else "stopped"):
+        _out.print(f"{pipeline} {outcome} and ended at a barrier.")
+        return
+    lease.take(storage, request)
+    if outcome in ("ended", "stopped"):  # it had nothing more to do before it saw the request
+        _out.print(f"The coordinator of {pipeline} had ended by itself.")
+        if drain:
+            _follow(found, settings, RunOptions(trigger=Trigger.MANUAL, reason="weir stop --drain", drain=True))
+        return
+    how = "failed" if outcome == "failed" else "died"
+    if now is not None and now.process != holder.process:
+        how = "was replaced by another"
+    raise WeirError(
+        f"The coordinator of {pipeline} {how} before it reached its barrier"
+        + (", and nothing was drained." if drain else "."),
+        next=f"Nothing is lost: `weir run {pipeline}` resumes from the last completed checkpoint, or shows the error again.",
+    )
 
 
 @app.command()

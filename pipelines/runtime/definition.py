@@ -15,7 +15,6 @@ from state_ops.key_groups import check_parallelism
 from state_ops.schema import State, StateSchema
 
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,62}$")
-_RESERVED = "__weir"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +126,17 @@ class Stage:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Stages in topological order. max_parallelism: number of key groups, fixed for the pipeline's life."""
+    """Stages in topological order. max_parallelism: number of key groups, fixed for the pipeline's life.
+
+    retired: uids of stages and names of sources that were removed for good: their state and positions are dropped.
+    """
 
     name: str
     stages: tuple[Stage, ...]
     max_parallelism: int = 128
     description: str = ""
     owners: tuple[str, ...] = ()
+    retired: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_name(self.name, "pipeline")
@@ -205,7 +208,7 @@ def _topological(pipeline: str, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
 
 
 def _check_name(name: str, kind: str) -> None:
-    if not isinstance(name, str) or not _NAME.match(name) or name.startswith(_RESERVED):
+    if not isinstance(name, str) or not _NAME.match(name):
         raise PipelineError(
             f"{name!r} cannot name a {kind}.",
             next="Use small letters, digits and underscores, a letter first, at most 63: it becomes part of paths.",

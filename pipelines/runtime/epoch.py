@@ -9,6 +9,7 @@ row in the registry. Everything after the commit can be done again by whoever co
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 import threading
 import time
@@ -19,6 +20,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import structlog
+from deltalake.exceptions import DeltaError
 
 from configs.settings import Settings
 from pipelines.runtime import gates, stateless, watermarks
@@ -31,7 +34,15 @@ from pipelines.runtime.sources.files import FilesReader, Slice, SourceFile
 from state_ops import errors, retention
 from state_ops.checkpoint import OUTPUT, STATE, Ack, Checkpoint, StateFile, snapshots_of
 from state_ops.coordinator import AckOutcome, PendingCheckpoint, Trigger
-from state_ops.errors import InputError, PipelineError, StageError, TransientError, WeirError
+from state_ops.errors import (
+    DamageError,
+    InputError,
+    PipelineError,
+    RunEndedError,
+    StageError,
+    TransientError,
+    WeirError,
+)
 from state_ops.frames import schema_to_json
 from state_ops.ids import CheckpointId, Generation, epoch_dir
 from state_ops.registry import Publication, Registry
@@ -40,6 +51,8 @@ from state_ops.storage import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+log = structlog.get_logger("weir.epoch")
 
 _TOTALS = ("epochs", "rows_read", "bytes_new", "files_new")
 
@@ -80,6 +93,7 @@ class Workshop:
     shapes: dict[str, Shapes] = field(default_factory=dict)
     inputs: dict[str, pa.Schema] = field(default_factory=dict)
     expected: dict[str, pa.Schema] = field(default_factory=dict)
+    discarded: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -120,11 +134,34 @@ def complete(shop: Workshop, id: CheckpointId, parent: Checkpoint | None, cut: C
         checkpoint, files = _completed(shop, work, triggered_at)
     except errors.FencedError:
         raise
-    except BaseException:
+    except BaseException as error:
         discard(shop, id)
+        if (typed := _typed(error, f"pipeline {shop.pipeline.name}, epoch {id}")) is not None:
+            raise typed from error
         raise
     checkpoint = _commit(shop, work, checkpoint, files, started)
     return EpochReport(checkpoint, tuple(work.verdicts), work.ms)
+
+
+def _typed(error: BaseException, where: str) -> WeirError | None:
+    """What Python, Spark's bridge or Delta raised of their own accord, as what the operator should do; None: leave it."""
+    from py4j.protocol import Py4JError
+
+    if isinstance(error, WeirError):
+        return None
+    if isinstance(error, Py4JError | ConnectionError | EOFError):
+        return RunEndedError(
+            f"Spark's JVM is gone: {type(error).__name__}: {error}",
+            where=where,
+            next="Run again, which starts another one. On a local master the end of <local.work_dir>/spark.log says why it went.",
+        )
+    if isinstance(error, OSError | DeltaError):
+        return TransientError(
+            f"{type(error).__name__}: {error}",
+            where=where,
+            next="The epoch was declined. Look at the storage and the disk.",
+        )
+    return None
 
 
 def finish(shop: Workshop, report: EpochReport) -> EpochReport:
@@ -133,6 +170,9 @@ def finish(shop: Workshop, report: EpochReport) -> EpochReport:
     publications = publish_missing(shop, [report.checkpoint])
     clock = _lap(ms, "publish", clock)
     pruned = prune(shop)
+    for name in shop.discarded:  # once more: tasks of a cancelled job may have gone on writing for a moment
+        _delete_staged(shop, name)
+    shop.discarded.clear()
     _lap(ms, "prune", clock)
     return replace(report, publications=tuple(publications), pruned=pruned, ms=ms)
 
@@ -169,11 +209,8 @@ def _collect(shop: Workshop, work: _Working, frame: DataFrame, task: KeyedTask) 
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
-    tag = f"weir-{epoch_dir(task.generation, task.epoch)}-{task.stage.uid}"
     done = threading.Event()
-    alarm = threading.Thread(target=_cancel_late, args=(shop.spark, tag, work.deadline, done), daemon=True)
-    shop.spark.addTag(tag)
-    alarm.start()
+    threading.Thread(target=_cancel_late, args=(shop.spark, work.deadline, done), daemon=True).start()
     acks = frame.mapInArrow(lambda batches: in_spark(task, batches), "ack string")
     if task.stage.gates:
         gates.load_meanwhile()
@@ -184,15 +221,15 @@ def _collect(shop: Workshop, work: _Working, frame: DataFrame, task: KeyedTask) 
         raise _from_spark(task.stage, error) from error
     finally:
         done.set()
-        shop.spark.removeTag(tag)
     return [Ack.from_json(row.ack) for row in found]
 
 
-def _cancel_late(spark: SparkSession, tag: str, deadline: float, done: threading.Event) -> None:
-    # Again and again: an interrupt before the job has started is not remembered.
+def _cancel_late(spark: SparkSession, deadline: float, done: threading.Event) -> None:
+    # All jobs of the session: a tag set by one thread is not known in another. Again and again: an interrupt that comes
+    # before the job has started is not remembered.
     while not done.wait(max(0.2, deadline - time.monotonic())):
         if time.monotonic() >= deadline:
-            spark.interruptTag(tag)
+            spark.interruptAll()
 
 
 def _check_deadline(shop: Workshop, work: _Working, cause: Exception | None = None) -> None:
@@ -261,15 +298,24 @@ def _read_source(spark: SparkSession, schema: pa.Schema, reader: FilesReader, fi
         stored = pa.schema([field.with_type(pa.int64()) if field.name in nanos else field for field in schema])
         part = _read(spark, stored, [reader.uri(file) for file in files if file.nanos == nanos])
         for name in nanos:
-            part = part.withColumn(name, F.expr(f"timestamp_micros(`{name}` div 1000)"))
+            whole = F.expr(f"timestamp_micros((`{name}` - pmod(`{name}`, 1000)) div 1000)")
+            part = part.withColumn(name, whole if schema.field(name).type.tz else whole.cast("timestamp_ntz"))
         parts.append(part)
     return functools.reduce(lambda one, other: one.unionByName(other), parts)
 
 
 def _read(spark: SparkSession, schema: pa.Schema, paths: list[str]) -> DataFrame:
+    from pyspark.errors import AnalysisException
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    return spark.read.schema(from_arrow_schema(schema)).parquet(*paths)
+    try:
+        return spark.read.schema(from_arrow_schema(schema)).parquet(*paths)
+    except AnalysisException as error:
+        raise InputError(
+            f"Spark cannot find a file that was there when the epoch was planned: {str(error).splitlines()[0]}",
+            where=paths[0] if len(paths) == 1 else f"one of {len(paths)} files in {paths[0].rpartition('/')[0]}",
+            next="Put it back, or run again, which plans anew; the epoch was declined.",
+        ) from error
 
 
 def _is_rows(file: StateFile) -> bool:
@@ -292,12 +338,17 @@ def _shapes(shop: Workshop, stage: Stage, rows: DataFrame | None) -> Shapes | No
     schema = stateless.schema_of(rows)
     fixed = shapes(stage, schema)
     _check_against_head(shop, stage, fixed)
-    if stage.sink is not None:
-        delta.ensure(shop.storage, stage.sink.table, fixed.outputs[MAIN])
-    if stage.window is not None and stage.window.late is not None:
-        delta.ensure(shop.storage, stage.window.late.table, fixed.outputs[LATE])
+    for table, output in _tables(stage, fixed):
+        delta.check_table(shop.storage, table, output)
     shop.inputs[stage.uid], shop.shapes[stage.uid] = schema, fixed
     return fixed
+
+
+def _tables(stage: Stage, fixed: Shapes) -> list[tuple[str, pa.Schema]]:
+    """The tables that a stage writes, with their schemas."""
+    late = stage.window.late if stage.window else None
+    named = [(stage.sink, MAIN), (late, LATE)]
+    return [(sink.table, fixed.outputs[output]) for sink, output in named if sink is not None]
 
 
 def _empty(spark: SparkSession, schema: pa.Schema) -> DataFrame:
@@ -318,6 +369,8 @@ def _check_against_head(shop: Workshop, stage: Stage, fixed: Shapes) -> None:
     keys = [[field.name, type_name(field.type)] for field in fixed.keys]
     if recorded["keys"] != keys:
         problems.append(f"the key was {recorded['keys']}, is {keys}")
+    if (was := recorded.get("window")) != (now := _windowing(stage)):
+        problems.append(f"its windows were {was}, are {now}")
     if recorded["parallelism"] != shop.settings.spark.parallelism:
         problems.append(
             f"spark.parallelism was {recorded['parallelism']}, is {shop.settings.spark.parallelism}; state cannot be rescaled yet"
@@ -330,6 +383,14 @@ def _check_against_head(shop: Workshop, stage: Stage, fixed: Shapes) -> None:
             where=where,
             next="Put the definition back, or give the stage a new uid: it then starts with empty state.",
         )
+
+
+def _windowing(stage: Stage) -> dict[str, Any] | None:
+    """What a window's stored state means: another size or aggregate must not be merged into it."""
+    if stage.window is None:
+        return None
+    aggregates = [[name, agg.kind, agg.column] for name, agg in stage.window.aggregates]
+    return {"on": stage.window.on, "size": stage.window.size, "aggregates": aggregates}
 
 
 def _task(shop: Workshop, work: _Working, stage: Stage, fixed: Shapes) -> KeyedTask:
@@ -349,7 +410,7 @@ def _task(shop: Workshop, work: _Working, stage: Stage, fixed: Shapes) -> KeyedT
         parallelism=settings.spark.parallelism,
         max_parallelism=pipeline.max_parallelism,
         storage=shop.storage,
-        work_dir=settings.work_dir / pipeline.name,
+        work_dir=settings.work_dir / f"{pipeline.name}-{hashlib.sha256(shop.storage.uri.encode()).hexdigest()[:8]}",
         bases=snapshots_of(listing, stage.uid),
         tables=tables,
         channel=pipeline.feeds_others(stage) or bool(stage.gates),
@@ -391,6 +452,13 @@ def _rows_offered(work: _Working, stage: Stage) -> int:
 
 
 def _ack_nothing(work: _Working, stage: Stage) -> None:
+    recorded = work.parent.operators.get(stage.uid) if work.parent else None
+    if recorded and recorded["schema"]:
+        raise DamageError(
+            f"Checkpoint {work.parent.id if work.parent else '?'} has state of {stage.uid}, but not what its input looks like.",
+            where=f"stage {stage.uid}",
+            next="Nothing was changed. Let a file arrive and run again.",
+        )
     for subtask in work.pending.missing(stage.uid):
         work.pending.receive(Ack(stage.uid, subtask, "", work.pending.id, work.pending.generation))  # type: ignore[arg-type]
 
@@ -412,6 +480,10 @@ def _completed(shop: Workshop, work: _Working, triggered_at: datetime) -> tuple[
     files = pending.files()
     schemas = {(uid, name): schema for uid, fixed in shop.shapes.items() for name, schema in fixed.outputs.items()}
     delta.check(shop.storage, [file for file in files if file.kind == OUTPUT], schemas)
+    for stage in shop.pipeline.stages:
+        if stage.uid in shop.shapes:
+            for table, schema in _tables(stage, shop.shapes[stage.uid]):
+                delta.ensure(shop.storage, table, schema)
     offsets = dict(parent.offsets) if parent else {}
     for name, planned in work.cut.slices.items():
         offsets[name] = shop.readers[name].advance(offsets.get(name), planned.files)
@@ -470,6 +542,7 @@ def _figures(shop: Workshop, work: _Working, stage: Stage) -> dict[str, Any]:
         "max_parallelism": shop.pipeline.max_parallelism,
         "schema": fixed.state.to_json() if fixed else None,
         "keys": [[key.name, type_name(key.type)] for key in fixed.keys] if fixed else [],
+        "window": _windowing(stage),
         "files_total": len(state),
         "files_new": len(new),
         "bytes_total": sum(file.bytes for file in state),
@@ -495,23 +568,49 @@ def _commit(
     except errors.FencedError:
         raise
     except Exception as error:
-        claimed = shop.registry.take_over(after=shop.generation)
-        if not shop.registry.holds(checkpoint):
-            discard(shop, checkpoint.id)
-            shop.generation = claimed
-            raise TransientError(
-                f"The registry could not be committed: {error}",
-                where=shop.storage.full("registry/checkpoints"),
-                next="The epoch was discarded and will be replayed. Look at the storage.",
-            ) from error
-        shop.generation = claimed
+        _settle(shop, checkpoint, error)
     _lap(work.ms, "commit", clock)
     return checkpoint
 
 
+def _settle(shop: Workshop, checkpoint: Checkpoint, error: Exception) -> None:
+    """After a commit of unknown outcome: return if it landed; raise, with everything discarded, if it cannot land any more."""
+    try:
+        claimed = shop.registry.take_over(after=shop.generation)
+        landed = shop.registry.holds(checkpoint)
+    except errors.FencedError:
+        raise
+    except Exception as second:
+        raise RunEndedError(
+            f"Nobody can tell whether checkpoint {checkpoint.id} was committed: {error}; then: {second}",
+            where=shop.storage.full("registry/checkpoints"),
+            next="Look at the storage, then run again: the next run finds out. Nothing was deleted.",
+        ) from error
+    if not landed:
+        discard(shop, checkpoint.id)
+    shop.generation = claimed
+    if not landed:
+        raise TransientError(
+            f"The registry could not be committed: {error}",
+            where=shop.storage.full("registry/checkpoints"),
+            next="The epoch was discarded and will be replayed. Look at the storage.",
+        ) from error
+
+
 def discard(shop: Workshop, epoch: CheckpointId) -> None:
-    """Delete what a declined epoch staged. Its id is never used again and was not committed, so nothing can name this."""
+    """Delete what a declined epoch staged. Its id is never used again and was not committed, so nothing can name this.
+
+    A failure is logged, not raised: it must not replace the error that declined the epoch, and the next take-over cleans up.
+    """
     name = epoch_dir(shop.generation, epoch)
+    try:
+        _delete_staged(shop, name)
+    except OSError as error:
+        log.warning("what a declined epoch staged could not be deleted", epoch=epoch, error=str(error))
+    shop.discarded.append(name)
+
+
+def _delete_staged(shop: Workshop, name: str) -> None:
     for stage in shop.pipeline.stages:
         shop.storage.delete_tree(f"state/{stage.uid}/{name}")
         shop.storage.delete_tree(f"channels/{stage.uid}/{name}")

@@ -20,7 +20,17 @@ from pipelines.runtime.sources.files import FilesReader
 from state_ops import lease, retention
 from state_ops.checkpoint import Checkpoint
 from state_ops.coordinator import Trigger, TriggerPolicy, next_id
-from state_ops.errors import BusyError, FencedError, GateError, InputError, PipelineError, StageError, WeirError
+from state_ops.errors import (
+    BusyError,
+    FencedError,
+    GateError,
+    InputError,
+    PipelineError,
+    RunEndedError,
+    StageError,
+    TransientError,
+    WeirError,
+)
 from state_ops.frames import schema_from_json
 from state_ops.ids import CheckpointId, parse_epoch_dir
 from state_ops.lease import Heartbeat, Request
@@ -29,8 +39,9 @@ from state_ops.storage import Storage
 
 log = structlog.get_logger("weir.run")
 
-# Replaying the same slice with the same code fails the same way, so these are not tolerated, whatever the setting.
-_FINAL = (GateError, InputError, PipelineError, StageError)
+# Replaying the same slice with the same code fails the same way, so these are not tolerated, whatever the setting; and
+# after a RunEndedError only a successor can know more.
+_FINAL = (GateError, InputError, PipelineError, RunEndedError, StageError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +109,37 @@ def run(pipeline: Pipeline, settings: Settings, options: RunOptions) -> Iterator
     with heartbeat:
         shop = Workshop(pipeline, settings, storage, registry, generation, None, sources, options.run_id)  # type: ignore[arg-type]
         shop.expected.update({name: schema_from_json(raw) for name, raw in (head.inputs if head else {}).items()})
-        recover(shop)
-        yield from _epochs(shop, options, loop, heartbeat)
+        try:
+            recover(shop)
+            check_fits(pipeline, head)
+            yield from _epochs(shop, options, loop, heartbeat)
+        except OSError as error:
+            raise TransientError(
+                f"{type(error).__name__}: {error}",
+                where=storage.uri,
+                next=f"Look at the storage and the disk, then `weir run {pipeline.name}`: it resumes from the last checkpoint.",
+            ) from error
+
+
+def check_fits(pipeline: Pipeline, head: Checkpoint | None) -> None:
+    """Refuse a pipeline that lacks a stage whose state, or a source whose position, the newest checkpoint holds.
+
+    Going on would drop the state with the next pruning, or read everything again into the state that there is.
+    """
+    if head is None:
+        return
+    stages = {uid for uid, figures in head.operators.items() if figures["schema"]} - {
+        stage.uid for stage in pipeline.stages
+    }
+    sources = set(head.offsets) - {source.name for source in pipeline.sources}
+    for kind, gone in (("stage", stages), ("source", sources)):
+        left = sorted(gone - set(pipeline.retired))
+        if left:
+            raise PipelineError(
+                f"The newest checkpoint has a {kind} {left[0]!r}, which the pipeline {pipeline.name} has no more.",
+                where=f"checkpoint {head.id}",
+                next=f"Give the {kind} its name back, or say that it is gone for good: Pipeline(..., retired=({left[0]!r},)).",
+            )
 
 
 def recover(shop: Workshop) -> None:
@@ -116,6 +156,7 @@ def recover(shop: Workshop) -> None:
         publish_missing(shop, unpublished)
     prune(shop)
     shop.registry.drop_stray_listings(shop.generation)
+    shop.registry.remove_unnamed()
     completed = shop.registry.checkpoints()
     listings = {row.id: shop.registry.files(row) for row in completed}
     for orphan in retention.orphans(shop.storage, listings, shop.generation):
@@ -145,12 +186,15 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
         if stop is not None and stop.drain and loop.to_drain is None:
             loop.to_drain = waiting  # what lands from now on is for the next run
         draining = loop.to_drain is not None and bool(waiting & loop.to_drain)
-        if expired or (stop is not None and not draining):
-            if stop is not None and stop.drain and not expired:
+        if stop is not None and not draining:
+            if stop.drain:
                 yield from _drain(shop, loop, heartbeat, stop.reason or "weir stop --drain")
+            heartbeat.outcome = "drained" if stop.drain else "stopped"
             for request in requests:
                 if request.kind == "stop":
                     lease.take(shop.storage, request)
+            return
+        if expired and stop is None:
             return
         barriers = [request for request in requests if request.kind == "barrier"]
         backlog = bool(waiting)
@@ -175,6 +219,7 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
             loop.catching_up = False
         if options.drain and not backlog:
             yield from _drain(shop, loop, heartbeat, options.reason)
+            heartbeat.outcome = "drained"
             return
         waiting_since = waiting_since if waiting_since is not None else time.monotonic()
         if options.until_caught_up and not backlog and time.monotonic() - waiting_since >= options.linger_seconds:
@@ -232,10 +277,12 @@ def _one(shop: Workshop, loop: Loop, heartbeat: Heartbeat, cut: Cut) -> Iterator
     except WeirError as error:
         loop.failures += 1
         loop.last_end = time.monotonic()
+        heartbeat.renew(shop.generation)
         if isinstance(error, _FINAL) or loop.failures > shop.settings.checkpoints.tolerable_failures:
             raise
         log.warning("epoch declined, will be replayed", epoch=epoch, failure=loop.failures, error=str(error))
         return
+    heartbeat.renew(shop.generation)
     loop.failures, loop.head = 0, report.checkpoint
     report = finish(shop, report)
     loop.last_end = time.monotonic()

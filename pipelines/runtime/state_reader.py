@@ -21,7 +21,7 @@ from pipelines.runtime.run import open_storage
 from state_ops import snapshot
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.checkpoint import Checkpoint, Snapshot, snapshots_of
-from state_ops.errors import ConfigurationError, WeirError
+from state_ops.errors import ConfigurationError, DamageError, PrunedError, WeirError
 from state_ops.key_groups import group_range, key_groups, subtask_of
 from state_ops.registry import Registry
 from state_ops.schema import StateSchema, type_named
@@ -35,6 +35,14 @@ def get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]) ->
     key: one text per key column, cast to its type. A stage's function has at most one row, a window one for each of its
     windows that are open. Raises ConfigurationError for a key that cannot be one.
     """
+    while True:
+        try:
+            return _get(pipeline, settings, uid, key)
+        except PrunedError:  # a newer checkpoint replaced it while it was read
+            continue
+
+
+def _get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]) -> list[dict[str, Any]]:
     stage = pipeline.stage(uid)
     storage, registry = open_storage(pipeline, settings)
     head, figures = _head(pipeline, registry, stage)
@@ -43,23 +51,38 @@ def get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]) ->
     group = int(key_groups(columns, figures["max_parallelism"])[0])
     subtask = int(subtask_of(group, figures["parallelism"], figures["max_parallelism"]))
     rows = []
-    for table in _tables(
-        storage, settings, stage, figures, _snapshots(registry, head, uid, [subtask]), range(group, group + 1)
-    ):
-        for name, column in zip(keys.names, columns, strict=True):
-            table = table.filter(pc.equal(table.column(name), column[0]))
-        rows += table.to_pylist()
+    with _retained(registry, head):
+        found = _snapshots(registry, head, uid, [subtask])
+        for table in _tables(storage, settings, stage, figures, found, range(group, group + 1)):
+            for name, column in zip(keys.names, columns, strict=True):
+                table = table.filter(pc.equal(table.column(name), column[0]))
+            rows += table.to_pylist()
     return rows
 
 
 def scan(pipeline: Pipeline, settings: Settings, uid: str) -> Iterator[pa.Table]:
-    """All state of one stage in the newest checkpoint, in tables of bounded size: key columns and fields."""
+    """All state of one stage in the newest checkpoint, in tables of bounded size: key columns and fields.
+
+    Raises PrunedError if the checkpoint is pruned before all of it was read.
+    """
     stage = pipeline.stage(uid)
     storage, registry = open_storage(pipeline, settings)
     head, figures = _head(pipeline, registry, stage)
-    for found in _snapshots(registry, head, uid, range(figures["parallelism"])):
-        groups = group_range(found.subtask, figures["parallelism"], figures["max_parallelism"])
-        yield from _tables(storage, settings, stage, figures, [found], groups)
+    with _retained(registry, head):
+        for found in _snapshots(registry, head, uid, range(figures["parallelism"])):
+            groups = group_range(found.subtask, figures["parallelism"], figures["max_parallelism"])
+            yield from _tables(storage, settings, stage, figures, [found], groups)
+
+
+@contextmanager
+def _retained(registry: Registry, head: Checkpoint) -> Iterator[None]:
+    """What looks like damage while a checkpoint is read may be that it was pruned meanwhile, by right."""
+    try:
+        yield
+    except DamageError as error:
+        if registry.holds(head):
+            raise
+        raise PrunedError(f"Checkpoint {head.id} was pruned while it was being read.", next="Look again.") from error
 
 
 def _head(pipeline: Pipeline, registry: Registry, stage: Stage) -> tuple[Checkpoint, dict[str, Any]]:

@@ -144,7 +144,7 @@ def test_a_coordinator_that_died_is_resumed_and_its_run_is_ended(project, instan
 
 
 def _of_a_dead_process(holder):
-    return json.dumps(asdict(replace(holder, stopped=False, process_started=1.0))).encode()
+    return json.dumps(asdict(replace(holder, stopped=False, born="another boot/1"))).encode()
 
 
 @pytest.mark.usefixtures("spark")

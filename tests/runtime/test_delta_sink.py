@@ -121,7 +121,7 @@ def test_staged_rows_and_columns_are_checked_too(storage):
 
 
 def test_other_columns_than_the_tables_are_refused(storage):
-    with pytest.raises(PipelineError, match="n was int64, is double; more is new|more is new; n was int64, is double"):
+    with pytest.raises(PipelineError, match=r"more is new; n was int64, is double"):
         delta.ensure(storage, "out", pa.schema([("key", pa.string()), ("n", pa.float64()), ("more", pa.int64())]))
     delta.ensure(storage, "out", SCHEMA)
 

@@ -15,7 +15,7 @@ HOLDER = Lease(
     last_id=5,
     host="worker-1",
     pid=42,
-    process_started=1.0,
+    born="another boot/1",
     heartbeat_seconds=5.0,
     run_id="r-3",
 )

@@ -32,10 +32,18 @@ def table_path(table: str) -> str:
 
 
 def ensure(storage: Storage, table: str, schema: pa.Schema) -> None:
-    """Create the table, or check that the existing one has these columns and that Weir can commit to it."""
+    """Create the table, or check the existing one. Only right before a commit: a declined epoch must not leave a table."""
+    delta_log.ensure_table(storage.full(table_path(table)), schema)
+    check_table(storage, table, schema)
+
+
+def check_table(storage: Storage, table: str, schema: pa.Schema) -> None:
+    """Check that the table, if there is one, has these columns and that Weir can commit to it. Raises PipelineError."""
     uri = storage.full(table_path(table))
-    delta_log.ensure_table(uri, schema)
-    handle = DeltaTable(uri)
+    try:
+        handle = DeltaTable(uri)
+    except TableNotFoundError:
+        return
     if handle.metadata().configuration.get("delta.setTransactionRetentionDuration"):
         raise PipelineError(
             f"The table {table} forgets transaction versions (delta.setTransactionRetentionDuration).",
