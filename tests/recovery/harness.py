@@ -198,7 +198,8 @@ def child(site: Site, point: str, epoch: int) -> Iterator[Child]:
     env["PYTHONPATH"] = os.pathsep.join([str(_INJECTED), *filter(None, [env.get("PYTHONPATH")])])
     # It works for a minute at most: the better compiler would cost more than it gives.
     env["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    command = [str(Path(sys.executable).with_name("weir")), "run", "flights", "--until-caught-up"]
+    # The module, not the script `weir`: that would run the installed code, wherever these tests are.
+    command = [sys.executable, "-m", "pipelines.runtime.cli", "run", "flights", "--until-caught-up"]
     with output.open("wb") as sink:
         process = subprocess.Popen(
             command, cwd=PROJECT, env=env, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
