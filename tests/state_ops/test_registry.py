@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 
 from state_ops import delta_log
 from state_ops.checkpoint import FORMAT_VERSION, OUTPUT, STATE, Checkpoint, StateFile
-from state_ops.errors import DamageError, FencedError
+from state_ops.errors import DamageError, FencedError, PrunedError
 from state_ops.ids import AttemptId, CheckpointId, Generation
 from state_ops.registry import Publication, Registry
 from state_ops.storage import Storage
@@ -311,6 +312,27 @@ def test_a_commit_of_unknown_outcome_is_asked_for_by_its_own_name(registry, monk
     assert registry.head() == landed
 
 
+@pytest.mark.parametrize("table", ["checkpoints", "state_files"])
+def test_a_commit_that_landed_but_was_reported_as_a_conflict_is_a_success(storage, registry, monkeypatch, table):
+    put(registry, 1, None)
+    real, told = delta_log.commit, []
+
+    def reported_as_conflict(handle, *args, **kwargs):
+        real(handle, *args, **kwargs)
+        if table in handle.table_uri and not told:
+            told.append(table)
+            raise CommitFailedError("the version exists")  # it does: the store's client tried twice
+
+    monkeypatch.setattr(delta_log, "commit", reported_as_conflict)
+    second = put(registry, 2, 1, [a_file("2.sst"), a_file("3.sst")])
+    assert told == [table]
+    third = put(registry, 3, 2, [a_file("4.sst")])
+    reader = Registry(storage, APP)
+    assert [row.id for row in reader.checkpoints()] == [1, 2, 3]
+    assert set(reader.files(second)) == set(registry.files(second)) == {a_file("2.sst"), a_file("3.sst")}
+    assert reader.files(third) == (a_file("4.sst"),)
+
+
 def test_coordinators_that_race_make_one_chain(storage):
     """Five that know nothing of each other, on storage where nothing is yet: each id once, built on the one before."""
     committed: list[str] = []
@@ -375,6 +397,56 @@ def test_a_reader_that_loses_the_race_with_pruning_looks_again(storage, registry
 
     monkeypatch.setattr(reader._checkpoints, "read_rows", overtaken)
     assert [row.id for row in reader.checkpoints()] == [3]
+
+
+def test_a_listing_that_was_pruned_meanwhile_is_not_damage(storage, registry):
+    first = put(registry, 1, None, [a_file("1.sst")])
+    reader = Registry(storage, APP)
+    assert reader.head() == first
+    second = put(registry, 2, 1, [a_file("2.sst")])
+    registry.drop(Generation(1), [CheckpointId(1)])
+    with pytest.raises(PrunedError, match="Checkpoint 1 was pruned"):
+        reader.files(first)
+    assert reader.files(second) == (a_file("2.sst"),)
+
+
+def test_only_what_no_table_names_is_removed(storage, monkeypatch):
+    """Killed between writing a file and committing it, in each of the three tables, and in the middle of a probe."""
+    with monkeypatch.context() as often:
+        often.setitem(delta_log._CONFIGURATION, "delta.checkpointInterval", "1")
+        dead = Registry(storage, APP)
+        dead.take_over()
+        kept = put(dead, 1, None, [a_file("1.sst")])
+        dead.record_publications(Generation(1), [published(1)])
+    successor = Registry(storage, APP)
+    generation = successor.take_over()
+    root = Path(storage.uri)
+    assert list(root.glob("registry/*/_delta_log/*.checkpoint.parquet")), "Parquet files that no table names, but a log"
+    before = _contents(root)
+
+    strays = [
+        "checkpoints/data/00000000000000000002-lost.parquet",
+        "state_files/checkpoint_id=2/00000000000000000002-lost.parquet",
+        "state_files/checkpoint_id=1/00000000000000000001-lost.parquet",
+        "publications/data/00000000000000000002-lost.parquet",
+        ".probe-0123/_delta_log/00000000000000000000.json",
+        ".probe-4567/part.parquet",
+    ]
+    for stray in strays:
+        (root / "registry" / stray).parent.mkdir(parents=True, exist_ok=True)
+        (root / "registry" / stray).write_bytes(b"half a file")
+    successor.remove_unnamed()
+
+    assert _contents(root) == before
+    assert not list((root / "registry").glob(".probe-*")), "nor are empty directories left"
+    reader = Registry(storage, APP)
+    assert (reader.checkpoints(), reader.files(kept)) == ([kept], (a_file("1.sst"),))
+    assert reader.publications() == [published(1)]
+    put(successor, 2, 1, generation=generation)
+
+
+def _contents(root: Path) -> dict[str, bytes]:
+    return {file.relative_to(root).as_posix(): file.read_bytes() for file in root.rglob("*") if file.is_file()}
 
 
 def test_the_tables_can_be_read_as_plain_sql_says(storage, registry):
