@@ -67,7 +67,7 @@ MUTANTS = [
     Mutant(
         "drop the parent check",
         "state_ops/registry.py",
-        "check=_head_is(checkpoint.parent_id))",
+        "check=_head_is(checkpoint.parent_id, data.path))",
         "check=None)",
         "tests/state_ops/test_registry.py::test_a_commit_is_refused_when_the_head_is_not_its_parent",
     ),

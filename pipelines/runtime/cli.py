@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from configs.settings import Settings, load
+from configs.settings import PROJECT, Settings, load
 from pipelines.runtime import run as runtime
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.epoch import EpochReport
@@ -118,6 +118,8 @@ def load_pipeline(name: str, settings: Settings) -> Pipeline:
         )
     where = settings.pipelines[name].object
     module, _, attribute = where.partition(":")
+    if str(PROJECT) not in sys.path:  # the command's own script does not start in the project's folder
+        sys.path.insert(0, str(PROJECT))
     try:
         found = getattr(importlib.import_module(module), attribute or "pipeline")
     except (ImportError, AttributeError) as error:

@@ -223,7 +223,9 @@ class _Staged:
         if output not in self._task.tables and not (output == "main" and self._task.channel):
             return counted
         if output not in self._writers:
-            self._writers[output] = pq.ParquetWriter(self._local(output), table.schema, compression="zstd")
+            self._writers[output] = pq.ParquetWriter(
+                self._local(output), table.schema, compression="zstd", write_page_checksum=True
+            )
         self._writers[output].write_table(table)
         self._rows[output] = self._rows.get(output, 0) + table.num_rows
         return counted

@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.settings import Settings
+from configs.settings import PROJECT, Settings
 from pipelines.runtime.java import java_home
 from state_ops.errors import TransientError
 
@@ -40,6 +40,9 @@ def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSessio
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("POLARS_MAX_THREADS", "2")
+    # Local workers import what the driver imports from the project's folder.
+    paths = [str(PROJECT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     builder = SparkSession.builder.appName(app)
     builder = builder.remote(settings.spark.master) if remote else builder.master(settings.spark.master)
     for key, value in _properties(settings).items():
