@@ -20,15 +20,32 @@ _SIGNED = {
     pa.uint32(): pa.int64(),
     pa.uint64(): pa.int64(),
 }
+_STORABLE = frozenset(
+    {
+        pa.int8(),
+        pa.int16(),
+        pa.int32(),
+        pa.int64(),
+        pa.float32(),
+        pa.float64(),
+        pa.bool_(),
+        pa.string(),
+        pa.binary(),
+        pa.date32(),
+        pa.timestamp("us"),
+        pa.timestamp("us", tz="UTC"),
+    }
+)
 
 
 def canonical_type(type: pa.DataType) -> pa.DataType:
-    """The type that Weir stores for `type`: no views, dictionaries, large offsets, unsigned numbers or units but microseconds."""
+    """The type that Weir stores for `type`: no views, dictionaries, large offsets, fixed sizes, unsigned numbers or units
+    but microseconds."""
     if type in _SIGNED:
         return _SIGNED[type]
     if pa.types.is_large_string(type) or pa.types.is_string_view(type):
         return pa.string()
-    if pa.types.is_large_binary(type) or pa.types.is_binary_view(type):
+    if pa.types.is_large_binary(type) or pa.types.is_binary_view(type) or pa.types.is_fixed_size_binary(type):
         return pa.binary()
     if pa.types.is_dictionary(type):
         return canonical_type(type.value_type)
@@ -36,11 +53,30 @@ def canonical_type(type: pa.DataType) -> pa.DataType:
         return pa.timestamp("us", tz=type.tz and "UTC")
     if pa.types.is_date64(type):
         return pa.date32()
-    if pa.types.is_list(type) or pa.types.is_large_list(type):
+    if pa.types.is_list(type) or pa.types.is_large_list(type) or pa.types.is_fixed_size_list(type):
         return pa.list_(canonical_type(type.value_type))
+    if pa.types.is_map(type):
+        return pa.map_(canonical_type(type.key_type), canonical_type(type.item_type))
     if pa.types.is_struct(type):
         return pa.struct([(field.name, canonical_type(field.type)) for field in type])
     return type
+
+
+def unstorable(type: pa.DataType, in_map: bool = False) -> pa.DataType | None:
+    """The canonical type itself, or the part of it, that neither Delta nor Spark has; None if all of it can be stored."""
+    if in_map and type == pa.timestamp("us"):
+        return type  # delta-rs does not declare the table feature that it needs there, and then refuses the table
+    if type in _STORABLE or (pa.types.is_decimal128(type) and 0 <= type.scale <= type.precision):
+        return None
+    if pa.types.is_map(type):
+        parts, in_map = [type.key_type, type.item_type], True
+    elif pa.types.is_list(type):
+        parts = [type.value_type]
+    elif pa.types.is_struct(type):
+        parts = [field.type for field in type]
+    else:
+        return type
+    return next((found for part in parts if (found := unstorable(part, in_map)) is not None), None)
 
 
 def canonical(table: pa.Table) -> pa.Table:

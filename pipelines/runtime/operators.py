@@ -96,13 +96,7 @@ def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     trial = FunctionOperator(stage, keys, state, MemoryBackend(), epoch, None)
     produced = [table for _, table in trial.process(empty)]
     output = produced[0].schema if produced else pa.schema([])
-    for field in output:
-        if pa.types.is_null(field.type):
-            raise PipelineError(
-                f"The type of the output column {field.name!r} cannot be told from an empty input.",
-                where=where,
-                next="Cast it in the function, e.g. pl.lit(None, pl.String).",
-            )
+    _check_storable(output, where, "Cast it in the function")
     return Shapes(keys, state, {MAIN: output})
 
 
@@ -190,15 +184,18 @@ class WindowOperator:
                 where=f"window {self._stage.uid}",
                 next=f'Leave them out and count them: where="{window.on} IS NOT NULL".',
             )
-        frame = frames.from_arrow(rows)
+        columns = [GROUP, *self._stage.key, window.on, *(agg.column for _, agg in window.aggregates if agg.column)]
+        frame = frames.from_arrow(rows.select(list(dict.fromkeys(columns))))
         ends = (_micros(frame[window.on]) // window.size + 1) * window.size
         frame = frame.with_columns(ends.alias(_WINDOW))
         if self._progress.before is not None:
-            late = frame.filter(pl.col(_WINDOW) <= self._progress.before)
-            if len(late):
-                self.rows_late += len(late)
-                yield LATE, frames.arrow(late.drop(_WINDOW, GROUP))
-                frame = frame.filter(pl.col(_WINDOW) > self._progress.before)
+            late = frame[_WINDOW] <= self._progress.before
+            if late.any():
+                self.rows_late += int(late.sum())
+                # In Arrow, as they came: Polars gives maps, times and others back with another type.
+                shape = self._shapes.outputs[LATE]
+                yield LATE, rows.filter(late.to_arrow()).select(shape.names).cast(shape)
+                frame = frame.filter(~late)
         if len(frame):
             self._merge(frame)
 
@@ -297,7 +294,11 @@ def _window_shapes(stage: Stage, window: Window, rows: pa.Schema, keys: pa.Schem
     for name, agg in window.aggregates:
         agg.check(name, rows, f"window {stage.uid}")
         fields += agg.parts(name, rows)
-    state = StateSchema.build(fields)
+    where = f"window {stage.uid}"
+    try:
+        state = StateSchema.build(fields)
+    except PipelineError as error:
+        raise PipelineError(error.what, where=where, next="Leave it out, or cast its column in transform=.") from error
     empty = frames.from_arrow(
         pa.table([pa.array([], field.type) for field in keys] + [pa.array([], pa.int64())], names=[*keys.names, _END])
     )
@@ -305,7 +306,47 @@ def _window_shapes(stage: Stage, window: Window, rows: pa.Schema, keys: pa.Schem
     inferred = frames.arrow(_results(stage, window, empty)).schema
     bounds = pa.timestamp("us", tz=on.tz and "UTC")
     output = pa.schema([(field.name, bounds if field.name in (_START, _END) else field.type) for field in inferred])
+    _check_storable(output, where, "Cast the column that it is made from in transform=")
+    if window.late is not None:
+        _check_storable(rows, f"{where}, late={window.late.table}", "Cast or drop it in transform=")
     return Shapes(keys, state, {MAIN: output, LATE: rows})
+
+
+def _check_storable(schema: pa.Schema, where: str, remedy: str) -> None:
+    """Refuse columns that no Delta table can have. remedy: where the author can do something about one."""
+    for field in schema:
+        kind = frames.unstorable(field.type)
+        if kind is None:
+            continue
+        if pa.types.is_null(kind):
+            raise PipelineError(
+                f"The type of the output column {field.name!r} cannot be told from an empty input.",
+                where=where,
+                next=f"{remedy}, e.g. pl.lit(None, pl.String).",
+            )
+        raise PipelineError(
+            f"The output column {field.name!r} is {field.type}; a Delta table cannot have that{_part(kind, field.type)}.",
+            where=where,
+            next=f"{remedy}: {_instead(kind)}.",
+        )
+
+
+def _part(kind: pa.DataType, whole: pa.DataType) -> str:
+    return "" if kind == whole else f", for the {kind} in it"
+
+
+def _instead(kind: pa.DataType) -> str:
+    if pa.types.is_float16(kind):
+        return "as Float32"
+    if pa.types.is_duration(kind):
+        return "as a number of microseconds, e.g. pl.col(...).dt.total_microseconds()"
+    if pa.types.is_time(kind):
+        return "as text, or as a number of microseconds since midnight"
+    if pa.types.is_timestamp(kind):
+        return "with the time zone UTC, since it stands in a map"
+    if pa.types.is_decimal(kind):
+        return "as a decimal of at most 38 digits, with a scale from 0 to its precision"
+    return "as a number, a text, a timestamp, or lists, maps and structs of such"
 
 
 def _refuse_clash(stage: Stage, taken: set[str], by: str) -> None:

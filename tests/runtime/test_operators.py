@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Annotated
 
@@ -15,8 +15,10 @@ from polars.testing import assert_frame_equal
 from pipelines import testing
 from pipelines.api import Epoch, FileSource, Stage, State, ValueState, agg, delta, files, stage, window
 from pipelines.runtime import operators
-from pipelines.runtime.operators import LATE, MAIN, shapes
+from pipelines.runtime.operators import LATE, MAIN, Progress, shapes
+from state_ops.backends.memory import MemoryBackend
 from state_ops.errors import InputError, PipelineError, StageError
+from state_ops.state import GROUP
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 EVENTS = files("x/*.parquet", event_time="at")
@@ -140,6 +142,41 @@ def test_an_output_column_without_a_type_is_refused_before_the_first_row():
 
     with pytest.raises(PipelineError, match="'x' cannot be told"):
         shapes(_stage(untyped), pa.schema([("k", pa.string())]))
+
+
+NO_DELTA = {
+    "float16": (pl.lit(1.5, pl.Float16), "x' is halffloat.*", "as Float32"),
+    "duration": (pl.duration(days=1), r"x' is duration\[us\]", "number of microseconds"),
+    "time": (pl.time(12), r"x' is time64\[ns\]", "as text"),
+    "deep": (
+        pl.struct(span=pl.duration(days=1)).implode(),
+        r"x' is list.*for the duration\[us\] in it",
+        "microseconds",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NO_DELTA)
+def test_an_output_column_that_delta_cannot_have_is_refused_before_the_first_row(kind):
+    value, said, remedy = NO_DELTA[kind]
+
+    def odd(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        return rows.select("k").with_columns(x=value)
+
+    with pytest.raises(PipelineError, match=said) as raised:
+        shapes(_stage(odd), pa.schema([("k", pa.string())]))
+    assert raised.value.where == "stage tried"
+    assert remedy in raised.value.next
+
+
+def test_unsigned_numbers_and_fixed_sizes_are_stored_as_their_canonical_types():
+    def odd(rows: pa.Table, state: ValueState, epoch: Epoch) -> pa.Table:
+        kinds = {"u": pa.uint64(), "b": pa.binary(4), "f": pa.list_(pa.uint8(), 2)}
+        columns = {name: pa.nulls(len(rows), kind) for name, kind in kinds.items()}
+        return pa.table({"k": rows["k"], **columns})
+
+    found = shapes(_stage(odd), pa.schema([("k", pa.string())])).outputs[MAIN]
+    assert found.types == [pa.string(), pa.int64(), pa.binary(), pa.list_(pa.int16())]
 
 
 def test_the_authors_own_error_carries_his_traceback_and_the_keys():
@@ -352,6 +389,49 @@ def test_windows_of_windows_keep_the_columns_of_their_late_rows():
     assert fired["window_end"].to_list() == [NOON.replace(hour=0) + timedelta(days=1)]
     run.epoch([hour])
     assert run.late.to_dicts() == [hour]
+
+
+@pytest.mark.parametrize(
+    ("type", "value"),
+    [
+        (pa.map_(pa.string(), pa.int64()), [("x", 1)]),
+        (pa.time64("us"), time(12, 30)),
+        (pa.month_day_nano_interval(), (1, 2, 3)),
+        (pa.list_(pa.struct([("m", pa.map_(pa.string(), pa.date32()))])), [{"m": [("x", date(2024, 5, 1))]}]),
+    ],
+    ids=str,
+)
+def test_late_rows_come_out_as_they_came_whatever_their_types(type, value):
+    rows = pa.schema([("k", pa.string()), ("odd", type), ("at", pa.timestamp("us", tz="UTC"))])
+    fixed = shapes(hourly(), rows)
+    noon = int(NOON.timestamp() * 10**6)
+    operator = operators.WindowOperator(hourly(), fixed, MemoryBackend(), Progress(noon, noon, False), range(128))
+    moments = [NOON - timedelta(hours=2), NOON, NOON - timedelta(hours=1)]
+    batch = pa.table(
+        [pa.array(["a"] * 3), pa.array([value, None, value], type), pa.array(moments, rows.field("at").type)],
+        schema=rows,
+    )
+    ((output, late),) = operator.process(batch.append_column(GROUP, pa.array([7] * 3, pa.int32())))
+    assert (output, operator.rows_late) == (LATE, 2)
+    assert late.equals(batch.take([0, 2]))
+    assert late.schema.equals(fixed.outputs[LATE])
+
+
+def test_late_rows_that_delta_cannot_take_are_refused_where_there_is_a_table_for_them():
+    rows = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("odd", pa.time64("us"))])
+    made = window("hourly", EVENTS, key="k", every="1h", on="at", n=agg.count(), late=delta.append("late"))
+    with pytest.raises(PipelineError, match="'odd' is time64") as raised:
+        shapes(made, rows)
+    assert raised.value.where == "window hourly, late=late"
+    assert shapes(hourly(), rows).outputs.keys() == {MAIN, LATE}
+
+
+def test_a_windows_column_that_delta_cannot_have_is_refused():
+    rows = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("odd", pa.duration("us"))])
+    with pytest.raises(PipelineError, match=r"'longest' has the type duration\[us\]") as raised:
+        shapes(hourly(longest=agg.max("odd")), rows)
+    assert raised.value.where == "window hourly"
+    assert "transform=" in raised.value.next
 
 
 def test_naive_event_times_stay_naive():
