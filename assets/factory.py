@@ -17,8 +17,8 @@ from assets.sensors import REASON, TICK, TRIGGER, checkpoint_sensor
 from configs.settings import Settings
 from pipelines.runtime import run as runtime
 from pipelines.runtime.definition import FileSource, Pipeline, Stage
-from pipelines.runtime.epoch import EpochReport
 from pipelines.runtime.run import RunOptions
+from pipelines.runtime.workshop import EpochReport
 from state_ops.coordinator import Trigger
 from state_ops.errors import PipelineError, StageError, WeirError
 

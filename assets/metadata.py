@@ -9,8 +9,8 @@ import dagster as dg
 from deltalake import DeltaTable
 
 from pipelines.runtime.definition import FileSource, Pipeline, Stage
-from pipelines.runtime.epoch import EpochReport
 from pipelines.runtime.sinks.delta import table_path
+from pipelines.runtime.workshop import EpochReport
 from state_ops.checkpoint import from_micros
 from state_ops.schema import StateSchema
 from state_ops.storage import Storage

@@ -36,9 +36,9 @@ import pyarrow.parquet as pq
 
 from pipelines.runtime import keyed_stage, watermarks
 from pipelines.runtime.definition import FileSource, Pipeline, Stage, source_of
-from pipelines.runtime.epoch import declined
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, event_time_of, open_windows, shapes
+from pipelines.runtime.stage_job import declined
 from state_ops import frames, snapshot
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.checkpoint import STATE, Ack, Snapshot, from_micros, snapshots_of, to_micros

@@ -21,9 +21,9 @@ from rich.table import Table
 from configs.settings import PROJECT, Settings, load
 from pipelines.runtime import run as runtime
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.epoch import EpochReport
 from pipelines.runtime.run import RunOptions
 from pipelines.runtime.sinks.delta import table_path
+from pipelines.runtime.workshop import EpochReport
 from state_ops import lease
 from state_ops.checkpoint import Checkpoint, from_micros
 from state_ops.coordinator import Trigger

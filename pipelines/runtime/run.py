@@ -14,9 +14,11 @@ import structlog
 
 from configs.settings import Settings
 from pipelines.runtime import spark
+from pipelines.runtime.commit import prune, publish_missing
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.epoch import Cut, EpochReport, Workshop, complete, finish, prune, publish_missing
+from pipelines.runtime.epoch import complete, finish
 from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.workshop import Cut, EpochReport, Workshop
 from state_ops import lease, retention
 from state_ops.checkpoint import Checkpoint
 from state_ops.coordinator import Trigger, TriggerPolicy, next_id

@@ -22,8 +22,8 @@ from configs.settings import PROJECT, Settings
 from pipelines import flights
 from pipelines.runtime import state_reader
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.epoch import EpochReport
 from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.workshop import EpochReport
 from tests.replay import flights as replay
 
 _INJECTED = Path(__file__).parent / "injected"

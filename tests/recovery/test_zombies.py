@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from pipelines.flights import pipeline
-from pipelines.runtime import epoch, run
-from pipelines.runtime.epoch import Workshop
+from pipelines.runtime import commit, run
 from pipelines.runtime.run import open_storage, readers
+from pipelines.runtime.workshop import Workshop
 from state_ops import retention
 from state_ops.errors import BusyError, FencedError, TransientError
 from state_ops.registry import Registry
@@ -74,7 +74,7 @@ def test_a_fenced_coordinator_can_neither_publish_nor_prune(site, days):
     with pytest.raises(FencedError):
         retention.apply(old, storage, generation, plan)
     with pytest.raises(FencedError):
-        epoch.publish_missing(shop, completed)
+        commit.publish_missing(shop, completed)
 
     kept = {name: found for name, found in flights_.objects().items() if name in before}
     assert kept == before, "nothing was deleted or altered"

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from configs.settings import Settings
 from pipelines.flights import pipeline
-from pipelines.runtime.epoch import Workshop, prune
+from pipelines.runtime.commit import prune
+from pipelines.runtime.workshop import Workshop
 from state_ops import retention
 from state_ops.checkpoint import CHANNEL, OUTPUT, Checkpoint, StateFile
 from state_ops.delta_log import FencedTable

@@ -1,0 +1,110 @@
+"""From a pending checkpoint to a visible one: commit, settle what is unknown, discard, publish, prune."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import structlog
+
+from pipelines.runtime.sinks import delta
+from pipelines.runtime.workshop import Working, Workshop, lap
+from state_ops import errors, retention
+from state_ops.checkpoint import OUTPUT, Checkpoint, StateFile
+from state_ops.errors import (
+    RunEndedError,
+    TransientError,
+)
+from state_ops.ids import CheckpointId, epoch_dir
+from state_ops.registry import Publication
+
+log = structlog.get_logger("weir.epoch")
+
+
+def commit(
+    shop: Workshop, work: Working, checkpoint: Checkpoint, files: Sequence[StateFile], started: float
+) -> Checkpoint:
+    """The one commit point. An error leaves the outcome unknown, so the registry is asked under a fresh claim."""
+    work.ms["to_commit"] = round((time.perf_counter() - started) * 1000, 3)
+    checkpoint = replace(checkpoint, completed_at=datetime.now(UTC), ms=dict(work.ms))
+    clock = time.perf_counter()
+    try:
+        shop.registry.commit(checkpoint, files)
+    except errors.FencedError:
+        raise
+    except Exception as error:
+        _settle(shop, checkpoint, error)
+    lap(work.ms, "commit", clock)
+    return checkpoint
+
+
+def _settle(shop: Workshop, checkpoint: Checkpoint, error: Exception) -> None:
+    """After a commit of unknown outcome: return if it landed; raise, with everything discarded, if it cannot land any more."""
+    try:
+        claimed = shop.registry.take_over(after=shop.generation)
+        landed = shop.registry.holds(checkpoint)
+    except errors.FencedError:
+        raise
+    except Exception as second:
+        raise RunEndedError(
+            f"Nobody can tell whether checkpoint {checkpoint.id} was committed: {error}; then: {second}",
+            where=shop.storage.full("registry/checkpoints"),
+            next="Look at the storage, then run again: the next run finds out. Nothing was deleted.",
+        ) from error
+    if not landed:
+        discard(shop, checkpoint.id)
+    shop.generation = claimed
+    if not landed:
+        raise TransientError(
+            f"The registry could not be committed: {error}",
+            where=shop.storage.full("registry/checkpoints"),
+            next="The epoch was discarded and will be replayed. Look at the storage.",
+        ) from error
+
+
+def discard(shop: Workshop, epoch: CheckpointId) -> None:
+    """Delete what a declined epoch staged. Its id is never used again and was not committed, so nothing can name this.
+
+    A failure is logged, not raised: it must not replace the error that declined the epoch, and the next take-over cleans up.
+    """
+    name = epoch_dir(shop.generation, epoch)
+    try:
+        delete_staged(shop, name)
+    except OSError as error:
+        log.warning("what a declined epoch staged could not be deleted", epoch=epoch, error=str(error))
+    shop.discarded.append(name)
+
+
+def delete_staged(shop: Workshop, name: str) -> None:
+    for stage in shop.pipeline.stages:
+        shop.storage.delete_tree(f"state/{stage.uid}/{name}")
+        shop.storage.delete_tree(f"channels/{stage.uid}/{name}")
+    for sink in shop.pipeline.sinks:
+        shop.storage.delete_tree(f"tables/{sink.table}/data/{name}")
+
+
+def publish_missing(shop: Workshop, checkpoints: Sequence[Checkpoint]) -> list[Publication]:
+    """Publish what some sink lacks, oldest checkpoint first; what is there already is a no-op."""
+    published: list[Publication] = []
+    for checkpoint in sorted(checkpoints, key=lambda row: row.id):
+        staged: dict[str, list[StateFile]] = {}
+        for file in shop.registry.files(checkpoint):
+            if file.kind == OUTPUT and file.sink:
+                staged.setdefault(file.sink, []).append(file)
+        for sink, files in sorted(staged.items()):
+            before = checkpoint.sinks[sink]["before"]
+            published.append(delta.publish(shop.storage, shop.pipeline.app_id, sink, checkpoint, before, files))
+    shop.registry.record_publications(shop.generation, published)
+    return published
+
+
+def prune(shop: Workshop) -> tuple[CheckpointId, ...]:
+    """Drop the checkpoints beyond the retained number, rows first, then the objects that only they named."""
+    completed = shop.registry.checkpoints()
+    listings = {row.id: shop.registry.files(row) for row in completed}
+    plan = retention.plan(completed, listings, shop.settings.checkpoints.num_retained)
+    if plan.drop:
+        retention.apply(shop.registry, shop.storage, shop.generation, plan)
+    return plan.drop

@@ -1,0 +1,319 @@
+"""One stage in one epoch: its input, its one Spark job, its acks, its watermark."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pipelines.runtime import gates, stateless, watermarks
+from pipelines.runtime.definition import FileSource, Stage, source_of
+from pipelines.runtime.keyed_stage import KeyedTask, in_spark
+from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, shapes
+from pipelines.runtime.sinks import delta
+from pipelines.runtime.sources.files import FilesReader, SourceFile
+from pipelines.runtime.workshop import Working, Workshop, lap
+from state_ops import errors
+from state_ops.checkpoint import STATE, Ack, StateFile, snapshots_of
+from state_ops.coordinator import AckOutcome
+from state_ops.errors import (
+    DamageError,
+    InputError,
+    PipelineError,
+    StageError,
+    TransientError,
+    WeirError,
+)
+from state_ops.schema import StateSchema, type_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def run_stage(shop: Workshop, work: Working, stage: Stage) -> None:
+    started = time.perf_counter()
+    rows = _input(shop, work, stage)
+    fixed = _shapes(shop, stage, rows)
+    if fixed is None:  # nothing has ever arrived: there is no schema yet, hence no state and no rows
+        _ack_nothing(work, stage)
+        return
+    task = _task(shop, work, stage, fixed)
+    frame = stateless.exchanged(stage, rows, shop.inputs[stage.uid], shop.spark, task.parallelism, task.max_parallelism)
+    for ack in _collect(shop, work, frame, task):
+        outcome = work.pending.receive(ack)
+        if outcome is AckOutcome.DECLINED:
+            raise declined(ack)
+    missing = work.pending.missing(stage.uid)
+    if missing:
+        raise TransientError(
+            f"The subtasks {missing} of {stage.uid} did not ack.",
+            where=f"epoch {work.pending.id}",
+            next="The epoch was declined and will be replayed. Look at the executors' logs.",
+        )
+    _note_progress(work, stage, rows is not None)
+    lap(work.ms, f"stage:{stage.uid}", started)
+
+
+def _collect(shop: Workshop, work: Working, frame: DataFrame, task: KeyedTask) -> list[Ack]:
+    """Run the stage's one job to its acks; when the epoch's time is up the job is cancelled."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    done = threading.Event()
+    threading.Thread(target=_cancel_late, args=(shop.spark, work.deadline, done), daemon=True).start()
+    acks = frame.mapInArrow(lambda batches: in_spark(task, batches), "ack string")
+    if task.stage.gates:
+        gates.load_meanwhile()
+    try:
+        found = acks.collect()
+    except (PySparkException, Py4JJavaError) as error:  # without Connect, a job's own failure comes untranslated
+        check_deadline(shop, work, error)
+        raise _from_spark(task.stage, error) from error
+    finally:
+        done.set()
+    return [Ack.from_json(row.ack) for row in found]
+
+
+def _cancel_late(spark: SparkSession, deadline: float, done: threading.Event) -> None:
+    # All jobs of the session: a tag set by one thread is not known in another. Again and again: an interrupt that comes
+    # before the job has started is not remembered.
+    while not done.wait(max(0.2, deadline - time.monotonic())):
+        if time.monotonic() >= deadline:
+            spark.interruptAll()
+
+
+def check_deadline(shop: Workshop, work: Working, cause: Exception | None = None) -> None:
+    if time.monotonic() >= work.deadline:
+        raise TransientError(
+            f"Epoch {work.pending.id} was aborted: it took longer than {shop.settings.checkpoints.timeout_seconds:g} s.",
+            where=f"pipeline {shop.pipeline.name}",
+            next="Raise checkpoints.timeout_seconds, or cut smaller slices (epoch.max_files, max_rows, max_bytes).",
+        ) from cause
+
+
+def _from_spark(stage: Stage, error: Exception) -> WeirError:
+    text = str(error)
+    lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
+    said = [line for line in lines if not line.startswith("An error occurred while calling")]
+    reason = said[0][:500] if said else type(error).__name__
+    unreadable = re.search(r"\S+\.parquet", text)
+    if unreadable and any(
+        mark in text for mark in ("FAILED_READ_FILE", "ParquetDecodingException", "not a Parquet file")
+    ):
+        return InputError(
+            f"Spark cannot read the input of {stage.uid}: {reason}",
+            where=unreadable[0],
+            next="Repair the file, or move it out of the landing directory; nothing of this epoch was applied.",
+        )
+    return TransientError(
+        f"The Spark job of {stage.uid} failed: {reason}",
+        where=f"stage {stage.uid}",
+        next="The epoch was declined. Spark's log has the whole trace: <local.work_dir>/spark.log on a local master.",
+    )
+
+
+def declined(ack: Ack) -> WeirError:
+    """The typed error in a decline."""
+    report = ack.error or {}
+    kind = getattr(errors, report["kind"], WeirError)
+    if kind is StageError:
+        return StageError(report["what"], where=report["where"], next=report["next"], traceback=report["traceback"])
+    return kind(report["what"], where=report["where"], next=report["next"])
+
+
+def _input(shop: Workshop, work: Working, stage: Stage) -> DataFrame | None:
+    """The stage's rows of this epoch before the shuffle; None if there are none."""
+    if isinstance(stage.input, FileSource):
+        planned = work.cut.slices.get(stage.input.name)
+        if planned is None or not planned.files:
+            return None
+        reader = shop.readers[stage.input.name]
+        assert planned.schema is not None
+        raw = _read_source(shop.spark, planned.schema, reader, planned.files)
+    else:
+        upstream = stage.input.uid
+        staged = [file for ack in work.pending.acks_of(upstream) for file in ack.files if is_rows(file)]
+        if not staged:
+            return None
+        raw = _read(shop.spark, shop.shapes[upstream].outputs[MAIN], [shop.storage.full(file.path) for file in staged])
+    return stateless.prepared(stage, raw)
+
+
+def _read_source(spark: SparkSession, schema: pa.Schema, reader: FilesReader, files: Sequence[SourceFile]) -> DataFrame:
+    """The rows of a slice. Columns that a file stores in nanoseconds, which Spark cannot read, are cut to microseconds."""
+    from pyspark.sql import functions as F
+
+    parts = []
+    for nanos in sorted({file.nanos for file in files}):
+        stored = pa.schema([field.with_type(pa.int64()) if field.name in nanos else field for field in schema])
+        part = _read(spark, stored, [reader.uri(file) for file in files if file.nanos == nanos])
+        for name in nanos:
+            whole = F.expr(f"timestamp_micros((`{name}` - pmod(`{name}`, 1000)) div 1000)")
+            part = part.withColumn(name, whole if schema.field(name).type.tz else whole.cast("timestamp_ntz"))
+        parts.append(part)
+    return functools.reduce(lambda one, other: one.unionByName(other), parts)
+
+
+def _read(spark: SparkSession, schema: pa.Schema, paths: list[str]) -> DataFrame:
+    from pyspark.errors import AnalysisException
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    try:
+        return spark.read.schema(from_arrow_schema(schema)).parquet(*paths)
+    except AnalysisException as error:
+        raise InputError(
+            f"Spark cannot find a file that was there when the epoch was planned: {str(error).splitlines()[0]}",
+            where=paths[0] if len(paths) == 1 else f"one of {len(paths)} files in {paths[0].rpartition('/')[0]}",
+            next="Put it back, or run again, which plans anew; the epoch was declined.",
+        ) from error
+
+
+def is_rows(file: StateFile) -> bool:
+    return file.kind != STATE and file.name == MAIN
+
+
+def _shapes(shop: Workshop, stage: Stage, rows: DataFrame | None) -> Shapes | None:
+    if stage.uid in shop.shapes:
+        return shop.shapes[stage.uid]
+    if rows is None:
+        # No rows, but the schema may be known: from the files read before, or from the stage before.
+        if isinstance(stage.input, FileSource):
+            raw = shop.expected.get(stage.input.name)
+        else:
+            known = shop.shapes.get(stage.input.uid)
+            raw = known.outputs[MAIN] if known else None
+        if raw is None:
+            return None
+        rows = stateless.prepared(stage, _empty(shop.spark, raw))
+    schema = stateless.schema_of(rows)
+    fixed = shapes(stage, schema)
+    _check_against_head(shop, stage, fixed)
+    for table, output in tables_of(stage, fixed):
+        delta.check_table(shop.storage, table, output)
+    shop.inputs[stage.uid], shop.shapes[stage.uid] = schema, fixed
+    return fixed
+
+
+def tables_of(stage: Stage, fixed: Shapes) -> list[tuple[str, pa.Schema]]:
+    """The tables that a stage writes, with their schemas."""
+    late = stage.window.late if stage.window else None
+    named = [(stage.sink, MAIN), (late, LATE)]
+    return [(sink.table, fixed.outputs[output]) for sink, output in named if sink is not None]
+
+
+def _empty(spark: SparkSession, schema: pa.Schema) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return spark.createDataFrame([], from_arrow_schema(schema))
+
+
+def _check_against_head(shop: Workshop, stage: Stage, fixed: Shapes) -> None:
+    """Refuse, before the first row, code that does not fit the state in the newest checkpoint."""
+    head = shop.registry.head()
+    recorded = head.operators.get(stage.uid) if head else None
+    if not recorded or not recorded.get("schema"):
+        return
+    assert head is not None
+    where = f"stage {stage.uid}, checkpoint {head.id}"
+    problems = StateSchema.from_json(recorded["schema"]).differences(fixed.state)
+    keys = [[field.name, type_name(field.type)] for field in fixed.keys]
+    if recorded["keys"] != keys:
+        problems.append(f"the key was {recorded['keys']}, is {keys}")
+    if (was := recorded.get("window")) != (now := windowing(stage)):
+        problems.append(f"its windows were {was}, are {now}")
+    if recorded["parallelism"] != shop.settings.spark.parallelism:
+        problems.append(
+            f"spark.parallelism was {recorded['parallelism']}, is {shop.settings.spark.parallelism}; state cannot be rescaled yet"
+        )
+    if recorded["max_parallelism"] != shop.pipeline.max_parallelism:
+        problems.append(f"max_parallelism was {recorded['max_parallelism']}, is {shop.pipeline.max_parallelism}")
+    if problems:
+        raise PipelineError(
+            f"The stage {stage.uid} does not fit its stored state: " + "; ".join(problems) + ".",
+            where=where,
+            next="Put the definition back, or give the stage a new uid: it then starts with empty state.",
+        )
+
+
+def windowing(stage: Stage) -> dict[str, Any] | None:
+    """What a window's stored state means: another size or aggregate must not be merged into it."""
+    if stage.window is None:
+        return None
+    aggregates = [[name, agg.kind, agg.column] for name, agg in stage.window.aggregates]
+    return {"on": stage.window.on, "size": stage.window.size, "aggregates": aggregates}
+
+
+def _task(shop: Workshop, work: Working, stage: Stage, fixed: Shapes) -> KeyedTask:
+    pipeline, settings, parent = shop.pipeline, shop.settings, work.parent
+    listing = shop.registry.files(parent) if parent else ()
+    tables = {MAIN: stage.sink.table} if stage.sink else {}
+    if stage.window is not None and stage.window.late is not None:
+        tables[LATE] = stage.window.late.table
+    before = parent.watermarks.get(stage.uid) if parent else None
+    return KeyedTask(
+        stage=stage,
+        shapes=fixed,
+        epoch=work.pending.id,
+        generation=shop.generation,
+        now=work.now,
+        progress=Progress(before, _watermark(work, stage, before), work.cut.drain),
+        parallelism=settings.spark.parallelism,
+        max_parallelism=pipeline.max_parallelism,
+        storage=shop.storage,
+        work_dir=settings.work_dir / f"{pipeline.name}-{hashlib.sha256(shop.storage.uri.encode()).hexdigest()[:8]}",
+        bases=snapshots_of(listing, stage.uid),
+        tables=tables,
+        channel=pipeline.feeds_others(stage) or bool(stage.gates),
+        event_time=source_of(stage).event_time,
+        write_buffer_mb=settings.state.write_buffer_mb,
+        block_cache_mb=settings.state.block_cache_mb,
+    )
+
+
+# -- event time
+
+
+def _watermark(work: Working, stage: Stage, before: int | None) -> int | None:
+    """The stage's watermark as far as it is known before its job: from file statistics or from the stage upstream."""
+    if isinstance(stage.input, FileSource):
+        planned = work.cut.slices.get(stage.input.name)
+        return watermarks.before_job(stage, before, planned.newest if planned else None)
+    return watermarks.before_job(stage, before, work.watermarks.get(stage.input.uid))
+
+
+def _note_progress(work: Working, stage: Stage, had_rows: bool) -> None:
+    """Record the stage's watermark after its job, and what its where dropped."""
+    parent = work.parent
+    acks = work.pending.acks_of(stage.uid)
+    known = _watermark(work, stage, parent.watermarks.get(stage.uid) if parent else None)
+    known = watermarks.after_job(stage, known, acks, work.cut.drain)
+    if known is not None:
+        work.watermarks[stage.uid] = known
+    if had_rows and stage.transform is None:
+        read = _rows_offered(work, stage)
+        taken = sum(ack.rows_in + ack.rows_null_key for ack in acks)
+        work.dropped[stage.uid] = read - taken
+
+
+def _rows_offered(work: Working, stage: Stage) -> int:
+    if isinstance(stage.input, FileSource):
+        return work.cut.slices[stage.input.name].rows
+    return sum(file.rows or 0 for ack in work.pending.acks_of(stage.input.uid) for file in ack.files if is_rows(file))
+
+
+def _ack_nothing(work: Working, stage: Stage) -> None:
+    recorded = work.parent.operators.get(stage.uid) if work.parent else None
+    if recorded and recorded["schema"]:
+        raise DamageError(
+            f"Checkpoint {work.parent.id if work.parent else '?'} has state of {stage.uid}, but not what its input looks like.",
+            where=f"stage {stage.uid}",
+            next="Nothing was changed. Let a file arrive and run again.",
+        )
+    for subtask in work.pending.missing(stage.uid):
+        work.pending.receive(Ack(stage.uid, subtask, "", work.pending.id, work.pending.generation))  # type: ignore[arg-type]
