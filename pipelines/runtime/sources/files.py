@@ -1,14 +1,15 @@
 """Parquet files that arrive in a directory: plan a slice, watch that nobody changes it, report what arrives too late.
 
-A position is what has been read: the newest `_REMEMBERED` names one by one, and for the older ones (below `floor`) their
-number and the sum of their hashes. That is bounded, and still tells when a file appears below the floor, so that such a
-file is reported and never ignored.
+A position is what has been read, in bounded space: the newest `_REMEMBERED` names with their times of change, and of the
+older ones (at or below `floor`) their number, the sum of their hashes and the newest of their times of change. So a file
+that appears below the floor is reported; docs/adr/0004-file-positions.md says when it cannot be.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC
@@ -23,10 +24,13 @@ from configs.settings import EpochSettings
 from pipelines.runtime.definition import FileSource
 from state_ops import frames
 from state_ops.checkpoint import to_micros
-from state_ops.errors import ConfigurationError, InputError
+from state_ops.errors import ConfigurationError, InputError, TransientError
 
 _REMEMBERED = 10_000
 _HASH_BITS = 64
+_TAIL = 1 << 16  # bytes; as much as Arrow itself reads at first, and most footers fit
+_GLOB = re.compile(r"[\\{}\[\]*?]")
+_OBJECT_STORES = frozenset({"abfs", "gcs", "s3"})  # where a directory is no more than the names in it
 
 log = structlog.get_logger("weir.source")
 
@@ -85,45 +89,68 @@ class FilesReader:
         self.directory = directory
         if "://" in directory:
             self._fs, self._path = pafs.FileSystem.from_uri(directory)
+            scheme = directory.partition("://")[0]
+            self._place = self._path if scheme == "file" else f"{scheme}://{self._path}"
         else:
             self._fs, self._path = pafs.LocalFileSystem(), directory
+            self._place = directory
+        self._warned: set[tuple[Any, ...]] = set()
 
     def uri(self, file: SourceFile) -> str:
+        """The file's place as people read it."""
         return f"{self.directory}/{file.name}"
+
+    def spark_path(self, file: SourceFile) -> str:
+        """The file's place as Spark reads it, which takes a path for a pattern unless its special characters are escaped."""
+        return _GLOB.sub(r"\\\g<0>", self.uri(file))
 
     # -- what is there
 
+    def exists(self) -> bool:
+        """Whether the landing directory is there; always true on an object store, which has no directories."""
+        if self._fs.type_name in _OBJECT_STORES:
+            return True
+        return self._fs.get_file_info(self._path).type == pafs.FileType.Directory
+
+    def check(self, position: dict[str, Any] | None) -> None:
+        """Whether reading may go on from `position`: call it when a run begins and whenever it looks for input.
+
+        Raises InputError if files were read from a directory that is gone or from another one, and, by policy, if files
+        arrived below the floor. `backlog` finds nothing amiss, so that one can always look.
+        """
+        self._check_directory(position)
+        if position and position["floor"] is not None:
+            self._check_below(position, self._split(position)[1])
+
     def backlog(self, position: dict[str, Any] | None) -> list[SourceFile]:
-        """The files that have not been read, in name order; one listing, no file is opened."""
-        seen = set(position["seen"]) if position else set()
-        floor = position["floor"] if position else None
-        fresh, below = [], []
-        for file in self._list():
-            if floor is not None and file.name <= floor:
-                below.append(file)
-            elif file.name not in seen:
-                fresh.append(file)
-        if floor is not None and position is not None:
-            self._check_below(position, below)
-        return sorted(fresh, key=lambda file: file.name)
+        """The files that have not been read, in name order, none if there is no directory; one listing, no file is opened."""
+        return self._split(position)[0]
 
     def plan(self, position: dict[str, Any] | None, limits: EpochSettings, expected: pa.Schema | None) -> Slice:
         """The next slice after `position`: fresh files in name order up to a limit. Opens the files' footers.
 
-        expected: schema of what was read before; without it the first file sets it. Raises InputError that names the file.
+        expected: schema of what was read before; without it the first file sets it. Raises InputError that names the file,
+        also for what `check` raises it, and TransientError if storage fails. A file beyond a limit is not opened, so it can
+        do no harm to the slice before it.
         """
+        self._check_directory(position)
+        fresh, below = self._split(position)
+        if position and position["floor"] is not None:
+            self._check_below(position, below)
         chosen: list[SourceFile] = []
         rows = size = 0
         newest: int | None = None
         told = True
         schema, limited = expected, False
-        for file in self.backlog(position):
-            footer, found = self._footer(file)
+        for file in fresh:
             if chosen and (
-                len(chosen) >= limits.max_files
-                or rows + footer.num_rows > limits.max_rows
-                or size + file.size > limits.max_bytes
+                len(chosen) >= limits.max_files or rows >= limits.max_rows or size + file.size > limits.max_bytes
             ):
+                limited = True
+                break
+            self._check_name(file)
+            footer, found = self._footer(file)
+            if chosen and rows + footer.num_rows > limits.max_rows:
                 limited = True
                 break
             schema = found if schema is None else self._check_schema(file, schema, found)
@@ -138,15 +165,24 @@ class FilesReader:
     def advance(self, position: dict[str, Any] | None, files: tuple[SourceFile, ...]) -> dict[str, Any]:
         """The position after reading `files`."""
         old = position or {"files": 0, "floor": None, "below": 0, "below_sum": 0, "seen": [], "last": None}
-        names = sorted({*old["seen"], *(file.name for file in files)})
+        times = dict(zip(old["seen"], old.get("seen_ns") or [None] * len(old["seen"]), strict=True))
+        times.update((file.name, file.mtime_ns) for file in files)
+        names = sorted(times)
         kept, sunk = names[-_REMEMBERED:], names[:-_REMEMBERED]
+        known = [times[name] for name in sunk]
+        if old["below"]:
+            known.append(old.get("below_newest_ns"))
         return {
+            "directory": self._place,
             "files": old["files"] + len(files),
             "last": max([file.name for file in files] + ([old["last"]] if old["last"] else []), default=None),
             "floor": sunk[-1] if sunk else old["floor"],
             "below": old["below"] + len(sunk),
             "below_sum": (old["below_sum"] + sum(map(_hash, sunk))) % (1 << _HASH_BITS),
+            # None: nothing is there, or an older Weir read some of it and did not note the time
+            "below_newest_ns": None if None in known else max(known, default=None),
             "seen": kept,
+            "seen_ns": [times[name] for name in kept],
         }
 
     def verify(self, planned: Slice) -> None:
@@ -169,6 +205,18 @@ class FilesReader:
 
     # -- how
 
+    def _split(self, position: dict[str, Any] | None) -> tuple[list[SourceFile], list[SourceFile]]:
+        """One listing: what was not read, in name order; and what sorts at or below the floor."""
+        seen = set(position["seen"]) if position else set()
+        floor = position["floor"] if position else None
+        fresh, below = [], []
+        for file in self._list():
+            if floor is not None and file.name <= floor:
+                below.append(file)
+            elif file.name not in seen:
+                fresh.append(file)
+        return sorted(fresh, key=lambda file: file.name), below
+
     def _list(self) -> Iterator[SourceFile]:
         infos = self._fs.get_file_info(pafs.FileSelector(self._path, allow_not_found=True))
         for info in infos:
@@ -182,22 +230,93 @@ class FilesReader:
                 yield SourceFile(info.base_name, info.size, info.mtime_ns or 0)
 
     def _footer(self, file: SourceFile) -> tuple[pq.FileMetaData, pa.Schema]:
+        # Read first and parse then: Arrow raises OSError for a broken footer as well as for broken storage.
         try:
-            with self._fs.open_input_file(f"{self._path}/{file.name}") as stream:
-                footer = pq.read_metadata(stream)
+            end = self._end(file)
+        except FileNotFoundError as error:
+            raise InputError(
+                f"The input file {file.name} vanished before it was read.",
+                where=self.uri(file),
+                next="Put it back, or run again, which plans without it; nothing of this epoch was applied.",
+            ) from error
+        except OSError as error:
+            raise TransientError(
+                f"The input file {file.name} cannot be read now: {_first_line(error)}",
+                where=self.uri(file),
+                next="Look at the storage and at who may read the file, and run again; nothing of this epoch was applied.",
+            ) from error
+        try:
+            footer = pq.read_metadata(pa.BufferReader(end))
             return footer, self._schema(footer)
         except (pa.ArrowException, OSError) as error:
             problem = "is empty" if file.size == 0 else "is not a readable Parquet file"
             raise InputError(
                 f"The input file {file.name} {problem}.",
-                where=f"{self.uri(file)} ({str(error).splitlines()[0]})",
+                where=f"{self.uri(file)} ({_first_line(error)})",
                 next=f"Repair it, or move it out of {self.directory}; nothing of this epoch was applied.",
             ) from error
+
+    def _end(self, file: SourceFile) -> bytes:
+        """The file's last bytes, of which a footer is all that Parquet asks for: data, footer, its length (4 bytes), magic (4)."""
+        with self._fs.open_input_file(f"{self._path}/{file.name}") as stream:
+            size = stream.size()
+            end = stream.read_at(min(size, _TAIL), max(size - _TAIL, 0))
+            needed = int.from_bytes(end[-8:-4], "little") + 8
+            if end[-4:] == b"PAR1" and len(end) < needed <= size:
+                end = stream.read_at(needed, size - needed)
+        return end
 
     @staticmethod
     def _schema(footer: pq.FileMetaData) -> pa.Schema:
         schema = footer.schema.to_arrow_schema()
         return pa.schema([(field.name, frames.canonical_type(field.type)) for field in schema])
+
+    def _check_directory(self, position: dict[str, Any] | None) -> None:
+        if position and position["files"]:
+            recorded = position.get("directory", self._place)
+            if recorded != self._place and not self._moved(position):
+                raise InputError(
+                    f"The source {self.source.name} was read from {recorded} and now names {self._place}: files there with "
+                    "names that were read would be taken as read already.",
+                    where=f"source {self.source.name}",
+                    next="Name the directory as before, or rename the source, with its old name in retired=, to read all anew.",
+                )
+            if not self.exists():
+                raise InputError(
+                    f"The landing directory is gone, of which {position['files']} files were read.",
+                    where=self.directory,
+                    next="Mount it, put it back, or correct the source's pattern; nothing is read until then.",
+                )
+        elif not self.exists() and self._first_time("missing"):
+            log.warning(f"landing directory does not exist yet: {self.directory}", source=self.source.name)
+
+    def _moved(self, position: dict[str, Any]) -> bool:
+        """Whether this is the recorded directory in another place: remembered files are here, all of them unchanged."""
+        if ("moved", position["directory"]) in self._warned:
+            return True
+        times = {name: ns for name, ns in zip(position["seen"], position["seen_ns"], strict=True) if ns is not None}
+        here = [file for file in self._list() if file.name in times]
+        if not here or any(file.mtime_ns != times[file.name] for file in here):
+            return False
+        self._first_time("moved", position["directory"])
+        log.warning(
+            "the landing directory has moved", source=self.source.name, was=position["directory"], now=self._place
+        )
+        return True
+
+    def _first_time(self, *what: Any) -> bool:
+        new = what not in self._warned
+        self._warned.add(what)
+        return new
+
+    def _check_name(self, file: SourceFile) -> None:
+        # Hadoop takes a relative name with a colon for a URI: in its local file system's checksums, and in any escaped path.
+        if ":" in file.name and (self._fs.type_name not in _OBJECT_STORES or self.spark_path(file) != self.uri(file)):
+            raise InputError(
+                f"The input file {file.name} has a colon in its name, so Spark cannot read it.",
+                where=self.uri(file),
+                next=f"Rename it, or move it out of {self.directory}; nothing of this epoch was applied.",
+            )
 
     def _check_schema(self, file: SourceFile, expected: pa.Schema, found: pa.Schema) -> pa.Schema:
         for field in expected:
@@ -230,28 +349,43 @@ class FilesReader:
             )
 
     def _check_below(self, position: dict[str, Any], below: list[SourceFile]) -> None:
+        floor, read, known = position["floor"], position["below"], position.get("below_newest_ns")
         total = sum(_hash(file.name) for file in below) % (1 << _HASH_BITS)
-        if (len(below), total) == (position["below"], position["below_sum"]) or not below:
-            return
-        if len(below) < position["below"]:
-            return  # old files were cleaned away, which is their owner's right
-        newest = max(below, key=lambda file: file.mtime_ns)
-        message = (
-            f"{len(below)} files of {self.directory} sort at or below {position['floor']!r}, of which {position['below']} "
-            f"were read: some arrived too late to be told apart. The last to change is {newest.name}."
+        late = sorted(
+            (file for file in below if known is not None and file.mtime_ns > known), key=lambda file: file.name
         )
+        if late:
+            names = ", ".join(file.name for file in late[:3]) + (", ..." if len(late) > 3 else "")
+            message = (
+                f"{len(late)} files of {self.directory} sort at or below {floor!r} and are newer than all that were read "
+                f"there, so they arrived too late or changed after they were read: {names}."
+            )
+        elif len(below) >= read and (len(below), total) != (read, position["below_sum"]):
+            newest = max(below, key=lambda file: file.mtime_ns)
+            message = (
+                f"{len(below)} files of {self.directory} sort at or below {floor!r}, of which {read} were read: some arrived "
+                f"too late to be told apart. The last to change is {newest.name}."
+            )
+        else:
+            return  # all were read; or fewer are left, since old files may be cleaned away
         if self.source.below_floor == "warn":
-            log.warning("files below the floor are not read", detail=message)
+            if self._first_time("below", position["files"], position["last"]):
+                log.warning("files below the floor are not read", source=self.source.name, detail=message)
             return
         raise InputError(
             message,
             where=f"source {self.source.name}",
-            next='Deliver them again under newer names, or accept the loss with below_floor="warn" on the source.',
+            next=f"Deliver them again under names above {floor!r} and take these away, or accept the loss with "
+            'below_floor="warn" on the source.',
         )
 
 
 def _hash(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=_HASH_BITS // 8).digest(), "big")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _nanos(footer: pq.FileMetaData) -> tuple[str, ...]:
@@ -263,12 +397,13 @@ def _newest(footer: pq.FileMetaData, column: str | None) -> int | None:
     """The newest event time by the row groups' statistics, in microseconds; None if one of them has none."""
     if column is None:
         return None
-    names = [footer.schema.column(index).name for index in range(footer.num_columns)]
-    if column not in names:
+    # By path: a field of the same name inside a struct is another column. Two of one path are a column "a.b" and a struct's.
+    places = [index for index in range(footer.num_columns) if footer.schema.column(index).path == column]
+    if len(places) != 1:
         return None
     found = []
     for group in range(footer.num_row_groups):
-        statistics = footer.row_group(group).column(names.index(column)).statistics
+        statistics = footer.row_group(group).column(places[0]).statistics
         if statistics is None or not statistics.has_min_max:
             return None
         found.append(statistics.max)
