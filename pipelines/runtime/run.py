@@ -184,6 +184,8 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
         requests = lease.pending(shop.storage)
         stop = next((request for request in requests if request.kind == "stop"), None)
         expired = options.max_seconds is not None and time.monotonic() - started > options.max_seconds
+        for name, reader in shop.readers.items():
+            reader.check(_position(loop.head, name))
         waiting = _waiting(shop, loop.head)
         if stop is not None and stop.drain and loop.to_drain is None:
             loop.to_drain = waiting  # what lands from now on is for the next run

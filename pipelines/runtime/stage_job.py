@@ -98,6 +98,9 @@ def check_deadline(shop: Workshop, work: Working, cause: Exception | None = None
 
 
 def _from_spark(stage: Stage, error: Exception) -> WeirError:
+    about_rows = stateless.data_error(stage, error)
+    if about_rows is not None:
+        return about_rows
     text = str(error)
     lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith("An error occurred while calling")]
@@ -152,9 +155,10 @@ def _read_source(spark: SparkSession, schema: pa.Schema, reader: FilesReader, fi
     parts = []
     for nanos in sorted({file.nanos for file in files}):
         stored = pa.schema([field.with_type(pa.int64()) if field.name in nanos else field for field in schema])
-        part = _read(spark, stored, [reader.uri(file) for file in files if file.nanos == nanos])
+        part = _read(spark, stored, [reader.spark_path(file) for file in files if file.nanos == nanos])
         for name in nanos:
-            whole = F.expr(f"timestamp_micros((`{name}` - pmod(`{name}`, 1000)) div 1000)")
+            column = "`" + name.replace("`", "``") + "`"
+            whole = F.expr(f"timestamp_micros(({column} - pmod({column}, 1000)) div 1000)")
             part = part.withColumn(name, whole if schema.field(name).type.tz else whole.cast("timestamp_ntz"))
         parts.append(part)
     return functools.reduce(lambda one, other: one.unionByName(other), parts)
@@ -162,10 +166,9 @@ def _read_source(spark: SparkSession, schema: pa.Schema, reader: FilesReader, fi
 
 def _read(spark: SparkSession, schema: pa.Schema, paths: list[str]) -> DataFrame:
     from pyspark.errors import AnalysisException
-    from pyspark.sql.pandas.types import from_arrow_schema
 
     try:
-        return spark.read.schema(from_arrow_schema(schema)).parquet(*paths)
+        return spark.read.schema(stateless.spark_schema(schema, paths[0])).parquet(*paths)
     except AnalysisException as error:
         raise InputError(
             f"Spark cannot find a file that was there when the epoch was planned: {str(error).splitlines()[0]}",
@@ -191,7 +194,7 @@ def _shapes(shop: Workshop, stage: Stage, rows: DataFrame | None) -> Shapes | No
         if raw is None:
             return None
         rows = stateless.prepared(stage, _empty(shop.spark, raw))
-    schema = stateless.schema_of(rows)
+    schema = stateless.schema_of(rows, stage)
     fixed = shapes(stage, schema)
     _check_against_head(shop, stage, fixed)
     for table, output in tables_of(stage, fixed):
@@ -208,9 +211,7 @@ def tables_of(stage: Stage, fixed: Shapes) -> list[tuple[str, pa.Schema]]:
 
 
 def _empty(spark: SparkSession, schema: pa.Schema) -> DataFrame:
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return spark.createDataFrame([], from_arrow_schema(schema))
+    return spark.createDataFrame([], stateless.spark_schema(schema, "what was read before"))
 
 
 def _check_against_head(shop: Workshop, stage: Stage, fixed: Shapes) -> None:
