@@ -60,7 +60,11 @@ class EpochSettings(_Section):
 class RunSettings(_Section):
     """How long one run of the coordinator lasts."""
 
-    max_run_seconds: float = Field(3600, gt=0, description="A run started by Dagster ends at the first barrier after this time, so that the next one runs the code deployed then.")
+    max_run_seconds: float = Field(
+        3600,
+        gt=0,
+        description="A run started by Dagster ends at the first barrier after this time, so that the next one runs the code deployed then.",
+    )
     linger_seconds: float = Field(30, ge=0, description="A caught-up run started by Dagster waits this long for more.")
     poll_seconds: float = Field(0.5, gt=0, le=60, description="How often an idle coordinator looks for work.")
 
