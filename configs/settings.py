@@ -22,6 +22,21 @@ PROJECT = Path(__file__).resolve().parent.parent
 _NOT_SETTINGS = {"WEIR_ENV", "WEIR_CONFIG"}
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML takes the last of two equal keys without a word; here that is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
+            if key in seen:
+                raise yaml.YAMLError(
+                    f"the key {key!r} stands there twice, in lines {seen[key]} and {line}: merge the two"
+                )
+            seen[key] = line
+        return super().construct_mapping(node, deep)
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -175,7 +190,7 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
             f"There is no configuration {file.name}.", where=str(file), next=f"Set WEIR_ENV to one of: {known}."
         )
     try:
-        raw = yaml.safe_load(file.read_text()) or {}
+        raw = yaml.load(file.read_text(), _UniqueKeys) or {}
     except yaml.YAMLError as error:
         raise ConfigurationError("The configuration is not valid YAML.", where=str(file), next=str(error)) from error
     if not isinstance(raw, dict):

@@ -50,7 +50,7 @@ def canonical_type(type: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(type):
         return canonical_type(type.value_type)
     if pa.types.is_timestamp(type):
-        return pa.timestamp("us", tz=type.tz and "UTC")
+        return pa.timestamp("us", tz="UTC")
     if pa.types.is_date64(type):
         return pa.date32()
     if pa.types.is_list(type) or pa.types.is_large_list(type) or pa.types.is_fixed_size_list(type):
@@ -92,7 +92,9 @@ def schema_to_json(schema: pa.Schema) -> dict[str, Any]:
 
 
 def schema_from_json(raw: dict[str, Any]) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(raw["ipc"])))
+    """The inverse of `schema_to_json`, in the types that are canonical now."""
+    written = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(raw["ipc"])))
+    return pa.schema([(field.name, canonical_type(field.type)) for field in written])
 
 
 def arrow(frame: Any, where: str = "") -> pa.Table:

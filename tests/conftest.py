@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,19 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
-def pytest_unconfigure() -> None:
-    """Arrow aborts a process that ends right after a threaded read (apache/arrow#34314): let its threads come to rest."""
-    time.sleep(0.3)
+_status: list[int] = []
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(exitstatus: int) -> None:
+    _status.append(int(exitstatus))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Arrow's threads may abort a process that tears down (apache/arrow#34314): leave with pytest's status before that."""
+    if _status:
+        config.get_terminal_writer().flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_status[-1])

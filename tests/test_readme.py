@@ -15,6 +15,7 @@ def test_the_readmes_pipeline_passes_the_readmes_test(monkeypatch):
     module = types.ModuleType("readme_example")
     monkeypatch.setitem(sys.modules, "readme_example", module)
     exec(compile(code, "README.md", "exec"), module.__dict__)
+    monkeypatch.setitem(sys.modules, "pipelines.visits", module)
     exec(compile(test, "README.md", "exec"), module.__dict__)
     tests = [value for name, value in vars(module).items() if name.startswith("test_")]
     assert len(tests) == 1

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import logging
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, TextIO, cast
+from typing import Annotated, Any, NoReturn, TextIO, cast
 
 import structlog
 import typer
@@ -51,7 +53,16 @@ def main() -> None:
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     _quiet_logs(debug)
-    sys.exit(_guarded(app, debug))
+    _leave(_guarded(app, debug))
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process without tearing down native libraries: Arrow's threads may abort that (apache/arrow#34314), and a
+    command that succeeded would exit with 134."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _guarded(command: Callable[..., Any], debug: bool) -> int:
@@ -172,6 +183,7 @@ def stop(
     storage, _ = runtime.open_storage(found, settings)
     if not lease.watch(storage):
         if drain:
+            _out.print(f"No coordinator of {pipeline} is running: this command works off what has arrived and drains.")
             options = RunOptions(trigger=Trigger.MANUAL, reason="weir stop --drain", drain=True)
             _follow(found, settings, options)
         else:

@@ -94,7 +94,12 @@ def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     epoch = Epoch(id=0, now=from_micros(0), watermark=None, subtask=0, parallelism=1)  # type: ignore[arg-type]
     empty = rows.empty_table().append_column(GROUP, pa.array([], pa.int32()))
     trial = FunctionOperator(stage, keys, state, MemoryBackend(), epoch, None)
-    produced = [table for _, table in trial.process(empty)]
+    try:
+        produced = [table for _, table in trial.process(empty)]
+    except StageError as error:
+        error.where = f"{where}, called with no rows to learn its output's columns, before the first epoch"
+        error.next = "Correct the function; it must take an empty frame too. Nothing was started."
+        raise
     output = produced[0].schema if produced else pa.schema([])
     _check_storable(output, where, "Cast it in the function")
     return Shapes(keys, state, {MAIN: output})

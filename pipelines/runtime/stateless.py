@@ -77,14 +77,15 @@ def prepared(stage: Stage, rows: DataFrame) -> DataFrame:
 
 
 def _transformed(stage: Stage, rows: DataFrame) -> DataFrame:
+    from py4j.protocol import Py4JNetworkError
     from pyspark.errors import AnalysisException
     from pyspark.sql import DataFrame
 
     assert stage.transform is not None
     try:
         result = stage.transform(rows)
-    except (AnalysisException, WeirError):
-        raise
+    except (AnalysisException, WeirError, OSError, EOFError, Py4JNetworkError):
+        raise  # not the author's: the storage, or a JVM that is gone
     except Exception as error:
         trace = sys.exc_info()[2]
         shown = trace.tb_next if trace is not None and trace.tb_next is not None else trace
@@ -209,7 +210,7 @@ def data_error(stage: Stage, error: Exception) -> WeirError | None:
 
 def _from_udf(stage: Stage, text: str) -> StageError | None:
     _, mark, trace = text.partition("Traceback (most recent call last):")
-    if stage.transform is None or not mark or "keyed_stage.py" in trace:
+    if stage.transform is None or not mark or "keyed_stage.py" in trace or "read_command" in trace:
         return None  # not the author's code: a worker without Weir's packages, for one
     trace = (mark + trace).partition("\n\nJVM stacktrace:")[0].rstrip() + "\n"
     raised = [line for line in trace.rpartition(mark)[2].splitlines() if line and not line.startswith(" ")]

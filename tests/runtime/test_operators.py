@@ -13,7 +13,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from pipelines import testing
-from pipelines.api import Epoch, FileSource, Stage, State, ValueState, agg, delta, files, stage, window
+from pipelines.api import Epoch, FileSource, Stage, State, Timestamp, ValueState, agg, delta, files, stage, window
 from pipelines.runtime import operators
 from pipelines.runtime.operators import LATE, MAIN, Progress, shapes
 from state_ops.backends.memory import MemoryBackend
@@ -434,11 +434,10 @@ def test_a_windows_column_that_delta_cannot_have_is_refused():
     assert "transform=" in raised.value.next
 
 
-def test_naive_event_times_stay_naive():
+def test_event_times_without_a_zone_are_taken_as_utc():
     run = testing.run(hourly())
-    naive = NOON.replace(tzinfo=None)
-    fired = run.epoch([{"k": "a", "at": naive}], drain=True)
-    assert fired["window_start"].to_list() == [naive]
+    fired = run.epoch([{"k": "a", "at": NOON.replace(tzinfo=None)}], drain=True)
+    assert fired["window_start"].to_list() == [NOON]
     assert shapes(hourly(), pa.schema([("k", pa.string()), ("at", pa.timestamp("us"))])).outputs.keys() == {MAIN, LATE}
 
 
@@ -462,7 +461,6 @@ EVERY_KEY = {
     "unicode": (pa.string(), ["", "a", "a\0b", "Ä", "日本語", "🛫", "\U0010ffff", "x" * 70_000]),
     "binary": (pa.binary(), [b"", b"\x00", b"\x00\xff", b"\xff\x00\x00", bytes(range(256)) * 9]),
     "date": (pa.date32(), [date(1, 1, 1), date(1970, 1, 1), date(9999, 12, 31)]),
-    "naive timestamp": (pa.timestamp("us"), [datetime(1, 1, 1), datetime(2024, 5, 1, 0, 0, 0, 1)]),
     "timestamp": (pa.timestamp("us", tz="UTC"), [datetime(1, 1, 1, tzinfo=UTC), NOON]),
     "decimal": (pa.decimal128(9, 2), [Decimal("-1.25"), Decimal("0.00"), Decimal("9999999.99")]),
     "wide decimal": (pa.decimal128(38, 0), [Decimal(-(10**37)), Decimal(0), Decimal(10**37)]),
@@ -539,3 +537,18 @@ def test_values_of_ten_megabytes():
     assert out["before"].to_list() == [big]
     assert (run.state["a"].text == "x" * big, run.state["a"].raw == b"\xff" * big) == (True, True)
     assert run.state["b"] == Blob(text="small")
+
+
+def test_a_column_without_a_zone_and_the_state_made_from_it_go_together():
+    class Seen(State):
+        at: Timestamp | None = None
+
+    def gaps(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        return rows.select("k", gap=(rows["at"] - state.lag(rows, at="at")["at"]).dt.total_minutes())
+
+    made = stage("gaps", source=files("x/*.parquet"), key="k", state=Seen, order_by=["at"])(gaps)
+    run = testing.run(made)
+    run.epoch(pa.table({"k": ["a"], "at": pa.array([datetime(2026, 1, 1, 9)], pa.timestamp("ns"))}))
+    assert run.epoch(pa.table({"k": ["a"], "at": pa.array([datetime(2026, 1, 1, 10)], pa.timestamp("ns"))}))[
+        "gap"
+    ].to_list() == [60]

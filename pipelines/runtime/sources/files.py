@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -155,7 +156,11 @@ class FilesReader:
                 break
             schema = found if schema is None else self._check_schema(file, schema, found)
             self._check_event_time(file, found)
-            chosen.append(replace(file, rows=footer.num_rows, nanos=_nanos(footer)))
+            chosen.append(
+                replace(
+                    file, rows=footer.num_rows, nanos=tuple(name for name in _nanos(footer) if name in schema.names)
+                )
+            )
             rows, size = rows + footer.num_rows, size + file.size
             stat = _newest(footer, self.source.event_time)
             told = told and (stat is not None or footer.num_rows == 0)
@@ -274,7 +279,7 @@ class FilesReader:
     def _check_directory(self, position: dict[str, Any] | None) -> None:
         if position and position["files"]:
             recorded = position.get("directory", self._place)
-            if recorded != self._place and not self._moved(position):
+            if not self._same_place(recorded) and not self._moved(position):
                 raise InputError(
                     f"The source {self.source.name} was read from {recorded} and now names {self._place}: files there with "
                     "names that were read would be taken as read already.",
@@ -289,6 +294,12 @@ class FilesReader:
                 )
         elif not self.exists() and self._first_time("missing"):
             log.warning(f"landing directory does not exist yet: {self.directory}", source=self.source.name)
+
+    def _same_place(self, recorded: str) -> bool:
+        """Whether two spellings, through links or `..`, are one directory."""
+        if recorded == self._place:
+            return True
+        return isinstance(self._fs, pafs.LocalFileSystem) and Path(recorded).resolve() == Path(self._place).resolve()
 
     def _moved(self, position: dict[str, Any]) -> bool:
         """Whether this is the recorded directory in another place: remembered files are here, all of them unchanged."""
