@@ -53,12 +53,17 @@ def main() -> None:
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     _quiet_logs(debug)
-    _leave(_guarded(app, debug))
+    sys.exit(_guarded(app, debug))
 
 
-def _leave(code: int) -> NoReturn:
-    """End the process without tearing down native libraries: Arrow's threads may abort that (apache/arrow#34314), and a
-    command that succeeded would exit with 134."""
+def process() -> NoReturn:
+    """`main` as a process of its own, which ends without tearing down native libraries: Arrow's threads may abort that
+    (apache/arrow#34314), and a command that succeeded would exit with 134."""
+    code = 0
+    try:
+        main()
+    except SystemExit as done:
+        code = done.code if isinstance(done.code, int) else int(done.code is not None)
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -404,4 +409,4 @@ def _interrupt_on_term() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    process()
