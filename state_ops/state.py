@@ -7,7 +7,7 @@ returned. Nothing here loops over rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,7 @@ class ValueState:
     def delete(self, frame: Any) -> None:
         """Forget the state of each row's key."""
         codes = np.unique(self._codes(frames.polars(frame)))
-        fresh = self._defaults(len(codes))
+        fresh = frames.from_arrow(_defaults(self._schema, len(codes)))
         self._store(codes, {name: fresh[name] for name in self._types})
         self._present[codes] = False
 
@@ -169,20 +169,9 @@ class ValueState:
         assert self._batch is not None, "state is used outside a batch"
         columns = frames.arrow(self._batch.select(self._key_names)).cast(self._keys).columns
         self._encoded = encode_keys(columns, self._batch[GROUP].to_numpy().astype(np.uint16), VALUE_STATE)
-        values = self._backend.multi_get(self._encoded)
-        self._present = np.fromiter((value is not None for value in values), bool, len(values))
-        self._touched = np.zeros(len(values), bool)
-        stored = decode_rows(self._schema, [value for value in values if value is not None])
-        at = np.where(self._present, np.cumsum(self._present) - 1, stored.num_rows)
-        self._rows = pl.concat([frames.from_arrow(stored), self._defaults(1)])[at]
+        self._rows, self._present = rows_of(self._backend, self._schema, self._encoded)
+        self._touched = np.zeros(len(self._encoded), bool)
         return self._rows
-
-    def _defaults(self, number: int) -> pl.DataFrame:
-        fields = self._schema.fields
-        table = pa.table(
-            [pa.array([field.default] * number, field.type) for field in fields], schema=self._schema.arrow
-        )
-        return frames.from_arrow(table)
 
     def _store(self, codes: np.ndarray, columns: dict[str, pl.Series]) -> None:
         rows = self._loaded()
@@ -247,6 +236,19 @@ class ValueState:
 
     def _out(self, frame: pl.DataFrame) -> Any:
         return self._convert(frames.arrow(frame))
+
+
+def rows_of(backend: Backend, schema: StateSchema, keys: Sequence[bytes]) -> tuple[pl.DataFrame, np.ndarray]:
+    """The state rows of encoded keys, in their order, with the fields' defaults where there is none; and where there is one."""
+    values = backend.multi_get(keys)
+    present = np.fromiter((value is not None for value in values), bool, len(values))
+    stored = decode_rows(schema, [value for value in values if value is not None])
+    at = np.where(present, np.cumsum(present) - 1, stored.num_rows)
+    return frames.from_arrow(pa.concat_tables([stored, _defaults(schema, 1)]))[at], present
+
+
+def _defaults(schema: StateSchema, number: int) -> pa.Table:
+    return pa.table([pa.array([field.default] * number, field.type) for field in schema.fields], schema=schema.arrow)
 
 
 def scan_values(backend: Backend, schema: StateSchema, keys: pa.Schema, groups: range) -> Iterator[pa.Table]:

@@ -26,7 +26,7 @@ from state_ops.errors import InputError, PipelineError, StageError, WeirError
 from state_ops.key_groups import group_range
 from state_ops.keys import check_key_type, decode_keys, encode_int64, encode_keys, group_prefix
 from state_ops.schema import StateSchema
-from state_ops.state import GROUP, WINDOW_STATE, ValueState
+from state_ops.state import GROUP, WINDOW_STATE, ValueState, rows_of
 
 MAIN, LATE = "main", "late"
 _END, _START = "window_end", "window_start"
@@ -209,15 +209,7 @@ class WindowOperator:
         partials = [expr for name, agg in aggregates for expr in agg.partial(name, frame.schema)]
         fresh = frame.group_by([GROUP, _WINDOW, *self._stage.key], maintain_order=True).agg(partials)
         encoded = self._encoded(fresh)
-        values = self._backend.multi_get(encoded)
-        stored = decode_rows(self._shapes.state, [value for value in values if value is not None])
-        present = np.fromiter((value is not None for value in values), bool, len(values))
-        default = pa.table(
-            [pa.array([field.default], field.type) for field in self._shapes.state.fields],
-            schema=self._shapes.state.arrow,
-        )
-        at = np.where(present, np.cumsum(present) - 1, stored.num_rows)
-        old = frames.from_arrow(pa.concat_tables([stored, default]))[at]
+        old, _ = rows_of(self._backend, self._shapes.state, encoded)
         names = self._shapes.state.arrow.names
         both = pl.concat(
             [old.select(pl.all().name.prefix(_OLD)), fresh.select(pl.col(names).name.prefix(_NEW))], how="horizontal"
@@ -309,7 +301,7 @@ def _window_shapes(stage: Stage, window: Window, rows: pa.Schema, keys: pa.Schem
     )
     empty = pl.concat([empty, frames.from_arrow(state.arrow.empty_table())], how="horizontal")
     inferred = frames.arrow(_results(stage, window, empty)).schema
-    bounds = pa.timestamp("us", tz=on.tz and "UTC")
+    bounds = pa.timestamp("us", tz="UTC")
     output = pa.schema([(field.name, bounds if field.name in (_START, _END) else field.type) for field in inferred])
     _check_storable(output, where, "Cast the column that it is made from in transform=")
     if window.late is not None:

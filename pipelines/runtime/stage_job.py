@@ -158,8 +158,7 @@ def _read_source(spark: SparkSession, schema: pa.Schema, reader: FilesReader, fi
         part = _read(spark, stored, [reader.spark_path(file) for file in files if file.nanos == nanos])
         for name in nanos:
             column = "`" + name.replace("`", "``") + "`"
-            whole = F.expr(f"timestamp_micros(({column} - pmod({column}, 1000)) div 1000)")
-            part = part.withColumn(name, whole if schema.field(name).type.tz else whole.cast("timestamp_ntz"))
+            part = part.withColumn(name, F.expr(f"timestamp_micros(({column} - pmod({column}, 1000)) div 1000)"))
         parts.append(part)
     return functools.reduce(lambda one, other: one.unionByName(other), parts)
 
