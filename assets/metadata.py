@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dagster as dg
-from deltalake import DeltaTable
 
 from pipelines.runtime.definition import FileSource, Pipeline, Stage
 from pipelines.runtime.sinks.delta import table_path
 from pipelines.runtime.workshop import EpochReport
+from state_ops import delta_log
 from state_ops.checkpoint import from_micros
 from state_ops.schema import StateSchema
 from state_ops.storage import Storage
@@ -126,8 +126,8 @@ def of_stage_run(reports: Sequence[EpochReport], stage: Stage, storage: Storage)
     for title, name in (("rows in", "rows_in"), ("rows out", "rows_out"), ("rows dropped", "rows_dropped")):
         shown[title] = sum(figure[name] for figure in figures)
     shown |= {"rows late": sum(figure["rows_late"] for figure in figures), "state bytes": figures[-1]["bytes_total"]}
-    if stage.sink is not None and DeltaTable.is_deltatable(storage.full(table_path(stage.sink.table))):
-        table = DeltaTable(storage.full(table_path(stage.sink.table)))
+    if stage.sink is not None and delta_log.exists(storage, table_path(stage.sink.table)):
+        table = delta_log.open_table(storage, table_path(stage.sink.table))
         shown["Delta version"] = table.version()
         shown["dagster/column_schema"] = dg.TableSchema(
             [

@@ -59,22 +59,37 @@ class DataFile:
         )
 
 
+def exists(storage: Storage, path: str) -> bool:
+    """Whether there is a Delta table at `path`."""
+    return DeltaTable.is_deltatable(storage.full(path), storage_options=storage.delta_options)
+
+
+def open_table(storage: Storage, path: str, version: int | None = None) -> DeltaTable:
+    """A handle on the table at `path`, relative to the storage's root. Raises TableNotFoundError."""
+    return DeltaTable(storage.full(path), version=version, storage_options=storage.delta_options)
+
+
 def ensure_table(
-    uri: str, schema: pa.Schema, partition_by: Sequence[str] = (), configuration: dict | None = None
+    storage: Storage,
+    path: str,
+    schema: pa.Schema,
+    partition_by: Sequence[str] = (),
+    configuration: dict | None = None,
 ) -> None:
     """Create the table unless it exists."""
-    if DeltaTable.is_deltatable(uri):
+    if exists(storage, path):
         return
     try:
         DeltaTable.create(
-            uri,
+            storage.full(path),
             schema=schema,
             mode="ignore",
             partition_by=list(partition_by),
             configuration=_CONFIGURATION | (configuration or {}),
+            storage_options=storage.delta_options,
         )
     except CommitFailedError:  # somebody else created it at the same moment
-        if not DeltaTable.is_deltatable(uri):
+        if not exists(storage, path):
             raise
 
 
@@ -124,10 +139,9 @@ def probe_conditional_put(storage: Storage) -> None:
     Two handles of a scratch table commit the same version; exactly one may win. Raises ConfigurationError otherwise.
     """
     path = f"registry/{_PROBE}{uuid.uuid4().hex}"
-    uri = storage.full(path)
     try:
-        ensure_table(uri, pa.schema([("probe", pa.int64())]))
-        first, second = DeltaTable(uri), DeltaTable(uri)
+        ensure_table(storage, path, pa.schema([("probe", pa.int64())]))
+        first, second = open_table(storage, path), open_table(storage, path)
         commit(first, "probe", 1)
         try:
             commit(second, "probe", 1)
@@ -161,13 +175,13 @@ class FencedTable:
         self._handle: DeltaTable | None = None
 
     def ensure(self) -> None:
-        ensure_table(self.storage.full(self.path), self.schema, self._partition_by)
+        ensure_table(self.storage, self.path, self.schema, self._partition_by)
 
     def refreshed(self) -> DeltaTable | None:
         """The table's newest version on this object's one handle, or None if the table does not exist yet."""
         if self._handle is None:
             try:
-                self._handle = DeltaTable(self.storage.full(self.path))
+                self._handle = open_table(self.storage, self.path)
             except TableNotFoundError:
                 return None
         else:
@@ -186,7 +200,7 @@ class FencedTable:
         won elsewhere, a rival that is late with a lower one only delays us. after: the recorded one, else FencedError.
         """
         for _ in range(_MAX_RACES if generation is not None else 1):
-            handle = DeltaTable(self.storage.full(self.path))
+            handle = open_table(self.storage, self.path)
             old = handle.transaction_version(self.app_id) or 0
             if after is not None and old != after:
                 raise _fenced(self.path, after, Generation(old))

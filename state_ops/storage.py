@@ -64,6 +64,7 @@ class Storage:
                 next="Give a directory or a URI such as s3://bucket/prefix.",
             ) from error
         self.is_local = isinstance(self._fs, pafs.LocalFileSystem)
+        self.delta_options: dict[str, str] | None = None
 
     def __reduce__(self):
         return Storage, (self.uri,)

@@ -33,7 +33,7 @@ def table_path(table: str) -> str:
 
 def ensure(storage: Storage, table: str, schema: pa.Schema) -> None:
     """Create the table, or check the existing one. Only right before a commit: a declined epoch must not leave a table."""
-    delta_log.ensure_table(storage.full(table_path(table)), schema)
+    delta_log.ensure_table(storage, table_path(table), schema)
     check_table(storage, table, schema)
 
 
@@ -41,7 +41,7 @@ def check_table(storage: Storage, table: str, schema: pa.Schema) -> None:
     """Check that the table, if there is one, has these columns and that Weir can commit to it. Raises PipelineError."""
     uri = storage.full(table_path(table))
     try:
-        handle = DeltaTable(uri)
+        handle = delta_log.open_table(storage, table_path(table))
     except TableNotFoundError:
         return
     if handle.metadata().configuration.get("delta.setTransactionRetentionDuration"):
@@ -106,7 +106,7 @@ def publish(
     sink_app = f"{app_id}/{table}"
     rows = sum(file.rows or 0 for file in files)
     try:
-        handle = DeltaTable(uri)
+        handle = delta_log.open_table(storage, table_path(table))
     except TableNotFoundError as error:
         raise _damaged(uri, f"checkpoint {checkpoint.id} has rows for it, but the table is gone") from error
     for _ in range(_MAX_RACES):
@@ -121,7 +121,7 @@ def publish(
         try:
             delta_log.commit(handle, sink_app, checkpoint.id, adds, metadata={_CHECKPOINT: str(checkpoint.id)})
         except CommitFailedError:
-            handle = DeltaTable(uri)
+            handle = delta_log.open_table(storage, table_path(table))
             continue
         handle.update_incremental()
         delta_version = _version_of(handle, checkpoint.id)
