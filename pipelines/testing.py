@@ -36,6 +36,7 @@ import pyarrow.parquet as pq
 
 from pipelines.runtime import keyed_stage, watermarks
 from pipelines.runtime.definition import FileSource, Pipeline, Stage, source_of
+from pipelines.runtime.in_memory import filtered, ordered, routed
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, event_time_of, open_windows, shapes
 from pipelines.runtime.stage_job import declined
@@ -49,13 +50,12 @@ from state_ops.key_groups import check_parallelism, group_range, key_groups, sub
 from state_ops.keys import encode_keys
 from state_ops.schema import State
 from state_ops.snapshot import Attempt
-from state_ops.state import GROUP, VALUE_STATE, scan_values
+from state_ops.state import VALUE_STATE, scan_values
 from state_ops.storage import Storage
 
 _FIRST_NOW = datetime(2020, 1, 1, tzinfo=UTC)
 _GENERATION = Generation(1)
 _WRITE_BUFFER_MB, _BLOCK_CACHE_MB = 8, 8
-_ROW = "__weir_row"
 _ROOMY = 1 << 30  # bytes
 _CLOSE = 1e-9  # relative; sums of floats differ in their last bits with the order of adding
 
@@ -223,10 +223,11 @@ class StageRun:
             return _Epoch(moment, (), self._last.bases, known, 0)
         assert self._input is not None
         rows = self._input.empty_table() if table is None else table
-        kept = _where(self.stage, rows)
+        kept = filtered(self.stage, rows)
         task = self._task(self._fixed(kept.schema), moment, Progress(self._last.watermark, known, drain))
         acks = []
-        for subtask, batches in enumerate(self._routed(kept)):
+        parts = routed(self.stage, kept, self._parallelism, self._max_parallelism, self._batch_rows)
+        for subtask, batches in enumerate(parts):
             ack = Ack.from_json(keyed_stage.run(task, subtask, iter(batches)).to_json())
             if ack.error is not None:
                 raise declined(ack)
@@ -257,20 +258,6 @@ class StageRun:
             write_buffer_mb=_WRITE_BUFFER_MB,
             block_cache_mb=_BLOCK_CACHE_MB,
         )
-
-    def _routed(self, rows: pa.Table) -> list[list[pa.RecordBatch]]:
-        """Each subtask's batches, as Spark's shuffle and sort hand them out."""
-        if not rows.num_rows:
-            return [[] for _ in range(self._parallelism)]
-        stage = self.stage
-        groups = key_groups([rows.column(name) for name in stage.key], self._max_parallelism)
-        rows = rows.add_column(0, GROUP, pa.array(groups.astype(np.int32)))
-        owners = np.asarray(subtask_of(groups, self._parallelism, self._max_parallelism))
-        order = np.arange(rows.num_rows)
-        if stage.order_by:
-            order = _order(rows, [*stage.key, *stage.order_by])
-        parts = [rows.take(order[owners[order] == subtask]) for subtask in range(self._parallelism)]
-        return [part.combine_chunks().to_batches(max_chunksize=self._batch_rows) for part in parts]
 
     # -- rows in
 
@@ -606,7 +593,7 @@ def _cut(table: pa.Table, readers: Sequence[Stage], slicing: _Slicing, chance: r
     columns = list(order_by) or ([event_time] if event_time and event_time in table.column_names else [])
     table = table.take(_shuffled(table.num_rows, chance))
     if columns:
-        table = table.take(_order(table, columns))
+        table = table.take(ordered(table, columns))
     parts, start = [], 0
     for size in slicing.sizes(table.num_rows):
         parts.append(table.slice(start, size).take(_shuffled(size, chance)))
@@ -728,34 +715,6 @@ def _misfit(column: str, how: str) -> InputError:
 
 def _canonical(schema: pa.Schema) -> pa.Schema:
     return frames.canonical(schema.empty_table()).schema
-
-
-def _where(stage: Stage, rows: pa.Table) -> pa.Table:
-    if stage.where is None:
-        return rows
-    problem: object = "Spark takes double quotes for a text, Polars for a name"
-    if '"' not in stage.where:
-        try:
-            kept = frames.polars(rows).with_row_index(_ROW).filter(pl.sql_expr(stage.where))[_ROW]
-            return rows.take(kept.to_numpy().astype(np.int64))
-        except (pl.exceptions.PolarsError, TypeError) as error:
-            problem = error
-    raise PipelineError(
-        f"The where of {stage.uid} cannot be evaluated without Spark: {problem}",
-        where=f"stage {stage.uid}, where={stage.where!r}",
-        next="Write it in SQL that Polars knows too, or test the function without the where.",
-    )
-
-
-def _order(rows: pa.Table, columns: Sequence[str]) -> np.ndarray:
-    """The rows' numbers in Spark's ascending order: nulls first, NaN last; rows that tie stay as they are."""
-    frame = frames.polars(rows.select(list(columns)))
-    return (
-        frame.with_row_index(_ROW)
-        .sort(list(columns), nulls_last=False, maintain_order=True)[_ROW]
-        .to_numpy()
-        .astype(np.int64)
-    )
 
 
 def _frame(tables: Sequence[pa.Table], schema: pa.Schema) -> pl.DataFrame:

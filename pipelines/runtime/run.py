@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 import structlog
 
 from configs.settings import Settings
-from pipelines.runtime import spark
 from pipelines.runtime.commit import prune, publish_missing
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.epoch import complete, finish
+from pipelines.runtime.executor import Executor
 from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.spark_executor import SparkExecutor
 from pipelines.runtime.workshop import Cut, EpochReport, Workshop
 from state_ops import lease, retention
 from state_ops.checkpoint import Checkpoint
@@ -91,9 +92,12 @@ def readers(pipeline: Pipeline, settings: Settings) -> dict[str, FilesReader]:
     }
 
 
-def run(pipeline: Pipeline, settings: Settings, options: RunOptions) -> Iterator[EpochReport]:
+def run(
+    pipeline: Pipeline, settings: Settings, options: RunOptions, executor: Executor | None = None
+) -> Iterator[EpochReport]:
     """Coordinate the pipeline until the options say to stop; yields a report for each completed epoch.
 
+    executor: what runs the stages, by default Spark, which the first epoch starts.
     Raises BusyError when a coordinator is alive, FencedError when a newer one took over, and the error of an epoch that
     failed for good. Everything that a failed epoch staged has been discarded by then.
     """
@@ -109,7 +113,8 @@ def run(pipeline: Pipeline, settings: Settings, options: RunOptions) -> Iterator
     loop = Loop(head, begun=[CheckpointId(last_id)])
     heartbeat = Heartbeat(storage, generation, CheckpointId(last_id), settings.lease.heartbeat_seconds, options.run_id)
     with heartbeat:
-        shop = Workshop(pipeline, settings, storage, registry, generation, None, sources, options.run_id)  # type: ignore[arg-type]
+        runs = executor or SparkExecutor(settings, app=f"weir {pipeline.name}")
+        shop = Workshop(pipeline, settings, storage, registry, generation, runs, sources, options.run_id)
         shop.expected.update({name: schema_from_json(raw) for name, raw in (head.inputs if head else {}).items()})
         try:
             recover(shop)
@@ -272,8 +277,6 @@ def _one(shop: Workshop, loop: Loop, heartbeat: Heartbeat, cut: Cut) -> Iterator
     epoch = next_id(loop.head, loop.begun)
     loop.begun = [epoch]
     heartbeat.begin(epoch)
-    if shop.spark is None:
-        shop.spark = spark.session(shop.settings, app=f"weir {shop.pipeline.name}")
     try:
         report = complete(shop, epoch, loop.head, cut)
     except FencedError:

@@ -1,39 +1,31 @@
-"""One stage in one epoch: its input, its one Spark job, its acks, its watermark."""
+"""One stage in one epoch: its input, its one job, its acks, its watermark."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import re
-import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
-from pipelines.runtime import gates, stateless, watermarks
+from pipelines.runtime import watermarks
 from pipelines.runtime.definition import FileSource, Stage, source_of
-from pipelines.runtime.keyed_stage import KeyedTask, in_spark
+from pipelines.runtime.executor import Channel, Landed
+from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, shapes
 from pipelines.runtime.sinks import delta
-from pipelines.runtime.sources.files import FilesReader, SourceFile
 from pipelines.runtime.workshop import Working, Workshop, lap
 from state_ops import errors
 from state_ops.checkpoint import STATE, Ack, StateFile, snapshots_of
 from state_ops.coordinator import AckOutcome
 from state_ops.errors import (
     DamageError,
-    InputError,
     PipelineError,
     StageError,
     TransientError,
     WeirError,
 )
 from state_ops.schema import StateSchema, type_name
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 def run_stage(shop: Workshop, work: Working, stage: Stage) -> None:
@@ -44,8 +36,12 @@ def run_stage(shop: Workshop, work: Working, stage: Stage) -> None:
         _ack_nothing(work, stage)
         return
     task = _task(shop, work, stage, fixed)
-    frame = stateless.exchanged(stage, rows, shop.inputs[stage.uid], shop.spark, task.parallelism, task.max_parallelism)
-    for ack in _collect(shop, work, frame, task):
+    try:
+        acks = shop.executor.run(task, rows, shop.inputs[stage.uid], work.deadline)
+    except WeirError as error:
+        check_deadline(shop, work, error)
+        raise
+    for ack in acks:
         outcome = work.pending.receive(ack)
         if outcome is AckOutcome.DECLINED:
             raise declined(ack)
@@ -60,34 +56,6 @@ def run_stage(shop: Workshop, work: Working, stage: Stage) -> None:
     lap(work.ms, f"stage:{stage.uid}", started)
 
 
-def _collect(shop: Workshop, work: Working, frame: DataFrame, task: KeyedTask) -> list[Ack]:
-    """Run the stage's one job to its acks; when the epoch's time is up the job is cancelled."""
-    from py4j.protocol import Py4JJavaError
-    from pyspark.errors import PySparkException
-
-    done = threading.Event()
-    threading.Thread(target=_cancel_late, args=(shop.spark, work.deadline, done), daemon=True).start()
-    acks = frame.mapInArrow(lambda batches: in_spark(task, batches), "ack string")
-    if task.stage.gates:
-        gates.load_meanwhile()
-    try:
-        found = acks.collect()
-    except (PySparkException, Py4JJavaError) as error:  # without Connect, a job's own failure comes untranslated
-        check_deadline(shop, work, error)
-        raise _from_spark(task.stage, error) from error
-    finally:
-        done.set()
-    return [Ack.from_json(row.ack) for row in found]
-
-
-def _cancel_late(spark: SparkSession, deadline: float, done: threading.Event) -> None:
-    # All jobs of the session: a tag set by one thread is not known in another. Again and again: an interrupt that comes
-    # before the job has started is not remembered.
-    while not done.wait(max(0.2, deadline - time.monotonic())):
-        if time.monotonic() >= deadline:
-            spark.interruptAll()
-
-
 def check_deadline(shop: Workshop, work: Working, cause: Exception | None = None) -> None:
     if time.monotonic() >= work.deadline:
         raise TransientError(
@@ -95,30 +63,6 @@ def check_deadline(shop: Workshop, work: Working, cause: Exception | None = None
             where=f"pipeline {shop.pipeline.name}",
             next="Raise checkpoints.timeout_seconds, or cut smaller slices (epoch.max_files, max_rows, max_bytes).",
         ) from cause
-
-
-def _from_spark(stage: Stage, error: Exception) -> WeirError:
-    about_rows = stateless.data_error(stage, error)
-    if about_rows is not None:
-        return about_rows
-    text = str(error)
-    lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith("An error occurred while calling")]
-    reason = said[0][:500] if said else type(error).__name__
-    unreadable = re.search(r"\S+\.parquet", text)
-    if unreadable and any(
-        mark in text for mark in ("FAILED_READ_FILE", "ParquetDecodingException", "not a Parquet file")
-    ):
-        return InputError(
-            f"Spark cannot read the input of {stage.uid}: {reason}",
-            where=unreadable[0],
-            next="Repair the file, or move it out of the landing directory; nothing of this epoch was applied.",
-        )
-    return TransientError(
-        f"The Spark job of {stage.uid} failed: {reason}",
-        where=f"stage {stage.uid}",
-        next="The epoch was declined. Spark's log has the whole trace: <local.work_dir>/spark.log on a local master.",
-    )
 
 
 def declined(ack: Ack) -> WeirError:
@@ -130,70 +74,36 @@ def declined(ack: Ack) -> WeirError:
     return kind(report["what"], where=report["where"], next=report["next"])
 
 
-def _input(shop: Workshop, work: Working, stage: Stage) -> DataFrame | None:
-    """The stage's rows of this epoch before the shuffle; None if there are none."""
+def _input(shop: Workshop, work: Working, stage: Stage) -> Landed | Channel | None:
+    """What the stage reads in this epoch; None if that is nothing."""
     if isinstance(stage.input, FileSource):
         planned = work.cut.slices.get(stage.input.name)
         if planned is None or not planned.files:
             return None
-        reader = shop.readers[stage.input.name]
         assert planned.schema is not None
-        raw = _read_source(shop.spark, planned.schema, reader, planned.files)
-    else:
-        upstream = stage.input.uid
-        staged = [file for ack in work.pending.acks_of(upstream) for file in ack.files if is_rows(file)]
-        if not staged:
-            return None
-        raw = _read(shop.spark, shop.shapes[upstream].outputs[MAIN], [shop.storage.full(file.path) for file in staged])
-    return stateless.prepared(stage, raw)
-
-
-def _read_source(spark: SparkSession, schema: pa.Schema, reader: FilesReader, files: Sequence[SourceFile]) -> DataFrame:
-    """The rows of a slice. Columns that a file stores in nanoseconds, which Spark cannot read, are cut to microseconds."""
-    from pyspark.sql import functions as F
-
-    parts = []
-    for nanos in sorted({file.nanos for file in files}):
-        stored = pa.schema([field.with_type(pa.int64()) if field.name in nanos else field for field in schema])
-        part = _read(spark, stored, [reader.spark_path(file) for file in files if file.nanos == nanos])
-        for name in nanos:
-            column = "`" + name.replace("`", "``") + "`"
-            part = part.withColumn(name, F.expr(f"timestamp_micros(({column} - pmod({column}, 1000)) div 1000)"))
-        parts.append(part)
-    return functools.reduce(lambda one, other: one.unionByName(other), parts)
-
-
-def _read(spark: SparkSession, schema: pa.Schema, paths: list[str]) -> DataFrame:
-    from pyspark.errors import AnalysisException
-
-    try:
-        return spark.read.schema(stateless.spark_schema(schema, paths[0])).parquet(*paths)
-    except AnalysisException as error:
-        raise InputError(
-            f"Spark cannot find a file that was there when the epoch was planned: {str(error).splitlines()[0]}",
-            where=paths[0] if len(paths) == 1 else f"one of {len(paths)} files in {paths[0].rpartition('/')[0]}",
-            next="Put it back, or run again, which plans anew; the epoch was declined.",
-        ) from error
+        return Landed(planned.schema, shop.readers[stage.input.name], planned.files)
+    upstream = stage.input.uid
+    staged = tuple(file for ack in work.pending.acks_of(upstream) for file in ack.files if is_rows(file))
+    return Channel(shop.shapes[upstream].outputs[MAIN], shop.storage, staged) if staged else None
 
 
 def is_rows(file: StateFile) -> bool:
     return file.kind != STATE and file.name == MAIN
 
 
-def _shapes(shop: Workshop, stage: Stage, rows: DataFrame | None) -> Shapes | None:
+def _shapes(shop: Workshop, stage: Stage, rows: Landed | Channel | None) -> Shapes | None:
     if stage.uid in shop.shapes:
         return shop.shapes[stage.uid]
-    if rows is None:
-        # No rows, but the schema may be known: from the files read before, or from the stage before.
-        if isinstance(stage.input, FileSource):
-            raw = shop.expected.get(stage.input.name)
-        else:
-            known = shop.shapes.get(stage.input.uid)
-            raw = known.outputs[MAIN] if known else None
-        if raw is None:
-            return None
-        rows = stateless.prepared(stage, _empty(shop.spark, raw))
-    schema = stateless.schema_of(rows, stage)
+    if rows is not None:
+        raw: pa.Schema | None = rows.schema
+    elif isinstance(stage.input, FileSource):  # no rows, but the schema may be known: from the files read before,
+        raw = shop.expected.get(stage.input.name)
+    else:  # or from the stage before
+        known = shop.shapes.get(stage.input.uid)
+        raw = known.outputs[MAIN] if known else None
+    if raw is None:
+        return None
+    schema = shop.executor.columns(stage, raw, "what was read before" if rows is None else rows.where)
     fixed = shapes(stage, schema)
     _check_against_head(shop, stage, fixed)
     for table, output in tables_of(stage, fixed):
@@ -207,10 +117,6 @@ def tables_of(stage: Stage, fixed: Shapes) -> list[tuple[str, pa.Schema]]:
     late = stage.window.late if stage.window else None
     named = [(stage.sink, MAIN), (late, LATE)]
     return [(sink.table, fixed.outputs[output]) for sink, output in named if sink is not None]
-
-
-def _empty(spark: SparkSession, schema: pa.Schema) -> DataFrame:
-    return spark.createDataFrame([], stateless.spark_schema(schema, "what was read before"))
 
 
 def _check_against_head(shop: Workshop, stage: Stage, fixed: Shapes) -> None:

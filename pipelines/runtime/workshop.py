@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.executor import Executor
 from pipelines.runtime.gates import Verdict
 from pipelines.runtime.operators import Shapes
 from pipelines.runtime.sources.files import FilesReader, Slice
@@ -20,9 +20,6 @@ from state_ops.coordinator import PendingCheckpoint, Trigger
 from state_ops.ids import CheckpointId, Generation
 from state_ops.registry import Publication, Registry
 from state_ops.storage import Storage
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ class Workshop:
     storage: Storage
     registry: Registry
     generation: Generation
-    spark: SparkSession
+    executor: Executor
     readers: Mapping[str, FilesReader]
     run_id: str | None = None
     shapes: dict[str, Shapes] = field(default_factory=dict)

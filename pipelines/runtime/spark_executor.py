@@ -1,0 +1,121 @@
+"""A stage as one Spark job: read, filter, shuffle by key group, keyed tasks in `mapInArrow`, acks back."""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from configs.settings import Settings
+from pipelines.runtime import gates, spark, stateless
+from pipelines.runtime.definition import Stage
+from pipelines.runtime.executor import Channel, Landed
+from pipelines.runtime.keyed_stage import KeyedTask, in_spark
+from state_ops.checkpoint import Ack
+from state_ops.errors import InputError, TransientError, WeirError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class SparkExecutor:
+    """Runs stages on the process's one Spark session, which is started by the first of them."""
+
+    def __init__(self, settings: Settings, app: str) -> None:
+        self._settings, self._app = settings, app
+
+    @functools.cached_property
+    def session(self) -> SparkSession:
+        return spark.session(self._settings, app=self._app)
+
+    def columns(self, stage: Stage, schema: pa.Schema, where: str) -> pa.Schema:
+        empty = self.session.createDataFrame([], stateless.spark_schema(schema, where))
+        return stateless.schema_of(stateless.prepared(stage, empty), stage)
+
+    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: float) -> list[Ack]:
+        from py4j.protocol import Py4JJavaError
+        from pyspark.errors import PySparkException
+
+        frame = None if rows is None else stateless.prepared(task.stage, self._read(rows))
+        keyed = stateless.exchanged(task.stage, frame, columns, self.session, task.parallelism, task.max_parallelism)
+        acks = keyed.mapInArrow(lambda batches: in_spark(task, batches), "ack string")
+        done = threading.Event()
+        threading.Thread(target=_cancel_late, args=(self.session, deadline, done), daemon=True).start()
+        if task.stage.gates:
+            gates.load_meanwhile()
+        try:
+            return [Ack.from_json(row.ack) for row in acks.collect()]
+        except (PySparkException, Py4JJavaError) as error:  # without Connect, a job's own failure comes untranslated
+            raise _from_spark(task.stage, error) from error
+        finally:
+            done.set()
+
+    def _read(self, rows: Landed | Channel) -> DataFrame:
+        if isinstance(rows, Landed):
+            return _read_source(self.session, rows)
+        return _read(self.session, rows.schema, [rows.storage.full(file.path) for file in rows.files])
+
+
+def _cancel_late(session: SparkSession, deadline: float, done: threading.Event) -> None:
+    # All jobs of the session: a tag set by one thread is not known in another. Again and again: an interrupt that comes
+    # before the job has started is not remembered.
+    while not done.wait(max(0.2, deadline - time.monotonic())):
+        if time.monotonic() >= deadline:
+            session.interruptAll()
+
+
+def _from_spark(stage: Stage, error: Exception) -> WeirError:
+    about_rows = stateless.data_error(stage, error)
+    if about_rows is not None:
+        return about_rows
+    text = str(error)
+    lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
+    said = [line for line in lines if not line.startswith("An error occurred while calling")]
+    reason = said[0][:500] if said else type(error).__name__
+    unreadable = re.search(r"\S+\.parquet", text)
+    if unreadable and any(
+        mark in text for mark in ("FAILED_READ_FILE", "ParquetDecodingException", "not a Parquet file")
+    ):
+        return InputError(
+            f"Spark cannot read the input of {stage.uid}: {reason}",
+            where=unreadable[0],
+            next="Repair the file, or move it out of the landing directory; nothing of this epoch was applied.",
+        )
+    return TransientError(
+        f"The Spark job of {stage.uid} failed: {reason}",
+        where=f"stage {stage.uid}",
+        next="The epoch was declined. Spark's log has the whole trace: <local.work_dir>/spark.log on a local master.",
+    )
+
+
+def _read_source(session: SparkSession, rows: Landed) -> DataFrame:
+    """The rows of a slice. Columns that a file stores in nanoseconds, which Spark cannot read, are cut to microseconds."""
+    from pyspark.sql import functions as F
+
+    parts = []
+    for nanos in sorted({file.nanos for file in rows.files}):
+        stored = pa.schema([field.with_type(pa.int64()) if field.name in nanos else field for field in rows.schema])
+        part = _read(session, stored, [rows.reader.spark_path(file) for file in rows.files if file.nanos == nanos])
+        for name in nanos:
+            column = "`" + name.replace("`", "``") + "`"
+            part = part.withColumn(name, F.expr(f"timestamp_micros(({column} - pmod({column}, 1000)) div 1000)"))
+        parts.append(part)
+    return functools.reduce(lambda one, other: one.unionByName(other), parts)
+
+
+def _read(session: SparkSession, schema: pa.Schema, paths: Sequence[str]) -> DataFrame:
+    from pyspark.errors import AnalysisException
+
+    try:
+        return session.read.schema(stateless.spark_schema(schema, paths[0])).parquet(*paths)
+    except AnalysisException as error:
+        raise InputError(
+            f"Spark cannot find a file that was there when the epoch was planned: {str(error).splitlines()[0]}",
+            where=paths[0] if len(paths) == 1 else f"one of {len(paths)} files in {paths[0].rpartition('/')[0]}",
+            next="Put it back, or run again, which plans anew; the epoch was declined.",
+        ) from error
