@@ -5,7 +5,8 @@ Two rules live here, both found by playing the failing sequence:
 - `FencedTable`: every commit happens on a handle that was refreshed and whose recorded transaction version equals
   our generation, with the same app id. delta-rs lets a refreshed handle commit an equal or lower version, rebases a
   commit with another app id or none, and does not refresh a handle by its own commit. So the check and the commit
-  share one handle, every time, retries included.
+  share one handle, every time, retries included. And a commit counts only when the newest version confirms it: a
+  coordinator that stood still in the middle of a commit may put its entry where upkeep has cleaned one away.
 - Tables are read file by file with pyarrow, without its threads: a process that ends right after a threaded read is
   sometimes aborted by Arrow (apache/arrow#34314), and a command that succeeded would exit with 134.
 """
@@ -15,22 +16,32 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+import structlog
+from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from state_ops.errors import ConfigurationError, FencedError
+from state_ops import log_upkeep
+from state_ops.errors import ConfigurationError, DamageError, FencedError
 from state_ops.ids import Generation
 from state_ops.storage import Storage
 
+log = structlog.get_logger("weir.delta_log")
+
+T = TypeVar("T")
+
 _MAX_RACES = 20
+_MAX_OPENS = 3
 _PROBE = ".probe-"
 _CONFIGURATION = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "100"}
+_NO_UPKEEP = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+_FORGETS = "delta.setTransactionRetentionDuration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +130,25 @@ def commit(
     adds: Sequence[DataFile] = (),
     removes: Sequence[DataFile] = (),
     metadata: dict | None = None,
+    upkeep: PostCommitHookProperties | None = None,
 ) -> None:
-    """One commit on exactly this handle; raises CommitFailedError when another commit with this app id came between."""
+    """One commit on exactly this handle; raises CommitFailedError when another commit with this app id came between.
+
+    upkeep: what delta-rs itself does to the log afterwards; by default nothing.
+    """
     handle.create_write_transaction(
         [file.add_action() for file in adds] + [file.remove_action() for file in removes],
         mode="append",
         schema=handle.schema(),
         partition_by=handle.metadata().partition_columns or None,
-        commit_properties=CommitProperties(
-            custom_metadata=metadata, app_transactions=[Transaction(app_id, version)], max_commit_retries=3
-        ),
-        post_commithook_properties=PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=True),
+        commit_properties=_properties(app_id, version, metadata),
+        post_commithook_properties=upkeep or _NO_UPKEEP,
+    )
+
+
+def _properties(app_id: str, version: int, metadata: dict | None = None) -> CommitProperties:
+    return CommitProperties(
+        custom_metadata=metadata, app_transactions=[Transaction(app_id, version)], max_commit_retries=3
     )
 
 
@@ -167,31 +186,77 @@ class FencedTable:
     """A Delta table that only the coordinator with the current generation can commit to.
 
     storage: the pipeline's storage; path: the table's directory in it; app_id: constant for the registry.
+    optional: columns that an older release did not write; take-over adds them, and rows without them have nulls there.
     """
 
-    def __init__(self, storage: Storage, path: str, schema: pa.Schema, app_id: str, partition_by: Sequence[str] = ()):
+    def __init__(
+        self,
+        storage: Storage,
+        path: str,
+        schema: pa.Schema,
+        app_id: str,
+        partition_by: Sequence[str] = (),
+        optional: Collection[str] = (),
+    ):
         self.storage, self.path, self.schema, self.app_id = storage, path, schema, app_id
-        self._partition_by = tuple(partition_by)
+        self._partition_by, self._optional = tuple(partition_by), frozenset(optional)
         self._handle: DeltaTable | None = None
 
     def ensure(self) -> None:
-        ensure_table(self.storage, self.path, self.schema, self._partition_by)
+        ensure_table(self.storage, self.path, self.schema, self._partition_by, log_upkeep.PROPERTIES)
+
+    # -- reading
 
     def refreshed(self) -> DeltaTable | None:
         """The table's newest version on this object's one handle, or None if the table does not exist yet."""
-        if self._handle is None:
+        if self._handle is not None:
             try:
-                self._handle = open_table(self.storage, self.path)
+                self._handle.update_incremental()
+                return self._handle
+            except (DeltaError, FileNotFoundError):
+                self._handle = None  # entries that it knows have been cleaned away: open the table anew
+        for left in reversed(range(_MAX_OPENS)):
+            try:
+                handle = open_table(self.storage, self.path)
+                self._check_columns(handle)
             except TableNotFoundError:
                 return None
-        else:
-            self._handle.update_incremental()
+            except (DeltaError, FileNotFoundError) as error:  # upkeep may overtake a slow opener, but not for ever
+                if not left:
+                    raise self._unreadable(error) from error
+            else:
+                self._handle = handle
+                break
         return self._handle
+
+    def look(self, see: Callable[[DeltaTable], T]) -> T | None:
+        """What `see` makes of the newest version; None if there is no table.
+
+        Pruning deletes files and upkeep log entries at once, so a reader that loses that race looks again. Raises
+        DamageError when something is missing although nobody has committed meanwhile.
+        """
+        while True:
+            handle = self.refreshed()
+            if handle is None:
+                return None
+            version = handle.version()
+            try:
+                return see(handle)
+            except (DeltaError, FileNotFoundError) as error:
+                if not self._has_moved(version):
+                    raise self._unreadable(error) from error
 
     def generation(self) -> Generation:
         """The generation that owns the table now; 0 if nobody ever claimed it."""
+        return Generation(self.look(lambda handle: handle.transaction_version(self.app_id)) or 0)
+
+    def _has_moved(self, version: int) -> bool:
+        """Whether the table has a newer version than this one; on a handle that is opened anew."""
+        self._handle = None
         handle = self.refreshed()
-        return Generation((handle.transaction_version(self.app_id) or 0) if handle else 0)
+        return handle is not None and handle.version() > version
+
+    # -- writing
 
     def claim(self, generation: Generation | None = None, *, after: Generation | None = None) -> Generation:
         """Take the table over: commit `generation` (default: one more than the recorded) on the handle that read the old one.
@@ -229,23 +294,103 @@ class FencedTable:
 
         Raises FencedError when a higher generation owns the table. Any other exception means: outcome unknown.
         """
+
+        def act(handle: DeltaTable) -> None:
+            if check is not None:
+                check(handle)
+            commit(handle, self.app_id, generation, adds, removes)
+
+        self._act(generation, act)
+        handle = self._handle
+        if handle is not None and log_upkeep.is_due(handle.version()):
+            self._keep_up(handle)
+
+    def _act(self, generation: Generation, act: Callable[[DeltaTable], None]) -> None:
+        """Let `act` commit on a handle on which we own the table, as often as other commits come between."""
         for _ in range(_MAX_RACES):
             handle = self.refreshed()
             assert handle is not None, f"{self.path} was not ensured"
-            owner = Generation(handle.transaction_version(self.app_id) or 0)
-            if owner != generation:
-                raise _fenced(self.path, generation, owner)
-            if check is not None:
-                check(handle)
+            version = handle.version()
             try:
-                commit(handle, self.app_id, generation, adds, removes)
-                return
+                owner = Generation(handle.transaction_version(self.app_id) or 0)
+                if owner != generation:
+                    raise _fenced(self.path, generation, owner)
+                act(handle)
             except CommitFailedError:
                 continue  # somebody else committed: look again, with the same rules
+            except (DeltaError, FileNotFoundError):
+                if not self._has_moved(version):
+                    raise
+                continue  # and so many did that entries which this handle needs have been cleaned away
+            self._confirm(generation)
+            return
         raise FencedError(
             f"{_MAX_RACES} commits to {self.path} in a row met another writer.",
             next="Find out who else writes to the registry; it belongs to the coordinator alone.",
         )
+
+    def _confirm(self, generation: Generation) -> None:
+        """After a commit: it counts if the newest version is ours still.
+
+        Else it may have been put where the new owner's upkeep had cleaned an entry away, which no reader ever sees.
+        """
+        owner = self.generation()
+        if owner > generation:
+            raise _fenced(self.path, generation, owner)
+
+    # -- upkeep, by the owner
+
+    def upgrade(self, generation: Generation) -> None:
+        """Give a table of an older release this one's properties and columns, and its log the upkeep that it lacks."""
+        handle = self.refreshed()
+        assert handle is not None, f"{self.path} was not ensured"
+        properties = handle.metadata().configuration
+        if properties.get(_FORGETS):
+            raise ConfigurationError(
+                f"The table {self.path} forgets transaction versions ({_FORGETS}).",
+                where=self.storage.full(self.path),
+                next="Unset that property: the version is the generation, which keeps zombies out.",
+            )
+        if any(properties.get(name) != value for name, value in log_upkeep.PROPERTIES.items()):
+            self._act(generation, lambda handle: _set_properties(handle, self.app_id, generation))
+        present = {field.name for field in handle.schema().fields}
+        lacking = [Field.from_arrow(field) for field in self.schema if field.name not in present]
+        if lacking:
+            self._act(generation, lambda handle: _add_columns(handle, self.app_id, generation, lacking))
+        if log_upkeep.is_overdue(log_upkeep.log_names(self.storage, self.path)):
+            handle = self.refreshed()
+            assert handle is not None
+            self._keep_up(handle)
+
+    def _keep_up(self, handle: DeltaTable) -> None:
+        """The commit has been confirmed: what fails here is done by the next upkeep, and must not make it look lost."""
+        try:
+            log_upkeep.write_checkpoint(handle)
+            log_upkeep.clean_up(self.storage, self.path)
+        except (DeltaError, OSError) as error:
+            log.warning("the log of a registry table was not cleaned up", table=self.path, error=str(error))
+
+    def _check_columns(self, handle: DeltaTable) -> None:
+        present = {field.name for field in handle.schema().fields}
+        lacking = [name for name in self.schema.names if name not in present and name not in self._optional]
+        if lacking:
+            raise DamageError(
+                f"The registry's table {self.path} has no column {', '.join(lacking)}.",
+                where=self.storage.full(self.path),
+                next="Find out who rewrote it: Weir never drops a column. Bring the table back from a backup of the bucket.",
+            )
+
+    def _unreadable(self, error: Exception) -> Exception:
+        """A missing file is damage; whatever else Delta says is passed on."""
+        if isinstance(error, FileNotFoundError) or "not found" in str(error).lower():
+            return DamageError(
+                "A file of the registry is missing from storage.",
+                where=f"{self.storage.full(self.path)}: {error}",
+                next="Nothing was deleted. Bring the file back from a backup of the bucket.",
+            )
+        return error
+
+    # -- rows
 
     def write_rows(
         self, rows: Sequence[dict], path: str, partition: tuple[tuple[str, str], ...] = (), bounds=()
@@ -267,6 +412,20 @@ class FencedTable:
                 raise FileNotFoundError(self.storage.full(f"{self.path}/{file.path}"))
             rows += pq.read_table(pa.BufferReader(data), use_threads=False).to_pylist()
         return rows
+
+
+def _set_properties(handle: DeltaTable, app_id: str, generation: Generation) -> None:
+    handle.alter.set_table_properties(
+        log_upkeep.PROPERTIES,
+        commit_properties=_properties(app_id, generation),
+        post_commithook_properties=_NO_UPKEEP,
+    )
+
+
+def _add_columns(handle: DeltaTable, app_id: str, generation: Generation, columns: list[Field]) -> None:
+    handle.alter.add_columns(
+        columns, commit_properties=_properties(app_id, generation), post_commithook_properties=_NO_UPKEEP
+    )
 
 
 def _fenced(path: str, mine: Generation, owner: Generation) -> FencedError:

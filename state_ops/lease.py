@@ -67,18 +67,23 @@ def alive(lease: Lease | None) -> bool | None:
     """True, False, or None when only watching the counter can tell (the coordinator runs on another host)."""
     if lease is None or lease.stopped:
         return False
-    if lease.host != socket.gethostname():
+    return process_lives(lease.host, lease.pid, lease.born)
+
+
+def process_lives(host: str, pid: int, began: str) -> bool | None:
+    """Whether a process lives, None if it is another host's. began: what `born` said of it."""
+    if host != socket.gethostname():
         return None
     try:
         # A killed process that its parent has not collected yet is still listed, and does nothing any more.
-        if psutil.Process(lease.pid).status() == psutil.STATUS_ZOMBIE:
+        if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
             return False
-        return _born(lease.pid) == lease.born
+        return born(pid) == began
     except (psutil.Error, OSError):
         return False
 
 
-def _born(pid: int) -> str:
+def born(pid: int) -> str:
     """What tells a process from a later one with the same pid; on Linux it does not move when the clock is set."""
     stat = Path(f"/proc/{pid}/stat")
     if stat.exists():
@@ -117,7 +122,7 @@ class Heartbeat:
             last_id=last_id,
             host=socket.gethostname(),
             pid=os.getpid(),
-            born=_born(os.getpid()),
+            born=born(os.getpid()),
             heartbeat_seconds=seconds,
             run_id=run_id,
         )
@@ -167,12 +172,18 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What someone asks of the running coordinator. kind: barrier or stop; trigger: who asks (sensor, manual)."""
+    """What someone asks of the running coordinator; trigger: who asks (sensor, manual).
+
+    kind: "barrier"; "stop", with `drain` or with `delete`, which drops the checkpoints without a name at the end; "savepoint",
+    which names the next checkpoint `savepoint`; "drop_savepoint"; "upkeep", which prunes and removes what nothing names.
+    """
 
     kind: str
     trigger: str = "manual"
     reason: str = ""
     drain: bool = False
+    delete: bool = False
+    savepoint: str = ""
     tick: str | None = None
     at: float = 0.0
     name: str = ""

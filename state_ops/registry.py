@@ -3,9 +3,10 @@
     registry/checkpoints/    one row per completed checkpoint. A row here = the checkpoint exists
     registry/state_files/    partitioned by checkpoint, a full listing each time. Written first, meaningless without the row
     registry/publications/   which Delta version made which checkpoint's output visible in which sink
+    registry/pins/           savepoints and branches: checkpoints that retention leaves alone, by name
 
 `checkpoints` is read first and decides. Rows of `state_files` count only if their `commit_id` is the one in the
-checkpoint's row, which also carries their number: a mismatch is damage and stops every deletion. All three tables are
+checkpoint's row, which also carries their number: a mismatch is damage and stops every deletion. All four tables are
 claimed by a coordinator in that order and committed through `FencedTable` alone.
 """
 
@@ -24,7 +25,7 @@ from deltalake import DeltaTable
 
 from state_ops.checkpoint import FORMAT_VERSION, Checkpoint, StateFile
 from state_ops.delta_log import DataFile, FencedTable, active_files, probe_conditional_put, remove_probes
-from state_ops.errors import DamageError, FencedError, PrunedError
+from state_ops.errors import DamageError, FencedError, PrunedError, WeirError
 from state_ops.ids import CheckpointId, Generation
 from state_ops.storage import Storage
 
@@ -80,6 +81,41 @@ PUBLICATIONS = pa.schema(
         ("ms", pa.float64()),
     ]
 )
+PINS = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("name", pa.string()),
+        ("checkpoint_id", pa.int64()),
+        ("commit_id", pa.string()),
+        ("created_at", _TIME),
+        ("reason", pa.string()),
+    ]
+)
+
+SAVEPOINT, BRANCH = "savepoint", "branch"
+_ID_DIGITS = 20  # in the names of listings and rows, so that they sort by checkpoint
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pin:
+    """A checkpoint has a name, so retention never touches it. kind: savepoint, or branch, which reads from it."""
+
+    kind: str
+    name: str
+    checkpoint_id: CheckpointId
+    commit_id: str
+    created_at: datetime
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stray:
+    """A listing without its checkpoint. path: of the listing's file in its table."""
+
+    path: str
+    checkpoint_id: CheckpointId
+    commit_id: str
+    files: tuple[StateFile, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,8 +138,14 @@ class Registry:
         self._checkpoints = FencedTable(storage, "registry/checkpoints", CHECKPOINTS, app_id)
         self._files = FencedTable(storage, "registry/state_files", STATE_FILES, app_id, ["checkpoint_id"])
         self._publications = FencedTable(storage, "registry/publications", PUBLICATIONS, app_id)
+        self._pins = FencedTable(storage, "registry/pins", PINS, app_id)
         self._listings: dict[str, tuple[StateFile, ...]] = {}
         self._rows: dict[str, Checkpoint] = {}
+
+    @property
+    def _tables(self) -> tuple[FencedTable, ...]:
+        """In the order in which they are claimed."""
+        return self._checkpoints, self._files, self._publications, self._pins
 
     # -- reading: no right needed, no JVM
 
@@ -144,6 +186,28 @@ class Registry:
         rows = self._settled(self._publications, self._publications.read_rows)
         return sorted((Publication(**row) for row in rows), key=lambda row: (row.checkpoint_id, row.sink))
 
+    def pins(self) -> list[Pin]:
+        """Savepoints and branches, oldest first."""
+        rows = self._settled(self._pins, self._pins.read_rows)
+        return sorted((Pin(**row) for row in rows), key=lambda pin: (pin.created_at, pin.name))
+
+    def strays(self) -> list[Stray]:
+        """Listings whose checkpoint has no row: a prune or a commit was cut off, or a running restore still reads them."""
+        named = {_listing_path(row) for row in self.checkpoints()}
+
+        def read(files: list[DataFile]) -> list[Stray]:
+            return [self._stray(file) for file in files if file.path not in named]
+
+        return self._settled(self._files, read)
+
+    def _stray(self, file: DataFile) -> Stray:
+        commit_id = file.path.rpartition("/")[2][_ID_DIGITS + 1 :].removesuffix(".parquet")
+        files = self._listings.get(commit_id)
+        if files is None:
+            rows = self._files.read_rows([file])
+            files = tuple(StateFile(**{name: row[name] for name in row if name != "commit_id"}) for row in rows)
+        return Stray(file.path, CheckpointId(int(dict(file.partition)["checkpoint_id"])), commit_id, files)
+
     # -- writing: the owner of the generation alone
 
     def take_over(self, after: Generation | None = None) -> Generation:
@@ -153,10 +217,10 @@ class Registry:
         it, and gets FencedError where somebody took over meanwhile, instead of taking the pipeline away from who lives.
         """
         probe_conditional_put(self._checkpoints.storage)
-        for table in (self._checkpoints, self._files, self._publications):
+        for table in self._tables:
             table.ensure()
         generation = self._checkpoints.claim(after=after)
-        for table in (self._files, self._publications):
+        for table in self._tables[1:]:
             table.claim(generation)
         return generation
 
@@ -191,28 +255,59 @@ class Registry:
             )
             self._publications.commit(generation, [data])
 
-    def drop(self, generation: Generation, ids: Iterable[CheckpointId]) -> None:
-        """Remove the rows of some checkpoints: the checkpoints first, then what only describes them. No object is deleted."""
-        gone = set(ids)
-        if not gone:
-            return
-        self._drop_files(self._checkpoints, generation, lambda file: _bound(file, "id") in gone)
-        self._drop_files(self._files, generation, lambda file: any(int(value) in gone for _, value in file.partition))
-        self._drop_files(self._publications, generation, lambda file: _bound(file, "checkpoint_id") in gone)
-        kept = {row.commit_id for row in self.checkpoints()}
-        self._listings = {key: value for key, value in self._listings.items() if key in kept}
+    def pin(self, generation: Generation, pin: Pin) -> None:
+        """Give a checkpoint a name. Raises WeirError when the name is taken, PrunedError when the checkpoint is gone."""
+        taken = next((one for one in self.pins() if (one.kind, one.name) == (pin.kind, pin.name)), None)
+        if taken is not None and taken.commit_id == pin.commit_id:
+            return  # an earlier try of this very request
+        if taken is not None:
+            raise WeirError(
+                f"There is a {pin.kind} {pin.name!r} already, of checkpoint {taken.checkpoint_id}.",
+                where=self._pins.storage.full(self._pins.path),
+                next=f"Choose another name, or drop that {pin.kind} first.",
+            )
+        if all(row.commit_id != pin.commit_id for row in self.checkpoints()):
+            raise PrunedError(
+                f"Checkpoint {pin.checkpoint_id} is not retained.", next="`weir checkpoints` lists what is."
+            )
+        data = self._pins.write_rows(
+            [dataclasses.asdict(pin)],
+            f"data/{pin.checkpoint_id:020d}-{uuid.uuid4().hex}.parquet",
+            bounds=[("checkpoint_id", pin.checkpoint_id)],
+        )
+        self._pins.commit(generation, [data])
 
-    def drop_stray_listings(self, generation: Generation) -> None:
-        """Remove listings that no checkpoint's row names: left by a crash between the two writes of a commit."""
-        named = {_listing_path(row) for row in self.checkpoints()}
-        self._drop_files(self._files, generation, lambda file: file.path not in named)
+    def unpin(self, generation: Generation, kind: str, name: str) -> bool:
+        """Take a name away; False if there is none. The checkpoint is from then on retained like any other."""
+        named = [pin.commit_id for pin in self.pins() if (pin.kind, pin.name) == (kind, name)]
+
+        def chosen(file: DataFile) -> bool:
+            return any((row["kind"], row["name"]) == (kind, name) for row in self._pins.read_rows([file]))
+
+        if named:
+            self._drop_files(self._pins, generation, chosen)
+        return bool(named)
+
+    def drop_rows(self, generation: Generation, ids: Iterable[CheckpointId]) -> None:
+        """Remove checkpoints' rows: from then on they do not exist. Their listings and objects are still there."""
+        gone = set(ids)
+        if gone:
+            self._drop_files(self._checkpoints, generation, lambda file: _bound(file, "id") in gone)
+
+    def drop_listings(self, generation: Generation, strays: Iterable[Stray]) -> None:
+        """Remove listings that no row names, and publications of checkpoints that have no row. No object is deleted."""
+        gone = {stray.path for stray in strays}
+        self._drop_files(self._files, generation, lambda file: file.path in gone)
+        kept = {row.id: row.commit_id for row in self.checkpoints()}
+        self._drop_files(self._publications, generation, lambda file: _bound(file, "checkpoint_id") not in kept)
+        self._listings = {key: value for key, value in self._listings.items() if key in kept.values()}
 
     def remove_unnamed(self) -> None:
         """Delete files in the registry's directories that no table names: left by a crash beside a commit, or by a probe.
 
         For the owner of the generation, before its first commit: older generations are fenced and cannot name them any more.
         """
-        for table in (self._checkpoints, self._files, self._publications):
+        for table in self._tables:
             handle = table.refreshed()
             named = {f"{table.path}/{file.path}" for file in active_files(handle)} if handle else set()
             for file in table.storage.list(table.path):
@@ -273,7 +368,7 @@ class Registry:
 
 
 def _numbered(checkpoint: Checkpoint) -> str:
-    return f"{checkpoint.id:020d}-{checkpoint.commit_id}.parquet"
+    return f"{checkpoint.id:0{_ID_DIGITS}d}-{checkpoint.commit_id}.parquet"
 
 
 def _listing_path(checkpoint: Checkpoint) -> str:

@@ -1,23 +1,54 @@
 """Retention: which checkpoints and objects go. Planned purely, applied rows first.
 
-    plan    -> which checkpoints are beyond `keep`, and which objects only they name
-    apply   -> drop the rows (checkpoints, then their listings), then delete the objects
+    plan    -> which checkpoints stay and why, and which objects only the others name
+    apply   -> drop the rows; look for running restores; drop the listings; delete the objects
 
-A crash in between leaves orphans, which the next take-over removes (`orphans`). What a checkpoint references is
-decided by the registry alone; an object of our own or a newer generation is never an orphan here, because a live
-attempt may still be named by an ack.
+A checkpoint stays if it is among the newest `keep` that have no name, if it is the head, if a savepoint or a branch names it, or
+if something still needs it (a sink lacks its rows, a restore reads it, an epoch in flight is built on it).
+
+A crash in between leaves listings without rows (`Registry.strays`) and orphans, which the next prune and the next take-over
+remove. What a checkpoint references is decided by the registry alone; an object of our own or a newer generation is never an
+orphan here, because a live attempt may still be named by an ack.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from state_ops.checkpoint import Checkpoint, StateFile
+from state_ops.checkpoint import OUTPUT, Checkpoint, StateFile
 from state_ops.ids import CheckpointId, Generation, parse_epoch_dir
-from state_ops.registry import Registry
+from state_ops.pins import Watcher
+from state_ops.registry import Pin, Registry
 from state_ops.shared_state import reference_counts, unreferenced
 from state_ops.storage import Storage, StoredFile
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What happens to one checkpoint, and why. reasons: in words, each true by itself; none: it goes.
+
+    bytes: of its state and channel objects; frees: of those that go with it, because no checkpoint that stays names them.
+    """
+
+    id: CheckpointId
+    stays: bool
+    reasons: tuple[str, ...]
+    bytes: int
+    frees: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFate:
+    """What happens to one object. named_by: the checkpoints that stay and name it; none: it is deleted."""
+
+    path: str
+    bytes: int
+    named_by: tuple[CheckpointId, ...]
+
+    @property
+    def stays(self) -> bool:
+        return bool(self.named_by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +63,103 @@ class RetentionPlan:
         return sum(file.bytes for file in self.delete)
 
 
+def reasons(
+    checkpoints: Sequence[Checkpoint],
+    keep: int,
+    pins: Sequence[Pin] = (),
+    needed: Mapping[CheckpointId, Sequence[str]] | None = None,
+) -> dict[CheckpointId, tuple[str, ...]]:
+    """Why each checkpoint stays; an empty tuple: it goes.
+
+    keep: how many to retain besides those with a name; 0 drops the head too. needed: who else needs a checkpoint, in words.
+    """
+    named = {pin.commit_id for pin in pins}
+    ordered = sorted(checkpoints, key=lambda row: row.id)
+    newest = [row.id for row in ordered if row.commit_id not in named][-keep:] if keep else []
+    found: dict[CheckpointId, tuple[str, ...]] = {}
+    for row in ordered:
+        why = [f"{pin.kind} {pin.name!r}" for pin in pins if pin.commit_id == row.commit_id]
+        if keep and row is ordered[-1]:
+            why.append("the newest checkpoint")
+        elif row.id in newest:
+            why.append(f"among the newest {keep}")
+        found[row.id] = (*why, *(needed or {}).get(row.id, ()))
+    return found
+
+
 def plan(
     checkpoints: Sequence[Checkpoint],
     listings: Mapping[CheckpointId, Sequence[StateFile]],
     keep: int,
-    pinned: Collection[CheckpointId] = (),
+    pins: Sequence[Pin] = (),
+    needed: Mapping[CheckpointId, Sequence[str]] | None = None,
 ) -> RetentionPlan:
-    """Keep the newest `keep` checkpoints and every pinned one (unpublished, or the base of an epoch in flight)."""
-    newest = {checkpoint.id for checkpoint in sorted(checkpoints, key=lambda row: row.id)[-keep:]}
-    stays = newest | set(pinned)
-    dropped = {row.id: listings[row.id] for row in checkpoints if row.id not in stays}
-    kept = {row.id: listings[row.id] for row in checkpoints if row.id in stays}
-    return RetentionPlan(tuple(sorted(dropped)), tuple(unreferenced(dropped, kept)))
+    """Decide by `reasons`; listings: of every checkpoint."""
+    why = reasons(checkpoints, keep, pins, needed)
+    drop = tuple(id for id, stays in why.items() if not stays)
+    if not drop:
+        return RetentionPlan((), ())
+    kept = [listings[id] for id, stays in why.items() if stays]
+    return RetentionPlan(drop, tuple(unreferenced([listings[id] for id in drop], kept)))
 
 
-def apply(registry: Registry, storage: Storage, generation: Generation, decided: RetentionPlan) -> None:
-    """Carry a plan out as the owner of `generation`: rows first, then objects."""
-    registry.drop(generation, decided.drop)
-    for file in decided.delete:
+def explain(
+    checkpoints: Sequence[Checkpoint],
+    listings: Mapping[CheckpointId, Sequence[StateFile]],
+    keep: int,
+    pins: Sequence[Pin] = (),
+    needed: Mapping[CheckpointId, Sequence[str]] | None = None,
+) -> tuple[list[Fate], list[ObjectFate]]:
+    """The plan with the reason for every checkpoint and every object. Published rows are not Weir's to delete: left out."""
+    why = reasons(checkpoints, keep, pins, needed)
+    named: dict[str, list[CheckpointId]] = {}
+    sizes: dict[str, int] = {}
+    owned: dict[CheckpointId, set[str]] = {}
+    for id in sorted(why):
+        owned[id] = {file.path for file in listings[id] if file.kind != OUTPUT}
+        for file in listings[id]:
+            if file.kind != OUTPUT:
+                sizes[file.path] = file.bytes
+                if why[id] and id not in named.setdefault(file.path, []):
+                    named[file.path].append(id)
+    objects = [ObjectFate(path, sizes[path], tuple(named.get(path, ()))) for path in sorted(sizes)]
+    fates = []
+    for id in sorted(why):
+        frees = 0 if why[id] else sum(sizes[path] for path in owned[id] if not named.get(path))
+        fates.append(Fate(id, bool(why[id]), why[id], sum(sizes[path] for path in owned[id]), frees))
+    return fates, objects
+
+
+def apply(
+    registry: Registry, storage: Storage, generation: Generation, decided: RetentionPlan, watcher: Watcher
+) -> tuple[StateFile, ...]:
+    """Carry a plan out as the owner of `generation`, and finish what an earlier one had to leave; returns what was deleted.
+
+    watcher: what this process knows of running restores. What one of them still reads stays, until a later call.
+    """
+    registry.drop_rows(generation, decided.drop)
+    # Only now, after the rows: a restore that comes later finds no row, one that came before is seen here.
+    held = {hold.commit_id for hold in watcher.live(storage).values()}
+    rows = registry.checkpoints()
+    newest = max([row.id for row in rows] + list(decided.drop), default=CheckpointId(0))
+    strays = [stray for stray in registry.strays() if stray.checkpoint_id <= newest]
+    gone = [stray for stray in strays if stray.commit_id not in held]
+    if not gone:
+        return ()
+    kept = [registry.files(row) for row in rows] + [stray.files for stray in strays if stray.commit_id in held]
+    delete = unreferenced([stray.files for stray in gone], kept)
+    registry.drop_listings(generation, gone)
+    for file in delete:
         storage.delete(file.path)
+    return tuple(delete)
 
 
-def orphans(
-    storage: Storage, listings: Mapping[CheckpointId, Sequence[StateFile]], generation: Generation
-) -> list[StoredFile]:
-    """State and channel objects of older generations that no retained checkpoint names.
+def orphans(storage: Storage, listings: Iterable[Collection[StateFile]], generation: Generation) -> list[StoredFile]:
+    """State and channel objects of older generations that no listing names. listings: of all checkpoints, and of strays that are held.
 
     Older generations are fenced, so nothing can come to reference these any more: no clock and no age is asked.
     """
-    named = reference_counts(listings.values())
+    named = reference_counts(listings)
     found = []
     for top in ("state", "channels"):
         for file in storage.list(top, unfinished=True):

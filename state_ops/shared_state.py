@@ -7,10 +7,9 @@ stored count drifts at the first crash between two writes, and a drifted count e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from state_ops.checkpoint import OUTPUT, StateFile
-from state_ops.ids import CheckpointId
 
 
 def reference_counts(listings: Iterable[Iterable[StateFile]]) -> Counter[str]:
@@ -18,15 +17,8 @@ def reference_counts(listings: Iterable[Iterable[StateFile]]) -> Counter[str]:
     return Counter(path for files in listings for path in {file.path for file in files})
 
 
-def unreferenced(
-    dropped: Mapping[CheckpointId, Iterable[StateFile]], kept: Mapping[CheckpointId, Iterable[StateFile]]
-) -> list[StateFile]:
-    """Objects that only the dropped checkpoints name, each once. Published output belongs to its table: never listed."""
-    counts = reference_counts(kept.values())
-    gone = {
-        file.path: file
-        for files in dropped.values()
-        for file in files
-        if file.kind != OUTPUT and counts[file.path] == 0
-    }
+def unreferenced(dropped: Iterable[Iterable[StateFile]], kept: Iterable[Iterable[StateFile]]) -> list[StateFile]:
+    """Objects that only the dropped listings name, each once. Published output belongs to its table: never listed."""
+    counts = reference_counts(kept)
+    gone = {file.path: file for files in dropped for file in files if file.kind != OUTPUT and counts[file.path] == 0}
     return sorted(gone.values(), key=lambda file: file.path)

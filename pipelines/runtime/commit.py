@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -18,7 +18,8 @@ from state_ops.errors import (
     TransientError,
 )
 from state_ops.ids import CheckpointId, epoch_dir
-from state_ops.registry import Publication
+from state_ops.pins import Held
+from state_ops.registry import Publication, Registry
 
 log = structlog.get_logger("weir.epoch")
 
@@ -100,11 +101,37 @@ def publish_missing(shop: Workshop, checkpoints: Sequence[Checkpoint]) -> list[P
     return published
 
 
-def prune(shop: Workshop) -> tuple[CheckpointId, ...]:
-    """Drop the checkpoints beyond the retained number, rows first, then the objects that only they named."""
+def unpublished(registry: Registry) -> list[Checkpoint]:
+    """Retained checkpoints whose rows some sink lacks, as far as the registry knows: publishing may have been cut off."""
+    known = {(row.checkpoint_id, row.sink) for row in registry.publications()}
+    return [
+        row
+        for row in registry.checkpoints()
+        if any((row.id, sink) not in known for sink, ids in row.sinks.items() if ids["id"] == row.id)
+    ]
+
+
+def needed(registry: Registry, holds: Mapping[str, Held]) -> dict[CheckpointId, list[str]]:
+    """What else keeps checkpoints, in words: sinks that lack their rows, restores that read them."""
+    found: dict[CheckpointId, list[str]] = {}
+    for row in unpublished(registry):
+        found.setdefault(row.id, []).append("a sink lacks its rows")
+    for hold in holds.values():
+        found.setdefault(hold.checkpoint_id, []).append(f"{hold.purpose} (process {hold.pid} on {hold.host})")
+    return found
+
+
+def prune(shop: Workshop, keep: int | None = None) -> tuple[CheckpointId, ...]:
+    """Drop the checkpoints beyond the retained number, rows first, then the objects that only they named.
+
+    keep: how many without a name stay, by default as the settings say.
+    """
+    keep = shop.settings.checkpoints.num_retained if keep is None else keep
     completed = shop.registry.checkpoints()
     listings = {row.id: shop.registry.files(row) for row in completed}
-    plan = retention.plan(completed, listings, shop.settings.checkpoints.num_retained)
-    if plan.drop:
-        retention.apply(shop.registry, shop.storage, shop.generation, plan)
-    return plan.drop
+    also = needed(shop.registry, shop.watcher.live(shop.storage))
+    decided = retention.plan(completed, listings, keep, shop.registry.pins(), also)
+    retention.apply(shop.registry, shop.storage, shop.generation, decided, shop.watcher)
+    for path in shop.watcher.dead(shop.storage):
+        shop.storage.delete(path)
+    return decided.drop

@@ -13,32 +13,26 @@ from dataclasses import dataclass, field
 import structlog
 
 from configs.settings import Settings
-from pipelines.runtime.commit import prune, publish_missing
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.epoch import complete, finish
 from pipelines.runtime.executor import Executor
-from pipelines.runtime.sources.files import FilesReader
-from pipelines.runtime.spark_executor import SparkExecutor
+from pipelines.runtime.tenure import open_storage as open_storage
+from pipelines.runtime.tenure import owning, readers
 from pipelines.runtime.workshop import Cut, EpochReport, Workshop
-from state_ops import lease, retention
+from state_ops import lease
 from state_ops.checkpoint import Checkpoint
 from state_ops.coordinator import Trigger, TriggerPolicy, next_id
 from state_ops.errors import (
-    BusyError,
     FencedError,
     GateError,
     InputError,
     PipelineError,
     RunEndedError,
     StageError,
-    TransientError,
     WeirError,
 )
-from state_ops.frames import schema_from_json
-from state_ops.ids import CheckpointId, parse_epoch_dir
+from state_ops.ids import CheckpointId
 from state_ops.lease import Heartbeat, Request
-from state_ops.registry import Registry
-from state_ops.storage import Storage
 
 log = structlog.get_logger("weir.run")
 
@@ -79,19 +73,6 @@ class Loop:
     begun: list[CheckpointId] = field(default_factory=list)
 
 
-def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Registry]:
-    """The pipeline's storage and registry; reading them needs no right and starts nothing."""
-    storage = Storage(settings.storage_uri(pipeline.name))
-    return storage, Registry(storage, pipeline.app_id)
-
-
-def readers(pipeline: Pipeline, settings: Settings) -> dict[str, FilesReader]:
-    """A reader for each source, its placeholders filled from the configuration."""
-    return {
-        source.name: FilesReader(source, settings.resolve(pipeline.name, source.pattern)) for source in pipeline.sources
-    }
-
-
 def run(
     pipeline: Pipeline, settings: Settings, options: RunOptions, executor: Executor | None = None
 ) -> Iterator[EpochReport]:
@@ -101,31 +82,10 @@ def run(
     Raises BusyError when a coordinator is alive, FencedError when a newer one took over, and the error of an epoch that
     failed for good. Everything that a failed epoch staged has been discarded by then.
     """
-    storage, registry = open_storage(pipeline, settings)
-    sources = readers(pipeline, settings)
-    predecessor = lease.read(storage)
-    if lease.watch(storage):
-        raise _busy(pipeline, predecessor)
-    _drop_stale_stops(storage)
-    generation = registry.take_over()
-    head = registry.head()
-    last_id = max([head.id if head else 0, predecessor.last_id if predecessor else 0])
-    loop = Loop(head, begun=[CheckpointId(last_id)])
-    heartbeat = Heartbeat(storage, generation, CheckpointId(last_id), settings.lease.heartbeat_seconds, options.run_id)
-    with heartbeat:
-        runs = executor or SparkExecutor(settings, app=f"weir {pipeline.name}")
-        shop = Workshop(pipeline, settings, storage, registry, generation, runs, sources, options.run_id)
-        shop.expected.update({name: schema_from_json(raw) for name, raw in (head.inputs if head else {}).items()})
-        try:
-            recover(shop)
-            check_fits(pipeline, head)
-            yield from _epochs(shop, options, loop, heartbeat)
-        except OSError as error:
-            raise TransientError(
-                f"{type(error).__name__}: {error}",
-                where=storage.uri,
-                next=f"Look at the storage and the disk, then `weir run {pipeline.name}`: it resumes from the last checkpoint.",
-            ) from error
+    with owning(pipeline, settings, executor, options.run_id) as tenure:
+        check_fits(pipeline, tenure.head)
+        loop = Loop(tenure.head, begun=[tenure.last_id])
+        yield from _epochs(tenure.shop, options, loop, tenure.heartbeat)
 
 
 def check_fits(pipeline: Pipeline, head: Checkpoint | None) -> None:
@@ -147,38 +107,6 @@ def check_fits(pipeline: Pipeline, head: Checkpoint | None) -> None:
                 where=f"checkpoint {head.id}",
                 next=f"Give the {kind} its name back, or say that it is gone for good: Pipeline(..., retired=({left[0]!r},)).",
             )
-
-
-def recover(shop: Workshop) -> None:
-    """Finish what a dead predecessor began: publish what a sink lacks, prune, remove what nothing names any more."""
-    completed = shop.registry.checkpoints()
-    known = {(row.checkpoint_id, row.sink) for row in shop.registry.publications()}
-    unpublished = [
-        row
-        for row in completed
-        if any((row.id, sink) not in known for sink, ids in row.sinks.items() if ids["id"] == row.id)
-    ]
-    if unpublished:
-        log.info("publishing what the last run left", checkpoints=[row.id for row in unpublished])
-        publish_missing(shop, unpublished)
-    prune(shop)
-    shop.registry.drop_stray_listings(shop.generation)
-    shop.registry.remove_unnamed()
-    completed = shop.registry.checkpoints()
-    listings = {row.id: shop.registry.files(row) for row in completed}
-    for orphan in retention.orphans(shop.storage, listings, shop.generation):
-        shop.storage.delete(orphan.path)
-    _remove_unpublishable(shop, completed[-1].id if completed else CheckpointId(0))
-
-
-def _remove_unpublishable(shop: Workshop, head: CheckpointId) -> None:
-    """Staged rows of epochs that never completed: of an older, hence fenced, generation and above the head."""
-    for sink in shop.pipeline.sinks:
-        base = f"tables/{sink.table}/data"
-        for name in shop.storage.list_dirs(base):
-            parsed = parse_epoch_dir(name)
-            if parsed is not None and parsed[0] < shop.generation and parsed[1] > head:
-                shop.storage.delete_tree(f"{base}/{name}")
 
 
 def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbeat) -> Iterator[EpochReport]:
@@ -294,22 +222,6 @@ def _one(shop: Workshop, loop: Loop, heartbeat: Heartbeat, cut: Cut) -> Iterator
     report = finish(shop, report)
     loop.last_end = time.monotonic()
     yield report
-
-
-def _drop_stale_stops(storage: Storage) -> None:
-    """A stop that nobody was there to take must not stop the next run at once."""
-    for request in lease.pending(storage):
-        if request.kind == "stop":
-            lease.take(storage, request)
-
-
-def _busy(pipeline: Pipeline, holder: lease.Lease | None) -> BusyError:
-    who = f"process {holder.pid} on {holder.host}, generation {holder.generation}" if holder else "unknown"
-    return BusyError(
-        f"A coordinator of {pipeline.name} is running.",
-        where=who,
-        next=f"`weir stop {pipeline.name}` ends it at its next barrier; `weir status {pipeline.name}` shows what it does.",
-    )
 
 
 def lag(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapping[str, int]:

@@ -18,6 +18,7 @@ from pipelines.runtime.sources.files import FilesReader, Slice
 from state_ops.checkpoint import Checkpoint
 from state_ops.coordinator import PendingCheckpoint, Trigger
 from state_ops.ids import CheckpointId, Generation
+from state_ops.pins import Watcher
 from state_ops.registry import Publication, Registry
 from state_ops.storage import Storage
 
@@ -45,7 +46,10 @@ class EpochReport:
 
 @dataclass
 class Workshop:
-    """What all epochs of one run share. shapes: the stages' schemas, found once; expected: the sources' schemas."""
+    """What all epochs of one run share. shapes: the stages' schemas, found once; expected: the sources' schemas.
+
+    watcher: what this process knows of running restores.
+    """
 
     pipeline: Pipeline
     settings: Settings
@@ -59,6 +63,7 @@ class Workshop:
     inputs: dict[str, pa.Schema] = field(default_factory=dict)
     expected: dict[str, pa.Schema] = field(default_factory=dict)
     discarded: list[str] = field(default_factory=list)
+    watcher: Watcher = field(default_factory=Watcher)
 
 
 @dataclass

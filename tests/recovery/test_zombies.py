@@ -72,7 +72,7 @@ def test_a_fenced_coordinator_can_neither_publish_nor_prune(site, days):
     before = flights_.objects()
 
     with pytest.raises(FencedError):
-        retention.apply(old, storage, generation, plan)
+        retention.apply(old, storage, generation, plan, shop.watcher)
     with pytest.raises(FencedError):
         commit.publish_missing(shop, completed)
 

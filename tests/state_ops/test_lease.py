@@ -74,7 +74,7 @@ def test_who_is_taken_for_dead(mine, changes, alive):
 
 def test_a_killed_process_is_dead_before_and_after_its_parent_collects_it(mine):
     with subprocess.Popen(["sleep", "60"]) as child:
-        of_child = replace(mine, pid=child.pid, born=lease._born(child.pid))
+        of_child = replace(mine, pid=child.pid, born=lease.born(child.pid))
         assert lease.alive(of_child) is True
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

@@ -67,6 +67,12 @@ def put(
     return made
 
 
+def drop(registry: Registry, ids: list[int], generation: int = 1) -> None:
+    """What pruning does to the registry when nothing else holds these checkpoints."""
+    registry.drop_rows(Generation(generation), [CheckpointId(id) for id in ids])
+    registry.drop_listings(Generation(generation), registry.strays())
+
+
 def published(id: int) -> Publication:
     return Publication(CheckpointId(id), "out", id, 1, 3, NOON, 1.0)
 
@@ -130,7 +136,7 @@ def test_a_listing_without_a_row_does_not_count(storage, registry, monkeypatch):
     retried = replace(lost, commit_id="retried", files=1)
     registry.commit(retried, [a_file("4.sst")])
     assert [file.name for file in Registry(storage, APP).files(retried)] == ["4.sst"]
-    registry.drop_stray_listings(Generation(1))
+    registry.drop_listings(Generation(1), registry.strays())
     assert len(list(storage.list("registry/state_files/checkpoint_id=2"))) == 1
     assert [file.name for file in Registry(storage, APP).files(retried)] == ["4.sst"]
     assert [file.name for file in Registry(storage, APP).files(first)] == ["1.sst"]
@@ -229,7 +235,7 @@ def test_a_zombie_commits_nothing_after_a_take_over(storage, registry, reopened)
         lambda: put(zombie, 2, 1, [a_file("2.sst")]),
         lambda: put(zombie, 2, 1),
         lambda: zombie.record_publications(Generation(1), [published(1)]),
-        lambda: zombie.drop(Generation(1), [CheckpointId(1)]),
+        lambda: zombie.drop_rows(Generation(1), [CheckpointId(1)]),
     ):
         with pytest.raises(FencedError, match=r"generation 1, but .* belongs to generation 2"):
             act()
@@ -284,7 +290,7 @@ def test_a_commit_is_refused_when_the_head_is_not_its_parent(storage, registry, 
 def test_pruned_checkpoints_do_not_hide_who_the_head_is(registry):
     for id in range(1, 5):
         put(registry, id, id - 1 or None)
-    registry.drop(Generation(1), [CheckpointId(1), CheckpointId(2)])
+    drop(registry, [CheckpointId(1), CheckpointId(2)])
     with pytest.raises(FencedError, match="newest checkpoint is 4, not None"):
         put(registry, 5, None)
     put(registry, 5, 4)
@@ -362,7 +368,7 @@ def test_coordinators_that_race_make_one_chain(storage):
     assert sorted(row.commit_id for row in rows) == sorted(committed)
     assert [row.generation for row in rows] == sorted(row.generation for row in rows)
     assert all(len(reader.files(row)) == 1 for row in rows)
-    reader.drop_stray_listings(reader.take_over())
+    reader.drop_listings(reader.take_over(), reader.strays())
     assert all(len(Registry(storage, APP).files(row)) == 1 for row in rows)
 
 
@@ -373,7 +379,7 @@ def test_dropped_checkpoints_are_gone_with_their_listings_and_publications(stora
     made = [put(registry, id, id - 1 or None, [a_file(f"{id}.sst")]) for id in range(1, 4)]
     for id in range(1, 4):
         registry.record_publications(Generation(1), [published(id)])
-    registry.drop(Generation(1), [CheckpointId(1), CheckpointId(2)])
+    drop(registry, [CheckpointId(1), CheckpointId(2)])
     reader = Registry(storage, APP)
     assert reader.checkpoints() == made[2:]
     assert reader.publications() == [published(3)]
@@ -381,7 +387,7 @@ def test_dropped_checkpoints_are_gone_with_their_listings_and_publications(stora
     for name in ("checkpoints/data", "state_files/checkpoint_id=3", "publications/data"):
         assert len(list(storage.list(f"registry/{name}"))) == 1
     assert not list(storage.list("registry/state_files/checkpoint_id=1"))
-    registry.drop(Generation(1), [])
+    drop(registry, [])
 
 
 def test_a_reader_that_loses_the_race_with_pruning_looks_again(storage, registry, monkeypatch):
@@ -392,7 +398,7 @@ def test_a_reader_that_loses_the_race_with_pruning_looks_again(storage, registry
 
     def overtaken(files):
         monkeypatch.setattr(reader._checkpoints, "read_rows", real)
-        registry.drop(Generation(1), [CheckpointId(1), CheckpointId(2)])
+        drop(registry, [CheckpointId(1), CheckpointId(2)])
         return real(files)
 
     monkeypatch.setattr(reader._checkpoints, "read_rows", overtaken)
@@ -404,7 +410,7 @@ def test_a_listing_that_was_pruned_meanwhile_is_not_damage(storage, registry):
     reader = Registry(storage, APP)
     assert reader.head() == first
     second = put(registry, 2, 1, [a_file("2.sst")])
-    registry.drop(Generation(1), [CheckpointId(1)])
+    drop(registry, [CheckpointId(1)])
     with pytest.raises(PrunedError, match="Checkpoint 1 was pruned"):
         reader.files(first)
     assert reader.files(second) == (a_file("2.sst"),)

@@ -18,6 +18,7 @@ from state_ops.checkpoint import CHANNEL, OUTPUT, Checkpoint, StateFile
 from state_ops.delta_log import FencedTable
 from state_ops.errors import DamageError, FencedError
 from state_ops.ids import CheckpointId, Generation
+from state_ops.pins import Watcher
 from state_ops.registry import Registry
 from state_ops.shared_state import reference_counts, unreferenced
 from state_ops.storage import Storage
@@ -33,6 +34,7 @@ class Keeper:
         self.storage, self.keep = storage, keep
         self.registry = Registry(storage, APP)
         self.generation = self.registry.take_over()
+        self.watcher = Watcher()
 
     def commit(self, id: int, parent: int | None, files: Sequence[StateFile]) -> Checkpoint:
         for file in files:
@@ -46,8 +48,8 @@ class Keeper:
         return {row.id: self.registry.files(row) for row in self.registry.checkpoints()}
 
     def prune(self) -> retention.RetentionPlan:
-        decided = retention.plan(self.registry.checkpoints(), self.listings(), self.keep)
-        retention.apply(self.registry, self.storage, self.generation, decided)
+        decided = retention.plan(self.registry.checkpoints(), self.listings(), self.keep, self.registry.pins())
+        retention.apply(self.registry, self.storage, self.generation, decided, self.watcher)
         return decided
 
     def counts(self) -> dict[str, int]:
@@ -151,7 +153,7 @@ def test_pinned_checkpoints_stay(storage):
     for id in range(1, 5):
         keeper.commit(id, id - 1 or None, files(f"cp{id}", str(id)))
     rows, listings = keeper.registry.checkpoints(), keeper.listings()
-    decided = retention.plan(rows, listings, keep=1, pinned=[CheckpointId(2)])
+    decided = retention.plan(rows, listings, keep=1, needed={CheckpointId(2): ["the base of an epoch in flight"]})
     assert decided.drop == (1, 3)
     assert {file.name for file in decided.delete} == {"1", "3"}
 
@@ -196,7 +198,7 @@ def test_derived_counts_equal_counters_that_are_kept_along(steps: list[Step]):
 def test_a_file_that_one_checkpoint_lists_twice_is_one_reference():
     twice = [a_file("1"), replace(a_file("1"), subtask=1)]
     assert reference_counts([twice]) == {a_file("1").path: 1}
-    assert unreferenced({CheckpointId(1): twice}, {}) == [twice[1]]
+    assert unreferenced([twice], []) == [twice[1]]
 
 
 # -- order and interruptions
@@ -248,7 +250,7 @@ def test_objects_that_an_interrupted_prune_left_are_the_next_generations_orphans
     assert keeper.objects() == {"1", "2", "3"}
     successor = Keeper(storage, keep=1)
     assert [row.id for row in successor.registry.checkpoints()] == [2]
-    orphans = retention.orphans(storage, successor.listings(), successor.generation)
+    orphans = retention.orphans(storage, successor.listings().values(), successor.generation)
     assert [file.path for file in orphans] == [first[0].path]
 
 
@@ -267,7 +269,7 @@ def test_only_older_generations_have_orphans_and_only_state_and_channels(storage
         "channels/counts/elsewhere/x.parquet",
     ):
         storage.put_bytes(path, b"x")
-    found = {file.path for file in retention.orphans(storage, keeper.listings(), Generation(3))}
+    found = {file.path for file in retention.orphans(storage, keeper.listings().values(), Generation(3))}
     assert found == {
         "state/counts/g1-e1/0-lost/000008.sst",
         "state/counts/g1-e9/.tmp-half/000008.sst",

@@ -132,6 +132,25 @@ def publish(
     return Publication(checkpoint.id, table, delta_version, len(files), rows, datetime.now(UTC), ms)
 
 
+def check_chain(storage: Storage, app_id: str, table: str, head: Checkpoint | None) -> None:
+    """Before the first epoch: the table is where the newest checkpoint says. Raises DamageError when it is ahead or behind.
+
+    Ahead: its rows come from checkpoints that the registry does not have, so replaying their input would double them.
+    """
+    try:
+        version = delta_log.open_table(storage, table_path(table)).transaction_version(f"{app_id}/{table}")
+    except TableNotFoundError:
+        return  # a sink without rows so far; publishing says so if the chain has some
+    known = (head.sinks.get(table) or {}).get("id") if head else None
+    if version is None and known is None:
+        return
+    if version is None or known is None or version != known:
+        raise _damaged(
+            storage.full(table_path(table)),
+            f"its last published checkpoint is {version}, but the registry's newest is {known}",
+        )
+
+
 def _version_of(handle: DeltaTable, checkpoint: int) -> int:
     """The Delta version that published a checkpoint; the newest version if its log entry was cleaned away."""
     for entry in handle.history(50):

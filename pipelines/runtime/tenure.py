@@ -1,0 +1,143 @@
+"""The time for which a process owns a pipeline: claim the generation, let the lease's heart beat, finish what a dead predecessor left.
+
+`run` coordinates epochs under one; commands that delete or name something (`weir prune`, `savepoint`, `cancel`, `fsck --repair`)
+take a short one where no coordinator lives, since only the generation's owner may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from configs.settings import Settings
+from pipelines.runtime.commit import prune, publish_missing, unpublished
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.executor import Executor
+from pipelines.runtime.sinks import delta
+from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.spark_executor import SparkExecutor
+from pipelines.runtime.workshop import Workshop
+from state_ops import lease, retention
+from state_ops.checkpoint import Checkpoint
+from state_ops.errors import BusyError, TransientError
+from state_ops.frames import schema_from_json
+from state_ops.ids import CheckpointId, parse_epoch_dir
+from state_ops.lease import Heartbeat
+from state_ops.registry import Registry
+from state_ops.storage import Storage
+
+log = structlog.get_logger("weir.run")
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """What the owner works with. head: the newest checkpoint when it began; last_id: the highest id ever begun."""
+
+    shop: Workshop
+    heartbeat: Heartbeat
+    head: Checkpoint | None
+    last_id: CheckpointId
+
+
+def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Registry]:
+    """The pipeline's storage and registry; reading them needs no right and starts nothing."""
+    storage = Storage(settings.storage_uri(pipeline.name))
+    return storage, Registry(storage, pipeline.app_id)
+
+
+def readers(pipeline: Pipeline, settings: Settings) -> dict[str, FilesReader]:
+    """A reader for each source, its placeholders filled from the configuration."""
+    return {
+        source.name: FilesReader(source, settings.resolve(pipeline.name, source.pattern)) for source in pipeline.sources
+    }
+
+
+@contextmanager
+def owning(
+    pipeline: Pipeline, settings: Settings, executor: Executor | None = None, run_id: str | None = None
+) -> Iterator[Tenure]:
+    """Own the pipeline for as long as the `with` block lasts; what a dead predecessor left is finished or removed first.
+
+    executor: what runs stages, by default Spark, which the first epoch starts. Raises BusyError when a coordinator is alive, FencedError when a newer one took over.
+    """
+    storage, registry = open_storage(pipeline, settings)
+    sources = readers(pipeline, settings)
+    predecessor = lease.read(storage)
+    if lease.watch(storage):
+        raise busy(pipeline, predecessor)
+    _drop_stale_stops(storage)
+    generation = registry.take_over()
+    head = registry.head()
+    last_id = CheckpointId(max([head.id if head else 0, predecessor.last_id if predecessor else 0]))
+    with Heartbeat(storage, generation, last_id, settings.lease.heartbeat_seconds, run_id) as heartbeat:
+        runs = executor or SparkExecutor(settings, app=f"weir {pipeline.name}")
+        shop = Workshop(pipeline, settings, storage, registry, generation, runs, sources, run_id)
+        shop.expected.update({name: schema_from_json(raw) for name, raw in (head.inputs if head else {}).items()})
+        try:
+            recover(shop)
+            yield Tenure(shop, heartbeat, head, last_id)
+        except OSError as error:
+            raise TransientError(
+                f"{type(error).__name__}: {error}",
+                where=storage.uri,
+                next=f"Look at the storage and the disk, then `weir run {pipeline.name}`: it resumes from the last checkpoint.",
+            ) from error
+
+
+def recover(shop: Workshop) -> None:
+    """Finish what a dead predecessor began: publish what a sink lacks, prune, remove what nothing names any more."""
+    lacking = unpublished(shop.registry)
+    if lacking:
+        log.info("publishing what the last run left", checkpoints=[row.id for row in lacking])
+        publish_missing(shop, lacking)
+    head = shop.registry.head()
+    for sink in shop.pipeline.sinks:
+        delta.check_chain(shop.storage, shop.pipeline.app_id, sink.table, head)
+    prune(shop)
+    remove_leftovers(shop)
+
+
+def remove_leftovers(shop: Workshop) -> int:
+    """Remove what attempts of older generations, or a crash between two steps, left and nothing names; returns how many objects."""
+    held = {hold.commit_id for hold in shop.watcher.live(shop.storage).values()}
+    strays = shop.registry.strays()
+    shop.registry.drop_listings(shop.generation, [stray for stray in strays if stray.commit_id not in held])
+    shop.registry.remove_unnamed()
+    completed = shop.registry.checkpoints()
+    listings = [shop.registry.files(row) for row in completed]
+    listings += [stray.files for stray in strays if stray.commit_id in held]
+    gone = retention.orphans(shop.storage, listings, shop.generation)
+    for orphan in gone:
+        shop.storage.delete(orphan.path)
+    return len(gone) + _remove_unpublishable(shop, completed[-1].id if completed else CheckpointId(0))
+
+
+def _remove_unpublishable(shop: Workshop, head: CheckpointId) -> int:
+    """Staged rows of epochs that never completed: of an older, hence fenced, generation and above the head."""
+    gone = 0
+    for sink in shop.pipeline.sinks:
+        base = f"tables/{sink.table}/data"
+        for name in shop.storage.list_dirs(base):
+            parsed = parse_epoch_dir(name)
+            if parsed is not None and parsed[0] < shop.generation and parsed[1] > head:
+                gone += shop.storage.delete_tree(f"{base}/{name}")
+    return gone
+
+
+def _drop_stale_stops(storage: Storage) -> None:
+    """A stop that nobody was there to take must not stop the next run at once."""
+    for request in lease.pending(storage):
+        if request.kind == "stop":
+            lease.take(storage, request)
+
+
+def busy(pipeline: Pipeline, holder: lease.Lease | None) -> BusyError:
+    who = f"process {holder.pid} on {holder.host}, generation {holder.generation}" if holder else "unknown"
+    return BusyError(
+        f"A coordinator of {pipeline.name} is running.",
+        where=who,
+        next=f"`weir stop {pipeline.name}` ends it at its next barrier; `weir status {pipeline.name}` shows what it does.",
+    )

@@ -1,0 +1,150 @@
+"""What keeps a checkpoint besides its age: savepoints, branches, and restores that are running.
+
+    registry/pins/               Delta: savepoints and branches, by name; committed by the generation's owner alone
+    coordinator/holds/<uuid>.json  one running restore each: which checkpoint it reads, and a counter that a heartbeat raises
+
+A restore on any host may hold a checkpoint, without owning anything. It writes its hold first and then looks whether the
+checkpoint is still there; pruning drops a checkpoint's row first and then looks for holds. So whichever comes first, either
+the restore sees that the checkpoint is gone, or pruning sees the hold and leaves listing and objects where they are.
+
+A hold counts until its counter has not changed for 3 heartbeats on the observer's own monotonic clock, or its process is gone
+from the observer's own host. No wall clocks are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from dataclasses import asdict, dataclass, replace
+
+import structlog
+
+from state_ops import lease
+from state_ops.checkpoint import Checkpoint
+from state_ops.errors import PrunedError
+from state_ops.ids import CheckpointId
+from state_ops.lease import DEAD_AFTER_HEARTBEATS
+from state_ops.registry import Registry
+from state_ops.storage import Storage
+
+HOLDS = "coordinator/holds"
+
+log = structlog.get_logger("weir.pins")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One running restore's hold on a checkpoint. purpose: in words, for who asks why the checkpoint stays."""
+
+    checkpoint_id: CheckpointId
+    commit_id: str
+    purpose: str
+    host: str
+    pid: int
+    born: str
+    heartbeat_seconds: float
+    counter: int = 0
+
+
+class Hold:
+    """Keeps one checkpoint from being pruned for as long as the `with` block lasts.
+
+    Raises PrunedError when the checkpoint is gone already. Call `check` before what was read is put to use: a process that
+    stood still for too long may have lost its hold.
+    """
+
+    def __init__(
+        self, storage: Storage, registry: Registry, checkpoint: Checkpoint, purpose: str, heartbeat_seconds: float = 5.0
+    ) -> None:
+        self._storage, self._registry, self._checkpoint = storage, registry, checkpoint
+        self._path = f"{HOLDS}/{uuid.uuid4().hex}.json"
+        self._held = Held(
+            checkpoint.id,
+            checkpoint.commit_id,
+            purpose,
+            socket.gethostname(),
+            os.getpid(),
+            lease.born(os.getpid()),
+            heartbeat_seconds,
+        )
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="weir-hold", daemon=True)
+
+    def __enter__(self) -> Hold:
+        self._write()
+        if not self._registry.holds(self._checkpoint):
+            self._storage.delete(self._path)
+            raise self._gone()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join(timeout=self._held.heartbeat_seconds + 5)
+        try:
+            self._storage.delete(self._path)
+        except OSError as error:  # it expires by itself
+            log.warning("a hold could not be given back", error=str(error))
+
+    def check(self) -> None:
+        """PrunedError unless this hold is still there and so is the checkpoint."""
+        if self._storage.read_bytes(self._path) is None or not self._registry.holds(self._checkpoint):
+            raise self._gone()
+
+    def _gone(self) -> PrunedError:
+        return PrunedError(
+            f"Checkpoint {self._checkpoint.id} was pruned while it was being read.",
+            where=self._storage.uri,
+            next="Look again: `weir checkpoints` lists what is retained.",
+        )
+
+    def _beat(self) -> None:
+        while not self._done.wait(self._held.heartbeat_seconds):
+            try:
+                if self._storage.read_bytes(self._path) is None:
+                    return  # taken for dead and removed: `check` will say so, and nobody puts it back
+                self._write()
+            except OSError as error:
+                log.warning("a hold's heartbeat failed", error=str(error))
+
+    def _write(self) -> None:
+        self._held = replace(self._held, counter=self._held.counter + 1)
+        self._storage.put_bytes(self._path, json.dumps(asdict(self._held)).encode())
+
+
+class Watcher:
+    """What one observer knows of the holds that it has seen: since when each counter stands still."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def live(self, storage: Storage, now: float | None = None) -> dict[str, Held]:
+        """The holds that count, by their path. now: seconds on this process's monotonic clock."""
+        moment = time.monotonic() if now is None else now
+        found: dict[str, Held] = {}
+        for file in storage.list(HOLDS):
+            raw = storage.read_bytes(file.path)
+            if raw is None:
+                continue
+            held = Held(**json.loads(raw))
+            counter, since = self._seen.get(file.path, (-1, moment))
+            if counter != held.counter or since > moment:
+                since = moment
+            self._seen[file.path] = (held.counter, since)
+            if self._alive(held, moment - since):
+                found[file.path] = held
+        return found
+
+    def dead(self, storage: Storage, now: float | None = None) -> list[str]:
+        """Paths of holds that count no more."""
+        live = self.live(storage, now)
+        return [file.path for file in storage.list(HOLDS) if file.path not in live and file.path in self._seen]
+
+    @staticmethod
+    def _alive(held: Held, silent: float) -> bool:
+        known = lease.process_lives(held.host, held.pid, held.born)
+        return silent < DEAD_AFTER_HEARTBEATS * held.heartbeat_seconds if known is None else known
