@@ -20,6 +20,7 @@ class Trigger(StrEnum):
     INTERVAL = "interval"
     SENSOR = "sensor"
     MANUAL = "manual"
+    SAVEPOINT = "savepoint"
     SLICE_LIMIT = "slice_limit"
     DRAIN = "drain"
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from configs.settings import Settings
+from pipelines.runtime import upkeep
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.epoch import complete, finish
 from pipelines.runtime.executor import Executor
@@ -115,7 +116,7 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
     waiting_since: float | None = None
     while True:
         requests = lease.pending(shop.storage)
-        stop = next((request for request in requests if request.kind == "stop"), None)
+        stop = next((request for request in requests if request.kind == upkeep.STOP), None)
         expired = options.max_seconds is not None and time.monotonic() - started > options.max_seconds
         for name, reader in shop.readers.items():
             reader.check(_position(loop.head, name))
@@ -124,16 +125,17 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
             loop.to_drain = waiting  # what lands from now on is for the next run
         draining = loop.to_drain is not None and bool(waiting & loop.to_drain)
         if stop is not None and not draining:
-            if stop.drain:
-                yield from _drain(shop, loop, heartbeat, stop.reason or "weir stop --drain")
-            heartbeat.outcome = "drained" if stop.drain else "stopped"
+            yield from _stopped(shop, loop, heartbeat, stop)
             for request in requests:
-                if request.kind == "stop":
+                if request.kind == upkeep.STOP:
                     lease.take(shop.storage, request)
             return
         if expired and stop is None:
             return
-        barriers = [request for request in requests if request.kind == "barrier"]
+        barriers = [request for request in requests if request.kind in (upkeep.BARRIER, upkeep.NAME)]
+        for request in requests:
+            if request.kind not in (upkeep.STOP, upkeep.BARRIER, upkeep.NAME):
+                upkeep.carry_out(shop, request)
         backlog = bool(waiting)
         if not backlog:
             # A sensor asks because files wait. An epoch has read them meanwhile: there is nothing left to cut.
@@ -147,10 +149,11 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
             catching_up=loop.catching_up or draining,
         )
         if due and (backlog or barriers):
-            waiting_since = None
+            waiting_since, before = None, loop.head
             yield from _one(shop, loop, heartbeat, _cut(shop, loop, options, barriers))
-            for request in barriers:
-                lease.take(shop.storage, request)
+            if loop.head is not before:  # else it was declined, and what was asked for is still to be done
+                for request in barriers:
+                    _answer(shop, loop, request)
             continue
         if not backlog:
             loop.catching_up = False
@@ -162,6 +165,27 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
         if options.until_caught_up and not backlog and time.monotonic() - waiting_since >= options.linger_seconds:
             return
         time.sleep(shop.settings.run.poll_seconds)
+
+
+def _stopped(shop: Workshop, loop: Loop, heartbeat: Heartbeat, stop: Request) -> Iterator[EpochReport]:
+    """What a stop asks for at the end."""
+    if stop.drain:
+        yield from _drain(shop, loop, heartbeat, stop.reason or "weir stop --drain")
+    if stop.savepoint and loop.head is not None:
+        upkeep.save(shop, loop.head, stop.savepoint, stop.reason)
+    if stop.delete:
+        upkeep.end(shop)
+    heartbeat.outcome = "drained" if stop.drain else "stopped"
+
+
+def _answer(shop: Workshop, loop: Loop, request: Request) -> None:
+    """A barrier that was asked for has been cut."""
+    if request.kind == upkeep.NAME and loop.head is not None:
+        try:
+            upkeep.save(shop, loop.head, request.savepoint, request.reason)
+        except WeirError as error:  # the name was taken meanwhile: no reason to end the run, and who asked sees it
+            log.warning("no savepoint was taken", name=request.savepoint, error=str(error))
+    lease.take(shop.storage, request)
 
 
 def _waiting(shop: Workshop, head: Checkpoint | None) -> set[tuple[str, str]]:
@@ -181,6 +205,9 @@ def _cut(shop: Workshop, loop: Loop, options: RunOptions, barriers: list[Request
         name: reader.plan(_position(loop.head, name), shop.settings.epoch, shop.expected.get(name))
         for name, reader in shop.readers.items()
     }
+    named = next((request for request in barriers if request.kind == upkeep.NAME), None)
+    if named is not None:
+        return Cut(Trigger.SAVEPOINT, f"savepoint {named.savepoint!r}: {named.reason}", slices)
     full = [name for name, planned in slices.items() if planned.limited]
     if full:
         return Cut(Trigger.SLICE_LIMIT, f"slice limit reached in {', '.join(full)}", slices)

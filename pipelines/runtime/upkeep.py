@@ -1,0 +1,159 @@
+"""What the generation's owner does beside epochs: name checkpoints, drop names, prune, end a pipeline's checkpoints.
+
+Whoever wants one of these asks the running coordinator, which carries it out at its next barrier (`carry_out`), or owns the
+pipeline for a moment where none lives (`asked`). Nobody else deletes anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from configs.settings import Settings
+from pipelines.runtime.commit import needed, prune
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.tenure import open_storage, owning, remove_leftovers
+from pipelines.runtime.workshop import Workshop
+from state_ops import lease, retention
+from state_ops.checkpoint import Checkpoint
+from state_ops.errors import ConfigurationError, WeirError
+from state_ops.lease import Request
+from state_ops.pins import Watcher
+from state_ops.registry import SAVEPOINT, Pin
+from state_ops.retention import Fate, ObjectFate
+
+log = structlog.get_logger("weir.upkeep")
+
+BARRIER, STOP, NAME, UNNAME, UPKEEP = "barrier", "stop", "savepoint", "drop_savepoint", "upkeep"
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+def check_name(name: str) -> str:
+    """A savepoint's name is typed in shells and stands in messages: letters, digits, dot, dash and underscore, at most 100."""
+    if not 0 < len(name) <= 100 or not _NAME_CHARACTERS.issuperset(name) or name.startswith("-"):
+        raise ConfigurationError(
+            f"{name!r} cannot name a savepoint.", next="Use letters, digits, dots, dashes and underscores, at most 100."
+        )
+    return name
+
+
+# -- as the owner
+
+
+def save(shop: Workshop, checkpoint: Checkpoint, name: str, reason: str) -> Pin:
+    """Name a checkpoint, so that retention never touches it. Raises WeirError when the name is taken."""
+    pin = Pin(SAVEPOINT, name, checkpoint.id, checkpoint.commit_id, datetime.now(UTC), reason)
+    shop.registry.pin(shop.generation, pin)
+    return pin
+
+
+def carry_out(shop: Workshop, request: Request) -> None:
+    """One request that needs no epoch. What cannot be done is logged: it must not end the run of who coordinates."""
+    try:
+        if request.kind == UNNAME:
+            shop.registry.unpin(shop.generation, SAVEPOINT, request.savepoint)
+            prune(shop)
+        elif request.kind == UPKEEP:
+            prune(shop)
+            remove_leftovers(shop)
+        else:
+            log.warning("a request of a kind that this Weir does not know is dropped", kind=request.kind)
+    finally:
+        lease.take(shop.storage, request)
+
+
+def end(shop: Workshop) -> None:
+    """Delete every checkpoint that has no name, as `checkpoints.on_cancel: delete` wants it. Tables stay as they are."""
+    dropped = prune(shop, keep=0)
+    log.info("checkpoints deleted", pipeline=shop.pipeline.name, checkpoints=len(dropped))
+
+
+# -- as anybody
+
+
+def asked(
+    pipeline: Pipeline, settings: Settings, request: Request, alone: Callable[[Workshop], Any], patience: float
+) -> bool:
+    """Have something done by who may: the running coordinator, asked by `request`, or this process with `alone`.
+
+    Returns whether the coordinator did it. patience: seconds to wait for its next barrier. Raises WeirError when it ended or
+    did not come to it in time; the request is withdrawn then.
+    """
+    storage, _ = open_storage(pipeline, settings)
+    if not lease.watch(storage):
+        with owning(pipeline, settings) as tenure:
+            alone(tenure.shop)
+        return False
+    sent = lease.send(storage, request)
+    deadline = time.monotonic() + patience
+    while storage.read_bytes(sent.name) is not None:
+        if time.monotonic() > deadline or not lease.watch(storage):
+            lease.take(storage, sent)
+            raise WeirError(
+                f"The coordinator of {pipeline.name} "
+                + (
+                    "did not come to a barrier in time." if time.monotonic() > deadline else "ended before its barrier."
+                ),
+                where=storage.uri,
+                next=f"`weir status {pipeline.name}` shows what it does. Then ask again.",
+            )
+        time.sleep(settings.run.poll_seconds)
+    return True
+
+
+def savepoint(pipeline: Pipeline, settings: Settings, name: str, reason: str, patience: float) -> Pin:
+    """Take a savepoint: of the next epoch where a coordinator runs, else of the newest checkpoint."""
+    check_name(name)
+    _, registry = open_storage(pipeline, settings)
+    if any((pin.kind, pin.name) == (SAVEPOINT, name) for pin in registry.pins()):
+        raise WeirError(
+            f"{pipeline.name} has a savepoint {name!r} already.",
+            next=f"Choose another name, or drop it: weir savepoint drop {pipeline.name} {name}",
+        )
+
+    def alone(shop: Workshop) -> None:
+        head = shop.registry.head()
+        if head is None:
+            raise WeirError(
+                f"{pipeline.name} has no checkpoint that could be named.",
+                next=f"Run it first: weir run {pipeline.name}",
+            )
+        save(shop, head, name, reason)
+
+    asked(pipeline, settings, Request(NAME, trigger="savepoint", reason=reason, savepoint=name), alone, patience)
+    found = next((pin for pin in registry.pins() if (pin.kind, pin.name) == (SAVEPOINT, name)), None)
+    if found is None:
+        raise WeirError(
+            f"The coordinator of {pipeline.name} took no savepoint {name!r}.",
+            next="Its epoch was declined: its log, and `weir status`, say why. Then ask again.",
+        )
+    return found
+
+
+def drop_savepoint(pipeline: Pipeline, settings: Settings, name: str, patience: float) -> Pin:
+    """Take a savepoint's name away; what only it kept is pruned. Raises WeirError when there is none of that name."""
+    _, registry = open_storage(pipeline, settings)
+    found = next((pin for pin in registry.pins() if (pin.kind, pin.name) == (SAVEPOINT, name)), None)
+    if found is None:
+        names = ", ".join(pin.name for pin in registry.pins() if pin.kind == SAVEPOINT) or "none"
+        raise WeirError(f"{pipeline.name} has no savepoint {name!r}.", next=f"Its savepoints: {names}.")
+
+    def alone(shop: Workshop) -> None:
+        shop.registry.unpin(shop.generation, SAVEPOINT, name)
+        prune(shop)
+
+    asked(pipeline, settings, Request(UNNAME, savepoint=name), alone, patience)
+    return found
+
+
+def explain(pipeline: Pipeline, settings: Settings) -> tuple[list[Fate], list[ObjectFate]]:
+    """What pruning would do now and why, by reading alone."""
+    storage, registry = open_storage(pipeline, settings)
+    completed = registry.checkpoints()
+    listings = {row.id: registry.files(row) for row in completed}
+    also = needed(registry, Watcher().live(storage))
+    return retention.explain(completed, listings, settings.checkpoints.num_retained, registry.pins(), also)
