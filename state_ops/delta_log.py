@@ -248,7 +248,7 @@ class FencedTable:
 
     def generation(self) -> Generation:
         """The generation that owns the table now; 0 if nobody ever claimed it."""
-        return Generation(self.look(lambda handle: handle.transaction_version(self.app_id)) or 0)
+        return Generation(self.look(lambda handle: handle.transaction_version(self.app_id) or 0) or 0)
 
     def _has_moved(self, version: int) -> bool:
         """Whether the table has a newer version than this one; on a handle that is opened anew."""
@@ -263,21 +263,30 @@ class FencedTable:
 
         Of two takers on the same old generation exactly one wins; the other gets FencedError. With a given generation, which
         won elsewhere, a rival that is late with a lower one only delays us. after: the recorded one, else FencedError.
+
+        A claim is ours only if the newest version is the very one that we made: a taker that stood still meanwhile may have
+        put it where the winner's upkeep had cleaned one away, and both would go by the same number.
         """
         for _ in range(_MAX_RACES if generation is not None else 1):
             handle = open_table(self.storage, self.path)
-            old = handle.transaction_version(self.app_id) or 0
-            if after is not None and old != after:
-                raise _fenced(self.path, after, Generation(old))
-            mine = Generation(old + 1) if generation is None else generation
-            if mine <= old:
-                raise _fenced(self.path, mine, Generation(old))
+            version = handle.version()
             try:
+                old = handle.transaction_version(self.app_id) or 0
+                if after is not None and old != after:
+                    raise _fenced(self.path, after, Generation(old))
+                mine = Generation(old + 1) if generation is None else generation
+                if mine <= old:
+                    raise _fenced(self.path, mine, Generation(old))
                 commit(handle, self.app_id, mine)
             except CommitFailedError:
                 continue
+            except (DeltaError, FileNotFoundError):
+                if not self._has_moved(version):
+                    raise
+                continue
             self._handle = None
-            return mine
+            if self.look(lambda newest: newest.version()) == version + 1:
+                return mine
         raise FencedError(
             f"Another coordinator took {self.path} over at the same moment.",
             next="Nothing to do: that one runs the pipeline.",
@@ -335,7 +344,7 @@ class FencedTable:
         Else it may have been put where the new owner's upkeep had cleaned an entry away, which no reader ever sees.
         """
         owner = self.generation()
-        if owner > generation:
+        if owner != generation:
             raise _fenced(self.path, generation, owner)
 
     # -- upkeep, by the owner
@@ -396,22 +405,46 @@ class FencedTable:
         self, rows: Sequence[dict], path: str, partition: tuple[tuple[str, str], ...] = (), bounds=()
     ) -> DataFile:
         """Write rows (dicts by column) as one Parquet file inside the table's directory; it counts once committed."""
-        schema = pa.schema([field for field in self.schema if field.name not in self._partition_by])
-        table = pa.Table.from_pylist(list(rows), schema=schema)
-        with self.storage.open_output(f"{self.path}/{path}") as sink:
-            pq.write_table(table, sink, compression="zstd")
-        size = self.storage.size(f"{self.path}/{path}") or 0
-        return DataFile(path, size, len(rows), partition, tuple(bounds))
+        return self.write_table(pa.Table.from_pylist(list(rows), schema=self.file_schema), path, partition, bounds)
+
+    def write_table(
+        self, table: pa.Table, path: str, partition: tuple[tuple[str, str], ...] = (), bounds=()
+    ) -> DataFile:
+        """Write a table of `file_schema` as one Parquet file inside the table's directory; it counts once committed."""
+        data = pa.BufferOutputStream()
+        pq.write_table(table, data, compression="zstd", compression_level=1, write_statistics=False)
+        content = data.getvalue().to_pybytes()
+        self.storage.put_bytes(f"{self.path}/{path}", content)
+        return DataFile(path, len(content), table.num_rows, partition, tuple(bounds))
+
+    @property
+    def file_schema(self) -> pa.Schema:
+        """The columns that stand in the table's files: all but those of the partition."""
+        return pa.schema([field for field in self.schema if field.name not in self._partition_by])
 
     def read_rows(self, files: Sequence[DataFile]) -> list[dict]:
         """The rows of some of the table's files, partition values left out."""
-        rows: list[dict] = []
-        for file in files:
-            data = self.storage.read_bytes(f"{self.path}/{file.path}")
-            if data is None:
-                raise FileNotFoundError(self.storage.full(f"{self.path}/{file.path}"))
-            rows += pq.read_table(pa.BufferReader(data), use_threads=False).to_pylist()
-        return rows
+        return self.read_table(files).to_pylist()
+
+    def read_table(self, files: Sequence[DataFile]) -> pa.Table:
+        """The rows of some of the table's files, in the columns of `file_schema`."""
+        return pa.concat_tables([self.file_schema.empty_table(), *(self._read_file(file) for file in files)])
+
+    def _read_file(self, file: DataFile) -> pa.Table:
+        data = self.storage.read_bytes(f"{self.path}/{file.path}")
+        if data is None:
+            raise FileNotFoundError(self.storage.full(f"{self.path}/{file.path}"))
+        table = pq.read_table(pa.BufferReader(data), use_threads=False)
+        for field in self.file_schema:
+            if field.name not in table.column_names:
+                if field.name not in self._optional:
+                    raise DamageError(
+                        f"A file of the registry has no column {field.name}.",
+                        where=self.storage.full(f"{self.path}/{file.path}"),
+                        next="Weir never writes such a file: bring the table back from a backup of the bucket.",
+                    )
+                table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+        return table.select(self.file_schema.names).cast(self.file_schema)
 
 
 def _set_properties(handle: DeltaTable, app_id: str, generation: Generation) -> None:

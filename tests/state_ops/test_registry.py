@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from state_ops import delta_log
+from state_ops import delta_log, log_upkeep
 from state_ops.checkpoint import FORMAT_VERSION, OUTPUT, STATE, Checkpoint, StateFile
 from state_ops.errors import DamageError, FencedError, PrunedError
 from state_ops.ids import AttemptId, CheckpointId, Generation
@@ -419,7 +419,7 @@ def test_a_listing_that_was_pruned_meanwhile_is_not_damage(storage, registry):
 def test_only_what_no_table_names_is_removed(storage, monkeypatch):
     """Killed between writing a file and committing it, in each of the three tables, and in the middle of a probe."""
     with monkeypatch.context() as often:
-        often.setitem(delta_log._CONFIGURATION, "delta.checkpointInterval", "1")
+        often.setattr(log_upkeep, "INTERVAL", 1)
         dead = Registry(storage, APP)
         dead.take_over()
         kept = put(dead, 1, None, [a_file("1.sst")])
