@@ -201,6 +201,7 @@ class FencedTable:
         self.storage, self.path, self.schema, self.app_id = storage, path, schema, app_id
         self._partition_by, self._optional = tuple(partition_by), frozenset(optional)
         self._handle: DeltaTable | None = None
+        self._active: tuple[int, list[DataFile]] | None = None
 
     def ensure(self) -> None:
         ensure_table(self.storage, self.path, self.schema, self._partition_by, log_upkeep.PROPERTIES)
@@ -225,7 +226,7 @@ class FencedTable:
                 if not left:
                     raise self._unreadable(error) from error
             else:
-                self._handle = handle
+                self._handle, self._active = handle, None
                 break
         return self._handle
 
@@ -245,6 +246,22 @@ class FencedTable:
             except (DeltaError, FileNotFoundError) as error:
                 if not self._has_moved(version):
                     raise self._unreadable(error) from error
+
+    def read(self, read: Callable[[list[DataFile]], T]) -> T:
+        """What `read` makes of the newest version's files; of none if there is no table. As `look`."""
+
+        def see(handle: DeltaTable) -> tuple[T]:
+            return (read(self.files(handle)),)
+
+        seen = self.look(see)
+        return seen[0] if seen is not None else read([])
+
+    def files(self, handle: DeltaTable) -> list[DataFile]:
+        """The files of this handle's version; kept until the version changes."""
+        version = handle.version()
+        if self._active is None or self._active[0] != version:
+            self._active = (version, active_files(handle))
+        return self._active[1]
 
     def generation(self) -> Generation:
         """The generation that owns the table now; 0 if nobody ever claimed it."""

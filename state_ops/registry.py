@@ -18,9 +18,11 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from state_ops.checkpoint import FORMAT_VERSION, Checkpoint, StateFile
@@ -131,16 +133,45 @@ class Publication:
     ms: float
 
 
+Row = TypeVar("Row")
+
+
+class _Rows(Generic[Row]):
+    """The rows of a whole table as values. Files never change, so each is read and parsed once."""
+
+    def __init__(self, table: FencedTable, parse: Callable[[dict[str, Any]], Row]) -> None:
+        self._table, self._parse = table, parse
+        self._read: dict[str, tuple[Row, ...]] = {}
+
+    def all(self) -> list[Row]:
+        read = self._table.read(self._of)
+        self._read = read
+        return [row for rows in read.values() for row in rows]
+
+    def of(self, file: DataFile) -> tuple[Row, ...]:
+        """The rows of one of the table's files."""
+        known = self._read.get(file.path)
+        return known if known is not None else tuple(self._parse(row) for row in self._table.read_rows([file]))
+
+    def _of(self, files: list[DataFile]) -> dict[str, tuple[Row, ...]]:
+        return {file.path: self.of(file) for file in files}
+
+
 class Registry:
     """One pipeline's registry. storage: rooted at the pipeline; app_id: constant for pipeline and branch."""
 
     def __init__(self, storage: Storage, app_id: str) -> None:
-        self._checkpoints = FencedTable(storage, "registry/checkpoints", CHECKPOINTS, app_id)
-        self._files = FencedTable(storage, "registry/state_files", STATE_FILES, app_id, ["checkpoint_id"])
-        self._publications = FencedTable(storage, "registry/publications", PUBLICATIONS, app_id)
-        self._pins = FencedTable(storage, "registry/pins", PINS, app_id)
+        def table(name: str, schema: pa.Schema, row: type, partition: Sequence[str] = ()) -> FencedTable:
+            return FencedTable(storage, f"registry/{name}", schema, app_id, partition, _optional(row))
+
+        self._checkpoints = table("checkpoints", CHECKPOINTS, Checkpoint)
+        self._files = table("state_files", STATE_FILES, StateFile, ["checkpoint_id"])
+        self._publications = table("publications", PUBLICATIONS, Publication)
+        self._pins = table("pins", PINS, Pin)
+        self._completed = _Rows(self._checkpoints, self._parse_checkpoint)
+        self._published = _Rows(self._publications, lambda row: Publication(**_written(row, Publication)))
+        self._named = _Rows(self._pins, lambda row: Pin(**_written(row, Pin)))
         self._listings: dict[str, tuple[StateFile, ...]] = {}
-        self._rows: dict[str, Checkpoint] = {}
 
     @property
     def _tables(self) -> tuple[FencedTable, ...]:
@@ -154,9 +185,7 @@ class Registry:
 
     def checkpoints(self) -> list[Checkpoint]:
         """All retained checkpoints, oldest first."""
-        rows = self._settled(self._checkpoints, self._read_checkpoints)
-        self._rows = rows
-        return sorted(rows.values(), key=lambda row: row.id)
+        return sorted(self._completed.all(), key=lambda row: row.id)
 
     def head(self) -> Checkpoint | None:
         """The newest completed checkpoint, on which the next epoch builds."""
@@ -169,27 +198,24 @@ class Registry:
             return self._listings[checkpoint.commit_id]
         if checkpoint.files == 0:
             return ()
-        rows = self._settled(
-            self._files,
-            lambda files: self._files.read_rows([file for file in files if _is_listing(file, checkpoint)]),
+        rows = self._files.read(
+            lambda files: self._files.read_table([file for file in files if _is_listing(file, checkpoint)])
         )
-        rows = [row for row in rows if row.pop("commit_id") == checkpoint.commit_id]
+        rows = rows.filter(pc.equal(rows["commit_id"], checkpoint.commit_id))
         if len(rows) != checkpoint.files:
             if not self.holds(checkpoint):
                 raise PrunedError(f"Checkpoint {checkpoint.id} was pruned while it was being read.", next="Look again.")
             raise self._damaged(checkpoint, f"it has {checkpoint.files} files, but {len(rows)} are listed")
-        listing = tuple(StateFile(**row) for row in rows)
+        listing = _to_files(rows)
         self._listings[checkpoint.commit_id] = listing
         return listing
 
     def publications(self) -> list[Publication]:
-        rows = self._settled(self._publications, self._publications.read_rows)
-        return sorted((Publication(**row) for row in rows), key=lambda row: (row.checkpoint_id, row.sink))
+        return sorted(self._published.all(), key=lambda row: (row.checkpoint_id, row.sink))
 
     def pins(self) -> list[Pin]:
         """Savepoints and branches, oldest first."""
-        rows = self._settled(self._pins, self._pins.read_rows)
-        return sorted((Pin(**row) for row in rows), key=lambda pin: (pin.created_at, pin.name))
+        return sorted(self._named.all(), key=lambda pin: (pin.created_at, pin.name))
 
     def strays(self) -> list[Stray]:
         """Listings whose checkpoint has no row: a prune or a commit was cut off, or a running restore still reads them."""
@@ -198,14 +224,13 @@ class Registry:
         def read(files: list[DataFile]) -> list[Stray]:
             return [self._stray(file) for file in files if file.path not in named]
 
-        return self._settled(self._files, read)
+        return self._files.read(read)
 
     def _stray(self, file: DataFile) -> Stray:
         commit_id = file.path.rpartition("/")[2][_ID_DIGITS + 1 :].removesuffix(".parquet")
         files = self._listings.get(commit_id)
         if files is None:
-            rows = self._files.read_rows([file])
-            files = tuple(StateFile(**{name: row[name] for name in row if name != "commit_id"}) for row in rows)
+            files = _to_files(self._files.read_table([file]))
         return Stray(file.path, CheckpointId(int(dict(file.partition)["checkpoint_id"])), commit_id, files)
 
     # -- writing: the owner of the generation alone
@@ -222,6 +247,8 @@ class Registry:
         generation = self._checkpoints.claim(after=after)
         for table in self._tables[1:]:
             table.claim(generation)
+        for table in self._tables:
+            table.upgrade(generation)
         return generation
 
     def commit(self, checkpoint: Checkpoint, files: Sequence[StateFile]) -> None:
@@ -230,11 +257,11 @@ class Registry:
         The row goes in only while the table's head is the checkpoint's parent and we own the generation.
         """
         if files:
-            rows = [dataclasses.asdict(file) | {"commit_id": checkpoint.commit_id} for file in files]
+            rows = _to_table(files, self._files.file_schema, checkpoint.commit_id)
             partition = (("checkpoint_id", str(checkpoint.id)),)
-            listing = self._files.write_rows(rows, _listing_path(checkpoint), partition)
+            listing = self._files.write_table(rows, _listing_path(checkpoint), partition)
             self._files.commit(checkpoint.generation, [listing])
-        row = dataclasses.asdict(checkpoint)
+        row = {name: getattr(checkpoint, name) for name in CHECKPOINTS.names}
         row |= {name: json.dumps(row[name]) for name in _JSON_COLUMNS}
         data = self._checkpoints.write_rows([row], f"data/{_numbered(checkpoint)}", bounds=[("id", checkpoint.id)])
         with suppress(_Landed):  # an earlier try of this very commit is there, although it was reported as a conflict
@@ -282,7 +309,7 @@ class Registry:
         named = [pin.commit_id for pin in self.pins() if (pin.kind, pin.name) == (kind, name)]
 
         def chosen(file: DataFile) -> bool:
-            return any((row["kind"], row["name"]) == (kind, name) for row in self._pins.read_rows([file]))
+            return any((pin.kind, pin.name) == (kind, name) for pin in self._named.of(file))
 
         if named:
             self._drop_files(self._pins, generation, chosen)
@@ -308,8 +335,7 @@ class Registry:
         For the owner of the generation, before its first commit: older generations are fenced and cannot name them any more.
         """
         for table in self._tables:
-            handle = table.refreshed()
-            named = {f"{table.path}/{file.path}" for file in active_files(handle)} if handle else set()
+            named = {f"{table.path}/{file.path}" for file in table.read(list)}
             for file in table.storage.list(table.path):
                 if file.path.endswith(".parquet") and "/_delta_log/" not in file.path and file.path not in named:
                     table.storage.delete(file.path)
@@ -317,8 +343,7 @@ class Registry:
 
     @staticmethod
     def _drop_files(table: FencedTable, generation: Generation, chosen: Callable[[DataFile], bool]) -> None:
-        handle = table.refreshed()
-        removes = [file for file in active_files(handle) if chosen(file)] if handle else []
+        removes = table.read(lambda files: [file for file in files if chosen(file)])
         if removes:
             table.commit(generation, removes=removes)
             for file in removes:
@@ -326,38 +351,15 @@ class Registry:
 
     # -- rows
 
-    @staticmethod
-    def _settled(table: FencedTable, read: Callable[[list[DataFile]], Any]) -> Any:
-        """`read` the table's files. Pruning deletes files at once, so a reader that loses that race looks again."""
-        while True:
-            handle = table.refreshed()
-            if handle is None:
-                return read([])
-            version = handle.version()
-            try:
-                return read(active_files(handle))
-            except FileNotFoundError as error:
-                handle.update_incremental()
-                if handle.version() == version:
-                    raise DamageError(
-                        "A file of the registry is missing from storage.",
-                        where=str(error),
-                        next="Nothing was deleted. Bring the file back from a backup of the bucket.",
-                    ) from error
-
-    def _read_checkpoints(self, files: list[DataFile]) -> dict[str, Checkpoint]:
-        return {file.path: self._rows.get(file.path) or self._read_checkpoint(file) for file in files}
-
-    def _read_checkpoint(self, file: DataFile) -> Checkpoint:
-        row: dict[str, Any] = self._checkpoints.read_rows([file])[0]
+    def _parse_checkpoint(self, row: dict[str, Any]) -> Checkpoint:
         if row["format_version"] > FORMAT_VERSION:
             raise DamageError(
                 f"Checkpoint {row['id']} has format {row['format_version']}; this Weir reads up to {FORMAT_VERSION}.",
                 where=self._checkpoints.storage.full(self._checkpoints.path),
                 next="Upgrade Weir to the release that wrote it.",
             )
-        row |= {name: json.loads(row[name]) for name in _JSON_COLUMNS}
-        return Checkpoint(**row)
+        row |= {name: json.loads(row[name]) for name in _JSON_COLUMNS if row[name] is not None}
+        return Checkpoint(**_written(row, Checkpoint))
 
     def _damaged(self, checkpoint: Checkpoint, how: str) -> DamageError:
         return DamageError(
@@ -365,6 +367,34 @@ class Registry:
             where=self._files.storage.full(f"{self._files.path}/checkpoint_id={checkpoint.id}"),
             next="Nothing was deleted. `weir checkpoints` shows which older checkpoints are retained.",
         )
+
+
+def _optional(row: type) -> frozenset[str]:
+    """Columns that were added to a row after the first release: they have a default, for the rows without them."""
+    defaults = {field.name for field in dataclasses.fields(row) if field.default is not dataclasses.MISSING}
+    defaults |= {field.name for field in dataclasses.fields(row) if field.default_factory is not dataclasses.MISSING}
+    return frozenset(defaults - {"format_version"})
+
+
+def _written(row: dict[str, Any], kind: type) -> dict[str, Any]:
+    """The row without the optional columns that were not written, so that their defaults hold."""
+    return {name: value for name, value in row.items() if value is not None or name not in _optional(kind)}
+
+
+def _to_table(files: Sequence[StateFile], schema: pa.Schema, commit_id: str) -> pa.Table:
+    """A listing by columns: a hundred thousand files would be slow as dicts."""
+    columns = [
+        pa.repeat(pa.scalar(commit_id), len(files))
+        if field.name == "commit_id"
+        else pa.array(list(map(attrgetter(field.name), files)), field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _to_files(table: pa.Table) -> tuple[StateFile, ...]:
+    columns = [table.column(field.name).to_pylist() for field in dataclasses.fields(StateFile)]
+    return tuple(map(StateFile, *columns))
 
 
 def _numbered(checkpoint: Checkpoint) -> str:

@@ -81,8 +81,8 @@ MUTANTS = [
     Mutant(
         "count rows of another try's listing",
         "state_ops/registry.py",
-        'if row.pop("commit_id") == checkpoint.commit_id]',
-        'if row.pop("commit_id")]',
+        '        rows = rows.filter(pc.equal(rows["commit_id"], checkpoint.commit_id))\n',
+        "",
         "tests/state_ops/test_registry.py::test_a_listing_without_a_row_does_not_count",
     ),
     Mutant(
