@@ -106,21 +106,28 @@ def ensure_table(
 
 def active_files(handle: DeltaTable) -> list[DataFile]:
     """The files of the handle's version, from the log alone."""
-    actions = pa.table(handle.get_add_actions(flatten=True)).to_pylist()
-    files = []
-    for action in actions:
-        partition = tuple(
-            (key.removeprefix("partition."), str(value))
-            for key, value in action.items()
-            if key.startswith("partition.")
+    actions = pa.table(handle.get_add_actions(flatten=True))
+    columns = {name: actions.column(name).to_pylist() for name in actions.column_names if _is_used(name)}
+    partitions = [name for name in columns if name.startswith("partition.")]
+    bounds = [name for name in columns if name.startswith("min.")]
+    return [
+        DataFile(
+            columns["path"][row],
+            columns["size_bytes"][row],
+            columns["num_records"][row] or 0,
+            tuple((name.removeprefix("partition."), str(columns[name][row])) for name in partitions),
+            tuple(
+                (name.removeprefix("min."), columns[name][row])
+                for name in bounds
+                if isinstance(columns[name][row], int)
+            ),
         )
-        bounds = tuple(
-            (key.removeprefix("min."), value)
-            for key, value in action.items()
-            if key.startswith("min.") and isinstance(value, int)
-        )
-        files.append(DataFile(action["path"], action["size_bytes"], action["num_records"] or 0, partition, bounds))
-    return files
+        for row in range(actions.num_rows)
+    ]
+
+
+def _is_used(column: str) -> bool:
+    return column in ("path", "size_bytes", "num_records") or column.startswith(("partition.", "min."))
 
 
 def commit(
@@ -212,7 +219,8 @@ class FencedTable:
         """The table's newest version on this object's one handle, or None if the table does not exist yet."""
         if self._handle is not None:
             try:
-                self._handle.update_incremental()
+                if not self._is_newest(self._handle.version()):
+                    self._handle.update_incremental()
                 return self._handle
             except (DeltaError, FileNotFoundError):
                 self._handle = None  # entries that it knows have been cleaned away: open the table anew
@@ -229,6 +237,17 @@ class FencedTable:
                 self._handle, self._active = handle, None
                 break
         return self._handle
+
+    def _is_newest(self, version: int) -> bool:
+        """Whether there is no version after this one: two questions to storage instead of a listing and a replay.
+
+        The next entry is not there, and was not cleaned away, because entries are cleaned oldest first and this one still is.
+        """
+        log = f"{self.path}/_delta_log"
+        return (
+            self.storage.size(f"{log}/{version + 1:020d}.json") is None
+            and self.storage.size(f"{log}/{version:020d}.json") is not None
+        )
 
     def look(self, see: Callable[[DeltaTable], T]) -> T | None:
         """What `see` makes of the newest version; None if there is no table.

@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 
 from state_ops.storage import Storage
 
-INTERVAL = 10
+INTERVAL = 20
 """Versions between two Delta checkpoints of a table of the registry."""
 
 PROPERTIES = {
