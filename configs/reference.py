@@ -34,11 +34,16 @@ def page() -> str:
 
 def _section(name: str, model: type[BaseModel]) -> str:
     lines = [f"## {name}", "", (model.__doc__ or "").strip(), "", "| key | default | meaning |", "|---|---|---|"]
+    below = []
     for key, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            lines.append(f"| `{key}` | see {name}.{key} | {field.description or ''} |")
+            below.append(_section(f"{name}.{key}", field.annotation))
+            continue
         value = field.get_default(call_default_factory=True) if not field.is_required() else PydanticUndefined
         default = "required" if value is PydanticUndefined else f"`{value}`"
         lines.append(f"| `{key}` | {default} | {field.description or ''} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(["\n".join(lines) + "\n", *below])
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -20,6 +21,8 @@ from configs.errors import ConfigurationError
 
 PROJECT = Path(__file__).resolve().parent.parent
 _NOT_SETTINGS = {"WEIR_ENV", "WEIR_CONFIG"}
+# A name, and no key's id that was put there by mistake.
+_VARIABLE = re.compile(r"(?!A[KS]IA[A-Z0-9]{16}$)[A-Z_][A-Z0-9_]{0,99}")
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -41,10 +44,81 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class SecretReference(_Section):
+    """Where a process finds a secret: the name of an environment variable. The secret itself never stands in settings."""
+
+    env: str = Field(description="Name of the environment variable.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_reference(cls, value: Any) -> Any:
+        # Checked before pydantic looks, whose own messages repeat what they refuse.
+        if isinstance(value, cls):
+            return value
+        name = value.get("env") if isinstance(value, dict) and len(value) == 1 else None
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise ValueError(
+                "must be a reference to an environment variable, {env: NAME} in capitals; the secret itself never "
+                "stands in a configuration"
+            )
+        return value
+
+
+class S3Settings(_Section):
+    """S3 and stores that speak its protocol, for everything that opens them: Weir itself, delta-rs, pyarrow, Spark."""
+
+    endpoint: str | None = Field(None, description="URL of the service; not set: AWS's own for the region.")
+    region: str | None = Field(None, description="Region; not set: what AWS_REGION says, else us-east-1.")
+    access_key_id: SecretReference | None = Field(
+        None, description="`{env: NAME}`: the variable with the key's id; not set: each library's own credential chain."
+    )
+    secret_access_key: SecretReference | None = Field(None, description="`{env: NAME}`: the variable with the secret.")
+    session_token: SecretReference | None = Field(
+        None, description="`{env: NAME}`: the token of temporary credentials."
+    )
+    allow_http: bool = Field(False, description="Allow an endpoint without TLS.")
+    connect_timeout_seconds: float = Field(5, gt=0, le=600, description="Longest wait for a connection.")
+    request_timeout_seconds: float = Field(
+        30, gt=0, le=3600, description="Longest silence within one request (of at most 8 MiB to send)."
+    )
+    max_attempts: int = Field(5, ge=1, le=20, description="Tries of a request that is throttled or times out.")
+    transfers: int = Field(4, ge=1, le=64, description="Files that one subtask transfers at a time.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_block(cls, value: Any) -> Any:
+        if not isinstance(value, (dict, cls)):
+            raise ValueError("must be a mapping, such as {region: eu-central-1}")
+        if isinstance(value, dict) and "@" in str(value.get("endpoint")):
+            raise ValueError("endpoint must not hold credentials: use access_key_id and secret_access_key")
+        return value
+
+    @model_validator(mode="after")
+    def _whole(self) -> S3Settings:
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            raise ValueError("access_key_id and secret_access_key go together")
+        if self.session_token is not None and self.access_key_id is None:
+            raise ValueError("session_token needs access_key_id and secret_access_key")
+        if self.endpoint and self.endpoint.startswith("http://") and not self.allow_http:
+            raise ValueError("endpoint has no TLS: write https://, or set allow_http: true")
+        return self
+
+
 class StorageSettings(_Section):
     """Where durable things live."""
 
     root: str = Field(".weir/storage", description="Directory or URI; registry, state and tables of every pipeline.")
+    s3: S3Settings = Field(S3Settings(), description="How s3:// is reached, for the root and for sources.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_secret_in_root(cls, value: Any) -> Any:
+        if not isinstance(value, (dict, cls)):
+            raise ValueError("must be a mapping, such as {root: s3://bucket/prefix}")
+        root = value.get("root") if isinstance(value, dict) else None
+        if isinstance(root, str) and "://" in root and ("@" in root or "?" in root):
+            raise ValueError("root must be a plain URI such as s3://bucket/prefix: keys and options go to storage.s3")
+        return value
 
 
 class LocalSettings(_Section):
@@ -61,7 +135,14 @@ class CheckpointSettings(_Section):
     min_pause_seconds: float = Field(0, ge=0, description="Least time between two checkpoints of an idle pipeline.")
     timeout_seconds: float = Field(600, gt=0, description="An epoch that takes longer is aborted and replayed.")
     tolerable_failures: int = Field(0, ge=0, description="Consecutive failed epochs that do not fail the run.")
-    num_retained: int = Field(1, ge=1, description="Completed checkpoints to keep.")
+    num_retained: int = Field(1, ge=1, description="Completed checkpoints to keep, besides savepoints.")
+    on_cancel: Literal["retain", "delete"] = Field(
+        "retain", description="What `weir cancel` does with the checkpoints that have no name."
+    )
+    mode: Literal["incremental", "full"] = Field(
+        "incremental",
+        description="incremental: upload only new state files and re-reference the rest; full: upload all of them, so that a checkpoint depends on no other. Restore works from either, and it can be changed between runs.",
+    )
 
 
 class EpochSettings(_Section):
@@ -196,8 +277,13 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
     if not isinstance(raw, dict):
         raise ConfigurationError("The configuration must be a mapping of sections.", where=str(file))
     origin: dict[str, str] = {}
+    # Where the secrets are is known once the storage's own variables have been read; a secret is no setting.
     for variable, text in sorted(env.items()):
-        if variable.startswith("WEIR_") and variable not in _NOT_SETTINGS:
+        if variable.startswith("WEIR_STORAGE__"):
+            _override(raw, variable, text, origin)
+    no_settings = _NOT_SETTINGS | _references(raw)
+    for variable, text in sorted(env.items()):
+        if variable.startswith("WEIR_") and not variable.startswith("WEIR_STORAGE__") and variable not in no_settings:
             _override(raw, variable, text, origin)
     try:
         return Settings.model_validate(raw)
@@ -208,6 +294,14 @@ def load(env: Mapping[str, str] | None = None) -> Settings:
             where=str(file),
             next="Correct the keys above; configs/settings.py describes every one.",
         ) from error
+
+
+def _references(raw: dict[str, Any]) -> set[str]:
+    """Names of the environment variables that hold secrets."""
+    storage = raw.get("storage")
+    block = storage.get("s3") if isinstance(storage, dict) else None
+    found = block.values() if isinstance(block, dict) else ()
+    return {value["env"] for value in found if isinstance(value, dict) and isinstance(value.get("env"), str)}
 
 
 def _override(raw: dict[str, Any], variable: str, text: str, origin: dict[str, str]) -> None:

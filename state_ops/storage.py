@@ -1,7 +1,11 @@
-"""Durable storage of one pipeline, by URI, on `pyarrow.fs`.
+"""Durable storage of one pipeline, by URI: what the engine asks of storage, and the rules that hold for every store.
 
 Every path that this module takes or returns is relative to the pipeline's root, uses `/`, and is checked to stay
-under the root (`check_path`): registries are data, and data may be damaged or hostile.
+under the root (`check_path`, and on local disks links too): registries are data, and data may be damaged or hostile.
+
+Retries are here and nowhere else: what may pass (`UnavailableError`) is tried again, a bounded number of times and
+seconds, with growing pauses; everything else is raised at once. delta-rs, which opens Delta tables itself, is told
+the same bounds.
 
 A local root is as durable as the page cache (nothing is fsynced: the Delta log on a local disk is not either);
 it survives the death of every process. Machines that may die want an object store.
@@ -10,26 +14,37 @@ it survives the death of every process. Machines that may die want an object sto
 from __future__ import annotations
 
 import hashlib
-import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import pyarrow.fs as pafs
+import pyarrow as pa
 import pyarrow.parquet as pq
+import stamina
 
-from state_ops.errors import ConfigurationError, DamageError
+from state_ops.errors import DamageError, TransientError
+from state_ops.stores import CHUNK, UNFINISHED, FileSystemStore, StoredFile, UnavailableError, default_s3, open_store
 
-_CHUNK = 4 << 20
+if TYPE_CHECKING:
+    from configs.settings import S3Settings
+
+__all__ = ["CancelledError", "Storage", "StoredFile", "UnavailableError", "check_path"]
+
+_RETRY_SECONDS = 120.0
+_TRANSFERS = 4
+_FOOTER = 1 << 16  # bytes; as much as Arrow itself reads at first, and most footers fit
 _Names = list[str]  # inside `Storage`, `list` is a method
+_T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """One object in storage: path relative to the root, size in bytes."""
+class CancelledError(TransientError):
+    """Nothing to do: a transfer was given up because its result is not wanted any more."""
 
-    path: str
-    bytes: int
+
+class Cancelled(Protocol):
+    """A threading.Event, or what has its `is_set`."""
+
+    def is_set(self) -> bool: ...
 
 
 def check_path(path: str) -> str:
@@ -46,173 +61,168 @@ def check_path(path: str) -> str:
 class Storage:
     """Files below one root.
 
-    uri: a directory path or a URI that pyarrow understands (`file:///data/weir`, `s3://bucket/prefix`).
+    uri: a directory, or a URI: `file:///data/weir`, `s3://bucket/prefix`; gs, abfs and hdfs go through the same
+    libraries, untested. s3: how S3 is reached; secrets are references, looked up in each process that opens the storage.
+
+    Errors: OSError, of which UnavailableError was tried again in vain; ConfigurationError; DamageError for a path that
+    leaves the root or content that is not what was recorded.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, s3: S3Settings | None = None) -> None:
         self.uri = uri.rstrip("/")
-        try:
-            if "://" in uri:
-                self._fs, self._root = pafs.FileSystem.from_uri(self.uri)
-            else:
-                self._fs, self._root = pafs.LocalFileSystem(), str(Path(self.uri).resolve())
-                self.uri = self._root
-        except (ValueError, OSError) as error:
-            raise ConfigurationError(
-                f"The storage root cannot be used: {error}",
-                where=f"storage.root = {uri}",
-                next="Give a directory or a URI such as s3://bucket/prefix.",
-            ) from error
-        self.is_local = isinstance(self._fs, pafs.LocalFileSystem)
-        self.delta_options: dict[str, str] | None = None
+        self.store = open_store(self.uri, s3)
+        self.is_local = not self.store.remote
+        self._s3 = None if self.is_local else s3 or default_s3()
+        if "://" not in uri and isinstance(self.store, FileSystemStore):
+            self.uri = self.store.root
 
-    def __reduce__(self):
-        return Storage, (self.uri,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Storage, (self.uri, self._s3)
+
+    def __repr__(self) -> str:
+        return f"Storage({self.uri!r})"
+
+    @property
+    def delta_options(self) -> dict[str, str] | None:
+        """Storage options for delta-rs, with secrets: pass them on, keep them nowhere. None on local disks."""
+        from state_ops.s3 import delta_options, is_s3
+
+        return delta_options(self._s3) if self._s3 and is_s3(self.uri) else None
+
+    @property
+    def transfers(self) -> int:
+        """How many files one subtask may transfer at a time."""
+        return self._s3.transfers if self._s3 else _TRANSFERS
 
     def below(self, path: str) -> Storage:
         """Storage rooted at a directory of this one."""
-        return Storage(f"{self.uri}/{check_path(path)}")
+        return Storage(f"{self.uri}/{check_path(path)}", self._s3)
 
     def full(self, path: str) -> str:
         """The path or URI by which other libraries (delta-rs, Spark) open `path`."""
         return f"{self.uri}/{check_path(path)}"
 
-    def _at(self, path: str) -> str:
-        return f"{self._root}/{check_path(path)}"
+    # -- writing
 
-    def put_file(self, local: Path, path: str) -> tuple[int, str]:
-        """Copy a local file to `path`, whole or not at all; returns its size in bytes and sha256, computed on the way."""
-        digest, size = hashlib.sha256(), 0
-        with local.open("rb") as source, self._atomic(path) as sink:
-            while chunk := source.read(_CHUNK):
-                digest.update(chunk)
-                size += len(chunk)
-                sink.write(chunk)
-        return size, digest.hexdigest()
+    def put_file(self, local: Path, path: str, *, cancelled: Cancelled | None = None) -> tuple[int, str]:
+        """Copy a local file to `path`, whole or not at all; returns its size in bytes and sha256, computed on the way.
+
+        cancelled: looked at before every chunk and every try; once set, nothing becomes visible and CancelledError is raised.
+        """
+        return self._retried(path, lambda: self._send(local, path, cancelled))
+
+    def _send(self, local: Path, path: str, cancelled: Cancelled | None) -> tuple[int, str]:
+        digest, sent = hashlib.sha256(), 0
+
+        def chunks() -> Iterator[bytes]:
+            nonlocal sent
+            with local.open("rb") as source:
+                while True:
+                    self._check(cancelled, path)
+                    chunk = source.read(CHUNK)
+                    if not chunk:
+                        return
+                    digest.update(chunk)
+                    sent += len(chunk)
+                    yield chunk
+
+        self.store.write(check_path(path), chunks(), local.stat().st_size)
+        return sent, digest.hexdigest()
 
     def put_bytes(self, path: str, data: bytes) -> None:
-        """Write `data` to `path`, whole or not at all, over what is there."""
-        with self._atomic(path) as sink:
-            sink.write(data)
+        """Write `data` (bytes or a buffer) to `path`, whole or not at all, over what is there."""
+        self._retried(path, lambda: self.store.write(check_path(path), iter((data,)), len(data)))
 
-    def get_file(self, path: str, local: Path, *, digest: str | None = None) -> None:
-        """Copy `path` to a local file; with `digest` (sha256), raise DamageError if the content is another one."""
-        seen = hashlib.sha256()
+    # -- reading
+
+    def get_file(
+        self, path: str, local: Path, *, digest: str | None = None, cancelled: Cancelled | None = None
+    ) -> None:
+        """Copy `path` to a local file; with `digest` (sha256), raise DamageError if the content is another one.
+
+        cancelled: as in `put_file`; what has arrived by then is left in `local`.
+        """
         try:
-            with self._fs.open_input_stream(self._at(path)) as source, local.open("wb") as sink:
-                while chunk := source.read(_CHUNK):
-                    seen.update(chunk)
-                    sink.write(chunk)
+            found = self._retried(path, lambda: self._receive(path, local, cancelled))
         except FileNotFoundError as error:
             raise DamageError(
                 "A file of a completed checkpoint is missing from storage.", where=self.full(path)
             ) from error
-        if digest is not None and seen.hexdigest() != digest:
+        if digest is not None and found != digest:
             raise DamageError(
                 "A file of a completed checkpoint was altered or truncated: its sha256 is not the recorded one.",
                 where=self.full(path),
             )
 
+    def _receive(self, path: str, local: Path, cancelled: Cancelled | None) -> str:
+        seen = hashlib.sha256()
+        with local.open("wb") as sink:
+            for chunk in self.store.read(check_path(path)):
+                self._check(cancelled, path)
+                seen.update(chunk)
+                sink.write(chunk)
+        return seen.hexdigest()
+
+    def _check(self, cancelled: Cancelled | None, path: str) -> None:
+        if cancelled is not None and cancelled.is_set():
+            raise CancelledError("A transfer was cancelled.", where=self.full(path))
+
     def read_bytes(self, path: str) -> bytes | None:
         """The content of `path`, or None if there is no such file."""
         try:
-            with self._fs.open_input_stream(self._at(path)) as source:
-                return source.read()
+            return self._retried(path, lambda: b"".join(self.store.read(check_path(path))))
         except FileNotFoundError:
             return None
 
     def parquet_footer(self, path: str) -> pq.FileMetaData:
-        """The footer of a Parquet file; reads its end only."""
-        with self._fs.open_input_file(self._at(path)) as stream:
-            return pq.read_metadata(stream)
-
-    def open_output(self, path: str):
-        """A writable stream at `path`; for files that nothing reads before they are named in an ack."""
-        self._make_parent(path)
-        return self._fs.open_output_stream(self._at(path))
+        """The footer of a Parquet file; reads its end only. Raises pyarrow.ArrowException if it is none."""
+        end = self._retried(path, lambda: self.store.tail(check_path(path), _FOOTER))
+        needed = int.from_bytes(end[-8:-4], "little") + 8
+        if end[-4:] == b"PAR1" and needed > len(end):
+            end = self._retried(path, lambda: self.store.tail(check_path(path), needed))
+        return pq.read_metadata(pa.BufferReader(end))
 
     def size(self, path: str) -> int | None:
         """Size in bytes, or None if there is no such file."""
-        info = self._fs.get_file_info(self._at(path))
-        return info.size if info.type == pafs.FileType.File else None
+        return self._retried(path, lambda: self.store.size(check_path(path)))
+
+    # -- what is there
 
     def list(self, path: str = "", *, unfinished: bool = False) -> Iterator[StoredFile]:
-        """Files below `path`, in no order; nothing if there is no such directory.
+        """All files below `path`, in no order; nothing if there is no such directory. Complete, or an error: what is
+        deleted is decided from it.
 
         unfinished: also what a killed process left half-written on a local disk.
         """
-        for info in self._infos(path, recursive=True):
-            name = PurePosixPath(info.path).name
-            if info.type == pafs.FileType.File and (unfinished or not name.startswith(".tmp-")):
-                yield StoredFile(info.path[len(self._root) + 1 :], info.size)
+        found = self._retried(path, lambda: list(self.store.list(_directory(path))))
+        return (file for file in found if unfinished or not PurePosixPath(file.path).name.startswith(UNFINISHED))
 
     def list_dirs(self, path: str) -> _Names:
         """Names of the directories directly below `path`."""
-        return [
-            PurePosixPath(info.path).name
-            for info in self._infos(path, recursive=False)
-            if info.type == pafs.FileType.Directory
-        ]
+        return self._retried(path, lambda: list(self.store.list_dirs(_directory(path))))
 
-    def _infos(self, path: str, recursive: bool):
-        base = self._at(path) if path else self._root
-        return self._fs.get_file_info(pafs.FileSelector(base, recursive=recursive, allow_not_found=True))
+    # -- deleting
 
     def delete(self, path: str) -> bool:
-        """Delete one file; False if it was not there."""
-        try:
-            self._fs.delete_file(self._at(path))
-        except FileNotFoundError:
-            return False
-        if self.is_local:
-            self._drop_empty_dirs(Path(self._at(path)).parent)
-        return True
+        """Delete one file; False if it is known that it was not there, which object stores do not tell."""
+        return self._retried(path, lambda: self.store.delete(check_path(path)))
 
     def delete_tree(self, path: str) -> int:
-        """Delete everything below `path`; returns how many files that were."""
-        count = sum(1 for _ in self.list(path))
-        if self._fs.get_file_info(self._at(path)).type == pafs.FileType.Directory:
-            self._fs.delete_dir(self._at(path))
-            if self.is_local:
-                self._drop_empty_dirs(Path(self._at(path)).parent)
-        return count
+        """Delete everything below `path`; returns how many files that were, half-written ones left out."""
+        files = list(self.list(check_path(path), unfinished=True))
+        self._retried(path, lambda: self.store.delete_all(path, files))
+        return sum(1 for file in files if not PurePosixPath(file.path).name.startswith(UNFINISHED))
 
-    def _drop_empty_dirs(self, directory: Path) -> None:
-        # An object store has no empty directories; on a disk they would pile up, one for each pruned epoch.
-        root = Path(self._root)
-        while directory != root and root in directory.parents:
-            try:
-                directory.rmdir()
-            except OSError:
-                return
-            directory = directory.parent
-
-    def _make_parent(self, path: str) -> None:
-        if self.is_local:
-            Path(self._at(path)).parent.mkdir(parents=True, exist_ok=True)
-
-    def _atomic(self, path: str):
-        self._make_parent(path)
-        return _AtomicWrite(self._fs, self._at(path), self.is_local)
+    def _retried(self, path: str, call: Callable[[], _T]) -> _T:
+        if self._s3 is None:  # a disk that fails does not get better within seconds
+            return call()
+        for attempt in stamina.retry_context(
+            on=UnavailableError, attempts=self._s3.max_attempts, timeout=_RETRY_SECONDS, wait_initial=0.1, wait_max=5.0
+        ):
+            with attempt:
+                return call()
+        raise AssertionError(f"{path}: the last attempt raises")
 
 
-class _AtomicWrite:
-    """A stream whose file appears at `path` on success only. Object stores do that by themselves."""
-
-    def __init__(self, fs: pafs.FileSystem, path: str, is_local: bool) -> None:
-        self._fs, self._path = fs, path
-        parent, _, name = path.rpartition("/")
-        self._staging = f"{parent}/.tmp-{uuid.uuid4().hex}-{name}" if is_local else path
-
-    def __enter__(self):
-        self._stream = self._fs.open_output_stream(self._staging)
-        return self._stream
-
-    def __exit__(self, kind, error, trace) -> None:
-        self._stream.close()
-        if self._staging == self._path:
-            return
-        if kind is None:
-            self._fs.move(self._staging, self._path)
-        else:
-            self._fs.delete_file(self._staging)
+def _directory(path: str) -> str:
+    return check_path(path) if path else ""

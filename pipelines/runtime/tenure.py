@@ -44,14 +44,15 @@ class Tenure:
 
 def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Registry]:
     """The pipeline's storage and registry; reading them needs no right and starts nothing."""
-    storage = Storage(settings.storage_uri(pipeline.name))
+    storage = Storage(settings.storage_uri(pipeline.name), settings.storage.s3)
     return storage, Registry(storage, pipeline.app_id)
 
 
 def readers(pipeline: Pipeline, settings: Settings) -> dict[str, FilesReader]:
     """A reader for each source, its placeholders filled from the configuration."""
     return {
-        source.name: FilesReader(source, settings.resolve(pipeline.name, source.pattern)) for source in pipeline.sources
+        source.name: FilesReader(source, settings.resolve(pipeline.name, source.pattern), settings.storage.s3)
+        for source in pipeline.sources
     }
 
 

@@ -29,8 +29,9 @@ def storage(tmp_path):
 
 def staged(storage: Storage, checkpoint: int, keys: list[str], attempt: str = "a") -> StateFile:
     path = f"tables/out/data/g1-e{checkpoint}/0-{attempt}.parquet"
-    with storage.open_output(path) as sink:
-        pq.write_table(pa.table({"key": keys, "n": [1] * len(keys)}, schema=SCHEMA), sink)
+    data = pa.BufferOutputStream()
+    pq.write_table(pa.table({"key": keys, "n": [1] * len(keys)}, schema=SCHEMA), data)
+    storage.put_bytes(path, data.getvalue())
     size = storage.size(path)
     assert size is not None
     return StateFile("stage", 0, OUTPUT, "main", path, size, "", True, attempt, None, "out", len(keys))  # type: ignore[arg-type]

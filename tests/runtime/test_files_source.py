@@ -7,7 +7,6 @@ import os
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
-from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -20,7 +19,7 @@ from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources import files
 from pipelines.runtime.sources.files import FilesReader
 from state_ops.checkpoint import to_micros
-from state_ops.errors import InputError, TransientError
+from state_ops.errors import ConfigurationError, InputError, TransientError
 
 LIMITS = EpochSettings()
 
@@ -342,7 +341,13 @@ def test_an_object_store_has_no_directories_to_miss(landing, monkeypatch):
     position = read(reader)
     shutil.rmtree(landing)
     monkeypatch.setattr(files, "_OBJECT_STORES", {reader._fs.type_name})
+    monkeypatch.setattr(reader, "_path", reader._path.removeprefix("/"))  # of which the first part is the bucket
+    monkeypatch.chdir("/")
     reader.check(position)
+    monkeypatch.setattr(reader, "_path", "no-such-bucket/landing")
+    monkeypatch.setattr(reader, "_bucket_seen", False)
+    with pytest.raises(InputError, match="landing directory is gone"):
+        reader.check(position)
 
 
 def test_another_directory_is_refused_because_the_same_names_would_count_as_read(landing, tmp_path):
@@ -390,11 +395,11 @@ def test_a_directory_and_its_uri_are_one(landing):
     assert uri.advance(None, ())["directory"] == str(landing)
 
 
-def test_a_secret_in_a_uri_is_not_recorded(monkeypatch):
-    store = Mock(from_uri=Mock(return_value=(pafs.LocalFileSystem(), "bucket/landing")))  # S3 itself asks the network
-    monkeypatch.setattr(files, "pafs", Mock(FileSystem=store))
-    bucket = FilesReader(FileSource("x"), "s3://key:secret@bucket/landing/*.parquet")
-    assert bucket.advance(None, ())["directory"] == "s3://bucket/landing"
+@pytest.mark.parametrize("place", ["key:secret@bucket/landing", "bucket/landing?secret_key=secret"])
+def test_a_secret_in_a_uri_is_refused_and_not_repeated(place):
+    with pytest.raises(ConfigurationError, match="holds credentials or options") as refused:
+        FilesReader(FileSource("x"), f"s3://{place}/*.parquet")
+    assert "secret@" not in str(refused.value) and "=secret" not in str(refused.value)
 
 
 # -- names

@@ -21,11 +21,12 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import structlog
 
-from configs.settings import EpochSettings
+from configs.settings import EpochSettings, S3Settings
 from pipelines.runtime.definition import FileSource
 from state_ops import frames
 from state_ops.checkpoint import to_micros
 from state_ops.errors import ConfigurationError, InputError, TransientError
+from state_ops.s3 import arrow_filesystem, is_s3, refuse_secrets
 
 _REMEMBERED = 10_000
 _HASH_BITS = 64
@@ -75,12 +76,13 @@ class Slice:
 class FilesReader:
     """One `FileSource` with its pattern resolved.
 
-    pattern: absolute directory or URI, then a file name pattern. expected: the columns of the files read so far, if any.
+    pattern: absolute directory or URI, then a file name pattern. s3: how s3:// is reached. expected: the columns of the files read so far, if any.
     """
 
-    def __init__(self, source: FileSource, pattern: str) -> None:
+    def __init__(self, source: FileSource, pattern: str, s3: S3Settings | None = None) -> None:
         self.source, self.pattern = source, pattern
         directory, _, self._names = pattern.rpartition("/")
+        refuse_secrets(directory, f"source {source.name}")
         if any(mark in directory for mark in "*?["):
             raise ConfigurationError(
                 f"Only the file name may have wildcards, not the directory: {pattern}",
@@ -88,7 +90,10 @@ class FilesReader:
                 next="Name one directory, e.g. {landing}/*.parquet.",
             )
         self.directory = directory
-        if "://" in directory:
+        if is_s3(directory):
+            self._fs, self._path = arrow_filesystem(s3 or S3Settings()), directory.partition("://")[2]
+            self._place = f"s3://{self._path}"
+        elif "://" in directory:
             self._fs, self._path = pafs.FileSystem.from_uri(directory)
             scheme = directory.partition("://")[0]
             self._place = self._path if scheme == "file" else f"{scheme}://{self._path}"
@@ -96,6 +101,7 @@ class FilesReader:
             self._fs, self._path = pafs.LocalFileSystem(), directory
             self._place = directory
         self._warned: set[tuple[Any, ...]] = set()
+        self._bucket_seen = False
 
     def uri(self, file: SourceFile) -> str:
         """The file's place as people read it."""
@@ -108,10 +114,14 @@ class FilesReader:
     # -- what is there
 
     def exists(self) -> bool:
-        """Whether the landing directory is there; always true on an object store, which has no directories."""
+        """Whether the landing directory is there; on an object store, which has no directories, whether its bucket is."""
         if self._fs.type_name in _OBJECT_STORES:
-            return True
+            self._bucket_seen = self._bucket_seen or self._has_bucket()
+            return self._bucket_seen
         return self._fs.get_file_info(self._path).type == pafs.FileType.Directory
+
+    def _has_bucket(self) -> bool:
+        return self._fs.get_file_info(self._path.partition("/")[0]).type != pafs.FileType.NotFound
 
     def check(self, position: dict[str, Any] | None) -> None:
         """Whether reading may go on from `position`: call it when a run begins and whenever it looks for input.

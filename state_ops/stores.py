@@ -1,0 +1,314 @@
+"""Where bytes are kept: one small Protocol, a file system and an object store behind it.
+
+Paths are relative to the store's root and were checked by `Storage`, which is what everything else uses. A store says
+what happened by the kind of OSError: UnavailableError may pass (throttled, timed out, connection lost), FileNotFoundError
+and PermissionError are what they say, any other one stays. No message holds what a server or a library wrote, only
+its status, code and kind: answers of servers repeat parts of the request.
+
+`FileSystemStore` is pyarrow.fs, `ObjectStore` is obstore (docs/adr/0006-object-stores.md says why not one for both).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Protocol
+
+import obstore
+import pyarrow.fs as pafs
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+from state_ops.errors import ConfigurationError, DamageError
+
+if TYPE_CHECKING:
+    from configs.settings import S3Settings
+
+CHUNK = 4 << 20  # bytes read or sent at a time
+PART = 8 << 20  # bytes of one request; larger objects are sent in parts, of which S3 allows 10,000
+UNFINISHED = ".tmp-"
+_PARTS_AT_ONCE = 4
+_MAY_PASS = {"408", "409", "429", "500", "502", "503", "504"}
+_CODES_THAT_MAY_PASS = {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "OperationAborted"}
+_CONFIGURED_WRONGLY = {"NoSuchBucket", "InvalidBucketName", "PermanentRedirect", "AuthorizationHeaderMalformed"}
+_KINDS = {
+    "Timeout": "no answer in time",
+    "Connect": "no connection",
+    "Interrupted": "the connection broke",
+    "Request": "the connection broke",
+    "Decode": "the answer is not what S3 says",
+}
+
+
+class UnavailableError(OSError):
+    """Storage is throttled, answers too late, or is out of reach: it may work in a moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """One object in storage: path relative to the root, size in bytes."""
+
+    path: str
+    bytes: int
+
+
+class Store(Protocol):
+    """Bytes below one root. Each operation is whole or raises; a listing is complete or raises."""
+
+    remote: bool
+
+    def write(self, path: str, chunks: Iterator[bytes], size: int) -> None:
+        """Put an object of `size` bytes in place, over what is there: visible as a whole, or not at all."""
+
+    def read(self, path: str) -> Iterator[bytes]:
+        """The object's content from the start. Raises FileNotFoundError."""
+
+    def tail(self, path: str, length: int) -> bytes:
+        """The last `length` bytes, all if there are fewer. Raises FileNotFoundError."""
+
+    def size(self, path: str) -> int | None:
+        """Size in bytes, None if there is no such object."""
+
+    def list(self, path: str) -> Iterable[StoredFile]:
+        """All objects below `path`, also unfinished ones; none if there is no such directory."""
+
+    def list_dirs(self, path: str) -> Iterable[str]:
+        """Names of the directories directly below `path`."""
+
+    def delete(self, path: str) -> bool:
+        """Delete an object; False if it is known that there was none, which object stores do not tell."""
+
+    def delete_all(self, path: str, files: Iterable[StoredFile]) -> None:
+        """Delete the files, which are all of those below `path`, and the directory."""
+
+
+def open_store(uri: str, s3: S3Settings | None = None) -> Store:
+    """The store for a URI or a path. Raises ConfigurationError."""
+    scheme = uri.partition("://")[0] if "://" in uri else "file"
+    if "@" in uri.partition("://")[2].partition("/")[0]:
+        raise ConfigurationError(
+            "The storage root holds credentials.",
+            where="storage.root",
+            next="Write s3://bucket/prefix; storage.s3 says by reference where the keys are.",
+        )
+    try:
+        if scheme in ("s3", "s3a", "gs", "az", "abfs", "abfss"):
+            return ObjectStore(uri, s3 or default_s3())
+        if "://" in uri:
+            return FileSystemStore(*pafs.FileSystem.from_uri(uri))
+        return FileSystemStore(pafs.LocalFileSystem(), uri)
+    except (ValueError, OSError, BaseError) as error:
+        raise ConfigurationError(
+            f"The storage root cannot be used: {_kind(error)}",
+            where=f"storage.root = {uri}",
+            next="Give a directory or a URI such as s3://bucket/prefix.",
+        ) from None
+
+
+def default_s3() -> S3Settings:
+    from configs.settings import S3Settings  # not at import: workers on local disks do without the settings' libraries
+
+    return S3Settings()
+
+
+class FileSystemStore:
+    """Files below a directory; a file appears by a rename. An empty directory goes with its last file."""
+
+    def __init__(self, fs: pafs.FileSystem, root: str) -> None:
+        self._fs, self._local = fs, isinstance(fs, pafs.LocalFileSystem)
+        self._root = os.path.realpath(root) if self._local else root.rstrip("/")
+        self.remote = not self._local
+
+    @property
+    def root(self) -> str:
+        return self._root
+
+    def _at(self, path: str) -> str:
+        at = f"{self._root}/{path}" if path else self._root
+        if self._local and path and not os.path.realpath(at).startswith(f"{self._root}/"):
+            raise DamageError(
+                f"The path {path!r} leads out of the pipeline's storage root through a link.",
+                where=at,
+                next="Weir makes no links there: find out who did, and whether it is to be trusted, before you go on.",
+            )
+        return at
+
+    def write(self, path: str, chunks: Iterator[bytes], size: int) -> None:  # noqa: ARG002  an object store needs it
+        final = self._at(path)
+        parent, _, name = final.rpartition("/")
+        staging = f"{parent}/{UNFINISHED}{uuid.uuid4().hex}-{name}"
+        try:
+            with self._open_output(parent, staging) as sink:
+                for chunk in chunks:
+                    sink.write(chunk)
+            self._fs.move(staging, final)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._fs.delete_file(staging)
+            raise
+
+    def _open_output(self, parent: str, path: str) -> Any:
+        while True:
+            self._fs.create_dir(parent, recursive=True)
+            try:
+                return self._fs.open_output_stream(path)
+            except FileNotFoundError:
+                # Whoever deleted the last file there has just removed the directory.
+                if self._fs.get_file_info(parent).type == pafs.FileType.Directory:
+                    raise
+
+    def read(self, path: str) -> Iterator[bytes]:
+        with self._fs.open_input_stream(self._at(path)) as source:
+            while chunk := source.read(CHUNK):
+                yield chunk
+
+    def tail(self, path: str, length: int) -> bytes:
+        with self._fs.open_input_file(self._at(path)) as source:
+            size = source.size()
+            return source.read_at(min(size, length), max(size - length, 0))
+
+    def size(self, path: str) -> int | None:
+        info = self._fs.get_file_info(self._at(path))
+        return info.size if info.type == pafs.FileType.File else None
+
+    def list(self, path: str) -> Iterable[StoredFile]:
+        for info in self._infos(path, recursive=True):
+            if info.type == pafs.FileType.File:
+                yield StoredFile(info.path[len(self._root) + 1 :], info.size)
+
+    def list_dirs(self, path: str) -> Iterable[str]:
+        infos = self._infos(path, recursive=False)
+        return [PurePosixPath(info.path).name for info in infos if info.type == pafs.FileType.Directory]
+
+    def _infos(self, path: str, recursive: bool) -> Any:
+        return self._fs.get_file_info(pafs.FileSelector(self._at(path), recursive=recursive, allow_not_found=True))
+
+    def delete(self, path: str) -> bool:
+        at = self._at(path)
+        try:
+            self._fs.delete_file(at)
+        except FileNotFoundError:
+            return False
+        self._drop_empty_dirs(at)
+        return True
+
+    def delete_all(self, path: str, files: Iterable[StoredFile]) -> None:  # noqa: ARG002  an object store needs them
+        at = self._at(path)
+        if self._fs.get_file_info(at).type == pafs.FileType.Directory:
+            self._fs.delete_dir(at)
+            self._drop_empty_dirs(at)
+
+    def _drop_empty_dirs(self, path: str) -> None:
+        # They would pile up, one for each pruned epoch. Only the local rmdir refuses a directory that is not empty.
+        directory, root = Path(path).parent, Path(self._root)
+        while self._local and root in directory.parents:
+            try:
+                directory.rmdir()
+            except OSError:
+                return
+            directory = directory.parent
+
+
+class ObjectStore:
+    """Objects below a prefix of a bucket: S3 by the settings' block; gs and abfs by their libraries' own environment."""
+
+    remote = True
+
+    def __init__(self, uri: str, s3: S3Settings) -> None:
+        self._uri = uri
+        # `_once` for operations of one request, which `Storage` tries again; `_many` for those of many requests, where
+        # one throttled part or page must not cost all the others.
+        self._once, self._many = _open(uri, s3, 0), _open(uri, s3, s3.max_attempts - 1)
+
+    def write(self, path: str, chunks: Iterator[bytes], size: int) -> None:
+        with self._translated(path):
+            if size <= PART:
+                obstore.put(self._once, path, b"".join(chunks), use_multipart=False)
+            else:  # an exception of `chunks` comes through as it is, after the upload was aborted
+                obstore.put(
+                    self._many, path, chunks, use_multipart=True, chunk_size=PART, max_concurrency=_PARTS_AT_ONCE
+                )
+
+    def read(self, path: str) -> Iterator[bytes]:
+        with self._translated(path):
+            yield from (bytes(chunk) for chunk in obstore.get(self._many, path).stream(min_chunk_size=CHUNK))
+
+    def tail(self, path: str, length: int) -> bytes:
+        with self._translated(path):
+            return bytes(obstore.get(self._once, path, options={"range": {"suffix": length}}).bytes())
+
+    def size(self, path: str) -> int | None:
+        try:
+            with self._translated(path):
+                return obstore.head(self._once, path)["size"]
+        except FileNotFoundError:
+            return None
+
+    def list(self, path: str) -> Iterable[StoredFile]:
+        with self._translated(path):
+            for page in obstore.list(self._many, path or None):
+                yield from (StoredFile(found["path"], found["size"]) for found in page)
+
+    def list_dirs(self, path: str) -> Iterable[str]:
+        with self._translated(path):
+            found = obstore.list_with_delimiter(self._many, path or None)["common_prefixes"]
+            return [PurePosixPath(prefix).name for prefix in found]
+
+    def delete(self, path: str) -> bool:
+        with self._translated(path):
+            obstore.delete(self._once, path)
+        return True
+
+    def delete_all(self, path: str, files: Iterable[StoredFile]) -> None:
+        with self._translated(path):
+            obstore.delete(self._many, [file.path for file in files])
+
+    @contextlib.contextmanager
+    def _translated(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (BaseError, FileNotFoundError) as error:
+            raise translated(error, f"{self._uri}/{path}") from None
+
+
+def _open(uri: str, s3: S3Settings, retries: int) -> Any:
+    from state_ops.s3 import client_options, is_s3, obstore_arguments, retry_config
+
+    if is_s3(uri):
+        bucket, _, prefix = uri.partition("://")[2].partition("/")
+        return obstore.store.S3Store(bucket, prefix=prefix or None, **obstore_arguments(s3, retries))
+    return obstore.store.from_url(uri, client_options=client_options(s3), retry_config=retry_config(s3, retries))  # type: ignore[call-overload]
+
+
+def translated(error: Exception, where: str) -> OSError | ConfigurationError:
+    """What an error of obstore means: UnavailableError, FileNotFoundError, PermissionError, OSError or ConfigurationError."""
+    text = str(error)
+    status = _first(r"non-2xx status code: (\d{3})", text)
+    code = _first(r"<Code>(\w+)</Code>", text)
+    if code in _CONFIGURED_WRONGLY or "incorrectly configured region" in text:
+        return ConfigurationError(
+            f"There is no such bucket in this region ({code or 'redirected'}).",
+            where=where,
+            next="Correct storage.root, storage.s3.region or storage.s3.endpoint.",
+        )
+    told = " ".join(filter(None, [status, code])) or _KINDS.get(_first(r"kind: (\w+)", text) or "", _kind(error))
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(f"{where}: {told}")
+    if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or status in ("401", "403"):
+        return PermissionError(f"{where}: storage refuses access: {told}")
+    if status is None or status in _MAY_PASS or code in _CODES_THAT_MAY_PASS:
+        return UnavailableError(f"{where}: {told}")
+    return OSError(f"{where}: {told}")
+
+
+def _first(pattern: str, text: str) -> str | None:
+    found = re.search(pattern, text)
+    return found[1] if found else None
+
+
+def _kind(error: Exception) -> str:
+    return type(error).__name__ if isinstance(error, BaseError) else str(error).partition("\n")[0]

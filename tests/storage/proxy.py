@@ -1,0 +1,154 @@
+"""An HTTP server in front of another one, which passes requests on or misbehaves as a test says."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
+
+ERROR = "<?xml version='1.0'?><Error><Code>{}</Code><Message>{}</Message></Error>"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asked: method, path with the query, headers in lower case."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes = field(repr=False)
+
+    @property
+    def listing(self) -> bool:
+        return self.method == "GET" and "list-type=2" in self.path
+
+    @property
+    def part(self) -> bool:
+        """One part of an upload in parts."""
+        return self.method == "PUT" and "uploadId=" in self.path
+
+    def at(self, text: str) -> bool:
+        return text in unquote(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def refused(status: int, code: str, message: str = "as the test wants") -> Answer:
+    return Answer(status, {"content-type": "application/xml"}, ERROR.format(code, message).encode())
+
+
+class Hang:
+    """No answer, until the test ends."""
+
+
+class Reset:
+    """The connection is cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The answer says how long it is, and ends after half of it."""
+
+
+Behaviour = Callable[[Request], Answer | Hang | Reset | Cut | Request | None]
+
+
+class Proxy:
+    """`with Proxy(port) as proxy:`; proxy.behave: for each request an answer, a changed request, a fault, or None to pass it on."""
+
+    def __init__(self, port: int) -> None:
+        self.behave: Behaviour = lambda _: None
+        self.requests: list[Request] = []
+        self.over = threading.Event()
+        self._lock = threading.Lock()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_any(self) -> None:
+                outer._handle(self, port)
+
+            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
+
+    def __enter__(self) -> Proxy:
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def seen(self, what: Callable[[Request], bool]) -> int:
+        with self._lock:
+            return sum(1 for request in self.requests if what(request))
+
+    def _handle(self, handler: BaseHTTPRequestHandler, port: int) -> None:
+        length = int(handler.headers.get("content-length") or 0)
+        headers = {name.lower(): value for name, value in handler.headers.items()}
+        request = Request(handler.command, handler.path, headers, handler.rfile.read(length))
+        with self._lock:
+            self.requests.append(request)
+        decided = self.behave(request)
+        if isinstance(decided, Hang):
+            self.over.wait(60)
+            handler.close_connection = True
+            return
+        if isinstance(decided, Reset):
+            handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            handler.connection.shutdown(socket.SHUT_RD)
+            handler.connection.close()
+            handler.close_connection = True
+            return
+        answer = (
+            decided
+            if isinstance(decided, Answer)
+            else _forward(decided if isinstance(decided, Request) else request, port)
+        )
+        handler.send_response_only(answer.status)
+        for name, value in answer.headers.items():
+            handler.send_header(name, value)
+        if "content-length" not in answer.headers:
+            handler.send_header("content-length", str(len(answer.body)))
+        handler.end_headers()
+        if request.method != "HEAD":
+            handler.wfile.write(answer.body[: len(answer.body) // 2] if isinstance(decided, Cut) else answer.body)
+        if isinstance(decided, Cut):
+            handler.close_connection = True
+
+
+def _forward(request: Request, port: int) -> Answer:
+    upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        upstream.putrequest(request.method, request.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in request.headers.items():
+            if name not in ("connection", "expect"):
+                upstream.putheader(name, value)
+        upstream.endheaders(request.body)
+        response = upstream.getresponse()
+        body = response.read()
+        dropped = ("connection", "transfer-encoding", "date", "server", "keep-alive")
+        headers = {name.lower(): value for name, value in response.getheaders() if name.lower() not in dropped}
+        if request.method != "HEAD":
+            headers["content-length"] = str(len(body))
+        return Answer(response.status, headers, body)
+    finally:
+        upstream.close()

@@ -1,0 +1,161 @@
+"""What every store must do, run on a local disk and on S3."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from state_ops.errors import DamageError
+from state_ops.storage import CancelledError, Storage
+from state_ops.stores import CHUNK, PART
+
+Opened = Callable[[], Storage]
+
+
+@pytest.fixture
+def storage(anywhere: Opened) -> Storage:
+    return anywhere()
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK, PART, PART + 1, 2 * PART + 12345])
+def test_a_file_comes_back_as_it_was_sent(storage: Storage, tmp_path: Path, size: int):
+    local, back = tmp_path / "sent", tmp_path / "back"
+    local.write_bytes((b"0123456789abcdef" * (size // 16 + 1))[:size])
+    digest = hashlib.sha256(local.read_bytes()).hexdigest()
+
+    assert storage.put_file(local, "state/count/g1-e1/0-a/1.sst") == (size, digest)
+
+    assert storage.size("state/count/g1-e1/0-a/1.sst") == size
+    storage.get_file("state/count/g1-e1/0-a/1.sst", back, digest=digest)
+    assert back.read_bytes() == local.read_bytes() == storage.read_bytes("state/count/g1-e1/0-a/1.sst")
+
+
+def test_a_file_that_is_written_again_is_the_new_one(storage: Storage):
+    storage.put_bytes("coordinator/lease.json", b"first, and longer")
+    storage.put_bytes("coordinator/lease.json", b"second")
+    assert storage.read_bytes("coordinator/lease.json") == b"second"
+    assert [file.path for file in storage.list()] == ["coordinator/lease.json"]
+
+
+def test_what_is_not_there(storage: Storage, tmp_path: Path):
+    assert storage.read_bytes("a/b") is None and storage.size("a/b") is None and storage.size("a") is None
+    assert list(storage.list("a")) == [] and storage.list_dirs("a") == [] and storage.delete_tree("a") == 0
+    storage.delete("a/b")
+    with pytest.raises(DamageError, match="missing from storage"):
+        storage.get_file("a/b", tmp_path / "b")
+
+
+def test_another_content_than_recorded_is_damage(storage: Storage, tmp_path: Path):
+    storage.put_bytes("a/b", b"what somebody made of it")
+    with pytest.raises(DamageError, match="altered or truncated"):
+        storage.get_file("a/b", tmp_path / "b", digest=hashlib.sha256(b"what Weir wrote").hexdigest())
+
+
+def test_listings_name_files_below_and_directories_beside(storage: Storage):
+    paths = [
+        "state/a/g1-e1/0-x/1.sst",
+        "state/a/g1-e1/0-x/2.sst",
+        "state/a/g2-e9/0-y/1.sst",
+        "state/ab/g1-e1/0-z/1.sst",
+    ]
+    for number, path in enumerate(paths):
+        storage.put_bytes(path, b"x" * number)
+
+    assert {file.path: file.bytes for file in storage.list("state/a")} == {paths[0]: 0, paths[1]: 1, paths[2]: 2}
+    assert sorted(file.path for file in storage.list()) == sorted(paths)
+    assert sorted(storage.list_dirs("state")) == ["a", "ab"]
+    assert sorted(storage.list_dirs("state/a")) == ["g1-e1", "g2-e9"]
+    assert storage.list_dirs("state/a/g1-e1/0-x") == []
+    assert storage.list_dirs("") == ["state"]
+
+
+def test_a_tree_goes_and_what_only_begins_like_it_stays(storage: Storage):
+    for path in ("channels/a/g1-e1/0.parquet", "channels/a/g1-e1/1.parquet", "channels/a/g1-e10/0.parquet"):
+        storage.put_bytes(path, b"x")
+    assert storage.delete_tree("channels/a/g1-e1") == 2
+    assert storage.list_dirs("channels/a") == ["g1-e10"]
+    assert storage.delete("channels/a/g1-e10/0.parquet") is True
+    assert list(storage.list()) == [] and storage.list_dirs("") == [], "no empty directories are left to pile up"
+
+
+def test_more_objects_than_one_page_of_a_listing(storage: Storage):
+    for number in range(1003):
+        storage.put_bytes(f"requests/{number}", b"")
+    assert len(list(storage.list("requests"))) == 1003
+    assert storage.delete_tree("requests") == 1003
+    assert list(storage.list()) == []
+
+
+def test_a_footer_is_read_from_the_end_alone(storage: Storage):
+    wide = pa.table({f"column {number} {'x' * 200}": [1, 2, 3] for number in range(600)})  # its footer is not small
+    data = pa.BufferOutputStream()
+    pq.write_table(wide, data)
+    storage.put_bytes("tables/out/data/1.parquet", data.getvalue())
+    footer = storage.parquet_footer("tables/out/data/1.parquet")
+    assert (footer.num_rows, footer.num_columns) == (3, 600)
+    storage.put_bytes("tables/out/data/2.parquet", b"PAR1")
+    with pytest.raises(pa.ArrowException):
+        storage.parquet_footer("tables/out/data/2.parquet")
+
+
+def test_a_cancelled_upload_stops_at_the_next_chunk_and_nothing_is_visible(storage: Storage, tmp_path: Path):
+    local = tmp_path / "big"
+    local.write_bytes(bytes(2 * PART))
+
+    class AtThird(threading.Event):
+        """Set when it is looked at for the third time."""
+
+        looks = 0
+
+        def is_set(self) -> bool:
+            self.looks += 1
+            return self.looks >= 3
+
+    cancelled = AtThird()
+    with pytest.raises(CancelledError):
+        storage.put_file(local, "state/a/g1-e1/0-x/1.sst", cancelled=cancelled)
+    assert cancelled.looks == 3
+    assert list(storage.list(unfinished=True)) == []
+    storage.put_file(local, "state/a/g1-e1/0-x/1.sst")
+    cancelled.looks = 1
+    with pytest.raises(CancelledError):
+        storage.get_file("state/a/g1-e1/0-x/1.sst", tmp_path / "back", cancelled=cancelled)
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../other/registry", "a/../../b", "a\\b", "s3://other/key", "a\0b", ""]
+)
+def test_paths_that_leave_the_root_are_refused_by_every_operation(storage: Storage, tmp_path: Path, path: str):
+    local = tmp_path / "local"
+    local.write_bytes(b"x")
+    operations: list[Callable[[], object]] = [
+        lambda: storage.put_file(local, path),
+        lambda: storage.put_bytes(path, b"x"),
+        lambda: storage.get_file(path, tmp_path / "back"),
+        lambda: storage.read_bytes(path),
+        lambda: storage.parquet_footer(path),
+        lambda: storage.size(path),
+        lambda: storage.delete(path),
+        lambda: storage.delete_tree(path),
+        lambda: storage.full(path),
+        lambda: storage.below(path),
+    ]
+    if path:  # an empty path is the root itself, where listings begin
+        operations += [lambda: list(storage.list(path)), lambda: storage.list_dirs(path)]
+    for operation in operations:
+        with pytest.raises(DamageError, match="leaves the pipeline's storage root"):
+            operation()
+
+
+def test_storage_travels_to_another_process_by_its_references(storage: Storage):
+    storage.put_bytes("a/b", b"here")
+    shipped = pickle.dumps(storage)
+    assert b"test-secret" not in shipped and b"test-key" not in shipped
+    assert pickle.loads(shipped).below("a").read_bytes("b") == b"here"
