@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import structlog
+from deltalake.exceptions import DeltaError
 
 from configs.settings import Settings
 from pipelines.runtime.commit import prune, publish_missing, unpublished
@@ -66,26 +67,33 @@ def owning(
     """
     storage, registry = open_storage(pipeline, settings)
     sources = readers(pipeline, settings)
-    predecessor = lease.read(storage)
-    if lease.watch(storage):
-        raise busy(pipeline, predecessor)
-    _drop_stale_stops(storage)
-    generation = registry.take_over()
-    head = registry.head()
-    last_id = CheckpointId(max([head.id if head else 0, predecessor.last_id if predecessor else 0]))
-    with Heartbeat(storage, generation, last_id, settings.lease.heartbeat_seconds, run_id) as heartbeat:
-        runs = executor or SparkExecutor(settings, app=f"weir {pipeline.name}")
-        shop = Workshop(pipeline, settings, storage, registry, generation, runs, sources, run_id)
-        shop.expected.update({name: schema_from_json(raw) for name, raw in (head.inputs if head else {}).items()})
-        try:
+    with _storage_errors(pipeline, storage):
+        predecessor = lease.read(storage)
+        if lease.watch(storage):
+            raise busy(pipeline, predecessor)
+        _drop_stale_stops(storage)
+        generation = registry.take_over()
+        head = registry.head()
+        last_id = CheckpointId(max([head.id if head else 0, predecessor.last_id if predecessor else 0]))
+        with Heartbeat(storage, generation, last_id, settings.lease.heartbeat_seconds, run_id) as heartbeat:
+            runs = executor or SparkExecutor(settings, app=f"weir {pipeline.name}")
+            shop = Workshop(pipeline, settings, storage, registry, generation, runs, sources, run_id)
+            shop.expected.update({name: schema_from_json(raw) for name, raw in (head.inputs if head else {}).items()})
             recover(shop)
             yield Tenure(shop, heartbeat, head, last_id)
-        except OSError as error:
-            raise TransientError(
-                f"{type(error).__name__}: {error}",
-                where=storage.uri,
-                next=f"Look at the storage and the disk, then `weir run {pipeline.name}`: it resumes from the last checkpoint.",
-            ) from error
+
+
+@contextmanager
+def _storage_errors(pipeline: Pipeline, storage: Storage) -> Iterator[None]:
+    """What storage or a Delta log raises between epochs, as what the operator should do: from the first look at the lease on."""
+    try:
+        yield
+    except (OSError, DeltaError) as error:
+        raise TransientError(
+            f"{type(error).__name__}: {error}",
+            where=storage.uri,
+            next=f"Look at the storage and the disk, then `weir run {pipeline.name}`: it resumes from the last checkpoint.",
+        ) from error
 
 
 def recover(shop: Workshop) -> None:
