@@ -1,0 +1,246 @@
+"""What must hold whenever no coordinator is at work, checked bit by bit: what was right once is not read again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from state_ops.checkpoint import Checkpoint
+from state_ops.ids import parse_epoch_dir
+from state_ops.registry import Registry
+from state_ops.storage import Storage
+from tests.reading import state_at
+from tests.recovery.harness import Site
+from tests.soak.accounts import accounts, pipeline, turnover
+from tests.soak.children import Violation
+from tests.soak.replay import Output, Replay, Row, files_of
+
+TABLES = ("ledger", "turnover", "turnover_late")
+_TEN_MINUTES = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """How much there is at one moment, without the tables' rows, which grow by right. epoch: the newest by then."""
+
+    epoch: int
+    state_bytes: int
+    state_objects: int
+    registry_bytes: int
+    registry_objects: int
+    registry_log: int
+    work_bytes: int
+    work_objects: int
+    sink_log: int
+
+
+def sample(site: Site, epoch: int) -> Sample:
+    state = _extent(site.storage / "state", site.storage / "channels")
+    registry = _extent(site.storage / "registry")
+    work = _extent(*(path for path in site.root.glob("work*")))
+    log = sum(1 for _ in (site.storage / "registry").glob("*/_delta_log/*.json"))
+    sink_log = sum(1 for _ in (site.storage / "tables").glob("*/_delta_log/*.json"))
+    return Sample(epoch, *state, *registry, log, *work, sink_log)
+
+
+def _extent(*directories: Path) -> tuple[int, int]:
+    total = number = 0
+    for directory in directories:
+        for root, _, names in os.walk(directory):
+            for name in names:
+                try:
+                    total += (Path(root) / name).stat().st_size
+                except FileNotFoundError:  # deleted meanwhile
+                    continue
+                number += 1
+    return total, number
+
+
+@dataclass
+class Verifier:
+    """Compares what is stored with the replay, as far as it has come.
+
+    chain: of every checkpoint ever heard of, its parent and its generation, None while unknown. drains: the epochs that
+    closed every window; only the registry tells which, so a drain must be looked at before the next epoch.
+    """
+
+    site: Site
+    replay: Replay
+    chain: dict[int, tuple[int | None, int | None]] = field(default_factory=dict)
+    drains: set[int] = field(default_factory=set)
+    rows: int = 0
+    states: int = 0
+    _seen: dict[str, set[str]] = field(default_factory=lambda: {table: set() for table in TABLES})
+    _found: dict[str, dict[int, list[Row]]] = field(default_factory=lambda: {table: {} for table in TABLES})
+    _wanted: dict[str, dict[int, list[Row]]] = field(default_factory=lambda: {table: {} for table in TABLES})
+    _replayed: int = 0
+    _owners: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._storage = Storage(str(self.site.storage))
+        self._registry = Registry(self._storage, pipeline.app_id)
+
+    def heard(self, epoch: dict[str, Any]) -> None:
+        """A coordinator said that it completed this epoch."""
+        self._link(epoch["epoch"], epoch["parent"], epoch["generation"])
+        if epoch["trigger"] == "drain":
+            self.drains.add(epoch["epoch"])
+
+    def check(self) -> Checkpoint | None:
+        """Everything, while nobody writes. Returns the newest checkpoint."""
+        completed = self._registry.checkpoints()
+        if not completed:
+            return None
+        for row in completed:
+            self._link(row.id, row.parent_id, row.generation)
+            self._check_objects(row)
+        head = completed[-1]
+        if head.trigger == "drain":
+            self.drains.add(head.id)
+        published = {table: self._read_table(table) for table in TABLES}
+        for table in TABLES:
+            named = head.sinks.get(table, {"id": None, "before": None})
+            if published[table] not in (named["id"], named["before"]):
+                raise Violation(f"{table} was published up to {published[table]}, the chain says {named}")
+        ledger = head.sinks.get("ledger", {"id": None})["id"]
+        self._catch_up(published["ledger"] or 0, head.id if published["ledger"] == ledger else 0)
+        for table in TABLES:
+            self._compare(table, published[table] or 0)
+        self._check_chain()
+        if published["ledger"] == ledger:
+            self._check_state(head)
+        return head
+
+    # -- tables
+
+    def _read_table(self, table: str) -> int | None:
+        """Take in the rows of new data files by the epoch that staged them; returns the checkpoint published last."""
+        directory = self.site.storage / "tables" / table
+        if not (directory / "_delta_log").exists():
+            return None
+        handle = DeltaTable(str(directory))
+        named = set(pa.table(handle.get_add_actions())["path"].to_pylist())
+        if gone := self._seen[table] - named:
+            raise Violation(f"{table} has lost files: {sorted(gone)[:5]}")
+        for name in sorted(named - self._seen[table]):
+            parsed = parse_epoch_dir(name.split("/")[1])
+            if parsed is None:
+                raise Violation(f"{table} has a file of no epoch: {name}")
+            generation, epoch = parsed
+            self._link(epoch, None, generation)
+            if self._owners.setdefault(epoch, generation) != generation:
+                raise Violation(f"epoch {epoch} was written by the generations {self._owners[epoch]} and {generation}")
+            rows = pq.ParquetFile(directory / name).read().to_pylist()
+            self._found[table].setdefault(epoch, []).extend(rows)
+        self._seen[table] = named
+        return handle.transaction_version(f"{pipeline.app_id}/{table}")
+
+    def _catch_up(self, ledger: int, head: int) -> None:
+        """Replay the epochs that the ledger has. Which files an epoch read, its rows tell; that these are all, the replay."""
+        known = {epoch for epoch in self._found["ledger"] if epoch > self._replayed}
+        known |= {epoch for epoch in self.drains if self._replayed < epoch <= max(ledger, head)}
+        for epoch in sorted(known):
+            files = files_of(self._found["ledger"].get(epoch, []))
+            output = self.replay.epoch(epoch, max(files, default=-1) + 1, drain=epoch in self.drains)
+            self._want(epoch, output)
+            self._replayed = epoch
+
+    def _want(self, epoch: int, output: Output) -> None:
+        for table, rows in (("ledger", output.ledger), ("turnover", output.turnover)):
+            self._wanted[table][epoch] = rows
+        self._wanted["turnover_late"][epoch] = output.turnover_late
+
+    def _compare(self, table: str, published: int) -> None:
+        found, wanted = self._found[table], self._wanted[table]
+        for epoch in sorted({*found, *wanted}):
+            if epoch > published:
+                if found.get(epoch):
+                    raise Violation(f"{table} has rows of epoch {epoch}, but {published} was published last")
+                continue
+            mine, theirs = found.pop(epoch, []), wanted.pop(epoch, [])
+            extra, missing = _counted(mine) - _counted(theirs), _counted(theirs) - _counted(mine)
+            if extra or missing:
+                shown = f"not wanted: {list(extra.items())[:3]}\nmissing: {list(missing.items())[:3]}"
+                raise Violation(f"epoch {epoch} of {table} is not what the replay says:\n{shown}")
+            self.rows += len(mine)
+
+    # -- state
+
+    def _check_state(self, head: Checkpoint) -> None:
+        position = head.offsets.get("landing", {"files": 0})["files"]
+        skipped = self.replay.read(position)
+        if skipped:
+            raise Violation(
+                f"checkpoint {head.id} has read {position} files, but {len(skipped)} rows of them are nowhere"
+            )
+        if self.replay.files != position:
+            raise Violation(f"checkpoint {head.id} has read {position} files, the ledger shows {self.replay.files}")
+        if not head.operators["accounts"]["schema"]:
+            return
+        found = {key[0]: row for key, row in state_at(self._storage, self._registry, head, accounts).items()}
+        if found != self.replay.accounts:
+            raise Violation(f"the accounts of checkpoint {head.id} differ: {_difference(found, self.replay.accounts)}")
+        windows = state_at(self._storage, self._registry, head, turnover)
+        wanted = {(branch, end - _TEN_MINUTES): row for (branch, end), row in self.replay.windows.items()}
+        if windows != wanted:
+            raise Violation(f"the open windows of checkpoint {head.id} differ: {_difference(windows, wanted)}")
+        self.states += 1
+
+    # -- registry and objects
+
+    def _check_objects(self, row: Checkpoint) -> None:
+        for file in self._registry.files(row):
+            size = self._storage.size(file.path)
+            if size != file.bytes:
+                raise Violation(f"{file.path} of checkpoint {row.id} has {size} bytes instead of {file.bytes}")
+
+    def _link(self, id: int, parent: int | None, generation: int) -> None:
+        was_parent, was_generation = self.chain.get(id, (None, None))
+        if was_generation not in (None, generation) or (None not in (was_parent, parent) and was_parent != parent):
+            raise Violation(f"checkpoint {id} is two: {was_parent, was_generation} and {parent, generation}")
+        self.chain[id] = (parent if parent is not None else was_parent, generation)
+        if parent is not None:
+            self.chain.setdefault(parent, (None, None))
+
+    def _check_chain(self) -> None:
+        before, highest = None, 0
+        for id in sorted(self.chain):
+            parent, generation = self.chain[id]
+            if parent is not None and parent != before:
+                raise Violation(f"checkpoint {id} continues {parent}, but there is {before}")
+            if generation is not None:
+                if generation < highest:
+                    raise Violation(f"checkpoint {id} is of generation {generation}, after one of {highest}")
+                highest = generation
+            before = id
+
+
+def log_in_order(table: Path, app_id: str) -> list[int]:
+    """The checkpoints that were published to a sink, by its log's files; Violation unless each is higher than the last."""
+    versions = []
+    for file in sorted((table / "_delta_log").glob("*.json")):
+        for line in file.read_text().splitlines():
+            action = json.loads(line).get("txn")
+            if action and action["appId"] == app_id:
+                versions.append(int(action["version"]))
+    if versions != sorted(set(versions)):
+        raise Violation(f"{table.name} was published out of order: {versions}")
+    return versions
+
+
+def _counted(rows: list[Row]) -> Counter:
+    return Counter(tuple(sorted(row.items())) for row in rows)
+
+
+def _difference(found: dict, wanted: dict) -> str:
+    wrong = [key for key in {*found, *wanted} if found.get(key) != wanted.get(key)]
+    return "; ".join(f"{key}: is {found.get(key)}, must be {wanted.get(key)}" for key in wrong[:3])
