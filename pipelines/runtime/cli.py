@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import atexit
-import importlib
-import json
 import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any, NoReturn, TextIO, cast
 
 import structlog
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from configs.settings import PROJECT, Settings, load
+from configs.settings import Settings
+from pipelines.runtime import cli_upkeep, upkeep
 from pipelines.runtime import run as runtime
+from pipelines.runtime.console import Json, Name, err, out, print_json
 from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.loading import find
 from pipelines.runtime.run import RunOptions
 from pipelines.runtime.sinks.delta import table_path
+from pipelines.runtime.stopping import ask_to_stop
+from pipelines.runtime.tenure import open_storage
 from pipelines.runtime.workshop import EpochReport
 from state_ops import lease
 from state_ops.checkpoint import Checkpoint, from_micros
 from state_ops.coordinator import Trigger
-from state_ops.errors import ConfigurationError, PipelineError, StageError, WeirError
+from state_ops.errors import StageError, WeirError
 from state_ops.lease import Request
 
 app = typer.Typer(
@@ -40,12 +41,6 @@ app = typer.Typer(
 )
 state_app = typer.Typer(help="Look into a pipeline's keyed state.", no_args_is_help=True)
 app.add_typer(state_app, name="state")
-
-_out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
-_err = Console(stderr=True, highlight=False, soft_wrap=True)
-
-Name = Annotated[str, typer.Argument(help="The pipeline's name in the configuration.", metavar="PIPELINE")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
 def main() -> None:
@@ -75,23 +70,23 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
         return int(command(standalone_mode=False) or 0)
     except WeirError as error:
         if debug:
-            _err.print_exception()
+            err.print_exception()
         if isinstance(error, StageError) and error.traceback:
-            _err.print(escape(error.traceback.rstrip()))
-        _err.print(f"[bold red]error:[/] {escape(str(error))}")
+            err.print(escape(error.traceback.rstrip()))
+        err.print(f"[bold red]error:[/] {escape(str(error))}")
         return error.exit_code
     except typer.Exit as done:
         return int(done.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        _err.print("interrupted; the epoch in flight was discarded, everything committed stays")
+        err.print("interrupted; the epoch in flight was discarded, everything committed stays")
         return 130
     except Exception as error:
         if hasattr(error, "format_message"):  # click's usage errors: typer carries its own copy of their classes
-            _err.print(f"[bold red]usage:[/] {escape(error.format_message())}")
+            err.print(f"[bold red]usage:[/] {escape(error.format_message())}")
             return 2
         if debug:
             raise
-        _err.print(
+        err.print(
             f"[bold red]error:[/] {type(error).__name__}: {escape(str(error))}\n"
             "  next:  this was not foreseen; run the command again with --debug for the trace."
         )
@@ -119,47 +114,16 @@ class _Stderr:
         sys.stderr.flush()
 
 
-def find(name: str) -> tuple[Pipeline, Settings]:
-    """The pipeline that the configuration calls `name`, and the settings."""
-    settings = load()
-    return load_pipeline(name, settings), settings
-
-
-def load_pipeline(name: str, settings: Settings) -> Pipeline:
-    """Import one pipeline of the configuration."""
-    if name not in settings.pipelines:
-        known = ", ".join(sorted(settings.pipelines)) or "none"
-        raise ConfigurationError(
-            f"There is no pipeline {name!r} in the configuration.", next=f"Configured pipelines: {known}."
-        )
-    where = settings.pipelines[name].object
-    module, _, attribute = where.partition(":")
-    if str(PROJECT) not in sys.path:  # the command's own script does not start in the project's folder
-        sys.path.insert(0, str(PROJECT))
-    try:
-        found = getattr(importlib.import_module(module), attribute or "pipeline")
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(
-            f"The pipeline {name!r} cannot be imported: {error}",
-            where=f"pipelines.{name}.object = {where}",
-            next="Write it as module:attribute, importable from the project's folder.",
-        ) from error
-    if not isinstance(found, Pipeline):
-        raise PipelineError(f"{where} is a {type(found).__name__}, not a Pipeline.", where=f"pipelines.{name}.object")
-    if found.name != name:
-        raise PipelineError(
-            f"The pipeline at {where} is named {found.name!r}, the configuration calls it {name!r}.",
-            next="Use one name: storage is found by it.",
-        )
-    return found
-
-
 @app.command()
 def run(
     pipeline: Name,
     until_caught_up: Annotated[bool, typer.Option(help="End when no input is waiting.")] = False,
     drain: Annotated[bool, typer.Option(help="When no input is waiting, close every window, then end.")] = False,
     max_seconds: Annotated[float | None, typer.Option(help="End at the first barrier after this time.")] = None,
+    start_from: Annotated[
+        str | None,
+        typer.Option("--from", metavar="PIPELINE:SAVEPOINT", help="Start a new pipeline from another one's savepoint."),
+    ] = None,
 ) -> None:
     """Coordinate a pipeline: catch up, then cut a barrier every interval until stopped."""
     found, settings = find(pipeline)
@@ -171,6 +135,7 @@ def run(
         until_caught_up=until_caught_up,
         drain=drain,
         max_seconds=max_seconds,
+        start_from=start_from,
     )
     _follow(found, settings, options)
 
@@ -182,42 +147,25 @@ def stop(
         bool,
         typer.Option(help="First work off what has arrived and close every window. Later rows for those are late."),
     ] = False,
+    savepoint: Annotated[str | None, typer.Option(help="At the end, name the newest checkpoint so.")] = None,
 ) -> None:
     """Ask the running coordinator to end at its next barrier, and wait for it."""
     found, settings = find(pipeline)
-    storage, _ = runtime.open_storage(found, settings)
-    if not lease.watch(storage):
-        if drain:
-            _out.print(f"No coordinator of {pipeline} is running: this command works off what has arrived and drains.")
-            options = RunOptions(trigger=Trigger.MANUAL, reason="weir stop --drain", drain=True)
-            _follow(found, settings, options)
-        else:
-            _out.print(f"No coordinator of {pipeline} is running.")
+    storage, _ = open_storage(found, settings)
+    reason = "weir stop --drain" if drain else "weir stop"
+    if savepoint is not None:
+        upkeep.check_free(found, settings, savepoint)
+    request = Request(upkeep.STOP, reason=reason, drain=drain, savepoint=savepoint or "")
+    if lease.watch(storage) and ask_to_stop(found, settings, request):
+        out.print(f"{pipeline} {'drained' if drain else 'stopped'} and ended at a barrier.")
         return
-    holder = lease.read(storage)
-    assert holder is not None
-    request = lease.send(storage, Request("stop", reason="weir stop --drain" if drain else "weir stop", drain=drain))
-    with _err.status(f"waiting for process {holder.pid} to reach its barrier"):
-        while (now := lease.read(storage)) is not None and now.process == holder.process and lease.watch(storage):
-            time.sleep(settings.run.poll_seconds)
-    outcome = now.outcome if now is not None and now.process == holder.process else None
-    if outcome == ("drained" if drain else "stopped"):
-        _out.print(f"{pipeline} {outcome} and ended at a barrier.")
-        return
-    lease.take(storage, request)
-    if outcome in ("ended", "stopped"):  # it had nothing more to do before it saw the request
-        _out.print(f"The coordinator of {pipeline} had ended by itself.")
-        if drain:
-            _follow(found, settings, RunOptions(trigger=Trigger.MANUAL, reason="weir stop --drain", drain=True))
-        return
-    how = "failed" if outcome == "failed" else "died"
-    if now is not None and now.process != holder.process:
-        how = "was replaced by another"
-    raise WeirError(
-        f"The coordinator of {pipeline} {how} before it reached its barrier"
-        + (", and nothing was drained." if drain else "."),
-        next=f"Nothing is lost: `weir run {pipeline}` resumes from the last completed checkpoint, or shows the error again.",
-    )
+    if drain:
+        out.print(f"No coordinator of {pipeline} is running: this command works off what has arrived and drains.")
+        _follow(found, settings, RunOptions(trigger=Trigger.MANUAL, reason=reason, drain=True))
+    else:
+        out.print(f"No coordinator of {pipeline} is running.")
+    if savepoint is not None:
+        upkeep.savepoint(found, settings, savepoint, reason, settings.checkpoints.timeout_seconds)
 
 
 @app.command()
@@ -226,7 +174,7 @@ def status(pipeline: Name, json: Json = False) -> None:
     found, settings = find(pipeline)
     facts = status_of(found, settings)
     if json:
-        _print_json(facts)
+        print_json(facts)
         return
     head, holder = facts["last_checkpoint"], facts["coordinator"]
     alive = {True: "running", False: "not running", None: "unknown (on another host)"}[holder["alive"]]
@@ -246,12 +194,12 @@ def status(pipeline: Name, json: Json = False) -> None:
         table.add_row("watermark", f"{uid}: {moment}")
     for entry in facts["tables"]:
         table.add_row("table", f"{entry['name']}: {entry['path']}")
-    _out.print(table)
+    out.print(table)
 
 
 def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
     """What `weir status` says, JSON-ready. Reads only; starts no JVM."""
-    storage, registry = runtime.open_storage(pipeline, settings)
+    storage, registry = open_storage(pipeline, settings)
     head, holder = registry.head(), lease.read(storage)
     return {
         "pipeline": pipeline.name,
@@ -297,13 +245,13 @@ def _brief(head: Checkpoint) -> dict[str, Any]:
 def checkpoints(pipeline: Name, json: Json = False) -> None:
     """The completed checkpoints that are retained, oldest first."""
     found, settings = find(pipeline)
-    _, registry = runtime.open_storage(found, settings)
+    _, registry = open_storage(found, settings)
     completed = registry.checkpoints()
     if json:
-        _print_json([_view(checkpoint) for checkpoint in completed])
+        print_json([_view(checkpoint) for checkpoint in completed])
         return
     if not completed:
-        _out.print(f"{pipeline} has no checkpoint yet: weir run {pipeline}")
+        out.print(f"{pipeline} has no checkpoint yet: weir run {pipeline}")
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
     for title in (
@@ -331,7 +279,7 @@ def checkpoints(pipeline: Name, json: Json = False) -> None:
             f"{row.ms.get('to_commit', 0):.0f}",
             str(row.generation),
         )
-    _out.print(table)
+    out.print(table)
 
 
 def _view(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -353,15 +301,15 @@ def state_get(
     found, settings = find(pipeline)
     rows = state_reader.get(found, settings, stage, key)
     if json:
-        _print_json((rows[0] if rows else None) if found.stage(stage).window is None else rows)
+        print_json((rows[0] if rows else None) if found.stage(stage).window is None else rows)
     elif rows:
         for row in rows:
             table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
             for name, value in row.items():
                 table.add_row(name, escape(str(value)))
-            _out.print(table)
+            out.print(table)
     if not rows:
-        _err.print(f"{stage} has no state for the key {escape(' / '.join(key))}.")
+        err.print(f"{stage} has no state for the key {escape(' / '.join(key))}.")
         raise typer.Exit(1)
 
 
@@ -369,12 +317,12 @@ def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None
     """Run, and print a line for each epoch."""
     epochs = 0
     for report in runtime.run(pipeline, settings, options):
-        _out.print(progress_line(report))
+        out.print(progress_line(report))
         epochs += 1
-    _, registry = runtime.open_storage(pipeline, settings)
+    _, registry = open_storage(pipeline, settings)
     head = registry.head()
     if not epochs:
-        _out.print(
+        out.print(
             f"Nothing to do: {pipeline.name} is at checkpoint {head.id if head else 'none'}, and no input is waiting."
         )
 
@@ -391,22 +339,15 @@ def progress_line(report: EpochReport) -> str:
     )
 
 
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, default=_jsonable) + "\n")
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.hex()
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
 def _interrupt_on_term() -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
 
+
+for _command in (cli_upkeep.savepoint, cli_upkeep.savepoints, cli_upkeep.prune, cli_upkeep.cancel):
+    app.command()(_command)
 
 if __name__ == "__main__":
     process()

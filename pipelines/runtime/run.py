@@ -17,6 +17,7 @@ from pipelines.runtime import upkeep
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.epoch import complete, finish
 from pipelines.runtime.executor import Executor
+from pipelines.runtime.start_from import start
 from pipelines.runtime.tenure import open_storage as open_storage
 from pipelines.runtime.tenure import owning, readers
 from pipelines.runtime.workshop import Cut, EpochReport, Workshop
@@ -49,7 +50,8 @@ class RunOptions:
     trigger, reason: what started it; recorded for epochs that no slice limit cut. interval: seconds between barriers
     that the run cuts by itself when data waits; None: only requests do (in Dagster the sensor is the trigger).
     until_caught_up: end when there is no more input, after lingering `linger_seconds` for more. drain: then close every
-    window and end. max_seconds: end at the first barrier after this time.
+    window and end. max_seconds: end at the first barrier after this time. start_from: PIPELINE:SAVEPOINT, for a pipeline that
+    has no checkpoint yet (`start_from.start`).
     """
 
     trigger: Trigger = Trigger.MANUAL
@@ -60,6 +62,7 @@ class RunOptions:
     drain: bool = False
     max_seconds: float | None = None
     run_id: str | None = None
+    start_from: str | None = None
 
 
 @dataclass
@@ -84,8 +87,9 @@ def run(
     failed for good. Everything that a failed epoch staged has been discarded by then.
     """
     with owning(pipeline, settings, executor, options.run_id) as tenure:
-        check_fits(pipeline, tenure.head)
-        loop = Loop(tenure.head, begun=[tenure.last_id])
+        head = tenure.head if options.start_from is None else start(tenure, settings, options.start_from)
+        check_fits(pipeline, head)
+        loop = Loop(head, begun=[tenure.last_id])
         yield from _epochs(tenure.shop, options, loop, tenure.heartbeat)
 
 

@@ -105,15 +105,21 @@ def asked(
     return True
 
 
-def savepoint(pipeline: Pipeline, settings: Settings, name: str, reason: str, patience: float) -> Pin:
-    """Take a savepoint: of the next epoch where a coordinator runs, else of the newest checkpoint."""
+def check_free(pipeline: Pipeline, settings: Settings, name: str) -> None:
+    """Whether a savepoint may get this name. Raises ConfigurationError or WeirError."""
     check_name(name)
     _, registry = open_storage(pipeline, settings)
     if any((pin.kind, pin.name) == (SAVEPOINT, name) for pin in registry.pins()):
         raise WeirError(
             f"{pipeline.name} has a savepoint {name!r} already.",
-            next=f"Choose another name, or drop it: weir savepoint drop {pipeline.name} {name}",
+            next=f"Choose another name, or drop it: weir savepoint {pipeline.name} --drop {name}",
         )
+
+
+def savepoint(pipeline: Pipeline, settings: Settings, name: str, reason: str, patience: float) -> Pin:
+    """Take a savepoint: of the next epoch where a coordinator runs, else of the newest checkpoint."""
+    check_free(pipeline, settings, name)
+    _, registry = open_storage(pipeline, settings)
 
     def alone(shop: Workshop) -> None:
         head = shop.registry.head()

@@ -36,10 +36,11 @@ def site(tmp_path) -> Callable[..., Site]:
 
 
 class Ended(NamedTuple):
-    """How a command ended. said: what it wrote to stderr."""
+    """How a command ended. said: what it wrote to stderr; out: to stdout."""
 
     code: int
     said: str
+    out: str
 
 
 @pytest.fixture
@@ -56,6 +57,7 @@ def weir(monkeypatch, capsys) -> Callable[..., Ended]:
             with pytest.raises(SystemExit) as ended:
                 cli.main()
         structlog.reset_defaults()  # its logs went to a stderr that is gone now
-        return Ended(int(ended.value.code or 0), capsys.readouterr().err)
+        written = capsys.readouterr()
+        return Ended(int(ended.value.code or 0), written.err, written.out)
 
     return called

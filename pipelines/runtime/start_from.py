@@ -1,0 +1,135 @@
+"""Starting a pipeline from another one's savepoint: its state, positions and watermarks, in storage of its own.
+
+    weir run flights_v2 --from flights:before-upgrade
+    weir run flights --from /old/bucket/flights:last
+
+Every object is copied, its digest checked on the way, so nothing is shared: either pipeline may be dropped afterwards. The copy is
+committed as the first checkpoint of the new one, which then goes on as from any other. Tables start empty: what the old
+pipeline has published stays its own.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+
+from configs.settings import Settings
+from pipelines.runtime.tenure import Tenure
+from pipelines.runtime.workshop import Workshop
+from state_ops.checkpoint import STATE, Checkpoint, StateFile
+from state_ops.errors import ConfigurationError, PipelineError, WeirError
+from state_ops.frames import schema_from_json
+from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id
+from state_ops.pins import Hold
+from state_ops.registry import SAVEPOINT, Registry
+from state_ops.storage import Storage
+
+_TRANSFERS = 4
+
+log = structlog.get_logger("weir.run")
+
+
+def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
+    """Make the savepoint `origin` this pipeline's first checkpoint. origin: PIPELINE:NAME or the URI of a pipeline's storage:NAME.
+
+    Raises PipelineError when the pipeline has a checkpoint already, WeirError when there is no such savepoint.
+    """
+    shop = tenure.shop
+    place, _, name = origin.rpartition(":")
+    if not place or not name or "/" in name:
+        raise ConfigurationError(
+            f"{origin!r} names no savepoint.",
+            where="--from",
+            next="Write PIPELINE:NAME, or the directory or URI of a pipeline's storage, a colon and the name.",
+        )
+    if tenure.head is not None:
+        raise PipelineError(
+            f"{shop.pipeline.name} has checkpoint {tenure.head.id} already, so it cannot start from elsewhere.",
+            where=shop.storage.uri,
+            next="Leave --from away to go on from that; or give the pipeline another name or storage root.",
+        )
+    source = _storage(settings, place)
+    registry = Registry(source, "")
+    saved, listing = _savepoint(registry, source, name)
+    epoch = CheckpointId(tenure.last_id + 1)
+    tenure.heartbeat.begin(epoch)
+    with Hold(
+        source, registry, saved, f"{shop.pipeline.name} starts from it", settings.lease.heartbeat_seconds
+    ) as hold:
+        copied = _copy(shop, source, listing, epoch)
+        hold.check()
+    now = datetime.now(UTC)
+    made = replace(
+        saved,
+        id=epoch,
+        parent_id=None,
+        kind="start",
+        generation=shop.generation,
+        commit_id=uuid.uuid4().hex,
+        triggered_at=now,
+        completed_at=now,
+        trigger="savepoint",
+        reason=f"from {origin}, its checkpoint {saved.id}",
+        slice={source: {"files": [], "rows": 0, "limited": False} for source in saved.slice},
+        sinks={},
+        ms={},
+        files=len(copied),
+        bytes_new=sum(file.bytes for file in copied),
+        run_id=shop.run_id,
+    )
+    shop.registry.commit(made, copied)
+    shop.expected.update({source: schema_from_json(raw) for source, raw in made.inputs.items()})
+    log.info("started", pipeline=shop.pipeline.name, origin=origin, checkpoint=saved.id, bytes=made.bytes_new)
+    return made
+
+
+def _storage(settings: Settings, place: str) -> Storage:
+    if place in settings.pipelines:
+        return Storage(settings.storage_uri(place))
+    if "/" not in place:
+        raise ConfigurationError(
+            f"There is no pipeline {place!r} in the configuration.",
+            where="--from",
+            next="Name a configured pipeline, or the directory or URI of a pipeline's storage.",
+        )
+    return Storage(place)
+
+
+def _savepoint(registry: Registry, source: Storage, name: str) -> tuple[Checkpoint, tuple[StateFile, ...]]:
+    pins = [pin for pin in registry.pins() if pin.kind == SAVEPOINT]
+    pin = next((pin for pin in pins if pin.name == name), None)
+    saved = next((row for row in registry.checkpoints() if pin is not None and row.commit_id == pin.commit_id), None)
+    if pin is None or saved is None:
+        raise WeirError(
+            f"There is no savepoint {name!r}.",
+            where=source.uri,
+            next=f"Its savepoints: {', '.join(pin.name for pin in pins) or 'none'}.",
+        )
+    return saved, registry.files(saved)
+
+
+def _copy(
+    shop: Workshop, source: Storage, listing: tuple[StateFile, ...], epoch: CheckpointId
+) -> tuple[StateFile, ...]:
+    """The state's objects under prefixes of our own, one attempt for each subtask."""
+    attempts: dict[tuple[str, int], AttemptId] = {}
+    for file in listing:
+        attempts.setdefault((file.operator, file.subtask), new_attempt_id())
+
+    def one(file: StateFile) -> StateFile:
+        attempt = attempts[file.operator, file.subtask]
+        path = f"state/{file.operator}/{epoch_dir(shop.generation, epoch)}/{file.subtask}-{attempt}/{file.name}"
+        with tempfile.TemporaryDirectory(prefix="weir-start-") as scratch:
+            local = Path(scratch) / "file"
+            source.get_file(file.path, local, digest=file.digest)
+            shop.storage.put_file(local, path)
+        return replace(file, path=path, new=True, attempt=attempt, snapshot=attempt)
+
+    with ThreadPoolExecutor(_TRANSFERS) as pool:
+        return tuple(pool.map(one, [file for file in listing if file.kind == STATE]))

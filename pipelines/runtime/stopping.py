@@ -1,0 +1,43 @@
+"""Asking a running coordinator to end, and waiting until it has."""
+
+from __future__ import annotations
+
+import time
+
+from configs.settings import Settings
+from pipelines.runtime.console import out, waiting
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.tenure import open_storage
+from state_ops import lease
+from state_ops.errors import WeirError
+from state_ops.lease import Request
+
+
+def ask_to_stop(pipeline: Pipeline, settings: Settings, request: Request) -> bool:
+    """Have the living coordinator do what the stop request says. False if it ended by itself before it saw it.
+
+    Raises WeirError when it failed, died or was replaced before it came to its barrier; the request is withdrawn then.
+    """
+    storage, _ = open_storage(pipeline, settings)
+    holder = lease.read(storage)
+    if holder is None:
+        return False
+    sent = lease.send(storage, request)
+    with waiting(f"waiting for process {holder.pid} to reach its barrier"):
+        while (now := lease.read(storage)) is not None and now.process == holder.process and lease.watch(storage):
+            time.sleep(settings.run.poll_seconds)
+    outcome = now.outcome if now is not None and now.process == holder.process else None
+    if outcome == ("drained" if request.drain else "stopped"):
+        return True
+    lease.take(storage, sent)
+    if outcome in ("ended", "stopped"):  # it had nothing more to do before it saw the request
+        out.print(f"The coordinator of {pipeline.name} had ended by itself.")
+        return False
+    how = "failed" if outcome == "failed" else "died"
+    if now is not None and now.process != holder.process:
+        how = "was replaced by another"
+    raise WeirError(
+        f"The coordinator of {pipeline.name} {how} before it reached its barrier"
+        + (", and nothing was drained." if request.drain else "."),
+        next=f"Nothing is lost: `weir run {pipeline.name}` resumes from the last completed checkpoint, or shows the error again.",
+    )

@@ -1,0 +1,285 @@
+"""Savepoints, pruning and the end of a pipeline, through the command, with a coordinator alive and without."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.run import RunOptions, open_storage, run
+from state_ops import lease
+from state_ops.errors import DamageError, PipelineError, WeirError
+from tests.recovery import small
+from tests.recovery.small import Bank
+
+
+@pytest.fixture
+def bank(tmp_path) -> Bank:
+    return Bank.at(tmp_path / "site")
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
+
+
+def states(bank: Bank) -> set[str]:
+    return {name for name in bank.site.objects() if name.startswith("state/")}
+
+
+def alive(bank: Bank) -> bool:
+    storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
+    return bool(lease.alive(lease.read(storage)))
+
+
+def test_a_savepoint_of_a_pipeline_at_rest_is_its_newest_checkpoint(bank, weir):
+    bank.epochs(1, 2)
+    taken = weir(bank.site, "savepoint", "small", "--name", "before-upgrade", "--reason", "new code")
+    assert (taken.code, taken.said) == (0, "")
+    bank.epochs(3, 4, 5)
+    assert bank.ids() == [2, 5]
+    listed = json.loads(weir(bank.site, "savepoints", "small", "--json").out)
+    assert [(one["name"], one["checkpoint"], one["reason"]) for one in listed] == [("before-upgrade", 2, "new code")]
+    bank.assert_exact(1, 2, 3, 4, 5)
+    bank.site.assert_no_orphans()
+
+
+def test_a_running_coordinator_takes_the_savepoint_at_its_next_barrier(bank, weir):
+    bank.land(1)
+    with bank.coordinator() as reports:
+        until(lambda: bank.ids() == [1])
+        assert weir(bank.site, "savepoint", "small", "--name", "live").code == 0
+        assert bank.ids() == [2], "an epoch of its own, although no file waited"
+        assert weir(bank.site, "stop", "small").code == 0
+    assert [report.checkpoint.trigger for report in reports] == ["manual", "savepoint"]
+    assert "'live'" in reports[-1].checkpoint.reason
+    assert [pin.checkpoint_id for pin in bank.registry.pins()] == [2]
+    bank.assert_exact(1)
+
+
+def test_a_stop_can_leave_a_savepoint(bank, weir):
+    bank.land(1)
+    with bank.coordinator():
+        until(lambda: bank.ids() == [1])
+        assert weir(bank.site, "stop", "small", "--savepoint", "last").code == 0
+    assert [(pin.name, pin.checkpoint_id) for pin in bank.registry.pins()] == [("last", 1)]
+    assert weir(bank.site, "stop", "small", "--savepoint", "again").code == 0, "nobody runs: of the newest checkpoint"
+    assert [(pin.name, pin.checkpoint_id) for pin in bank.registry.pins()] == [("last", 1), ("again", 1)]
+
+
+def test_names_are_taken_once_and_bad_ones_refused(bank, weir):
+    assert "has no checkpoint" in weir(bank.site, "savepoint", "small", "--name", "early").said
+    bank.epochs(1)
+    assert weir(bank.site, "savepoint", "small", "--name", "one").code == 0
+    again = weir(bank.site, "savepoint", "small", "--name", "one")
+    assert again.code == 1 and "already" in again.said and "--drop one" in again.said
+    assert weir(bank.site, "savepoint", "small", "--name", "../up").code == 2
+    assert weir(bank.site, "savepoint", "small").code == 2
+    missing = weir(bank.site, "savepoint", "small", "--drop", "two")
+    assert missing.code == 1 and "Its savepoints: one" in missing.said
+
+
+@pytest.mark.parametrize("running", [False, True], ids=["at-rest", "running"])
+def test_a_dropped_savepoint_frees_what_only_it_kept(bank, weir, running):
+    bank.epochs(1)
+    assert weir(bank.site, "savepoint", "small", "--name", "old").code == 0
+    bank.epochs(2, 3)
+    assert bank.ids() == [1, 3]
+    before = states(bank)
+    if running:
+        with bank.coordinator():
+            until(lambda: alive(bank))
+            assert weir(bank.site, "savepoint", "small", "--drop", "old").code == 0
+            assert bank.ids() == [3]
+            assert weir(bank.site, "stop", "small").code == 0
+    else:
+        assert weir(bank.site, "savepoint", "small", "--drop", "old").code == 0
+        assert bank.ids() == [3]
+    assert states(bank) < before, "objects went, none came"
+    assert bank.registry.pins() == []
+    bank.assert_exact(1, 2, 3)
+    bank.site.assert_no_orphans()
+
+
+def test_case_5_a_newer_savepoint_leaves_the_older_untouched(bank, weir):
+    bank.epochs(1)
+    weir(bank.site, "savepoint", "small", "--name", "older")
+    older = {file.path for row in bank.registry.checkpoints() for file in bank.registry.files(row)}
+    bank.epochs(2)
+    weir(bank.site, "savepoint", "small", "--name", "newer")
+    bank.epochs(3)
+    assert [(pin.name, pin.checkpoint_id) for pin in bank.registry.pins()] == [("older", 1), ("newer", 2)]
+    assert bank.ids() == [1, 2, 3]
+    assert older <= bank.site.objects().keys()
+
+
+def test_case_6_the_newest_checkpoint_and_all_savepoints_survive(bank, weir):
+    for number, name in ((1, "a"), (2, "b"), (3, "c")):
+        bank.epochs(number)
+        weir(bank.site, "savepoint", "small", "--name", name)
+    bank.epochs(4, 5)
+    assert bank.ids() == [1, 2, 3, 5], "one checkpoint without a name is retained besides the three savepoints"
+    bank.site.assert_no_orphans()
+
+
+def test_case_4_a_pipeline_starts_from_a_savepoint_of_another_which_stays(bank, weir, tmp_path):
+    bank.epochs(1, 2)
+    weir(bank.site, "savepoint", "small", "--name", "handover")
+    bank.epochs(3)
+    saved = bank.site.objects()
+    other = Bank(replace(bank.site, pipeline=small.successor))
+    origin = f"{bank.site.storage}:handover"
+    reports = other.epochs(4, start_from=origin)
+    assert [report.checkpoint.id for report in reports] == [2, 3], "what the savepoint had not read, in ids of its own"
+    other.epochs(5, 6)
+    expected = {f"k{key}": (6, 1 + 2 + 3 + 4 + 5 + 6) for key in range(8)}
+    expected |= {f"only-{number}-{key}": (1, number) for number in range(1, 7) for key in range(2)}
+    assert other.state() == expected
+    assert sorted(set(other.site.table("booked")["amount"])) == [3, 4, 5, 6], "its tables are its own, and start empty"
+    assert bank.site.objects() == saved, "nothing of the old pipeline was touched, and no hold is left"
+    other.site.assert_no_orphans()
+    with pytest.raises(PipelineError, match="already"):
+        other.epochs(start_from=origin)
+
+
+def test_a_start_from_nowhere_says_what_there_is(bank, weir):
+    bank.epochs(1)
+    weir(bank.site, "savepoint", "small", "--name", "one")
+    other = Bank(replace(bank.site, pipeline=small.successor))
+    with pytest.raises(WeirError, match="Its savepoints: one"):
+        other.epochs(start_from=f"{bank.site.storage}:two")
+    with pytest.raises(WeirError, match="names no savepoint"):
+        other.epochs(start_from="small")
+    with pytest.raises(WeirError, match="no pipeline 'nobody'"):
+        other.epochs(start_from="nobody:one")
+
+
+def test_a_damaged_savepoint_starts_nothing(bank, weir):
+    bank.epochs(1)
+    weir(bank.site, "savepoint", "small", "--name", "one")
+    sst = next(bank.site.storage.glob("state/accounts/*/*/*.sst"))
+    content = bytearray(sst.read_bytes())
+    content[len(content) // 2] ^= 1
+    sst.write_bytes(content)
+    other = Bank(replace(bank.site, pipeline=small.successor))
+    with pytest.raises(DamageError, match="altered or truncated"):
+        other.epochs(start_from=f"{bank.site.storage}:one")
+    assert other.ids() == []
+
+
+# -- pruning
+
+
+def test_prune_explains_every_checkpoint_and_object_and_changes_nothing(bank, weir):
+    bank.epochs(1)
+    weir(bank.site, "savepoint", "small", "--name", "kept")
+    more = Bank(replace(bank.site, options={**bank.site.options, "WEIR_CHECKPOINTS__NUM_RETAINED": "3"}))
+    more.epochs(2, 3, 4)
+    before = bank.site.objects()
+    told = json.loads(weir(bank.site, "prune", "small", "--dry-run", "--json").out)
+    assert {fate["id"]: (fate["stays"], fate["reasons"]) for fate in told["checkpoints"]} == {
+        1: (True, ["savepoint 'kept'"]),
+        2: (False, []),
+        3: (False, []),
+        4: (True, ["the newest checkpoint"]),
+    }
+    stored = {name for name in before if name.startswith("state/")}
+    assert {fate["path"] for fate in told["objects"]} == stored
+    goes = {fate["path"]: fate["bytes"] for fate in told["objects"] if not fate["stays"]}
+    assert goes and told["bytes_freed"] == sum(goes.values()) == sum(fate["frees"] for fate in told["checkpoints"])
+    assert bank.site.objects() == before
+    shown = weir(bank.site, "prune", "small", "--dry-run").out
+    assert "savepoint 'kept'" in shown and "nothing needs it" in shown and "no checkpoint that stays names it" in shown
+
+    assert weir(bank.site, "prune", "small").code == 0
+    assert bank.ids() == [1, 4]
+    after = bank.site.objects()
+    assert {name for name in before if name.startswith("state/")} - after.keys() == goes.keys()
+    bank.site.assert_no_orphans()
+    bank.assert_exact(1, 2, 3, 4)
+
+
+def test_prune_asks_the_running_coordinator(bank, weir):
+    more = Bank(replace(bank.site, options={**bank.site.options, "WEIR_CHECKPOINTS__NUM_RETAINED": "3"}))
+    more.epochs(1, 2, 3)
+    with bank.coordinator():
+        until(lambda: alive(bank))
+        asked = weir(bank.site, "prune", "small")
+        assert (asked.code, "by the running coordinator" in asked.out) == (0, True)
+        assert weir(bank.site, "stop", "small").code == 0
+    assert bank.ids() == [3]
+
+
+# -- the end
+
+
+@pytest.mark.parametrize("running", [False, True], ids=["at-rest", "running"])
+def test_a_cancelled_pipeline_retains_its_checkpoints_by_default(bank, weir, running):
+    bank.epochs(1, 2)
+    if running:
+        with bank.coordinator():
+            until(lambda: alive(bank))
+            assert weir(bank.site, "cancel", "small").code == 0
+    else:
+        assert weir(bank.site, "cancel", "small").code == 0
+    assert bank.ids() == [2]
+    bank.epochs(3)
+    bank.assert_exact(1, 2, 3)
+
+
+@pytest.mark.parametrize("running", [False, True], ids=["at-rest", "running"])
+def test_a_cancelled_pipeline_leaves_only_its_savepoints_if_told_so(bank, weir, running):
+    bank.epochs(1)
+    weir(bank.site, "savepoint", "small", "--name", "kept")
+    bank.epochs(2, 3)
+    deleting = replace(bank.site, options={**bank.site.options, "WEIR_CHECKPOINTS__ON_CANCEL": "delete"})
+    if running:
+        with Bank(deleting).coordinator():
+            until(lambda: alive(bank))
+            assert weir(deleting, "cancel", "small").code == 0
+    else:
+        assert weir(deleting, "cancel", "small").code == 0
+    assert bank.ids() == [1]
+    bank.site.assert_no_orphans()
+    assert len(bank.site.table("booked")) == 30, "tables stay"
+    with pytest.raises(DamageError, match="its last published checkpoint is 3"):
+        bank.epochs()  # going on from checkpoint 1 would book files 2 and 3 twice
+    assert len(bank.site.table("booked")) == 30
+
+
+def test_after_everything_was_deleted_ids_are_not_used_again(bank, weir):
+    bank.epochs(1, 2)
+    assert weir(bank.site, "cancel", "small", "--delete").code == 0
+    assert bank.ids() == []
+    assert not list(bank.site.storage.glob("state/**/*.sst"))
+    fresh = Bank(replace(bank.site, pipeline=small.successor))
+    assert [report.checkpoint.id for report in fresh.epochs()] == [1, 2]
+    storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
+    holder = lease.read(storage)
+    assert holder is not None and holder.last_id == 2
+
+
+# -- what keeps a checkpoint besides its age
+
+
+def test_what_a_sink_lacks_is_not_pruned(bank, monkeypatch):
+    from pipelines.runtime import commit, epoch
+
+    def lost(*_: object) -> None:
+        raise OSError("the store was away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(epoch, "publish_missing", lost)
+        with pytest.raises(WeirError):
+            bank.epochs(1)
+    registry = bank.registry
+    assert list(commit.needed(registry, {}).items()) == [(1, ["a sink lacks its rows"])]
+    bank.epochs(2)
+    bank.assert_exact(1, 2)
+    asked = RunOptions(until_caught_up=True)
+    assert list(run(bank.site.pipeline, bank.site.settings, asked, InMemoryExecutor())) == []
