@@ -91,14 +91,14 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
 
 def _storage(settings: Settings, place: str) -> Storage:
     if place in settings.pipelines:
-        return Storage(settings.storage_uri(place))
+        return Storage(settings.storage_uri(place), settings.storage.s3)
     if "/" not in place:
         raise ConfigurationError(
             f"There is no pipeline {place!r} in the configuration.",
             where="--from",
             next="Name a configured pipeline, or the directory or URI of a pipeline's storage.",
         )
-    return Storage(place)
+    return Storage(place, settings.storage.s3)
 
 
 def _savepoint(registry: Registry, source: Storage, name: str) -> tuple[Checkpoint, tuple[StateFile, ...]]:
