@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 _MAX_RACES = 20
 _MAX_OPENS = 3
-_PROBE = ".probe-"
+PROBE = ".probe-"
 _CONFIGURATION = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "100"}
 _NO_UPKEEP = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _FORGETS = "delta.setTransactionRetentionDuration"
@@ -164,7 +164,7 @@ def probe_conditional_put(storage: Storage) -> None:
 
     Two handles of a scratch table commit the same version; exactly one may win. Raises ConfigurationError otherwise.
     """
-    path = f"registry/{_PROBE}{uuid.uuid4().hex}"
+    path = f"registry/{PROBE}{uuid.uuid4().hex}"
     try:
         ensure_table(storage, path, pa.schema([("probe", pa.int64())]))
         first, second = open_table(storage, path), open_table(storage, path)
@@ -185,7 +185,7 @@ def probe_conditional_put(storage: Storage) -> None:
 def remove_probes(storage: Storage) -> None:
     """Delete scratch tables of probes that were killed."""
     for name in storage.list_dirs("registry"):
-        if name.startswith(_PROBE):
+        if name.startswith(PROBE):
             storage.delete_tree(f"registry/{name}")
 
 
@@ -448,7 +448,9 @@ class FencedTable:
     ) -> DataFile:
         """Write a table of `file_schema` as one Parquet file inside the table's directory; it counts once committed."""
         data = pa.BufferOutputStream()
-        pq.write_table(table, data, compression="zstd", compression_level=1, write_statistics=False)
+        pq.write_table(
+            table, data, compression="zstd", compression_level=1, write_statistics=False, write_page_checksum=True
+        )
         content = data.getvalue().to_pybytes()
         self.storage.put_bytes(f"{self.path}/{path}", content)
         return DataFile(path, len(content), table.num_rows, partition, tuple(bounds))
@@ -470,7 +472,7 @@ class FencedTable:
         data = self.storage.read_bytes(f"{self.path}/{file.path}")
         if data is None:
             raise FileNotFoundError(self.storage.full(f"{self.path}/{file.path}"))
-        table = pq.read_table(pa.BufferReader(data), use_threads=False)
+        table = pq.read_table(pa.BufferReader(data), use_threads=False, page_checksum_verification=True)
         for field in self.file_schema:
             if field.name not in table.column_names:
                 if field.name not in self._optional:

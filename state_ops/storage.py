@@ -174,6 +174,20 @@ class Storage:
         except FileNotFoundError:
             return None
 
+    def digest(self, path: str) -> str | None:
+        """The sha256 of the content of `path`, read in pieces; None if there is no such file."""
+
+        def whole() -> str:
+            seen = hashlib.sha256()
+            for chunk in self.store.read(check_path(path)):
+                seen.update(chunk)
+            return seen.hexdigest()
+
+        try:
+            return self._retried(path, whole)
+        except FileNotFoundError:
+            return None
+
     def parquet_footer(self, path: str) -> pq.FileMetaData:
         """The footer of a Parquet file; reads its end only. Raises pyarrow.ArrowException if it is none."""
         end = self._retried(path, lambda: self.store.tail(check_path(path), _FOOTER))

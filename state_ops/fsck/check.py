@@ -1,0 +1,128 @@
+"""The whole check: one look, the digests, and a second look that every finding has to survive.
+
+A coordinator may live and work meanwhile. What belongs to its generation is never reported; what it prunes between two reads
+looks like damage once, and not twice, because a checkpoint's row goes before its objects and never comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from state_ops.fsck import objects, sinks
+from state_ops.fsck.findings import Finding, Kind, Report, Retained, Severity, found
+from state_ops.fsck.objects import Expected
+from state_ops.fsck.survey import Survey, survey, unreadable_parquet
+from state_ops.storage import Storage
+
+Reading = Callable[[Sequence[Expected]], Iterable[Expected]]
+"""Hands on what is to be read, one by one; a caller who shows progress wraps it."""
+
+_ORDER = list(Kind)
+_OF_OBJECTS = {Kind.MISSING_OBJECT, Kind.ALTERED_OBJECT, Kind.MISSING_ROWS, Kind.ALTERED_ROWS}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at everything but contents. wanted: what has to be there, by path; whole: of that, what is there in its size."""
+
+    survey: Survey
+    wanted: Mapping[str, Expected]
+    whole: tuple[Expected, ...]
+    findings: tuple[Finding, ...]
+    files: int
+    bytes: int
+
+
+def check(
+    storage: Storage, app_id: str, tables: Iterable[str], *, alive: bool, quick: bool = False, reading: Reading = iter
+) -> Report:
+    """Look at everything that one pipeline has stored. Reads only.
+
+    app_id: of the pipeline's registry. tables: names of its sinks. alive: whether a coordinator of it lives. quick: compare
+    sizes only. Raises OSError when storage does not answer: half a listing proves nothing.
+    """
+    names = frozenset(tables)
+    last = first = look(storage, app_id, names, alive)
+    read, altered = 0, []
+    for expected in () if quick else reading(first.whole):
+        read += expected.bytes
+        if (problem := content_problem(storage, expected)) is not None:
+            altered.append(problem)
+    findings: list[Finding] = []
+    if first.findings or altered:
+        second = look(storage, app_id, names, alive)
+        seen_before = {_key(finding) for finding in first.findings}
+        findings = [finding for finding in second.findings if _key(finding) in seen_before]
+        for problem in altered:
+            wanted = second.wanted.get(problem.path or "")
+            if wanted is not None and (still := content_problem(storage, wanted)) is not None:
+                findings.append(still)
+        last = second
+    ordered = sorted(set(findings), key=lambda one: (_ORDER.index(one.kind), one.path or "", one.checkpoints))
+    return Report(
+        storage=storage.uri,
+        generation=last.survey.generation,
+        alive=alive,
+        quick=quick,
+        checkpoints=_retained(last.survey, ordered),
+        findings=tuple(ordered),
+        files=last.files,
+        bytes=last.bytes,
+        read=read,
+    )
+
+
+def look(storage: Storage, app_id: str, names: frozenset[str], alive: bool) -> Look:
+    """In this order: the tables' versions, the registry, the tables, the listing. Each may only be newer than the one before."""
+    early = sinks.versions(storage, app_id)
+    seen = survey(storage, app_id, alive)
+    known = names.union(*(row.sinks for row in seen.checkpoints))
+    tables = {name: sinks.look(storage, app_id, name) for name in sorted(known)}
+    stored = {file.path: file.bytes for file in storage.list(unfinished=True)}
+    findings = list(seen.findings)
+    if seen.readable:
+        for name, table in tables.items():
+            findings += sinks.chain_problems(seen, table, early.get(name))
+    wanted = objects.expectations(seen, tables)
+    compared = list(objects.compare(wanted, stored))
+    findings += compared
+    findings += objects.superfluous(storage, seen, tables, stored)
+    findings += objects.unnamed_registry_files(storage, seen, stored)
+    wrong = {finding.path for finding in compared}
+    whole = tuple(expected for path, expected in wanted.items() if path not in wrong)
+    return Look(seen, wanted, whole, tuple(findings), len(stored), sum(stored.values()))
+
+
+def content_problem(storage: Storage, expected: Expected) -> Finding | None:
+    """Read one file whole; what is wrong with it, or None."""
+    if expected.digest is not None:
+        seen = storage.digest(expected.path)
+        if seen == expected.digest:
+            return None
+        if seen is not None:
+            what = f"Its sha256 is not the recorded one; {expected.whose} needs it."
+            return found(expected.altered, what, expected.path, expected.checkpoints, expected.bytes)
+    elif (data := storage.read_bytes(expected.path)) is not None:
+        problem = unreadable_parquet(data)
+        if problem is None:
+            return None
+        what = f"It cannot be read ({problem}); {expected.whose} needs it."
+        return found(expected.altered, what, expected.path, expected.checkpoints, len(data))
+    return found(expected.missing, f"It is gone; {expected.whose} needs it.", expected.path, expected.checkpoints)
+
+
+def _key(finding: Finding) -> tuple:
+    """What makes it the same finding in two looks. Which checkpoints name an object may change in between."""
+    return finding.kind, finding.path, () if finding.kind in _OF_OBJECTS else finding.checkpoints
+
+
+def _retained(seen: Survey, findings: Iterable[Finding]) -> tuple[Retained, ...]:
+    damage = [finding for finding in findings if finding.severity is Severity.DAMAGE]
+    harmed = {id for finding in damage for id in finding.checkpoints}
+    names: dict[str, list[str]] = {}
+    for pin in seen.pins:
+        names.setdefault(pin.commit_id, []).append(pin.name)
+    return tuple(
+        Retained(row.id, tuple(names.get(row.commit_id, ())), row.id not in harmed) for row in seen.checkpoints
+    )

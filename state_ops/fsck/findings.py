@@ -1,0 +1,212 @@
+"""What fsck can find, each kind with its severity and what to do next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from state_ops.ids import CheckpointId, Generation
+
+
+class Severity(StrEnum):
+    """damage: something that Weir wrote is missing, altered or inconsistent. leftover: nothing needs it, or the next run finishes
+    it. foreign: Weir did not write it."""
+
+    DAMAGE = "damage"
+    LEFTOVER = "leftover"
+    FOREIGN = "foreign"
+
+
+class Repair(StrEnum):
+    """What `--repair` does about a finding."""
+
+    PUBLISH = "publish"
+    DROP = "drop the rows"
+    DELETE = "delete the file"
+
+
+class Kind(StrEnum):
+    """The names of findings, as people and programs see them."""
+
+    UNREADABLE_REGISTRY = "unreadable registry"
+    MISSING_REGISTRY_FILE = "missing registry file"
+    ALTERED_REGISTRY_FILE = "altered registry file"
+    DAMAGED_LISTING = "damaged listing"
+    COUNT_DRIFT = "count drift"
+    BROKEN_CHAIN = "broken chain"
+    LOST_SAVEPOINT = "lost savepoint"
+    MISSING_OBJECT = "missing object"
+    ALTERED_OBJECT = "altered object"
+    MISSING_ROWS = "missing rows"
+    ALTERED_ROWS = "altered rows"
+    UNREADABLE_TABLE = "unreadable table"
+    MISSING_TABLE = "missing table"
+    SINK_BEHIND = "sink behind"
+    SINK_AHEAD = "sink ahead"
+    UNPUBLISHED_ROWS = "unpublished rows"
+    UNRECORDED_PUBLICATION = "unrecorded publication"
+    STRAY_LISTING = "listing without checkpoint"
+    STRAY_PUBLICATION = "publication without checkpoint"
+    ORPHAN_OBJECT = "orphan object"
+    ORPHAN_ROWS = "orphan rows"
+    UNNAMED_REGISTRY_FILE = "unnamed registry file"
+    PROBE = "probe"
+    HALF_WRITTEN = "half-written file"
+    DEAD_HOLD = "dead hold"
+    FOREIGN_FILE = "foreign file"
+
+
+@dataclass(frozen=True, slots=True)
+class _Meaning:
+    """blocks: what is named can no longer be told from what is not, or what was published from what was not: nothing is deleted."""
+
+    severity: Severity
+    next: str
+    repair: Repair | None = None
+    blocks: bool = False
+
+
+_BACKUP = "Bring it back from a backup or from the bucket's versions."
+_NEXT_RUN = "`--repair` removes it; so does the next run."
+
+MEANINGS: dict[Kind, _Meaning] = {
+    Kind.UNREADABLE_REGISTRY: _Meaning(Severity.DAMAGE, f"{_BACKUP} Nothing is deleted meanwhile.", blocks=True),
+    Kind.MISSING_REGISTRY_FILE: _Meaning(Severity.DAMAGE, f"{_BACKUP} Nothing is deleted meanwhile.", blocks=True),
+    Kind.ALTERED_REGISTRY_FILE: _Meaning(Severity.DAMAGE, f"{_BACKUP} Nothing is deleted meanwhile.", blocks=True),
+    Kind.DAMAGED_LISTING: _Meaning(Severity.DAMAGE, f"{_BACKUP} Nothing is deleted meanwhile.", blocks=True),
+    Kind.COUNT_DRIFT: _Meaning(
+        Severity.DAMAGE, "Find out who writes to the registry. Nothing is deleted meanwhile.", blocks=True
+    ),
+    Kind.BROKEN_CHAIN: _Meaning(
+        Severity.DAMAGE, "Find out who writes to the registry. Nothing is deleted meanwhile.", blocks=True
+    ),
+    Kind.LOST_SAVEPOINT: _Meaning(Severity.DAMAGE, "Drop it, which frees its name: weir savepoint drop."),
+    Kind.MISSING_OBJECT: _Meaning(Severity.DAMAGE, f"{_BACKUP} Else go on from an intact checkpoint."),
+    Kind.ALTERED_OBJECT: _Meaning(Severity.DAMAGE, f"{_BACKUP} Else go on from an intact checkpoint."),
+    Kind.MISSING_ROWS: _Meaning(Severity.DAMAGE, f"{_BACKUP} The table cannot be read until then."),
+    Kind.ALTERED_ROWS: _Meaning(Severity.DAMAGE, f"{_BACKUP} Readers of the table fail or see wrong rows until then."),
+    Kind.UNREADABLE_TABLE: _Meaning(Severity.DAMAGE, f"{_BACKUP} Nothing is deleted meanwhile.", blocks=True),
+    Kind.MISSING_TABLE: _Meaning(Severity.DAMAGE, f"{_BACKUP} Nothing is published meanwhile.", blocks=True),
+    Kind.SINK_BEHIND: _Meaning(
+        Severity.DAMAGE, "Put the table back to where it was. Was it restored or dropped?", blocks=True
+    ),
+    Kind.SINK_AHEAD: _Meaning(
+        Severity.DAMAGE, "Put the registry back to where it was. Replaying would double the table's rows.", blocks=True
+    ),
+    Kind.UNPUBLISHED_ROWS: _Meaning(
+        Severity.LEFTOVER, "`--repair` publishes them; so does the next run.", Repair.PUBLISH
+    ),
+    Kind.UNRECORDED_PUBLICATION: _Meaning(
+        Severity.LEFTOVER, "`--repair` records it; so does the next run.", Repair.PUBLISH
+    ),
+    Kind.STRAY_LISTING: _Meaning(Severity.LEFTOVER, _NEXT_RUN, Repair.DROP),
+    Kind.STRAY_PUBLICATION: _Meaning(Severity.LEFTOVER, _NEXT_RUN, Repair.DROP),
+    Kind.ORPHAN_OBJECT: _Meaning(Severity.LEFTOVER, _NEXT_RUN, Repair.DELETE),
+    Kind.ORPHAN_ROWS: _Meaning(Severity.LEFTOVER, "`--repair` removes it.", Repair.DELETE),
+    Kind.UNNAMED_REGISTRY_FILE: _Meaning(Severity.LEFTOVER, _NEXT_RUN, Repair.DELETE),
+    Kind.PROBE: _Meaning(Severity.LEFTOVER, _NEXT_RUN, Repair.DELETE),
+    Kind.HALF_WRITTEN: _Meaning(Severity.LEFTOVER, "`--repair` removes it.", Repair.DELETE),
+    Kind.DEAD_HOLD: _Meaning(Severity.LEFTOVER, _NEXT_RUN, Repair.DELETE),
+    Kind.FOREIGN_FILE: _Meaning(Severity.FOREIGN, "Weir never deletes it: move it away, or leave it."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong or superfluous.
+
+    path: relative to the pipeline's storage. checkpoints: the retained ones that it harms, or the one it speaks of. bytes: of
+    the file. repair: what `--repair` does about it; None: nothing.
+    """
+
+    kind: Kind
+    what: str
+    path: str | None = None
+    checkpoints: tuple[CheckpointId, ...] = ()
+    bytes: int = 0
+    repair: Repair | None = None
+
+    @property
+    def severity(self) -> Severity:
+        return MEANINGS[self.kind].severity
+
+    @property
+    def next(self) -> str:
+        """What a person does now."""
+        if self.repair is None and MEANINGS[self.kind].repair is not None:
+            return "Leave it: another process may be writing it. If none is, delete it by hand."
+        return MEANINGS[self.kind].next
+
+    @property
+    def blocks(self) -> bool:
+        """Whether nothing may be deleted or published while this is so."""
+        return MEANINGS[self.kind].blocks
+
+    def to_dict(self) -> dict:
+        """JSON-ready."""
+        return {
+            "kind": self.kind.value,
+            "severity": self.severity.value,
+            "what": self.what,
+            "path": self.path,
+            "checkpoints": list(self.checkpoints),
+            "bytes": self.bytes,
+            "repair": self.repair.value if self.repair else None,
+            "next": self.next,
+        }
+
+
+def found(
+    kind: Kind,
+    what: str,
+    path: str | None = None,
+    checkpoints: tuple[CheckpointId, ...] = (),
+    bytes: int = 0,
+    *,
+    leave: bool = False,
+) -> Finding:
+    """A finding that is repaired as its kind is; leave: it is not, because somebody else may be at work there."""
+    return Finding(kind, what, path, checkpoints, bytes, None if leave else MEANINGS[kind].repair)
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """One retained checkpoint and whether everything that a restore of it reads is there. names: of its savepoints and branches."""
+
+    id: CheckpointId
+    names: tuple[str, ...]
+    intact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one check saw. files, bytes: of everything listed; read: bytes whose digests or checksums were computed."""
+
+    storage: str
+    generation: Generation
+    alive: bool
+    quick: bool
+    checkpoints: tuple[Retained, ...]
+    findings: tuple[Finding, ...]
+    files: int
+    bytes: int
+    read: int
+
+    @property
+    def damage(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.severity is Severity.DAMAGE)
+
+    def to_dict(self) -> dict:
+        """JSON-ready, every finding included."""
+        return {
+            "storage": self.storage,
+            "generation": self.generation,
+            "coordinator_alive": self.alive,
+            "quick": self.quick,
+            "damaged": bool(self.damage),
+            "files": self.files,
+            "bytes": self.bytes,
+            "bytes_read": self.read,
+            "checkpoints": [{"id": one.id, "names": list(one.names), "intact": one.intact} for one in self.checkpoints],
+            "findings": [finding.to_dict() for finding in self.findings],
+        }

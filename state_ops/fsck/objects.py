@@ -1,0 +1,210 @@
+"""Everything in storage against what the registry and the tables name.
+
+    state/<operator>/g<generation>-e<epoch>/<subtask>-<attempt>/<file>
+    channels/<operator>/g<generation>-e<epoch>/<subtask>-<attempt>.parquet
+    tables/<table>/data/g<generation>-e<epoch>/<subtask>-<attempt>.parquet      and Delta's own files
+    registry/<table>/...                                                        Delta; data files of Weir's names
+    coordinator/lease.json, requests/<uuid>.json, holds/<uuid>.json
+
+What fits none of these is foreign. An object that nothing names is an orphan only if its generation can commit nothing any
+more: no clock and no age is asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from state_ops.checkpoint import OUTPUT
+from state_ops.delta_log import PROBE, active_files, open_table
+from state_ops.fsck.findings import Finding, Kind, found
+from state_ops.fsck.sinks import SinkTable, mentioned
+from state_ops.fsck.survey import TABLES, UNREADABLE, Survey
+from state_ops.ids import CheckpointId, parse_epoch_dir
+from state_ops.pins import HOLDS
+from state_ops.storage import Storage, StoredFile
+from state_ops.stores import UNFINISHED
+
+_ATTEMPT = r"\d+-[0-9a-f]{32}"
+_STAGED = re.compile(
+    rf"(?:state/[^/]+/(?P<state>g\d+-e\d+)/{_ATTEMPT}/[^/]+"
+    rf"|channels/[^/]+/(?P<channel>g\d+-e\d+)/{_ATTEMPT}\.parquet"
+    rf"|tables/(?P<table>[^/]+)/data/(?P<rows>g\d+-e\d+)/{_ATTEMPT}\.parquet)"
+)
+_REGISTRY_DATA = re.compile(r"registry/\w+/(?:data|checkpoint_id=\d+)/\d{20}-[0-9a-f]{32}\.parquet")
+_COORDINATOR = re.compile(r"coordinator/(?:lease|(?:requests|holds)/[0-9a-f]{32})\.json")
+_LOG = re.compile(r"(?P<table>(?:registry|tables)/[^/]+)/_delta_log/(?P<name>.+)")
+_HALF_IN_LOG = re.compile(r"_commit_.*\.tmp|.*#\d+")  # what delta-rs renames or links into place on a local disk
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A file that has to be there. digest: sha256 that was recorded; None: only its own page checksums can be looked at.
+
+    live: it is part of a table that people read. checkpoints: the retained ones that name it.
+    """
+
+    path: str
+    bytes: int
+    digest: str | None
+    live: bool
+    checkpoints: tuple[CheckpointId, ...]
+
+    @property
+    def missing(self) -> Kind:
+        return Kind.MISSING_ROWS if self.live else Kind.MISSING_OBJECT
+
+    @property
+    def altered(self) -> Kind:
+        return Kind.ALTERED_ROWS if self.live else Kind.ALTERED_OBJECT
+
+    @property
+    def whose(self) -> str:
+        if self.checkpoints:
+            ids = ", ".join(str(id) for id in self.checkpoints)
+            return f"checkpoint{'s' if len(self.checkpoints) > 1 else ''} {ids}"
+        return "the table's newest version"
+
+
+def expectations(seen: Survey, tables: Mapping[str, SinkTable]) -> dict[str, Expected]:
+    """By path, what retained checkpoints and published tables need.
+
+    Rows that are published belong to their table: they may have been compacted and vacuumed, and only what the table still
+    names has to be there.
+    """
+    live = {path: size for table in tables.values() for path, size in table.files.items()}
+    wanted = {}
+    for path, named in seen.named.items():
+        table = tables.get(named.sink or "")
+        if named.kind == OUTPUT and path not in live and table is not None:
+            published = (table.version or 0) >= named.checkpoints[0]
+            if published or table.problem is not None:
+                continue
+        wanted[path] = Expected(path, named.bytes, named.digest, path in live, tuple(named.checkpoints))
+    for path, size in live.items():
+        if path not in wanted:
+            wanted[path] = Expected(path, size, None, True, ())
+    return wanted
+
+
+def compare(wanted: Mapping[str, Expected], stored: Mapping[str, int]) -> Iterator[Finding]:
+    """What has to be there and is not, or has another size."""
+    for path, expected in wanted.items():
+        size = stored.get(path)
+        if size is None:
+            yield found(expected.missing, f"{_capital(expected.whose)} needs it.", path, expected.checkpoints)
+        elif size != expected.bytes:
+            what = f"It has {size:,} bytes instead of {expected.bytes:,}; {expected.whose} needs it."
+            yield found(expected.altered, what, path, expected.checkpoints, size)
+
+
+def superfluous(
+    storage: Storage, seen: Survey, tables: Mapping[str, SinkTable], stored: Mapping[str, int]
+) -> Iterator[Finding]:
+    """What is there and nothing names. Nothing of what Weir writes is reported while it is not known in full what is named."""
+    ours: dict[str, list[StoredFile]] = {}
+    for path, size in stored.items():
+        file = StoredFile(path, size)
+        if path in seen.named or path in seen.held:
+            continue
+        if path.rpartition("/")[2].startswith(UNFINISHED):
+            yield from _half_written(seen, file)
+        elif path.startswith(f"registry/{PROBE}"):
+            if not seen.alive:
+                yield found(Kind.PROBE, "A scratch table of a start that was cut off.", path, bytes=size)
+        elif (staged := _STAGED.fullmatch(path)) is not None and (staged["table"] is None or staged["table"] in tables):
+            if staged["table"] is not None:
+                if path not in tables[staged["table"]].files:
+                    ours.setdefault(staged["table"], []).append(file)
+            elif seen.readable and _is_fenced(seen, staged["state"] or staged["channel"]):
+                yield found(Kind.ORPHAN_OBJECT, "No retained checkpoint names it.", path, bytes=size)
+        elif (entry := _LOG.fullmatch(path)) is not None and (
+            entry["table"] in TABLES or entry["table"].removeprefix("tables/") in tables
+        ):
+            if _HALF_IN_LOG.fullmatch(entry["name"]) and not seen.alive:
+                elsewhere = entry["table"] not in TABLES  # others may commit to a published table at any time
+                what = "A commit to the table's log that was cut off."
+                yield found(Kind.HALF_WRITTEN, what, path, bytes=size, leave=elsewhere)
+        elif path.startswith(tuple(f"{table}/" for table in TABLES)) or _COORDINATOR.fullmatch(path):
+            continue  # `unnamed_registry_files` knows what the registry's tables name
+        else:
+            table = path.split("/")[1] if path.startswith("tables/") else ""
+            if table in tables:
+                ours.setdefault(table, []).append(file)
+            else:
+                yield _foreign(file)
+    for name, files in ours.items():
+        yield from _in_table(storage, seen, tables[name], files)
+
+
+def _in_table(storage: Storage, seen: Survey, table: SinkTable, files: list[StoredFile]) -> Iterator[Finding]:
+    """Files in a table's directory that its newest version does not have: its log's business if that ever mentioned them."""
+    if table.problem is not None or not seen.readable:
+        return
+    candidates = [file.path for file in files if file.path not in table.files]
+    if not candidates:
+        return
+    try:
+        known = mentioned(storage, table.path, candidates)
+    except UNREADABLE as error:
+        yield found(Kind.UNREADABLE_TABLE, f"An entry of its log cannot be read: {error}", table.path)
+        return
+    for file in files:
+        if file.path in known or file.path in table.files:
+            continue
+        staged = _STAGED.fullmatch(file.path)
+        if staged is None:
+            yield _foreign(file)
+        elif _is_fenced(seen, staged["rows"]):
+            what = "Rows that no retained checkpoint names, and that the table's log never mentioned."
+            yield found(Kind.ORPHAN_ROWS, what, file.path, bytes=file.bytes)
+
+
+def unnamed_registry_files(storage: Storage, seen: Survey, stored: Mapping[str, int]) -> Iterator[Finding]:
+    """Data files in the registry's directories that its tables do not name. A living coordinator may be about to commit them."""
+    for path in TABLES:
+        try:
+            handle = open_table(storage, path) if any(one.startswith(f"{path}/_delta_log/") for one in stored) else None
+            named = {f"{path}/{file.path}" for file in active_files(handle)} if handle else set()
+        except UNREADABLE:
+            continue  # reading the registry said so already
+        for one, size in stored.items():
+            if not one.startswith(f"{path}/") or one.startswith(f"{path}/_delta_log/") or one in named:
+                continue
+            if one.rpartition("/")[2].startswith(UNFINISHED):
+                continue
+            if not _REGISTRY_DATA.fullmatch(one):
+                yield _foreign(StoredFile(one, size))
+            elif not seen.alive and seen.readable:
+                what = "The table's log does not name it: a commit or a prune was cut off."
+                yield found(Kind.UNNAMED_REGISTRY_FILE, what, one, bytes=size)
+
+
+def _half_written(seen: Survey, file: StoredFile) -> Iterator[Finding]:
+    parts = file.path.split("/")
+    epoch = next((name for name in parts[2:4] if parse_epoch_dir(name)), None)
+    what = "A file that was being written when its process ended."
+    if epoch is not None:
+        if _is_fenced(seen, epoch):
+            yield found(Kind.HALF_WRITTEN, what, file.path, bytes=file.bytes)
+    elif parts[0] in ("registry", "coordinator", "tables"):
+        if not seen.alive:
+            # Requests and holds are written by anybody at any time: the writer of this one may be at it.
+            anybody = file.path.startswith((f"{HOLDS}/", "coordinator/requests/")) or parts[0] == "tables"
+            yield found(Kind.HALF_WRITTEN, what, file.path, bytes=file.bytes, leave=anybody)
+    else:
+        yield _foreign(file)
+
+
+def _is_fenced(seen: Survey, epoch: str) -> bool:
+    parsed = parse_epoch_dir(epoch)
+    return parsed is not None and parsed[0] < seen.fence
+
+
+def _foreign(file: StoredFile) -> Finding:
+    return found(Kind.FOREIGN_FILE, "Weir writes no file of such a name here.", file.path, bytes=file.bytes)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,149 @@
+"""The published tables against the chain of checkpoints, and against the files that they name.
+
+A table's transaction version is the last checkpoint that was published in it. It is read before the registry and after it: a
+checkpoint is committed before it is published, so only the earlier reading can show that a table is ahead, and only the later
+one that it is behind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake.exceptions import TableNotFoundError
+
+from state_ops.checkpoint import Checkpoint
+from state_ops.delta_log import active_files, open_table
+from state_ops.fsck.findings import Finding, Kind, found
+from state_ops.fsck.survey import UNREADABLE, Survey
+from state_ops.storage import Storage
+
+TOP = "tables"
+
+
+@dataclass(slots=True)
+class SinkTable:
+    """version: the last published checkpoint, None for none. files: path from the root -> size in bytes, of the newest version.
+
+    problem: why the table cannot be read. exists: whether there is a Delta table.
+    """
+
+    name: str
+    exists: bool = False
+    version: int | None = None
+    files: dict[str, int] = field(default_factory=dict)
+    problem: str | None = None
+
+    @property
+    def path(self) -> str:
+        return f"{TOP}/{self.name}"
+
+
+def versions(storage: Storage, app_id: str) -> dict[str, int | None]:
+    """The last published checkpoint of every table there is."""
+    return {name: look(storage, app_id, name, files=False).version for name in storage.list_dirs(TOP)}
+
+
+def look(storage: Storage, app_id: str, name: str, *, files: bool = True) -> SinkTable:
+    """Read a table's newest version, from its log alone."""
+    table = SinkTable(name)
+    try:
+        handle = open_table(storage, table.path)
+        table.exists, table.version = True, handle.transaction_version(f"{app_id}/{name}")
+        for file in active_files(handle) if files else ():
+            path = unquote(file.path)
+            if "://" not in path and not path.startswith("/"):  # a shallow clone's files are elsewhere
+                table.files[f"{table.path}/{path}"] = file.bytes
+    except TableNotFoundError:
+        pass
+    except UNREADABLE as error:
+        text = str(error).strip().splitlines()
+        table.exists, table.problem = True, text[0] if text else type(error).__name__
+    return table
+
+
+def expected(rows: list[Checkpoint], sink: str) -> int | None:
+    """The id that the chain says was published last."""
+    return (rows[-1].sinks.get(sink) or {}).get("id") if rows else None
+
+
+def chain_problems(seen: Survey, table: SinkTable, early: int | None) -> Iterator[Finding]:
+    """Where one table does not stand where the checkpoints say. early: its version before the registry was read."""
+    name, newest = table.name, expected(seen.checkpoints, table.name)
+    if table.problem is not None:
+        yield found(Kind.UNREADABLE_TABLE, f"Its log cannot be read: {table.problem}", table.path)
+        return
+    if early is not None and (newest is None or early > newest):
+        what = f"Its last published checkpoint is {early}; the registry's newest is {newest}."
+        yield found(Kind.SINK_AHEAD, what, table.path)
+        return
+    if newest is None:
+        return
+    if not table.exists:
+        what = f"Checkpoints up to {newest} have rows for the table {name}, which is gone."
+        yield found(Kind.MISSING_TABLE, what, table.path)
+        return
+    own = [row for row in seen.checkpoints if row.sinks.get(name, {}).get("id") == row.id]
+    recorded = {row.checkpoint_id for row in seen.publications if row.sink == name}
+    lacking = [row for row in own if row.id > (table.version or 0)]
+    if (table.version or 0) < newest:
+        published = [row.id for row in lacking if row.id in recorded]
+        if published or not lacking or lacking[0].sinks[name]["before"] != table.version:
+            what = (
+                f"Its last published checkpoint is {table.version}; the registry says {max(published, default=newest)}."
+            )
+            yield found(Kind.SINK_BEHIND, what, table.path)
+            return
+    if seen.alive:
+        return  # who coordinates publishes what it committed, and records it
+    for row in own:
+        if row in lacking:
+            what = f"Checkpoint {row.id} is complete, and its rows are not in the table {name} yet."
+            yield found(Kind.UNPUBLISHED_ROWS, what, table.path, (row.id,))
+        elif row.id not in recorded:
+            what = f"Checkpoint {row.id} is published in the table {name}, and the registry does not say so."
+            yield found(Kind.UNRECORDED_PUBLICATION, what, table.path, (row.id,))
+
+
+def mentioned(storage: Storage, table: str, paths: Collection[str]) -> set[str]:
+    """Which of these files the table's log adds or removes in any entry or checkpoint that still exists.
+
+    table, paths: from the root. A file that the log has ever mentioned belongs to the table and its vacuum. Raises what reading
+    a damaged entry raises: nothing may be concluded from half a log.
+    """
+    wanted = {path.removeprefix(f"{table}/"): path for path in paths}
+    known: set[str] = set()
+    for file in storage.list(f"{table}/_delta_log"):
+        if file.path.endswith(".json"):
+            names = _in_entry(storage.read_bytes(file.path) or b"")
+        elif file.path.endswith(".parquet"):
+            names = _in_checkpoint(storage.read_bytes(file.path) or b"")
+        else:
+            continue
+        known.update(wanted[name] for name in names if name in wanted)
+    return known
+
+
+def _in_entry(data: bytes) -> Iterator[str]:
+    for line in data.splitlines():
+        if b'"add"' in line or b'"remove"' in line:
+            actions = json.loads(line)
+            for action in ("add", "remove"):
+                if action in actions:
+                    yield unquote(actions[action]["path"])
+
+
+def _in_checkpoint(data: bytes) -> Iterator[str]:
+    if not data:
+        return  # cleaned up since it was listed
+    reader = pa.BufferReader(data)
+    names = pq.read_schema(reader).names
+    reader.seek(0)
+    columns = [name for name in ("add", "remove") if name in names]
+    table = pq.read_table(reader, columns=[f"{name}.path" for name in columns], use_threads=False)
+    for name in columns:
+        yield from (unquote(row["path"]) for row in table.column(name).to_pylist() if row and row["path"])

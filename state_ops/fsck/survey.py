@@ -1,0 +1,290 @@
+"""One reading of the registry: what is retained, what it names, and whether its tables fit each other.
+
+Reading needs no right. What a living coordinator changes meanwhile is sorted out by the caller, who looks twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from state_ops.checkpoint import CHANNEL, OUTPUT, STATE, Checkpoint, StateFile
+from state_ops.delta_log import active_files, open_table
+from state_ops.errors import DamageError, PrunedError, WeirError
+from state_ops.fsck.findings import Finding, Kind, found
+from state_ops.ids import CheckpointId, Generation
+from state_ops.pins import Watcher
+from state_ops.registry import Pin, Publication, Registry, Stray
+from state_ops.storage import Storage, check_path
+
+TABLES = ("registry/checkpoints", "registry/state_files", "registry/publications", "registry/pins")
+UNREADABLE = (WeirError, OSError, DeltaError, pa.ArrowException, ValueError, KeyError, TypeError)
+"""What reading a damaged table raises."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Named:
+    """An object that the registry names: what was recorded of it, and by which retained checkpoints."""
+
+    kind: str
+    bytes: int
+    digest: str
+    sink: str | None
+    checkpoints: list[CheckpointId]
+
+
+@dataclass(slots=True)
+class Survey:
+    """fence: generations below it can commit nothing any more. alive: a coordinator works meanwhile.
+
+    named: by path, what retained checkpoints name; held: paths that only a running restore's listing names.
+    """
+
+    generation: Generation
+    fence: Generation
+    alive: bool
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    publications: list[Publication] = field(default_factory=list)
+    pins: list[Pin] = field(default_factory=list)
+    named: dict[str, Named] = field(default_factory=dict)
+    held: set[str] = field(default_factory=set)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def readable(self) -> bool:
+        """Whether what the registry names is known in full, so that what it does not name can be told."""
+        return not any(finding.blocks for finding in self.findings)
+
+
+def survey(storage: Storage, app_id: str, alive: bool) -> Survey:
+    """Read the registry whole, each listing once and none kept.
+
+    alive: whether a coordinator lives; then its own generation may still commit, else none may without a new claim.
+    """
+    registry = Registry(storage, app_id)
+    seen = Survey(Generation(0), Generation(0), alive)
+    generation = _read(storage, seen, registry.generation)
+    if generation is None:
+        return seen
+    seen.generation = generation
+    seen.fence = generation if alive else Generation(generation + 1)
+    seen.checkpoints = _read(storage, seen, registry.checkpoints) or []
+    if not seen.readable:
+        return seen
+    for row in seen.checkpoints:
+        # A registry of its own for each listing: it would keep them all.
+        listing = _listing(storage, seen, Registry(storage, app_id), row)
+        if listing is not None:
+            seen.findings += _listing_problems(row, listing)
+            _name(seen, row, listing)
+    seen.publications = _read(storage, seen, registry.publications) or []
+    seen.pins = _read(storage, seen, registry.pins) or []
+    seen.findings += chain_problems(seen.checkpoints, generation)
+    seen.findings += _pin_problems(seen)
+    _strays(storage, seen, _read(storage, seen, registry.strays) or [])
+    return seen
+
+
+def _read(storage: Storage, seen: Survey, call: Callable[[], T]) -> T | None:
+    try:
+        return call()
+    except UNREADABLE as error:
+        seen.findings += _culprits(storage) or [
+            found(Kind.UNREADABLE_REGISTRY, f"The registry cannot be read: {_brief(error)}", "registry")
+        ]
+        return None
+
+
+def _listing(storage: Storage, seen: Survey, registry: Registry, row: Checkpoint) -> tuple[StateFile, ...] | None:
+    try:
+        return registry.files(row)
+    except PrunedError:
+        return None
+    except DamageError as error:
+        named = [one for one in _culprits(storage) if one.path and f"checkpoint_id={row.id}/" in one.path]
+        seen.findings += named or [found(Kind.DAMAGED_LISTING, error.what, _listing_dir(row), (row.id,))]
+        return None
+    except UNREADABLE:
+        return _read(storage, seen, lambda: registry.files(row))
+
+
+def _culprits(storage: Storage) -> list[Finding]:
+    """Which files of the registry are to blame, read one by one."""
+    problems = []
+    for path in TABLES:
+        try:
+            handle = open_table(storage, path)
+        except TableNotFoundError:
+            continue
+        except UNREADABLE as error:
+            problems.append(found(Kind.UNREADABLE_REGISTRY, f"Its log cannot be read: {_brief(error)}", path))
+            continue
+        for file in active_files(handle):
+            where = f"{path}/{file.path}"
+            data = storage.read_bytes(where)
+            if data is None:
+                problems.append(found(Kind.MISSING_REGISTRY_FILE, "The table's log names it, and it is gone.", where))
+            elif len(data) != file.bytes:
+                problems.append(
+                    found(Kind.ALTERED_REGISTRY_FILE, f"It has {len(data)} bytes instead of {file.bytes}.", where)
+                )
+            elif (problem := unreadable_parquet(data)) is not None:
+                problems.append(found(Kind.ALTERED_REGISTRY_FILE, f"It cannot be read: {problem}", where))
+    return problems
+
+
+def unreadable_parquet(data: bytes) -> str | None:
+    """Why a Parquet file cannot be read, page checksums included; None: it can."""
+    try:
+        pq.read_table(pa.BufferReader(data), use_threads=False, page_checksum_verification=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        return _brief(error)
+    return None
+
+
+# -- what does not fit
+
+
+_TOP = {STATE: "state/", CHANNEL: "channels/", OUTPUT: "tables/"}
+
+
+def _listing_problems(row: Checkpoint, listing: tuple[StateFile, ...]) -> Iterator[Finding]:
+    for file in listing:
+        try:
+            check_path(file.path)
+            fits = file.path.startswith(_TOP.get(file.kind, "\0"))
+        except DamageError:
+            fits = False
+        if not fits:
+            what = f"Checkpoint {row.id} names {file.path!r} as {file.kind}, where Weir never writes such a file."
+            yield found(Kind.DAMAGED_LISTING, what, _listing_dir(row), (row.id,))
+    state = [file for file in listing if file.kind == STATE]
+    yield from _drift(row, "bytes_total", row.bytes_total, sum(file.bytes for file in state))
+    yield from _drift(row, "bytes_new", row.bytes_new, sum(file.bytes for file in state if file.new))
+    for uid, figures in row.operators.items():
+        own = [file for file in state if file.operator == uid]
+        new = [file for file in own if file.new]
+        recount = {
+            "files_total": len(own),
+            "files_new": len(new),
+            "bytes_total": sum(file.bytes for file in own),
+            "bytes_new": sum(file.bytes for file in new),
+        }
+        for name, counted in recount.items():
+            yield from _drift(row, f"operators.{uid}.{name}", figures.get(name, counted), counted)
+    listed = {file.sink for file in listing if file.kind == OUTPUT}
+    claimed = {sink for sink, ids in row.sinks.items() if ids["id"] == row.id}
+    for sink in sorted(claimed ^ listed, key=str):
+        has, lacks = ("row", "listing") if sink in claimed else ("listing", "row")
+        what = f"The {has} of checkpoint {row.id} has output for {sink}, its {lacks} has none."
+        yield found(Kind.COUNT_DRIFT, what, _listing_dir(row), (row.id,))
+
+
+def _drift(row: Checkpoint, figure: str, recorded: int, counted: int) -> Iterator[Finding]:
+    if recorded != counted:
+        what = f"Checkpoint {row.id} records {figure} = {recorded:,}, its listing adds up to {counted:,}."
+        yield found(Kind.COUNT_DRIFT, what, _listing_dir(row), (row.id,))
+
+
+def chain_problems(rows: list[Checkpoint], generation: Generation) -> Iterator[Finding]:
+    """How the rows contradict the way in which checkpoints come to be; rows: retained, by id.
+
+    When a checkpoint commits, its parent is the newest row. Rows are dropped and never come back, so a row that is here now
+    and older was here then: no parent may be older than the row before.
+    """
+    before: Checkpoint | None = None
+    for row in rows:
+        if row.parent_id is not None and row.parent_id >= row.id:
+            yield _broken(row, f"Checkpoint {row.id} says that it continues {row.parent_id}, which is not older.")
+        if row.generation > generation:
+            yield _broken(row, f"Checkpoint {row.id} is of generation {row.generation}; the newest is {generation}.")
+        if before is not None:
+            if row.id == before.id:
+                yield _broken(row, f"There are two checkpoints {row.id}.")
+            elif (row.parent_id or 0) < before.id:
+                yield _broken(
+                    row, f"Checkpoint {row.id} continues {row.parent_id}, although {before.id} was there before it."
+                )
+            if row.generation < before.generation:
+                yield _broken(row, f"Checkpoint {row.id} is of an older generation than {before.id}.")
+            if row.parent_id == before.id:
+                yield from _totals(before, row)
+        before = row
+
+
+def _totals(parent: Checkpoint, row: Checkpoint) -> Iterator[Finding]:
+    was, now = parent.totals.get("bytes_new"), row.totals.get("bytes_new")
+    if was is not None and now is not None and row.kind == "checkpoint" and now != was + row.bytes_new:
+        what = f"Checkpoint {row.id} records a total of {now:,} new bytes; {parent.id} and its own make {was + row.bytes_new:,}."
+        yield found(Kind.COUNT_DRIFT, what, "registry/checkpoints", (row.id,))
+
+
+def _broken(row: Checkpoint, what: str) -> Finding:
+    return found(Kind.BROKEN_CHAIN, what, "registry/checkpoints", (row.id,))
+
+
+def _pin_problems(seen: Survey) -> Iterator[Finding]:
+    kept = {row.commit_id for row in seen.checkpoints}
+    for pin in seen.pins:
+        if pin.commit_id not in kept:
+            what = f"The {pin.kind} {pin.name!r} names checkpoint {pin.checkpoint_id}, which is not there."
+            yield found(Kind.LOST_SAVEPOINT, what, f"registry/pins#{pin.kind}/{pin.name}", (pin.checkpoint_id,))
+
+
+# -- what is named
+
+
+def _name(seen: Survey, row: Checkpoint, listing: tuple[StateFile, ...]) -> None:
+    for file in listing:
+        known = seen.named.get(file.path)
+        if known is None:
+            seen.named[file.path] = Named(file.kind, file.bytes, file.digest, file.sink, [row.id])
+            continue
+        if (known.bytes, known.digest) != (file.bytes, file.digest):
+            what = f"Checkpoints {known.checkpoints[-1]} and {row.id} name the same object with different sizes or digests."
+            seen.findings.append(found(Kind.DAMAGED_LISTING, what, file.path, (*known.checkpoints, row.id)))
+        if row.id != known.checkpoints[-1]:
+            known.checkpoints.append(row.id)
+
+
+def _strays(storage: Storage, seen: Survey, strays: list[Stray]) -> None:
+    """Listings and publications without a row. While a coordinator lives it may be about to commit, or to prune, them."""
+    watcher = Watcher()
+    holds = _read(storage, seen, lambda: watcher.live(storage)) or {}
+    held = {hold.commit_id for hold in holds.values()}
+    for stray in strays:
+        if stray.commit_id in held or seen.alive:
+            seen.held.update(file.path for file in stray.files)
+        else:
+            what = f"It lists {len(stray.files)} files of checkpoint {stray.checkpoint_id}, which has no row."
+            path = f"registry/state_files/{stray.path}"
+            seen.findings.append(found(Kind.STRAY_LISTING, what, path, (stray.checkpoint_id,)))
+    if seen.alive:
+        return
+    kept = {row.id for row in seen.checkpoints} | {hold.checkpoint_id for hold in holds.values()}
+    for publication in seen.publications:
+        if publication.checkpoint_id not in kept:
+            what = f"Checkpoint {publication.checkpoint_id} was published in {publication.sink}; it has no row."
+            path = f"registry/publications#{publication.checkpoint_id}/{publication.sink}"
+            seen.findings.append(found(Kind.STRAY_PUBLICATION, what, path, (publication.checkpoint_id,)))
+    live = set(holds)
+    for path in watcher.dead(storage) if seen.readable else ():
+        if path not in live:
+            seen.findings.append(found(Kind.DEAD_HOLD, "The restore that wrote it is gone.", path))
+
+
+def _listing_dir(row: Checkpoint) -> str:
+    return f"registry/state_files/checkpoint_id={row.id}"
+
+
+def _brief(error: BaseException) -> str:
+    """An error without the native stack that delta-rs appends."""
+    text = error.what if isinstance(error, WeirError) else str(error)
+    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
