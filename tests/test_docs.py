@@ -6,7 +6,7 @@ import re
 
 from configs import reference
 from configs.settings import PROJECT
-from state_ops.registry import CHECKPOINTS, PUBLICATIONS, STATE_FILES
+from state_ops.registry import CHECKPOINTS, PINS, PUBLICATIONS, STATE_FILES
 
 
 def test_the_configuration_page_is_current():
@@ -15,7 +15,8 @@ def test_the_configuration_page_is_current():
 
 def test_every_registry_column_is_documented():
     page = (PROJECT / "docs" / "reference" / "storage.md").read_text()
-    for title, schema in (("checkpoints", CHECKPOINTS), ("state_files", STATE_FILES), ("publications", PUBLICATIONS)):
+    tables = {"checkpoints": CHECKPOINTS, "state_files": STATE_FILES, "publications": PUBLICATIONS, "pins": PINS}
+    for title, schema in tables.items():
         section = page.split(f"## registry/{title}")[1].split("\n## ")[0]
         words = set(re.findall(r"\w+", section))
         assert set(schema.names) <= words, (title, set(schema.names) - words)
