@@ -329,16 +329,22 @@ class Registry:
         self._drop_files(self._publications, generation, lambda file: _bound(file, "checkpoint_id") not in kept)
         self._listings = {key: value for key, value in self._listings.items() if key in kept.values()}
 
-    def remove_unnamed(self) -> None:
+    def remove_unnamed(self, generation: Generation) -> None:
         """Delete files in the registry's directories that no table names: left by a crash beside a commit, or by a probe.
 
-        For the owner of the generation, before its first commit: older generations are fenced and cannot name them any more.
+        For the owner of the generation, while it commits nothing. Older generations are fenced and cannot name them any more.
         """
         for table in self._tables:
+            written = [file.path for file in table.storage.list(table.path)]
             named = {f"{table.path}/{file.path}" for file in table.read(list)}
-            for file in table.storage.list(table.path):
-                if file.path.endswith(".parquet") and "/_delta_log/" not in file.path and file.path not in named:
-                    table.storage.delete(file.path)
+            unnamed = [
+                path for path in written if path.endswith(".parquet") and "/_delta_log/" not in path and path not in named
+            ]
+            if unnamed:
+                # Listed first, owned still: so none of them is a successor's, which is about to name it.
+                table.commit(generation)
+            for path in unnamed:
+                table.storage.delete(path)
         remove_probes(self._checkpoints.storage)
 
     @staticmethod

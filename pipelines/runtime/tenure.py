@@ -114,7 +114,7 @@ def remove_leftovers(shop: Workshop) -> int:
     held = {hold.commit_id for hold in shop.watcher.live(shop.storage).values()}
     strays = shop.registry.strays()
     shop.registry.drop_listings(shop.generation, [stray for stray in strays if stray.commit_id not in held])
-    shop.registry.remove_unnamed()
+    shop.registry.remove_unnamed(shop.generation)
     completed = shop.registry.checkpoints()
     listings = [shop.registry.files(row) for row in completed]
     listings += [stray.files for stray in strays if stray.commit_id in held]
