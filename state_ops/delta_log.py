@@ -472,7 +472,14 @@ class FencedTable:
         data = self.storage.read_bytes(f"{self.path}/{file.path}")
         if data is None:
             raise FileNotFoundError(self.storage.full(f"{self.path}/{file.path}"))
-        table = pq.read_table(pa.BufferReader(data), use_threads=False, page_checksum_verification=True)
+        try:
+            table = pq.read_table(pa.BufferReader(data), use_threads=False, page_checksum_verification=True)
+        except (pa.ArrowException, OSError) as error:
+            raise DamageError(
+                f"A file of the registry is damaged: {str(error).splitlines()[0]}",
+                where=self.storage.full(f"{self.path}/{file.path}"),
+                next="Nothing was deleted. Bring the file back from a backup of the bucket.",
+            ) from error
         for field in self.file_schema:
             if field.name not in table.column_names:
                 if field.name not in self._optional:
