@@ -146,7 +146,7 @@ MUTANTS = [
         "state_ops/shared_state.py",
         "        if file.kind != OUTPUT and counts[file.path] == 0\n",
         "        if file.kind != OUTPUT\n",
-        "tests/state_ops/test_retention.py::test_a_shared_file_goes_with_the_last_checkpoint_that_names_it",
+        "tests/state_ops/test_retention.py::test_case_1_a_shared_file_goes_with_the_last_checkpoint_that_names_it",
     ),
     Mutant(
         "delete published rows",

@@ -113,7 +113,7 @@ def test_the_worked_example_of_incremental_checkpoints(storage):
 # -- counts
 
 
-def test_a_shared_file_goes_with_the_last_checkpoint_that_names_it(storage):
+def test_case_1_a_shared_file_goes_with_the_last_checkpoint_that_names_it(storage):
     keeper = Keeper(storage, keep=1)
     first = files("cp1", "1")
     keeper.commit(1, None, first)
@@ -125,7 +125,7 @@ def test_a_shared_file_goes_with_the_last_checkpoint_that_names_it(storage):
     assert keeper.objects() == {"3"}
 
 
-def test_a_coordinator_that_starts_anew_counts_the_same(storage):
+def test_case_2_a_coordinator_that_starts_anew_counts_the_same(storage):
     keeper = Keeper(storage, keep=1)
     first = files("cp1", "1", "2")
     keeper.commit(1, None, first)
