@@ -88,6 +88,22 @@ def test_what_a_restore_reads_stays_until_it_is_done(keeper):
     assert keeper.registry.strays() == []
 
 
+def test_a_restore_that_comes_right_before_the_row_goes_is_seen(keeper, monkeypatch):
+    """It has written its hold and seen the row: pruning looks for holds only after it has dropped the row."""
+    held = hold(keeper, first(keeper))
+    real = Registry.drop_rows
+
+    def drop_rows(self, generation, ids):
+        held.__enter__()
+        real(self, generation, ids)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Registry, "drop_rows", drop_rows)
+        keeper.prune()
+    assert keeper.objects() == {"1", "2", "3"}
+    held.__exit__()
+
+
 def deleted(keeper: Keeper) -> tuple[StateFile, ...]:
     nothing = retention.RetentionPlan((), ())
     return retention.apply(keeper.registry, keeper.storage, keeper.generation, nothing, keeper.watcher)
