@@ -195,7 +195,7 @@ def test_of_two_takers_at_once_one_wins(storage, monkeypatch):
         return real(handle, *args, **kwargs)
 
     late = Registry(storage, APP)
-    monkeypatch.setattr("state_ops.registry.probe_conditional_put", lambda _: None)
+    monkeypatch.setattr("state_ops.registry.probe_conditional_put", lambda *_: None)
     monkeypatch.setattr(delta_log, "commit", overtaken)
     with pytest.raises(FencedError, match="at the same moment"):
         late.take_over()
@@ -468,3 +468,17 @@ def test_the_tables_can_be_read_as_plain_sql_says(storage, registry):
         f"SELECT checkpoint_id, name FROM read_parquet('{path}/state_files/*/*.parquet', hive_partitioning = true) ORDER BY 2"
     ).fetchall()
     assert listed == [(1, "1.sst"), (1, "2.sst")]
+
+
+def test_a_listing_of_a_hundred_thousand_files_is_read_back_exactly(storage, registry):
+    files = tuple(
+        replace(
+            a_file(f"{index}.sst", f"a{index % 7}", new=index % 3 == 0, kind=OUTPUT if index % 5 == 0 else STATE),
+            subtask=index % 100,
+            bytes=index << 20,
+            snapshot=None if index % 2 else AttemptId(f"s{index % 11}"),
+        )
+        for index in range(100_000)
+    )
+    made = put(registry, 1, None, files)
+    assert Registry(storage, APP).files(made) == files
