@@ -65,6 +65,16 @@ def owning(
 
     executor: what runs stages, by default Spark, which the first epoch starts. Raises BusyError when a coordinator is alive, FencedError when a newer one took over.
     """
+    with claimed(pipeline, settings, executor, run_id) as tenure:
+        recover(tenure.shop)
+        yield tenure
+
+
+@contextmanager
+def claimed(
+    pipeline: Pipeline, settings: Settings, executor: Executor | None = None, run_id: str | None = None
+) -> Iterator[Tenure]:
+    """Own the pipeline as it is: nothing is published, pruned or removed. For who has shown a plan and does nothing else."""
     storage, registry = open_storage(pipeline, settings)
     sources = readers(pipeline, settings)
     with _storage_errors(pipeline, storage):
@@ -79,7 +89,6 @@ def owning(
             runs = executor or SparkExecutor(settings, app=f"weir {pipeline.name}")
             shop = Workshop(pipeline, settings, storage, registry, generation, runs, sources, run_id)
             shop.expected.update({name: schema_from_json(raw) for name, raw in (head.inputs if head else {}).items()})
-            recover(shop)
             yield Tenure(shop, heartbeat, head, last_id)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from configs.settings import Settings
+from pipelines.runtime import fsck
 from pipelines.runtime.commit import needed, prune
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.tenure import open_storage, owning, remove_leftovers
@@ -28,7 +29,8 @@ from state_ops.retention import Fate, ObjectFate
 
 log = structlog.get_logger("weir.upkeep")
 
-BARRIER, STOP, NAME, UNNAME, UPKEEP = "barrier", "stop", "savepoint", "drop_savepoint", "upkeep"
+BARRIER, STOP, NAME, UNNAME = "barrier", "stop", "savepoint", "drop_savepoint"
+UPKEEP, REPAIR = "upkeep", "repair"
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -60,6 +62,8 @@ def carry_out(shop: Workshop, request: Request) -> None:
         elif request.kind == UPKEEP:
             prune(shop)
             remove_leftovers(shop)
+        elif request.kind == REPAIR:
+            fsck.repair(shop)
         else:
             log.warning("a request of a kind that this Weir does not know is dropped", kind=request.kind)
     finally:

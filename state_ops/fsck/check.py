@@ -35,15 +35,22 @@ class Look:
 
 
 def check(
-    storage: Storage, app_id: str, tables: Iterable[str], *, alive: bool, quick: bool = False, reading: Reading = iter
+    storage: Storage,
+    app_id: str,
+    tables: Iterable[str],
+    *,
+    alive: bool,
+    owned: bool = False,
+    quick: bool = False,
+    reading: Reading = iter,
 ) -> Report:
     """Look at everything that one pipeline has stored. Reads only.
 
-    app_id: of the pipeline's registry. tables: names of its sinks. alive: whether a coordinator of it lives. quick: compare
-    sizes only. Raises OSError when storage does not answer: half a listing proves nothing.
+    app_id: of the pipeline's registry. tables: names of its sinks. alive: whether a coordinator of it lives, other than
+    the caller. owned: the caller owns the newest generation. quick: compare sizes only. Raises OSError when storage does not answer: half a listing proves nothing.
     """
     names = frozenset(tables)
-    last = first = look(storage, app_id, names, alive)
+    last = first = look(storage, app_id, names, alive, owned)
     read, altered = 0, []
     for expected in () if quick else reading(first.whole):
         read += expected.bytes
@@ -51,7 +58,7 @@ def check(
             altered.append(problem)
     findings: list[Finding] = []
     if first.findings or altered:
-        second = look(storage, app_id, names, alive)
+        second = look(storage, app_id, names, alive, owned)
         seen_before = {_key(finding) for finding in first.findings}
         findings = [finding for finding in second.findings if _key(finding) in seen_before]
         for problem in altered:
@@ -73,10 +80,10 @@ def check(
     )
 
 
-def look(storage: Storage, app_id: str, names: frozenset[str], alive: bool) -> Look:
+def look(storage: Storage, app_id: str, names: frozenset[str], alive: bool, owned: bool) -> Look:
     """In this order: the tables' versions, the registry, the tables, the listing. Each may only be newer than the one before."""
     early = sinks.versions(storage, app_id)
-    seen = survey(storage, app_id, alive)
+    seen = survey(storage, app_id, alive, owned)
     known = names.union(*(row.sinks for row in seen.checkpoints))
     tables = {name: sinks.look(storage, app_id, name) for name in sorted(known)}
     stored = {file.path: file.bytes for file in storage.list(unfinished=True)}

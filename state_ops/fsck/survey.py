@@ -63,10 +63,11 @@ class Survey:
         return not any(finding.blocks for finding in self.findings)
 
 
-def survey(storage: Storage, app_id: str, alive: bool) -> Survey:
+def survey(storage: Storage, app_id: str, alive: bool, owned: bool = False) -> Survey:
     """Read the registry whole, each listing once and none kept.
 
-    alive: whether a coordinator lives; then its own generation may still commit, else none may without a new claim.
+    alive: whether a coordinator lives, other than the caller. owned: the caller owns the newest generation. In both cases that
+    generation may still commit; else none may without a new claim.
     """
     registry = Registry(storage, app_id)
     seen = Survey(Generation(0), Generation(0), alive)
@@ -74,7 +75,7 @@ def survey(storage: Storage, app_id: str, alive: bool) -> Survey:
     if generation is None:
         return seen
     seen.generation = generation
-    seen.fence = generation if alive else Generation(generation + 1)
+    seen.fence = generation if alive or owned else Generation(generation + 1)
     seen.checkpoints = _read(storage, seen, registry.checkpoints) or []
     if not seen.readable:
         return seen
@@ -171,12 +172,11 @@ def _listing_problems(row: Checkpoint, listing: tuple[StateFile, ...]) -> Iterat
     for uid, figures in row.operators.items():
         own = [file for file in state if file.operator == uid]
         new = [file for file in own if file.new]
-        recount = {
-            "files_total": len(own),
-            "files_new": len(new),
-            "bytes_total": sum(file.bytes for file in own),
-            "bytes_new": sum(file.bytes for file in new),
-        }
+        recount = {"files_total": len(own), "bytes_total": sum(file.bytes for file in own)}
+        if (
+            row.kind == "checkpoint"
+        ):  # the first checkpoint of a pipeline that started from another's has that one's figures
+            recount |= {"files_new": len(new), "bytes_new": sum(file.bytes for file in new)}
         for name, counted in recount.items():
             yield from _drift(row, f"operators.{uid}.{name}", figures.get(name, counted), counted)
     listed = {file.sink for file in listing if file.kind == OUTPUT}
