@@ -1,4 +1,4 @@
-"""Local snapshots of one subtask's RocksDB: fork, take, upload only what is new, restore.
+"""Local snapshots of one subtask's RocksDB: fork, take, upload what is new or everything, restore, sweep.
 
     <work>/<pipeline>/<operator uid>/<subtask>/
         g2-e17-<attempt>/            one attempt's directory, never shared, never opened by another attempt
@@ -12,29 +12,42 @@ Why each step is safe:
 - RocksDB never reuses a file number within one lineage (its MANIFEST counts on), and an attempt's directory is forked
   from exactly one base. So a file that still is the very inode that was linked in is the base's file; a file of the same
   name and size from another attempt (a replay produces those, with other content) is never taken for it.
-- Only files that the base checkpoint's row names are re-referenced, by that row's object path.
+- Only files that the base checkpoint's row names are re-referenced, by that row's object path. A full snapshot
+  re-references nothing, so no later pruning of another checkpoint concerns it; the next incremental one builds on either.
 - Only SSTs are linked: RocksDB appends to MANIFEST and replaces CURRENT in place.
-- A base directory is used only if its manifest names the attempt that the checkpoint's row names.
+- A base directory is used only if its manifest says what the checkpoint's row says: the attempt, and for every file the
+  object and the digest. Else everything is fetched, each digest checked on the way.
+- Local disks rot too. The small files' digests are checked at every fork: RocksDB reads all of them. An SST is only
+  checked for its size, because hashing the whole state at every epoch would cost more than the epoch: RocksDB verifies the
+  checksum of each block that it reads, compactions included, and on opening an SST the unique id that MANIFEST recorded.
+  What is never read is never uploaded either (its object in storage is whole), but by a full snapshot, which compares.
+  Damage that is found this way costs the base's local directory: the replay fetches it from storage (`healing`).
+
+What stays on the disk of a host: per subtask, the base and the running attempt, whose working copy shares its SSTs with
+the base. `sweep` runs before an attempt writes anything. The base goes when a later checkpoint is confirmed to be the
+next base, never before: if that one is declined, the old base is forked again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import stamina
+from threading import Event
+from typing import Any
 
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.checkpoint import STATE, Snapshot, StateFile
-from state_ops.errors import DamageError
+from state_ops.errors import DamageError, TransientError
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir, parse_epoch_dir
-from state_ops.storage import Storage
+from state_ops.storage import CancelledError, Storage
+from state_ops.transfers import together
 
-_TRANSFERS = 4
 _MANIFEST = "manifest.json"
 
 
@@ -61,60 +74,101 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A working copy of the base. inherited: local name -> (inode, the file as the base checkpoint names it)."""
+    """A working copy of the base.
+
+    inherited: local name -> (inode, the file as the base checkpoint names it). source: the local directory that it was
+    linked from; None if it came from storage, digests checked, or starts empty.
+    """
 
     db: Path
     inherited: dict[str, tuple[int, StateFile]]
+    source: Path | None = None
 
 
-def fork(storage: Storage, attempt: Attempt, base: Snapshot | None) -> Fork:
+def fork(storage: Storage, attempt: Attempt, base: Snapshot | None, deadline: float | None = None) -> Fork:
     """Make the attempt's working copy: by hard links where the base's local files are still there, else from storage.
 
-    Raises DamageError that names the file when an object is missing or is not what the checkpoint recorded.
+    Raises DamageError that names the file when an object is missing or is not what the checkpoint recorded, and
+    TransientError when storage takes longer than `deadline`, on time.monotonic().
     """
     db = attempt.directory / "db"
     db.mkdir(parents=True)
     if base is None:
         return Fork(db, {})
-    if not _link_local(attempt, base, db):
-        fetch(storage, base, db)
-    return Fork(db, {file.name: ((db / file.name).stat().st_ino, file) for file in base.files if _is_sst(file.name)})
+    source = _link_local(attempt, base, db)
+    if source is None:
+        fetch(storage, base, db, deadline)
+    inherited = {file.name: ((db / file.name).stat().st_ino, file) for file in base.files if _is_sst(file.name)}
+    return Fork(db, inherited, source)
 
 
-def fetch(storage: Storage, base: Snapshot, target: Path) -> None:
+def fetch(storage: Storage, base: Snapshot, target: Path, deadline: float | None = None) -> None:
     """Download a snapshot's files in parallel into `target`, every digest checked."""
 
-    def one(file: StateFile) -> None:
-        _check_name(file.name)
+    def one(file: StateFile, cancelled: Event) -> None:
+        if cancelled.is_set():
+            raise CancelledError("A download was cancelled.", where=storage.full(file.path))
         storage.get_file(file.path, target / file.name, digest=file.digest)
 
-    with ThreadPoolExecutor(_TRANSFERS) as pool:
-        list(pool.map(one, base.files))
-
-
-def _link_local(attempt: Attempt, base: Snapshot, db: Path) -> bool:
-    source = _local_directory(attempt.home, base)
-    if source is None:
-        return False
     for file in base.files:
         _check_name(file.name)
-        local = source / "snapshot" / file.name
-        if not local.is_file() or local.stat().st_size != file.bytes:
-            _empty(db)
-            return False
-        if _is_sst(file.name):
-            os.link(local, db / file.name)
-        else:
-            shutil.copyfile(local, db / file.name)
-    return True
+    together(one, base.files, at_once=storage.transfers, deadline=deadline)
+
+
+def _link_local(attempt: Attempt, base: Snapshot, db: Path) -> Path | None:
+    """Fill `db` from the base's local directory and return that; None, with `db` empty, if it cannot be trusted."""
+    for file in base.files:
+        _check_name(file.name)
+    source = _local_directory(attempt.home, base)
+    if source is None:
+        return None
+    try:
+        if all(_link(source / "snapshot" / file.name, file, db) for file in base.files):
+            return source
+    except FileNotFoundError:  # never there, or swept away by another attempt this very moment
+        pass
+    _empty(db)
+    return None
+
+
+def _link(local: Path, file: StateFile, db: Path) -> bool:
+    """Bring one file of the base into the working copy; False if it visibly is not what the checkpoint recorded."""
+    if local.stat().st_size != file.bytes:
+        return False
+    if _is_sst(file.name):
+        os.link(local, db / file.name)
+        return True
+    content = local.read_bytes()
+    (db / file.name).write_bytes(content)
+    return hashlib.sha256(content).hexdigest() == file.digest
 
 
 def _local_directory(home: Path, base: Snapshot) -> Path | None:
-    for directory in home.glob(f"g*-e*-{base.attempt}"):
-        manifest = directory / _MANIFEST
-        if manifest.is_file() and json.loads(manifest.read_text())["attempt"] == base.attempt:
+    wanted = _manifest(base)
+    for directory in _attempts(home):
+        if _owner(directory) == base.attempt and _read_manifest(directory) == wanted:
             return directory
     return None
+
+
+@contextmanager
+def healing(forked: Fork) -> Iterator[None]:
+    """While a working copy is used: damage in one that was linked from local files is cured by dropping those.
+
+    Raises TransientError instead of DamageError then: the replay fetches the base from storage, and verifies it.
+    """
+    try:
+        yield
+    except DamageError as error:
+        if forked.source is None:
+            raise
+        (forked.source / _MANIFEST).unlink(missing_ok=True)  # first: without it nothing else is trusted
+        shutil.rmtree(forked.source, ignore_errors=True)
+        raise TransientError(
+            f"The local copy of the state is damaged and was removed. {error.what}",
+            where=error.where or str(forked.source),
+            next="The replay fetches the state from storage. If this comes back, look at the disk.",
+        ) from error
 
 
 def take(attempt: Attempt, backend: RocksDBBackend) -> list[Path]:
@@ -126,32 +180,65 @@ def take(attempt: Attempt, backend: RocksDBBackend) -> list[Path]:
     return [file for file in sorted(target.iterdir()) if _is_sst(file.name) or file.name.startswith(wanted)]
 
 
-def upload(storage: Storage, attempt: Attempt, forked: Fork, files: list[Path]) -> Snapshot:
-    """The rest: upload what the base does not have, re-reference what it has, write the local manifest last."""
+def upload(
+    storage: Storage,
+    attempt: Attempt,
+    forked: Fork,
+    files: list[Path],
+    *,
+    full: bool = False,
+    deadline: float | None = None,
+) -> Snapshot:
+    """The rest: upload what the base does not have, re-reference what it has, write the local manifest last.
 
-    @stamina.retry(on=OSError, attempts=4, timeout=60)
-    def send(file: Path) -> StateFile:
+    full: upload everything, so that the snapshot depends on no other. deadline: on time.monotonic().
+    Raises the first failure, after the other transfers have stopped; what was uploaded by then is for `discard`.
+    """
+
+    def one(file: Path, cancelled: Event) -> StateFile:
+        known = forked.inherited.get(file.name)
+        if known is not None and known[0] == file.stat().st_ino:
+            if not full:
+                return replace(known[1], new=False, snapshot=attempt.id)
+            sent = send(file, cancelled)
+            if sent.digest != known[1].digest:  # else rot on the local disk would get a digest that vouches for it
+                raise DamageError("A local state file is not what was uploaded when it was new.", where=str(file))
+            return sent
+        return send(file, cancelled)
+
+    def send(file: Path, cancelled: Event) -> StateFile:
         path = f"{attempt.prefix}/{file.name}"
-        size, digest = storage.put_file(file, path)
+        size, digest = storage.put_file(file, path, cancelled=cancelled)
         return StateFile(
             attempt.operator, attempt.subtask, STATE, file.name, path, size, digest, True, attempt.id, attempt.id
         )
 
-    def one(file: Path) -> StateFile:
-        known = forked.inherited.get(file.name)
-        if known is not None and known[0] == file.stat().st_ino:
-            return replace(known[1], new=False, snapshot=attempt.id)
-        return send(file)
-
-    with ThreadPoolExecutor(_TRANSFERS) as pool:
-        listed = tuple(pool.map(one, files))
+    listed = tuple(together(one, files, at_once=storage.transfers, deadline=deadline))
     snapshot = Snapshot(attempt.subtask, attempt.id, listed)
-    manifest = {"attempt": attempt.id, "files": {file.name: [file.attempt, file.path, file.digest] for file in listed}}
     staging = attempt.directory / f".{_MANIFEST}"
-    staging.write_text(json.dumps(manifest))
+    staging.write_text(json.dumps(_manifest(snapshot)))
     staging.rename(attempt.directory / _MANIFEST)
     shutil.rmtree(forked.db, ignore_errors=True)
     return snapshot
+
+
+def discard(storage: Storage, attempt: Attempt) -> None:
+    """Delete the state that an attempt without an ack has uploaded: nothing can name what lies under its own prefix."""
+    storage.delete_tree(attempt.prefix)
+
+
+def _manifest(snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "attempt": snapshot.attempt,
+        "files": {file.name: [file.attempt, file.path, file.digest] for file in snapshot.files},
+    }
+
+
+def _read_manifest(directory: Path) -> Any:
+    try:
+        return json.loads((directory / _MANIFEST).read_bytes())
+    except (OSError, ValueError):  # not there, unreadable, or cut off by a power failure: not to be trusted
+        return None
 
 
 def unchanged(base: Snapshot | None) -> tuple[StateFile, ...]:
@@ -159,20 +246,61 @@ def unchanged(base: Snapshot | None) -> tuple[StateFile, ...]:
     return tuple(replace(file, new=False) for file in base.files) if base else ()
 
 
-def sweep(attempt: Attempt, base: Snapshot | None) -> None:
-    """Remove local directories that nothing can need: those of lower generations and of epochs before this one, but the base's.
+def sweep(attempt: Attempt, bases: Collection[AttemptId], stages: Collection[str], parallelism: int) -> None:
+    """Remove local directories that nothing can need, before the attempt makes its own.
 
-    Another attempt of this very epoch may be alive (speculation), so its directory stays.
+    bases: the attempts of the snapshots that this epoch of the stage builds on; their directories stay. stages: the uids
+    of the pipeline's stages; none: nothing is known of other stages. parallelism: of the stage.
+    Of the attempt's own subtask, everything goes that is older than this epoch; so it does of subtasks and stages that
+    are no more. Of other subtasks of the stage, only lower generations: an earlier epoch may be in flight there. Another
+    attempt of this very epoch may be alive (speculation), so its directory stays.
     """
-    if not attempt.home.is_dir():
-        return
-    for directory in attempt.home.iterdir():
-        name, _, owner = directory.name.rpartition("-")
-        parsed = parse_epoch_dir(name)
-        if parsed is None or (base is not None and owner == base.attempt):
+    mine = (attempt.generation, attempt.epoch)
+    operator = attempt.home.parent
+    for home in _directories(operator):
+        if not home.name.isdigit():
             continue
-        if parsed < (attempt.generation, attempt.epoch):
+        subtask = int(home.name)
+        settled = subtask == attempt.subtask or subtask >= parallelism
+        _sweep_home(home, mine if settled else (attempt.generation, CheckpointId(0)), bases)
+    for other in _directories(operator.parent):
+        if (
+            stages
+            and other.name not in stages
+            and (homes := [home for home in _directories(other) if home.name.isdigit()])
+        ):
+            for home in homes:
+                _sweep_home(home, mine, ())
+                _remove_if_empty(home)
+            _remove_if_empty(other)
+
+
+def _sweep_home(home: Path, before: tuple[Generation, CheckpointId], bases: Collection[AttemptId]) -> None:
+    for directory in _attempts(home):
+        made = parse_epoch_dir(directory.name.rpartition("-")[0])
+        if made is not None and made < before and _owner(directory) not in bases:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _attempts(home: Path) -> list[Path]:
+    """The directories of attempts in a subtask's home."""
+    return [path for path in _directories(home) if parse_epoch_dir(path.name.rpartition("-")[0]) is not None]
+
+
+def _owner(directory: Path) -> AttemptId:
+    return AttemptId(directory.name.rpartition("-")[2])
+
+
+def _directories(path: Path) -> list[Path]:
+    try:
+        return [entry for entry in path.iterdir() if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):  # another attempt has just swept it
+        return []
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with suppress(OSError):
+        directory.rmdir()
 
 
 def _is_sst(name: str) -> bool:

@@ -12,9 +12,11 @@ import shutil
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from threading import Event
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,8 +32,10 @@ from state_ops.ids import CheckpointId, Generation, epoch_dir, new_attempt_id
 from state_ops.snapshot import Attempt
 from state_ops.state import GROUP
 from state_ops.storage import Storage
+from state_ops.transfers import together
 
 SUBTASK = "__weir_subtask"
+_DISCARD_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,9 @@ class KeyedTask:
     """All that the subtasks of one stage need for one epoch; shipped to the executors by value.
 
     bases: by subtask, the snapshot to build on. tables: by output name, the table that gets it; an output without one
-    is staged as a channel if `channel`, else dropped.
+    is staged as a channel if `channel`, else dropped. full: the snapshot is to depend on no other. stages: uids of all stages
+    of the pipeline, the only ones whose local files are kept; none: nothing is known of others. seconds: what the epoch
+    has left when its task begins; transfers stop then.
     """
 
     stage: Stage
@@ -58,6 +64,9 @@ class KeyedTask:
     event_time: str | None
     write_buffer_mb: int = 32
     block_cache_mb: int = 64
+    full: bool = False
+    stages: tuple[str, ...] = ()
+    seconds: float | None = None
 
 
 @dataclass
@@ -111,36 +120,76 @@ def run(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Ack
 
 
 def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], counters: _Counters) -> Ack:
+    deadline = None if task.seconds is None else time.monotonic() + task.seconds
     base = task.bases.get(attempt.subtask)
-    snapshot.sweep(attempt, base)
+    snapshot.sweep(attempt, {known.attempt for known in task.bases.values()}, task.stages, task.parallelism)
     clock = time.perf_counter()
-    forked = snapshot.fork(task.storage, attempt, base)
-    backend = RocksDBBackend(forked.db, task.write_buffer_mb, task.block_cache_mb)
-    clock = _lap(counters, "open", clock)
-    staged = _Staged(task, attempt)
-    try:
-        watermark = None if task.progress.before is None else from_micros(task.progress.before)
-        epoch = Epoch(task.epoch, task.now, watermark, attempt.subtask, task.parallelism)
-        operator = build(task.stage, task.shapes, backend, epoch, task.progress, task.max_parallelism)
-        for rows in _data(task, batches, counters):
-            for output, table in operator.process(rows):
+    forked = snapshot.fork(task.storage, attempt, base, deadline)
+    with snapshot.healing(forked):
+        backend = RocksDBBackend(forked.db, task.write_buffer_mb, task.block_cache_mb)
+        clock = _lap(counters, "open", clock)
+        staged = _Staged(task, attempt)
+        with _closed(backend, staged):
+            watermark = None if task.progress.before is None else from_micros(task.progress.before)
+            epoch = Epoch(task.epoch, task.now, watermark, attempt.subtask, task.parallelism)
+            operator = build(task.stage, task.shapes, backend, epoch, task.progress, task.max_parallelism)
+            for rows in _data(task, batches, counters):
+                for output, table in operator.process(rows):
+                    counters.rows_out += staged.write(output, table)
+            for output, table in operator.barrier():
                 counters.rows_out += staged.write(output, table)
-        for output, table in operator.barrier():
-            counters.rows_out += staged.write(output, table)
-        clock = _lap(counters, "process", clock)
-        local: list[Path] = []
-        if backend.written:
-            local = snapshot.take(attempt, backend)
-        clock = _lap(counters, "sync", clock)
-    finally:
-        backend.close()
-        staged.close()
-    files = snapshot.upload(task.storage, attempt, forked, local).files if backend.written else snapshot.unchanged(base)
-    files += staged.upload()
-    _lap(counters, "upload", clock)
-    if not backend.written:
+            clock = _lap(counters, "process", clock)
+            changed = backend.written or (task.full and base is not None)
+            local = snapshot.take(attempt, backend) if changed else []
+            clock = _lap(counters, "sync", clock)
+        with _discarded_on_failure(task, attempt, staged):
+            files = snapshot.unchanged(base)
+            if changed:
+                files = snapshot.upload(task.storage, attempt, forked, local, full=task.full, deadline=deadline).files
+            files += staged.upload(deadline)
+            _lap(counters, "upload", clock)
+    if not changed:
         shutil.rmtree(attempt.directory, ignore_errors=True)
     return _ack(task, attempt, files, operator, counters)
+
+
+@contextmanager
+def _closed(backend: RocksDBBackend, staged: _Staged) -> Iterator[None]:
+    """Close both at the end. On a full disk closing fails as well: that must not replace the error that says so."""
+    try:
+        yield
+    except BaseException:
+        for close in (backend.close, staged.close):
+            with suppress(Exception):
+                close()
+        raise
+    backend.close()
+    staged.close()
+
+
+@contextmanager
+def _discarded_on_failure(task: KeyedTask, attempt: Attempt, staged: _Staged) -> Iterator[None]:
+    """Leave no object of an attempt that will not ack, as far as storage still answers; the coordinator does the rest."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError, WeirError):
+            together(
+                _discard,
+                [(task.storage, attempt, [staged.path(output) for output in staged.outputs])],
+                at_once=1,
+                deadline=time.monotonic() + _DISCARD_SECONDS,
+                grace=0,
+            )
+        raise
+
+
+def _discard(own: tuple[Storage, Attempt, list[str]], cancelled: Event) -> None:
+    storage, attempt, staged = own
+    snapshot.discard(storage, attempt)
+    for path in staged:
+        if not cancelled.is_set():
+            storage.delete(path)
 
 
 def _ack(
@@ -234,14 +283,22 @@ class _Staged:
         for writer in self._writers.values():
             writer.close()
 
-    def upload(self) -> tuple[StateFile, ...]:
-        return tuple(self._send(output) for output in sorted(self._writers))
+    @property
+    def outputs(self) -> list[str]:
+        return sorted(self._writers)
 
-    def _send(self, output: str) -> StateFile:
+    def path(self, output: str) -> str:
+        """Where the rows of an output go in storage."""
         attempt, table = self._attempt, self._task.tables.get(output)
         directory = f"tables/{table}/data" if table else f"channels/{attempt.operator}"
-        path = f"{directory}/{epoch_dir(attempt.generation, attempt.epoch)}/{attempt.subtask}-{attempt.id}.parquet"
-        size, digest = self._task.storage.put_file(self._local(output), path)
+        return f"{directory}/{epoch_dir(attempt.generation, attempt.epoch)}/{attempt.subtask}-{attempt.id}.parquet"
+
+    def upload(self, deadline: float | None) -> tuple[StateFile, ...]:
+        return tuple(together(self._send, self.outputs, at_once=self._task.storage.transfers, deadline=deadline))
+
+    def _send(self, output: str, cancelled: Event) -> StateFile:
+        attempt, table, path = self._attempt, self._task.tables.get(output), self.path(output)
+        size, digest = self._task.storage.put_file(self._local(output), path, cancelled=cancelled)
         self._local(output).unlink()
         kind = OUTPUT if table else CHANNEL
         return StateFile(

@@ -179,6 +179,9 @@ def _task(shop: Workshop, work: Working, stage: Stage, fixed: Shapes) -> KeyedTa
         event_time=source_of(stage).event_time,
         write_buffer_mb=settings.state.write_buffer_mb,
         block_cache_mb=settings.state.block_cache_mb,
+        full=settings.checkpoints.mode == "full",
+        stages=tuple(known.uid for known in pipeline.stages),
+        seconds=work.deadline - time.monotonic(),
     )
 
 

@@ -1,19 +1,27 @@
 """State in RocksDB through rocksdict in raw mode: bytes in, bytes out, no pickle.
 
 The write-ahead log is off: durability is the checkpoint, as in Flink. Compaction is universal (few, large merges late):
-what a compaction rewrites must be uploaded again, and universal compaction rewrites least per changed byte.
+what a compaction rewrites must be uploaded again, and universal compaction rewrites least per changed byte. So that no epoch
+rewrites everything, a state above a size is cut into shards, column families that hold a range of keys each: `shards`
+decides when each is merged, this module does it.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from rocksdict import (
     BlockBasedOptions,
     Cache,
     Checkpoint,
+    ColumnFamily,
     DBCompactionStyle,
     DBCompressionType,
     Options,
@@ -23,59 +31,122 @@ from rocksdict import (
     WriteOptions,
 )
 
-from state_ops.errors import DamageError, TransientError
+from state_ops.backends import shards
+from state_ops.errors import DamageError, TransientError, WeirError
 
+SHARD_MB = 64
+
+_Entry = TypeVar("_Entry", bound=tuple[bytes, ...])
 _COMPACTION_WAIT_SECONDS = 30.0
+_QUIET_POLLS = 5
+_COPY_BYTES = 4 << 20
 _caches: dict[int, Cache] = {}
 
 
 class RocksDBBackend:
     """One subtask's open database in `path` (created if empty).
 
-    write_buffer_mb: memtable size; block_cache_mb: block cache, one for all databases of this process.
+    write_buffer_mb: memtable size, half of what all memtables of the database may take; block_cache_mb: block cache, one
+    for all databases of this process; shard_mb: a state larger than this is cut into shards when it is written.
     """
 
-    def __init__(self, path: Path, write_buffer_mb: int, block_cache_mb: int) -> None:
+    def __init__(self, path: Path, write_buffer_mb: int, block_cache_mb: int, shard_mb: float = SHARD_MB) -> None:
         self.path = path
         self.written = False
+        self._memory = (write_buffer_mb, block_cache_mb)
+        self._threshold = int(shard_mb * (1 << 20))
+        self._unchecked = 0
         try:
-            self._db = Rdict(str(path), options=_options(write_buffer_mb, block_cache_mb))
+            names = Rdict.list_cf(str(path), Options(raw_mode=True)) if (path / "CURRENT").exists() else []
+            self._starts = shards.starts_of(names, str(path))
+            families = {
+                shards.name_of(start): self._options(index) for index, start in enumerate(self._starts) if start
+            }
+            self._db = Rdict(str(path), options=self._options(0), column_families=families or None)
+        except WeirError:
+            raise
         except Exception as error:  # rocksdict raises bare Exception for everything
+            if _lacks_room(error):
+                raise TransientError(f"RocksDB cannot open this state: {error}", where=str(path)) from error
             raise DamageError(
                 f"RocksDB cannot open this state: {error}",
                 where=str(path),
                 next="Delete the local work directory: the state is fetched again from storage and verified.",
             ) from error
-        write = WriteOptions()
-        write.disable_wal = True  # type: ignore[method-assign, assignment]  # a property that the stubs call a method
-        self._db.set_write_options(write)
+        self._no_log = WriteOptions()
+        self._no_log.disable_wal = True  # type: ignore[method-assign, assignment]  # a property that the stubs call a method
+        self._db.set_write_options(self._no_log)
+        self._shards: list[Rdict] = []
+        self._handles: list[ColumnFamily] = []
+        for start in self._starts:
+            name = shards.name_of(start)
+            self._adopt(len(self._shards), name, self._db.get_column_family(name) if start else self._db)
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        if not keys:
+            return []
+        # Gets in key order take about half as long, which is more than the sort costs; and they come shard by shard.
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        ordered = [keys[index] for index in order]
+        cuts = [0, *(bisect_left(ordered, start) for start in self._starts[1:]), len(keys)]
+        found: list[bytes | None] = []
         try:
-            return self._db.get(list(keys))  # type: ignore[return-value]  # a list gives a list
+            for shard, (begin, end) in zip(self._shards, pairwise(cuts), strict=True):
+                if begin < end:
+                    found += shard.get(ordered[begin:end])  # type: ignore[arg-type]  # a list gives a list
         except Exception as error:
             raise self._unreadable(error) from error
+        values: list[bytes | None] = [None] * len(keys)
+        for index, value in zip(order, found, strict=True):
+            values[index] = value
+        return values
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
         batch = WriteBatch(raw_mode=True)
-        for key in deletes:
-            batch.delete(key)
-        for key, value in puts:
-            batch.put(key, value)
-        if not batch.is_empty():
-            try:
-                self._db.write(batch)
-            except Exception as error:
-                raise TransientError(f"RocksDB could not write: {error}", where=str(self.path)) from error
-            self.written = True
+        for handle, keys in zip(self._handles, self._by_shard([(key,) for key in deletes]), strict=True):
+            batch.set_default_column_family(handle)
+            for (key,) in keys:
+                batch.delete(key)
+        for handle, entries in zip(self._handles, self._by_shard(puts), strict=True):
+            batch.set_default_column_family(handle)
+            for key, value in entries:
+                batch.put(key, value)
+        if batch.is_empty():
+            return
+        self._unchecked += batch.size_in_bytes()
+        try:
+            self._db.write(batch)
+            if self._unchecked >= self._threshold:  # in time: cutting a state that has become large takes long
+                self._unchecked = 0
+                self._split()
+        except WeirError:
+            raise
+        except Exception as error:
+            raise self._failed("write", error) from error
+        self.written = True
+
+    def _by_shard(self, entries: Sequence[_Entry]) -> Sequence[Sequence[_Entry]]:
+        """Entries that begin with a key, shard by shard."""
+        if len(self._starts) == 1:
+            return [entries]
+        parts: list[list[_Entry]] = [[] for _ in self._starts]
+        inner = self._starts[1:]
+        for entry in entries:
+            parts[bisect_right(inner, entry[0])].append(entry)
+        return parts
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        first, last = bisect_right(self._starts, start) - 1, bisect_left(self._starts, end)
+        for shard in self._shards[first:last]:
+            yield from self._scan(shard, start, end)
+
+    def _scan(self, shard: Rdict, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         # A seek and a comparison per entry is cheaper for short ranges than fresh ReadOptions with an upper bound.
-        entries = self._db.iter(ReadOptions())
+        entries = shard.iter(ReadOptions())
         entries.seek(start)
         while entries.valid():
             key = entries.key()
-            if key >= end:
+            if end is not None and key >= end:
                 return
             yield key, entries.value()
             entries.next()
@@ -84,6 +155,100 @@ class RocksDBBackend:
         except Exception as error:
             raise self._unreadable(error) from error
 
+    def snapshot(self, target: Path) -> None:
+        """Flush, merge what is due, and hard-link the live files into `target` (which must not exist)."""
+        try:
+            for shard in self._shards:
+                shard.flush(wait=True)
+            self._settle()
+            split = self._split()
+            merges = shards.due(self._sizes())
+            for index in merges:
+                self._shards[index].compact_range(None, None)
+            if split or merges:
+                self._settle()
+            Checkpoint(self._db).create_checkpoint(str(target))
+        except WeirError:
+            raise
+        except Exception as error:
+            raise self._failed("take its snapshot", error) from error
+
+    def _settle(self) -> None:
+        # A compaction that closing the database cuts off is work thrown away, and would be due again next epoch.
+        # RocksDB also calls a compaction pending for which it finds nothing to merge: then none is running for a while.
+        deadline = time.monotonic() + _COMPACTION_WAIT_SECONDS
+        quiet = 0
+        while quiet < _QUIET_POLLS and time.monotonic() < deadline:
+            if self._db.property_int_value("rocksdb.num-running-compactions"):
+                quiet = 0
+            elif any(shard.property_int_value("rocksdb.compaction-pending") for shard in self._shards):
+                quiet += 1
+            else:
+                return
+            time.sleep(0.001)
+
+    def _sizes(self) -> list[shards.Shard]:
+        return shards.sizes(self._db.live_files(), self._starts)
+
+    def _split(self) -> bool:
+        """Cut what has outgrown the others into pieces of its own; whether there was any."""
+        sizes = self._sizes()
+        for index in reversed(range(len(sizes))):  # from the end: a split moves the indices behind it
+            number = shards.pieces(sizes, index, self._threshold)
+            if number > 1 and (new := shards.borders(self._all(index), sizes[index].bytes // 1024, number)):
+                self._move_out(index, new)
+                return True
+        return False
+
+    def _all(self, index: int) -> Iterator[tuple[bytes, bytes]]:
+        return self._scan(self._shards[index], self._starts[index], None)
+
+    def _move_out(self, index: int, new: list[bytes]) -> None:
+        """Give what a shard has from new[0] on to new shards. Nobody sees the state in between: this is one attempt's copy."""
+        for offset, start in enumerate(new, index + 1):
+            name = shards.name_of(start)
+            self._starts.insert(offset, start)
+            self._adopt(offset, name, self._db.create_column_family(name, self._options(offset)))
+        old = self._shards[index]
+        batch, key = WriteBatch(raw_mode=True), new[0]
+        for key, value in self._scan(old, new[0], None):
+            batch.put(key, value, self._handles[bisect_right(self._starts, key) - 1])
+            if batch.size_in_bytes() >= _COPY_BYTES:
+                self._db.write(batch)
+                batch = WriteBatch(raw_mode=True)
+        if not batch.is_empty():
+            self._db.write(batch)
+        for shard in self._shards[index + 1 : index + 1 + len(new)]:
+            shard.flush(wait=True)
+        old.delete_range(new[0], key + b"\0")
+        old.compact_range(None, None)
+
+    def _adopt(self, index: int, name: str, shard: Rdict) -> None:
+        shard.set_write_options(self._no_log)
+        self._shards.insert(index, shard)
+        self._handles.insert(index, self._db.get_column_family_handle(name))
+
+    def close(self) -> None:
+        """Raises TransientError on a full disk, with the database closed: its files must not hold on to the space."""
+        opened = [*reversed(self._shards)]  # the default family last
+        self._shards, self._handles = [], []
+        del self._db
+        failed: Exception | None = None
+        while opened:
+            shard = opened.pop(0)
+            try:
+                shard.close()
+            except Exception as error:
+                failed = failed or error
+            del shard
+        if failed is not None:
+            raise TransientError(f"RocksDB could not close: {failed}", where=str(self.path)) from failed
+
+    def _options(self, index: int) -> Options:
+        options = _options(*self._memory)
+        options.set_level_zero_file_num_compaction_trigger(shards.trigger(index))
+        return options
+
     def _unreadable(self, error: Exception) -> DamageError:
         return DamageError(
             f"RocksDB cannot read its state: {error}",
@@ -91,27 +256,17 @@ class RocksDBBackend:
             next="Delete the local work directory: the state is fetched again from storage and verified.",
         )
 
-    def snapshot(self, target: Path) -> None:
-        """Flush, let due compactions finish, and hard-link the live files into `target` (which must not exist)."""
-        try:
-            self._db.flush(wait=True)
-            self._settle()
-            Checkpoint(self._db).create_checkpoint(str(target))
-        except Exception as error:
-            raise TransientError(f"RocksDB could not take its snapshot: {error}", where=str(self.path)) from error
+    def _failed(self, action: str, error: Exception) -> WeirError:
+        """A compaction reads the state too, and one that finds damage would find it again in every replay."""
+        if str(error).startswith("Corruption"):
+            return self._unreadable(error)
+        return TransientError(f"RocksDB could not {action}: {error}", where=str(self.path))
 
-    def _settle(self) -> None:
-        # A compaction that closing the database cuts off is work thrown away, and would be due again next epoch.
-        deadline = time.monotonic() + _COMPACTION_WAIT_SECONDS
-        while time.monotonic() < deadline:
-            due = self._db.property_int_value("rocksdb.compaction-pending") or 0
-            running = self._db.property_int_value("rocksdb.num-running-compactions") or 0
-            if not due and not running:
-                return
-            time.sleep(0.002)
 
-    def close(self) -> None:
-        self._db.close()
+def _lacks_room(error: Exception) -> bool:
+    """Whether this machine is short of something; the state itself may be sound."""
+    scarce = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+    return any(os.strerror(code) in str(error) for code in scarce)
 
 
 def _options(write_buffer_mb: int, block_cache_mb: int) -> Options:
@@ -126,8 +281,8 @@ def _options(write_buffer_mb: int, block_cache_mb: int) -> Options:
     options.set_block_based_table_factory(blocks)
     options.set_write_buffer_size(write_buffer_mb << 20)
     options.set_max_write_buffer_number(2)
+    options.set_db_write_buffer_size(2 * write_buffer_mb << 20)  # all shards together, not each
     options.set_compaction_style(DBCompactionStyle.universal())
-    options.set_level_zero_file_num_compaction_trigger(8)
     options.set_compression_type(DBCompressionType.lz4())
     options.set_max_background_jobs(2)
     options.set_max_open_files(256)

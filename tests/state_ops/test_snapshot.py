@@ -5,12 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import stamina
 
 from state_ops import snapshot
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.checkpoint import Snapshot
-from state_ops.errors import DamageError
+from state_ops.errors import DamageError, TransientError
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
 from state_ops.snapshot import Attempt
 from state_ops.storage import Storage
@@ -30,7 +29,7 @@ class Subtask:
             "counts", 0, Generation(generation), CheckpointId(epoch), AttemptId(id or new_attempt_id()), self.home
         )
 
-    def write(self, attempt: Attempt, base: Snapshot | None, entries: Entries) -> Snapshot:
+    def write(self, attempt: Attempt, base: Snapshot | None, entries: Entries, *, full: bool = False) -> Snapshot:
         forked = snapshot.fork(self.storage, attempt, base)
         backend = RocksDBBackend(forked.db, 8, 8)
         try:
@@ -38,10 +37,12 @@ class Subtask:
             files = snapshot.take(attempt, backend)
         finally:
             backend.close()
-        return snapshot.upload(self.storage, attempt, forked, files)
+        return snapshot.upload(self.storage, attempt, forked, files, full=full)
 
-    def epoch(self, number: int, base: Snapshot | None, entries: Entries, generation: int = 1) -> Snapshot:
-        return self.write(self.attempt(number, generation), base, entries)
+    def epoch(
+        self, number: int, base: Snapshot | None, entries: Entries, generation: int = 1, *, full: bool = False
+    ) -> Snapshot:
+        return self.write(self.attempt(number, generation), base, entries, full=full)
 
     def read(self, base: Snapshot) -> Entries:
         """What the next epoch would find."""
@@ -137,7 +138,7 @@ def test_what_a_compaction_merges_is_uploaded_and_the_merged_tables_are_named_no
             kept = {file.path for file in newer.files if not file.new}
             assert kept <= set(tables(base).values())
             shrank = shrank or len(tables(newer)) < len(tables(base))
-        snapshot.sweep(subtask.attempt(epoch + 1), newer)
+        snapshot.sweep(subtask.attempt(epoch + 1), {newer.attempt}, (), 1)
         base = newer
     assert shrank
     assert len(tables(base)) < 12
@@ -149,7 +150,7 @@ def test_what_a_compaction_merges_is_uploaded_and_the_merged_tables_are_named_no
 # -- identity of files
 
 
-def test_another_attempts_table_of_the_same_name_and_size_is_never_taken_for_ours(subtask):
+def test_case_20_another_attempts_table_of_the_same_name_and_size_is_never_taken_for_ours(subtask):
     base = subtask.epoch(1, None, entries(1))
     lost = subtask.epoch(2, base, entries(2, value=b"lost"))
     won = subtask.epoch(2, base, entries(2, value=b"won!"))
@@ -190,18 +191,122 @@ def test_a_losing_attempts_directory_is_never_opened(subtask):
     assert subtask.read(won) == entries(1) | entries(2, value=b"won!")
 
 
-@pytest.mark.parametrize("how", ["no manifest", "manifest of another attempt"])
-def test_local_files_without_their_own_manifest_are_not_used(subtask, how):
+@pytest.mark.parametrize("generation", [1, 2], ids=["speculative", "zombie"])
+def test_case_18_an_attempt_that_uploads_after_another_one_was_committed_changes_nothing(subtask, generation):
+    base = subtask.epoch(1, None, entries(1))
+    late = subtask.attempt(2)
+    forked = snapshot.fork(subtask.storage, late, base)
+    backend = RocksDBBackend(forked.db, 8, 8)
+    backend.write(list(entries(2, value=b"late").items()))
+    files = snapshot.take(late, backend)
+    backend.close()
+    won = subtask.epoch(2, base, entries(2, value=b"won!"), generation)
+    snapshot.upload(subtask.storage, late, forked, files)
+    for forget in (False, True):
+        if forget:
+            subtask.forget_local()
+        assert subtask.read(won) == entries(1) | entries(2, value=b"won!")
+        third = subtask.epoch(3 + forget, won, entries(3), generation)
+        assert not any(late.id in file.path for file in third.files)
+        assert subtask.read(third) == entries(1) | entries(2, value=b"won!") | entries(3)
+
+
+def _without_manifest(manifest: Path, one: Snapshot) -> None:
+    manifest.unlink()
+
+
+def _of_another_attempt(manifest: Path, one: Snapshot) -> None:
+    manifest.write_text(manifest.read_text().replace(one.attempt, new_attempt_id()))
+
+
+def _of_another_object(manifest: Path, one: Snapshot) -> None:
+    path = one.files[0].path
+    manifest.write_text(manifest.read_text().replace(path, path.replace("g1-e1", "g1-e9")))
+
+
+def _of_another_content(manifest: Path, one: Snapshot) -> None:
+    manifest.write_text(manifest.read_text().replace(one.files[0].digest, "0" * 64))
+
+
+def _cut_off(manifest: Path, one: Snapshot) -> None:
+    manifest.write_text(manifest.read_text()[:-9])
+
+
+@pytest.mark.parametrize(
+    "spoil", [_without_manifest, _of_another_attempt, _of_another_object, _of_another_content, _cut_off]
+)
+def test_local_files_without_their_own_manifest_are_not_used(subtask, spoil):
     one = subtask.epoch(1, None, entries(1))
     directory = subtask.directory(one)
-    manifest = directory / "manifest.json"
-    if how == "no manifest":
-        manifest.unlink()
-    else:
-        manifest.write_text(manifest.read_text().replace(one.attempt, new_attempt_id()))
+    spoil(directory / "manifest.json", one)
     for path in (directory / "snapshot").glob("*.sst"):
         path.write_bytes(b"\0" * path.stat().st_size)
     assert subtask.read(one) == entries(1)
+
+
+@pytest.mark.parametrize("kind", ["MANIFEST", "CURRENT"])
+def test_a_small_local_file_that_rotted_sends_the_whole_fork_to_storage(subtask, kind):
+    one = subtask.epoch(1, None, entries(1))
+    (small,) = (subtask.directory(one) / "snapshot").glob(f"{kind}*")
+    content = bytearray(small.read_bytes())
+    content[len(content) // 2] ^= 1
+    small.write_bytes(content)
+    forked = snapshot.fork(subtask.storage, subtask.attempt(2), one)
+    assert forked.source is None
+    assert subtask.read(one) == entries(1)
+
+
+def test_local_files_that_are_swept_while_they_are_linked_send_the_fork_to_storage(subtask, monkeypatch):
+    one = subtask.epoch(1, None, entries(1))
+    directory = subtask.directory(one)
+    real = snapshot._read_manifest
+
+    def swept_right_after(read: Path):
+        found = real(read)
+        subtask.remove(directory)
+        return found
+
+    monkeypatch.setattr(snapshot, "_read_manifest", swept_right_after)
+    forked = snapshot.fork(subtask.storage, subtask.attempt(2), one)
+    assert forked.source is None
+    assert {path.name for path in forked.db.iterdir()} == {file.name for file in one.files}
+
+
+def _bit_flipped(table: Path, twin: Path) -> None:
+    content = bytearray(table.read_bytes())
+    content[40] ^= 0x10  # in the first block
+    table.write_bytes(content)
+
+
+def _other_attempts_table(table: Path, twin: Path) -> None:
+    assert twin.name == table.name and twin.stat().st_size == table.stat().st_size
+    table.write_bytes(twin.read_bytes())
+
+
+@pytest.mark.parametrize("spoil", [_bit_flipped, _other_attempts_table])
+def test_case_22_a_local_table_of_the_right_size_and_other_content_is_found_and_the_replay_fetches(subtask, spoil):
+    mine = subtask.epoch(1, None, entries(*range(99), value=b"mine"))
+    twin = subtask.epoch(1, None, entries(*range(99), value=b"twin"))
+    (table,) = (subtask.directory(mine) / "snapshot").glob("*.sst")
+    (other,) = (subtask.directory(twin) / "snapshot").glob("*.sst")
+    spoil(table, other)
+    forked = snapshot.fork(subtask.storage, subtask.attempt(2), mine)
+    with pytest.raises(TransientError, match="local copy of the state is damaged"), snapshot.healing(forked):
+        backend = RocksDBBackend(forked.db, 8, 8)
+        try:
+            list(backend.scan(b"", b"\xff"))
+        finally:
+            backend.close()
+    assert not forked.source.exists()
+    assert subtask.read(mine) == entries(*range(99), value=b"mine")
+
+
+def test_damage_in_what_came_from_storage_is_not_called_a_local_one(subtask):
+    one = subtask.epoch(1, None, entries(1))
+    subtask.forget_local()
+    forked = snapshot.fork(subtask.storage, subtask.attempt(2), one)
+    with pytest.raises(DamageError, match="as it is"), snapshot.healing(forked):
+        raise DamageError("as it is")
 
 
 def test_sweep_keeps_the_base_and_removes_older_epochs_and_lower_generations(subtask):
@@ -213,14 +318,14 @@ def test_sweep_keeps_the_base_and_removes_older_epochs_and_lower_generations(sub
         "later": subtask.epoch(6, None, entries(5), generation=2),
     }
     (subtask.home / "notes").mkdir()
-    snapshot.sweep(subtask.attempt(5, generation=2), made["base"])
+    snapshot.sweep(subtask.attempt(5, generation=2), {made["base"].attempt}, (), 1)
     left = {name for name, one in made.items() if list(subtask.home.glob(f"*-{one.attempt}"))}
     assert left == {"base", "this epoch", "later"}
     assert (subtask.home / "notes").is_dir()
 
 
 def test_sweep_of_a_subtask_that_never_ran_does_nothing(subtask):
-    snapshot.sweep(subtask.attempt(1), None)
+    snapshot.sweep(subtask.attempt(1), (), (), 1)
 
 
 # -- restore
@@ -247,7 +352,28 @@ def test_a_local_file_of_another_size_sends_the_whole_fork_to_storage(subtask):
 def test_a_damaged_object_is_named_when_local_files_are_gone(subtask, how, kind):
     one = subtask.epoch(1, None, entries(1, 2, 3))
     (file,) = [file for file in one.files if kind in file.name]
-    object = Path(subtask.storage.full(file.path))
+    spoil(Path(subtask.storage.full(file.path)), how)
+    assert subtask.read(one) == entries(1, 2, 3)  # the local files serve
+    subtask.forget_local()
+    with pytest.raises(DamageError) as raised:
+        subtask.read(one)
+    assert file.path in str(raised.value.where)
+
+
+@pytest.mark.parametrize("how", ["missing", "truncated", "one bit flipped"])
+def test_case_22_a_table_that_is_damaged_in_storage_is_named_and_older_checkpoints_still_open(subtask, how):
+    first = subtask.epoch(1, None, entries(1))
+    second = subtask.epoch(2, first, entries(2))
+    subtask.forget_local()
+    (damaged,) = [file for file in second.files if file.new and file.name.endswith(".sst")]
+    spoil(Path(subtask.storage.full(damaged.path)), how)
+    with pytest.raises(DamageError) as raised:
+        subtask.epoch(3, second, entries(3))
+    assert damaged.path in str(raised.value.where)
+    assert subtask.read(first) == entries(1)
+
+
+def spoil(object: Path, how: str) -> None:
     content = bytearray(object.read_bytes())
     object.unlink()
     if how == "truncated":
@@ -255,11 +381,6 @@ def test_a_damaged_object_is_named_when_local_files_are_gone(subtask, how, kind)
     elif how == "one bit flipped":
         content[len(content) // 2] ^= 0x10
         object.write_bytes(content)
-    assert subtask.read(one) == entries(1, 2, 3)  # the local files serve
-    subtask.forget_local()
-    with pytest.raises(DamageError) as raised:
-        subtask.read(one)
-    assert file.path in str(raised.value.where)
 
 
 @pytest.mark.parametrize("name", ["../000008.sst", "/etc/passwd", "", ".hidden", "a\\b", "a/b.sst"])
@@ -279,21 +400,3 @@ def test_hostile_paths_from_a_registry_are_refused(subtask, path):
     subtask.forget_local()
     with pytest.raises(DamageError, match="leaves the pipeline's storage root"):
         subtask.read(replace(one, files=(replace(one.files[0], path=path),)))
-
-
-def test_an_upload_that_fails_midway_leaves_no_snapshot_and_the_one_before_opens(subtask, monkeypatch):
-    base = subtask.epoch(1, None, entries(1))
-    attempt = subtask.attempt(2)
-    real = Storage.put_file
-
-    def failing(self, local, path):
-        if local.name.startswith("MANIFEST"):
-            raise OSError("the store is down")
-        return real(self, local, path)
-
-    monkeypatch.setattr(Storage, "put_file", failing)
-    with stamina.set_testing(True, attempts=2), pytest.raises(OSError, match="the store is down"):
-        subtask.write(attempt, base, entries(2))
-    monkeypatch.undo()
-    assert not (attempt.directory / "manifest.json").exists()
-    assert subtask.read(base) == entries(1)

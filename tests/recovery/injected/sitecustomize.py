@@ -40,8 +40,8 @@ def _in_an_upload(module, epoch: int) -> None:
     """In a worker: two of a snapshot's files are in storage, the rest and the staged rows are not."""
     put_file, calls = module.Storage.put_file, itertools.count(1)
 
-    def held(self, local, path):
-        done = put_file(self, local, path)
+    def held(self, local, path, **options):
+        done = put_file(self, local, path, **options)
         if path.startswith("state/") and f"-e{epoch}/" in path and next(calls) == 2:
             _hold()
         return done
