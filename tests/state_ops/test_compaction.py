@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rocksdict import DBCompactionStyle, Options, Rdict, WriteBatch, WriteOptions
+
+from state_ops import snapshot
+from state_ops.backends import shards
+from state_ops.backends.rocksdb import RocksDBBackend
+from state_ops.backends.shards import Shard
+from state_ops.checkpoint import Snapshot
+from state_ops.errors import DamageError, TransientError
+from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
+from state_ops.snapshot import Attempt
+from state_ops.storage import Storage
+
+Entries = dict[bytes, bytes]
+
+EVERYTHING = (b"", b"\xff" * 9)
+SMALL = 0.05  # MiB: what makes a state of these tests large
+
+
+class Subtask:
+    """One subtask, epoch after epoch, as the keyed task drives it."""
+
+    def __init__(self, directory: Path, shard_mb: float) -> None:
+        self.storage = Storage(str(directory / "storage"))
+        self.home = directory / "work" / "counts" / "0"
+        self.shard_mb = shard_mb
+        self.base: Snapshot | None = None
+        self.number = 0
+
+    def epoch(self, puts: Entries, deletes: Iterable[bytes] = ()) -> Snapshot:
+        self.number += 1
+        attempt = self._attempt(self.number)
+        snapshot.sweep(attempt, {self.base.attempt} if self.base else (), (), 1)
+        forked = snapshot.fork(self.storage, attempt, self.base)
+        backend = self._open(forked.db)
+        try:
+            backend.write(list(puts.items()), list(deletes))
+            files = snapshot.take(attempt, backend)
+        finally:
+            backend.close()
+        self.base = snapshot.upload(self.storage, attempt, forked, files)
+        return self.base
+
+    def reopened(self, read):
+        """What `read` makes of the state that the next epoch would find."""
+        attempt = self._attempt(self.number + 1)
+        forked = snapshot.fork(self.storage, attempt, self.base)
+        backend = self._open(forked.db)
+        try:
+            return read(backend)
+        finally:
+            backend.close()
+            shutil.rmtree(attempt.directory)
+
+    def scan(self) -> list[tuple[bytes, bytes]]:
+        return self.reopened(lambda backend: list(backend.scan(*EVERYTHING)))
+
+    def starts(self) -> list[bytes]:
+        def read(backend: RocksDBBackend) -> list[bytes]:
+            return shards.starts_of(Rdict.list_cf(str(backend.path), Options(raw_mode=True)), "")
+
+        return self.reopened(read)
+
+    def forget_local(self) -> None:
+        shutil.rmtree(self.home)
+
+    def _open(self, db: Path) -> RocksDBBackend:
+        return RocksDBBackend(db, 8, 8, self.shard_mb)
+
+    def _attempt(self, epoch: int) -> Attempt:
+        return Attempt("counts", 0, Generation(1), CheckpointId(epoch), AttemptId(new_attempt_id()), self.home)
+
+
+@pytest.fixture
+def subtask(tmp_path: Path) -> Subtask:
+    return Subtask(tmp_path, SMALL)
+
+
+def keys(number: int, seed: int = 0) -> list[bytes]:
+    """Encoded keys as they are: 2 bytes of key group, then the key."""
+    draw = random.Random(seed)
+    return [draw.randrange(64).to_bytes(2, "big") + b"\x01" + draw.randbytes(8) for _ in range(number)]
+
+
+def filled(some: Iterable[bytes], seed: int = 0) -> Entries:
+    draw = random.Random(seed)
+    return {key: draw.randbytes(64) for key in some}
+
+
+def bytes_of(one: Snapshot) -> int:
+    return sum(file.bytes for file in one.files)
+
+
+def uploaded(one: Snapshot) -> int:
+    return sum(file.bytes for file in one.files if file.new)
+
+
+# -- shards
+
+
+def test_a_small_state_stays_in_one_piece(subtask):
+    one = subtask.epoch(filled(keys(100)))
+    assert subtask.starts() == [b""]
+    assert len([file for file in one.files if file.name.endswith(".sst")]) == 1
+
+
+def test_a_state_above_the_threshold_is_cut_into_eight_even_pieces(subtask):
+    state = filled(keys(4000))
+    subtask.epoch(state)
+    starts = subtask.starts()
+    assert len(starts) == 8
+    ends = [*starts[1:], b"\xff" * 9]
+    for start, end in zip(starts, ends, strict=True):
+        entries = subtask.reopened(lambda backend, start=start, end=end: list(backend.scan(start, end)))
+        assert 400 < len(entries) < 600
+        assert dict(entries) == {key: value for key, value in state.items() if start <= key < end}
+
+
+def test_a_state_that_grows_is_cut_while_it_is_written(subtask):
+    state = filled(keys(6000))
+    entries = list(state.items())
+
+    def grow(backend: RocksDBBackend) -> None:
+        for at in range(0, len(entries), 500):
+            backend.write(entries[at : at + 500])
+        # What RocksDB has flushed by itself is what the cut goes by; here that is nothing yet.
+        backend.snapshot(subtask.home / "first")
+        backend.write([(key, b"new") for key, _ in entries[:2000]])
+        assert backend.multi_get([key for key, _ in entries]) == [b"new"] * 2000 + [
+            value for _, value in entries[2000:]
+        ]
+
+    subtask.epoch({})
+    subtask.reopened(grow)
+    names = Rdict.list_cf(str(subtask.home / "first"), Options(raw_mode=True))
+    assert len(names) == 8
+
+
+def test_one_shard_that_outgrows_the_others_is_cut_again(subtask):
+    state = filled(keys(3000))
+    subtask.epoch(state)
+    before = subtask.starts()
+    hot = filled((before[3] + os.urandom(6) for _ in range(6000)), seed=1)
+    subtask.epoch(hot)
+    after = subtask.starts()
+    assert set(before) < set(after)
+    assert all(before[3] < start for start in set(after) - set(before))
+    assert len([start for start in after if start.startswith(before[3][:2])]) > 2
+    assert subtask.scan() == sorted({**state, **hot}.items())
+
+
+def test_keys_that_differ_too_late_to_be_cut_stay_together(subtask):
+    state = filled(b"k" * 300 + number.to_bytes(4, "big") for number in range(2000))
+    subtask.epoch(state)
+    assert subtask.starts() == [b""]
+    assert subtask.scan() == sorted(state.items())
+
+
+def test_reading_does_not_cut(subtask, tmp_path):
+    large = Subtask(tmp_path, 64)
+    large.epoch(filled(keys(4000)))
+    subtask.base, subtask.number = large.base, large.number
+    assert len(subtask.scan()) == 4000
+    assert subtask.starts() == [b""]
+
+
+operations = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 3999), max_size=40),
+        st.lists(st.integers(0, 3999), max_size=40),
+        st.sampled_from(["local", "storage"]),
+        st.integers(0, 65),
+        st.integers(0, 65),
+    ),
+    min_size=2,
+    max_size=4,
+)
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(epochs=operations, first=st.sampled_from([50, 300, 3000]))
+def test_whatever_happens_the_state_reads_back_as_a_dict_would(tmp_path_factory, epochs, first):
+    subtask = Subtask(tmp_path_factory.mktemp("compaction"), SMALL)
+    names = keys(4000)
+    model = filled(names[:first])
+    subtask.epoch(model)
+    for number, (put, deleted, where, low, high) in enumerate(epochs):
+        fresh = filled((names[index] for index in put), seed=number + 1)
+        # From the third epoch on the state is large in any case: the first sizes are cut at another time each.
+        fresh |= filled(names[1000:2500], seed=number) if number == 1 else {}
+        gone = {names[index] for index in deleted} - fresh.keys()
+        subtask.epoch(fresh, gone)
+        model = {key: value for key, value in {**model, **fresh}.items() if key not in gone}
+        if where == "storage":
+            subtask.forget_local()
+        start, end = low.to_bytes(2, "big"), high.to_bytes(2, "big")
+
+        def compare(backend: RocksDBBackend, start=start, end=end, model=model) -> None:
+            ordered = sorted(model.items())
+            assert list(backend.scan(*EVERYTHING)) == ordered
+            assert list(backend.scan(start, end)) == [entry for entry in ordered if start <= entry[0] < end]
+            assert backend.multi_get(names) == [model.get(key) for key in names]
+
+        subtask.reopened(compare)
+    assert len(subtask.starts()) >= 8
+
+
+def test_a_state_that_was_written_in_one_family_goes_on(subtask, tmp_path):
+    state = filled(keys(4000))
+    db = _single_family(tmp_path / "old", state)
+    attempt = subtask._attempt(1)
+    attempt.directory.mkdir(parents=True)
+    backend = RocksDBBackend(db, 8, 8, SMALL)
+    try:
+        assert list(backend.scan(*EVERYTHING)) == sorted(state.items())
+        files = snapshot.take(attempt, backend)
+    finally:
+        backend.close()
+    subtask.base = snapshot.upload(subtask.storage, attempt, snapshot.Fork(db, {}), files)
+    subtask.number = 1
+    assert len(subtask.starts()) == 8
+    newer = filled(list(state)[:100], seed=2)
+    subtask.epoch(newer)
+    subtask.forget_local()
+    assert subtask.scan() == sorted({**state, **newer}.items())
+
+
+def _single_family(path: Path, state: Entries) -> Path:
+    """A database as it was before there were shards."""
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_compaction_style(DBCompactionStyle.universal())
+    db = Rdict(str(path), options=options)
+    write = WriteOptions()
+    write.disable_wal = True
+    batch = WriteBatch(raw_mode=True)
+    for key, value in state.items():
+        batch.put(key, value)
+    db.write(batch, write)
+    db.close()
+    return path
+
+
+def test_a_family_that_weir_never_makes_is_damage(tmp_path):
+    db = Rdict(str(_single_family(tmp_path / "db", filled(keys(10)))), options=Options(raw_mode=True))
+    db.create_column_family("other", Options(raw_mode=True))
+    db.close()
+    with pytest.raises(DamageError, match="other"):
+        RocksDBBackend(tmp_path / "db", 8, 8)
+
+
+# -- what an epoch uploads
+
+
+def test_no_epoch_uploads_more_than_a_quarter_and_all_together_little(tmp_path):
+    subtask = Subtask(tmp_path, shard_mb=1)
+    names = sorted(set(keys(40_000)))
+    state = bytes_of(subtask.epoch(filled(names)))
+    assert len(subtask.starts()) == 8
+    draw = random.Random(7)
+    shares, fulls = [], []
+    for number in range(120):
+        one = subtask.epoch(filled(draw.sample(names, len(names) // 66), seed=number))
+        shares.append(uploaded(one) / state)
+        fulls.append(bytes_of(one) / state)
+    assert max(shares) < 0.25
+    assert sum(fulls) / sum(shares) > 15
+    assert max(fulls) < 2  # merges keep up: the state does not pile up on itself
+
+
+def test_large_merges_take_turns_among_shards_of_one_age():
+    state = [Shard(base=100, delta=0, runs=1)] * 8
+    merged: list[int] = []
+    for _ in range(300):
+        state = [Shard(shard.base, shard.delta + 1, 2) for shard in state]
+        due = shards.due(state)
+        assert len(due) <= 1
+        for index in due:
+            state[index] = Shard(100, 0, 1)
+        merged += due
+    assert {merged.count(index) for index in range(8)} <= {3, 4, 5}
+    assert max(shard.delta for shard in state) < 90
+
+
+def test_overdue_shards_are_merged_by_need_within_an_eighth_of_the_state():
+    small = Shard(base=10, delta=9, runs=3)
+    assert shards.due([small, Shard(1000, 10, 2), Shard(100, 95, 2), small]) == [0, 3]
+    assert shards.due([small, Shard(1000, 10, 2), Shard(100, 125, 2), small]) == [2]
+    assert shards.due([Shard(1000, 999, 2), small]) == [0]  # one goes even if it is large
+    assert shards.due([Shard(100, 500, 9)]) == []  # one alone is RocksDB's business
+
+
+def test_an_epoch_does_not_wait_for_a_merge_that_rocksdb_calls_pending_but_never_starts(tmp_path):
+    # As many runs as the trigger asks for, each larger than all before it: pending, but nothing fits together.
+    db = tmp_path / "db"
+    draw = random.Random(3)
+    backend = RocksDBBackend(db, 8, 8)
+    try:
+        slowest = 0.0
+        names = keys(4000)
+        backend.write(list(filled(names).items()))
+        backend.snapshot(tmp_path / "0")
+        for number in range(1, 40):
+            backend.write(list(filled(draw.sample(names, 40), seed=number).items()))
+            clock = time.monotonic()
+            backend.snapshot(tmp_path / str(number))
+            slowest = max(slowest, time.monotonic() - clock)
+            shutil.rmtree(tmp_path / str(number))
+    finally:
+        backend.close()
+    assert slowest < 10
+
+
+def test_a_merge_that_meets_a_damaged_file_says_damage(subtask):
+    names = keys(4000)
+    subtask.epoch(filled(names))
+    subtask.epoch(filled(names[:2000], seed=1))
+    attempt = subtask._attempt(3)
+    forked = snapshot.fork(subtask.storage, attempt, subtask.base)
+    for file in forked.db.glob("*.sst"):
+        content = bytearray(file.read_bytes())
+        content[100:200] = bytes(100)
+        file.unlink()
+        file.write_bytes(content)
+    backend = subtask._open(forked.db)
+    with pytest.raises(DamageError, match="Corruption"):
+        backend.write(list(filled(names[1000:], seed=2).items()))
+        snapshot.take(attempt, backend)
+    with suppress(TransientError):  # it would like to write what it still holds
+        backend.close()
