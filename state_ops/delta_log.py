@@ -159,12 +159,13 @@ def _properties(app_id: str, version: int, metadata: dict | None = None) -> Comm
     )
 
 
-def probe_conditional_put(storage: Storage) -> None:
+def probe_conditional_put(storage: Storage, after: Generation) -> None:
     """Make sure that the store refuses a second conditional put: fencing stands and falls with that.
 
     Two handles of a scratch table commit the same version; exactly one may win. Raises ConfigurationError otherwise.
+    after: the generation that owns the registry now. Owners of later ones may delete the scratch table (`remove_probes`).
     """
-    path = f"registry/{PROBE}{uuid.uuid4().hex}"
+    path = f"registry/{PROBE}g{after}-{uuid.uuid4().hex}"
     try:
         ensure_table(storage, path, pa.schema([("probe", pa.int64())]))
         first, second = open_table(storage, path), open_table(storage, path)
@@ -182,10 +183,14 @@ def probe_conditional_put(storage: Storage) -> None:
         storage.delete_tree(path)
 
 
-def remove_probes(storage: Storage) -> None:
-    """Delete scratch tables of probes that were killed."""
+def remove_probes(storage: Storage, generation: Generation) -> None:
+    """Delete scratch tables of probes that were killed, for the owner of `generation`.
+
+    Those that began under it stay: a taker may be at work in one of them.
+    """
+    current = f"{PROBE}g{generation}-"
     for name in storage.list_dirs("registry"):
-        if name.startswith(PROBE):
+        if name.startswith(PROBE) and not name.startswith(current):
             storage.delete_tree(f"registry/{name}")
 
 

@@ -24,10 +24,11 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from state_ops.checkpoint import FORMAT_VERSION, Checkpoint, StateFile
 from state_ops.delta_log import DataFile, FencedTable, active_files, probe_conditional_put, remove_probes
-from state_ops.errors import DamageError, FencedError, PrunedError, WeirError
+from state_ops.errors import ConfigurationError, DamageError, FencedError, PrunedError, WeirError
 from state_ops.ids import CheckpointId, Generation
 from state_ops.storage import Storage
 
@@ -241,7 +242,7 @@ class Registry:
         after: the generation that must own the registry now. A coordinator that only wants to renew its own claim gives
         it, and gets FencedError where somebody took over meanwhile, instead of taking the pipeline away from who lives.
         """
-        probe_conditional_put(self._checkpoints.storage)
+        self._probe()
         for table in self._tables:
             table.ensure()
         generation = self._checkpoints.claim(after=after)
@@ -250,6 +251,20 @@ class Registry:
         for table in self._tables:
             table.upgrade(generation)
         return generation
+
+    def _probe(self) -> None:
+        before = self.generation()
+        try:
+            probe_conditional_put(self._checkpoints.storage, before)
+        except (ConfigurationError, DeltaError, OSError) as error:
+            if (now := self.generation()) == before:
+                raise
+            # Who took over meanwhile takes our probe for one that was left: what it met says nothing about the storage.
+            raise FencedError(
+                f"Another coordinator took the pipeline over at the same moment, with generation {now}.",
+                where=self._checkpoints.storage.full(self._checkpoints.path),
+                next="Nothing to do: that one runs the pipeline.",
+            ) from error
 
     def commit(self, checkpoint: Checkpoint, files: Sequence[StateFile]) -> None:
         """Make the checkpoint exist: its listing first, then its row, which is the commit point.
@@ -335,17 +350,19 @@ class Registry:
         For the owner of the generation, while it commits nothing. Older generations are fenced and cannot name them any more.
         """
         for table in self._tables:
-            written = [file.path for file in table.storage.list(table.path)]
+            written = [file.path for file in table.storage.list(table.path, unfinished=True)]
             named = {f"{table.path}/{file.path}" for file in table.read(list)}
             unnamed = [
-                path for path in written if path.endswith(".parquet") and "/_delta_log/" not in path and path not in named
+                path
+                for path in written
+                if path.endswith(".parquet") and "/_delta_log/" not in path and path not in named
             ]
             if unnamed:
                 # Listed first, owned still: so none of them is a successor's, which is about to name it.
                 table.commit(generation)
             for path in unnamed:
                 table.storage.delete(path)
-        remove_probes(self._checkpoints.storage)
+        remove_probes(self._checkpoints.storage, generation)
 
     @staticmethod
     def _drop_files(table: FencedTable, generation: Generation, chosen: Callable[[DataFile], bool]) -> None:
