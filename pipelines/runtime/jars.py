@@ -39,8 +39,9 @@ _TRUST_PASSWORD = "changeit"  # guards nothing: the store holds public certifica
 
 @dataclass(frozen=True, slots=True)
 class LockedJar:
-    """One line of `infra/jars.lock`: `organisation:module revision sha256`."""
+    """One line of `infra/jars.lock`: `organisation:module revision sha256`. purpose: the `[section]` that it stands in."""
 
+    purpose: str
     organisation: str
     module: str
     revision: str
@@ -59,17 +60,25 @@ def delta_jars(cache_dir: Path) -> list[Path]:
     Raises TransientError when the jars cannot be downloaded, DamageError when what was downloaded is not what the lock
     says, ConfigurationError when there is no Java or no PySpark to download with.
     """
-    return fetch(locked_jars(), cache_dir)
+    return fetch(locked_jars("delta"), cache_dir)
 
 
-def locked_jars() -> list[LockedJar]:
-    """What `infra/jars.lock` names, in its order."""
+def s3_jars(cache_dir: Path) -> list[Path]:
+    """The jars that let Spark read s3:// and s3a://; 13 MB, otherwise as `delta_jars`."""
+    return fetch(locked_jars("s3"), cache_dir)
+
+
+def locked_jars(purpose: str) -> list[LockedJar]:
+    """What `infra/jars.lock` names for a purpose, in its order."""
     lock = resources.files("infra") / "jars.lock"
-    lines = [line.split("#")[0].split() for line in lock.read_text("utf-8").splitlines()]
-    jars = []
-    for name, revision, sha256 in filter(None, lines):
-        organisation, module = name.split(":")
-        jars.append(LockedJar(organisation, module, revision, sha256))
+    section, jars = "", []
+    for line in lock.read_text("utf-8").splitlines():
+        match line.split("#")[0].split():
+            case [heading]:
+                section = heading.strip("[]")
+            case [name, revision, sha256] if section == purpose:
+                organisation, module = name.split(":")
+                jars.append(LockedJar(section, organisation, module, revision, sha256))
     return jars
 
 
@@ -155,7 +164,7 @@ def _run_ivy(jars: Sequence[LockedJar], work: Path, java: Path) -> Path:
     if run.returncode != 0:
         reason = re.search(r"Server access error.*", run.stdout) or re.search(r"module not found.*", run.stdout)
         raise TransientError(
-            f"Spark's Delta jars could not be downloaded: {', '.join(jar.file_name for jar in jars)}.",
+            f"Spark's jars for {jars[0].purpose} could not be downloaded: {', '.join(jar.file_name for jar in jars)}.",
             where=reason[0] if reason else run.stdout.strip()[-500:] or f"{java} ended with {run.returncode}",
             next="connect this machine to the internet once and run it again (behind a proxy: JAVA_TOOL_OPTIONS="
             "'-Dhttps.proxyHost=... -Dhttps.proxyPort=...'), or copy the jars from another machine's cache into "
@@ -179,7 +188,7 @@ def _ivy_jar() -> Path:
     found = sorted(Path(pyspark.origin).parent.glob("jars/ivy-*.jar")) if pyspark and pyspark.origin else []
     if not found:
         raise ConfigurationError(
-            "PySpark's jars are not installed, and Ivy, which downloads Delta's, is one of them.",
+            "PySpark's jars are not installed, and Ivy, which downloads the others, is one of them.",
             where="pyspark/jars/ivy-*.jar among the installed packages",
             next="make venv",
         )

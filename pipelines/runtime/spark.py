@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -12,15 +13,18 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.settings import PROJECT, Settings
+from configs.settings import PROJECT, S3Settings, Settings
+from pipelines.runtime.jars import delta_jars, s3_jars
 from pipelines.runtime.java import java_home
-from state_ops.errors import TransientError
+from state_ops.errors import ConfigurationError, TransientError
+from state_ops.s3 import hadoop_properties, is_s3, jvm_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 _PACKAGES = ("configs", "state_ops", "pipelines")
+_SECRET = re.compile(r"access\.key|secret|session\.token|password", re.IGNORECASE)
 
 
 def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSession:
@@ -47,17 +51,20 @@ def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSessio
     builder = builder.remote(settings.spark.master) if remote else builder.master(settings.spark.master)
     for key, value in _properties(settings).items():
         builder = builder.config(key, value)
+    jars: list[Path] = []
     if delta:
-        from pipelines.runtime.jars import delta_jars
-
-        jars = ",".join(str(jar) for jar in delta_jars(settings.cache_dir))
+        jars += delta_jars(settings.cache_dir)
         builder = (
-            builder.config("spark.jars", jars)
-            .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+            builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
             .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
             .config("spark.databricks.delta.snapshotPartitions", "2")
         )
-    with _stderr_to(log_file(settings)):
+    s3 = reads_s3(settings) and not remote
+    if s3:
+        jars += s3_jars(settings.cache_dir)
+    if jars:
+        builder = builder.config("spark.jars", ",".join(str(jar) for jar in jars))
+    with _stderr_to(log_file(settings)), _environment(jvm_environment(settings.storage.s3) if s3 else {}):
         try:
             spark = builder.getOrCreate()
         except Exception as error:  # PySpark raises many kinds here; its log says why
@@ -69,6 +76,12 @@ def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSessio
     if not settings.spark.master.startswith("local"):
         _ship_code(spark)
     return spark
+
+
+def reads_s3(settings: Settings) -> bool:
+    """Whether storage or a source may be on S3: by its root, a pipeline's parameter, or a storage.s3 block."""
+    values = [value for pipeline in settings.pipelines.values() for value in pipeline.params.values()]
+    return any(map(is_s3, [settings.storage.root, *values])) or settings.storage.s3 != S3Settings()
 
 
 def log_file(settings: Settings) -> Path:
@@ -89,6 +102,21 @@ def _stderr_to(file: Path) -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Let a child that starts meanwhile inherit these variables: nobody but its own user can read them there."""
+    kept = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def name_main_module() -> None:
@@ -126,8 +154,17 @@ def _properties(settings: Settings) -> dict[str, str]:
         "spark.sql.legacy.parquet.nanosAsLong": "true",
         "spark.sql.ansi.enabled": "true",
     }
+    if reads_s3(settings):
+        properties |= hadoop_properties(settings.storage.s3)
     if spark.master.startswith("local"):
         properties |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    for key in spark.conf:
+        if _SECRET.search(key):
+            raise ConfigurationError(
+                f"The Spark property {key} is a secret, which would stand on a command line and in Spark's UI.",
+                where="spark.conf",
+                next="Take it out; storage.s3 says by reference where the keys are.",
+            )
     return properties | spark.conf
 
 

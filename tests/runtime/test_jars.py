@@ -13,7 +13,7 @@ from state_ops.errors import DamageError, TransientError
 
 CACHE = Path(__file__).parents[2] / ".weir" / "cache"  # shared with everything else that starts Spark here
 
-STORAGE = next(jar for jar in locked_jars() if jar.module == "delta-storage")  # the small one
+STORAGE = next(jar for jar in locked_jars("delta") if jar.module == "delta-storage")  # the small one
 
 
 @pytest.fixture

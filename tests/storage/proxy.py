@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import struct
@@ -39,18 +40,20 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Answer:
     status: int
-    headers: dict[str, str]
-    body: bytes
+    headers: dict[str, str] = field(repr=False)
+    body: bytes = field(repr=False)
 
 
 def refused(status: int, code: str, message: str = "as the test wants") -> Answer:
     return Answer(status, {"content-type": "application/xml"}, ERROR.format(code, message).encode())
 
 
+@dataclass(frozen=True)
 class Hang:
     """No answer, until the test ends."""
 
 
+@dataclass(frozen=True)
 class Reset:
     """The connection is cut."""
 
@@ -130,7 +133,8 @@ class Proxy:
             handler.send_header("content-length", str(len(answer.body)))
         handler.end_headers()
         if request.method != "HEAD":
-            handler.wfile.write(answer.body[: len(answer.body) // 2] if isinstance(decided, Cut) else answer.body)
+            with contextlib.suppress(ConnectionError):  # the client has given up
+                handler.wfile.write(answer.body[: len(answer.body) // 2] if isinstance(decided, Cut) else answer.body)
         if isinstance(decided, Cut):
             handler.close_connection = True
 

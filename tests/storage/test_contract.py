@@ -85,14 +85,6 @@ def test_a_tree_goes_and_what_only_begins_like_it_stays(storage: Storage):
     assert list(storage.list()) == [] and storage.list_dirs("") == [], "no empty directories are left to pile up"
 
 
-def test_more_objects_than_one_page_of_a_listing(storage: Storage):
-    for number in range(1003):
-        storage.put_bytes(f"requests/{number}", b"")
-    assert len(list(storage.list("requests"))) == 1003
-    assert storage.delete_tree("requests") == 1003
-    assert list(storage.list()) == []
-
-
 def test_a_footer_is_read_from_the_end_alone(storage: Storage):
     wide = pa.table({f"column {number} {'x' * 200}": [1, 2, 3] for number in range(600)})  # its footer is not small
     data = pa.BufferOutputStream()
