@@ -63,6 +63,13 @@ def read(storage: Storage) -> Lease | None:
     return Lease(**json.loads(raw)) if raw else None
 
 
+def remove_unfinished(storage: Storage) -> None:
+    """Delete what a killed coordinator had written of its lease, on a local disk; for the owner, before its own first beat."""
+    for file in storage.list(Path(LEASE).parent.as_posix(), unfinished=True) if storage.is_local else ():
+        if Path(file.path).parent == Path(LEASE).parent and file.path != LEASE:
+            storage.delete(file.path)
+
+
 def alive(lease: Lease | None) -> bool | None:
     """True, False, or None when only watching the counter can tell (the coordinator runs on another host)."""
     if lease is None or lease.stopped:
