@@ -1,0 +1,56 @@
+"""`make matrix`: every call, every kind of blow. Exit status 1 on any deviation."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from tests.recovery.matrix import matrix, plan
+from tests.recovery.matrix.matrix import Played
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="trials whose description contains this text")
+    parser.add_argument("--sample", action="store_true", help="the spread sample that `make test` plays")
+    parser.add_argument("--no-spark", action="store_true", help="leave out the part that runs on Spark")
+    parser.add_argument("--zygotes", type=int, default=min(os.cpu_count() or 1, 8))
+    arguments = parser.parse_args()
+    wrong = in_memory(arguments)
+    if not arguments.no_spark and not arguments.sample and not arguments.only:
+        from tests.recovery.matrix import on_spark
+
+        wrong += on_spark.main()
+    return 1 if wrong else 0
+
+
+def in_memory(arguments: argparse.Namespace) -> int:
+    started = time.monotonic()
+    with matrix.zygotes(arguments.zygotes) as ready:
+        points = ready[0].points
+        trials = plan.sample(points) if arguments.sample else plan.everything(points)
+        trials = [trial for trial in trials if arguments.only in str(trial)]
+        numbers = {point: index for index, point in enumerate(points, 1)}
+        print(f"{len(points)} calls of {len({point.operation for point in points})} operations; {len(trials)} trials")
+        done = 0
+
+        def seen(one: Played) -> None:
+            nonlocal done
+            done += 1
+            if one.outcome.problems:
+                print(f"\nDEVIATION at call {numbers[one.trial.disturbance.at]}: {one.trial}", flush=True)  # type: ignore[index]
+                for problem in one.outcome.problems:
+                    print(f"    {problem}", flush=True)
+            elif done % 50 == 0 or done == len(trials):
+                spent = time.monotonic() - started
+                print(f"{done} of {len(trials)} trials, {spent:.0f} s, {spent / done:.2f} s each", flush=True)
+
+        played = matrix.play(ready, trials, seen)
+    print(matrix.summary(played))
+    return sum(bool(one.outcome.problems) for one in played)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Plays trials on several zygotes at once, and says what came of them."""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.settings import PROJECT
+from tests.recovery.matrix.points import Point
+from tests.recovery.matrix.trials import Outcome, Trial
+
+_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Played:
+    """A trial and what came of it."""
+
+    trial: Trial
+    outcome: Outcome
+
+
+class Zygote:
+    """A zygote's process. points: the calls of an undisturbed run, in their order."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir(parents=True)
+        self._said = root / "said"
+        command = [sys.executable, "-m", "tests.recovery.matrix.zygote", str(root)]
+        with self._said.open("wb") as sink:
+            self._process = subprocess.Popen(
+                command, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, text=True
+            )
+        self.points = [Point(label, n) for label, n in self._line()]
+
+    def play(self, trial: Trial) -> Outcome:
+        at = trial.disturbance.at
+        assert isinstance(at, Point) and self._process.stdin is not None
+        again = [trial.again.fault, trial.again.at] if trial.again else None
+        request = {"fault": trial.disturbance.fault, "at": [at.label, at.n], "again": again, "lost": trial.lost}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return Outcome(*self._line())
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _line(self) -> list:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a zygote has ended: {self._said.read_text()[-3000:]}")
+        return json.loads(line)
+
+
+@contextmanager
+def zygotes(number: int) -> Iterator[list[Zygote]]:
+    """So many zygotes, each with a site of its own, all of which see the same calls."""
+    root = Path(tempfile.mkdtemp(prefix="weir-matrix-", dir=_MEMORY if _MEMORY.is_dir() else None))
+    started: list[Zygote] = []
+    try:
+        for index in range(number):
+            started.append(Zygote(root / str(index)))
+        assert all(one.points == started[0].points for one in started), "two zygotes see different calls"
+        yield started
+    finally:
+        for one in started:
+            one.end()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def play(started: Sequence[Zygote], trials: Sequence[Trial], seen: Callable[[Played], None]) -> list[Played]:
+    """Every trial on whichever zygote is free. seen: told of each as it ends."""
+    waiting: queue.SimpleQueue[Trial] = queue.SimpleQueue()
+    for trial in trials:
+        waiting.put(trial)
+    played: list[Played] = []
+    errors: list[BaseException] = []
+    lock = threading.Lock()
+
+    def serve(zygote: Zygote) -> None:
+        try:
+            while not errors:
+                one = waiting.get_nowait()
+                outcome = zygote.play(one)
+                with lock:
+                    played.append(Played(one, outcome))
+                    seen(played[-1])
+        except queue.Empty:
+            pass
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=serve, args=(zygote,)) for zygote in started]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return played
+
+
+def summary(played: Sequence[Played]) -> str:
+    """How many trials of each fault there were and how the disturbed run ended; deviations by operation."""
+    lines = ["", f"{'fault':<20}{'trials':>8}{'deviations':>12}   the disturbed run ended"]
+    faults = sorted({one.trial.disturbance.fault for one in played})
+    for fault in faults:
+        mine = [one for one in played if one.trial.disturbance.fault == fault]
+        ends = Counter(one.outcome.ended for one in mine)
+        told = ", ".join(f"{end} {number}" for end, number in ends.most_common())
+        lines.append(f"{fault:<20}{len(mine):>8}{_wrong(mine):>12}   {told}")
+    lines += ["", f"{'operation':<34}{'trials':>8}{'deviations':>12}"]
+    for operation in sorted({_operation(one) for one in played}):
+        mine = [one for one in played if _operation(one) == operation]
+        lines.append(f"{operation:<34}{len(mine):>8}{_wrong(mine):>12}")
+    lines.append(f"{'all':<34}{len(played):>8}{_wrong(played):>12}")
+    return "\n".join(lines)
+
+
+def _operation(one: Played) -> str:
+    at = one.trial.disturbance.at
+    return at.operation if isinstance(at, Point) else "?"
+
+
+def _wrong(played: Sequence[Played]) -> int:
+    return sum(bool(one.outcome.problems) for one in played)

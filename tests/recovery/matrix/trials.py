@@ -1,0 +1,286 @@
+"""One trial: a run of the coordinator is disturbed at one call, the next run recovers, and everything is checked.
+
+Every step works in a process of its own, forked by the zygote. All of them start from the same site: one completed epoch, an
+empty work directory or not, and files that wait.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs import settings
+from configs.settings import Settings
+from pipelines.runtime import state_reader
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.run import RunOptions, run
+from state_ops import lease
+from state_ops.errors import BusyError, WeirError
+from tests.recovery.matrix import checks, replay
+from tests.recovery.matrix.checks import Stored
+from tests.recovery.matrix.pipeline import pipeline
+from tests.recovery.matrix.points import Disturbance, Wrapped, one_by_one
+
+RETAINED = 1
+BASE_FILES = 1
+DEADLY = ("kill before", "kill after", "torn, killed", "hang")
+
+
+@dataclass(frozen=True)
+class Site:
+    """One pipeline's storage and work directory below `root`, which stays the same: Weir's local copies hang on that.
+
+    landing: where its files arrive, shared by all trials.
+    """
+
+    root: Path
+    landing: Path
+
+    @property
+    def storage(self) -> Path:
+        return self.root / "storage" / pipeline.name
+
+    @property
+    def marker(self) -> Path:
+        return self.root / "held"
+
+    @property
+    def release(self) -> Path:
+        return self.root / "release"
+
+    def settings(self, work: str = "work") -> Settings:
+        return settings.load(
+            {
+                "WEIR_STORAGE__ROOT": str(self.root / "storage"),
+                "WEIR_LOCAL__WORK_DIR": str(self.root / work),
+                "WEIR_PIPELINES__METERS__OBJECT": "tests.recovery.matrix.pipeline:pipeline",
+                "WEIR_PIPELINES__METERS__PARAMS": json.dumps({"landing": str(self.landing)}),
+                "WEIR_EPOCH__MAX_FILES": "1",
+                "WEIR_CHECKPOINTS__NUM_RETAINED": str(RETAINED),
+                "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "2",
+                "WEIR_LEASE__HEARTBEAT_SECONDS": "60",
+                "WEIR_RUN__POLL_SECONDS": "0.01",
+                "WEIR_SPARK__PARALLELISM": "2",
+                "WEIR_STATE__WRITE_BUFFER_MB": "1",
+            }
+        )
+
+
+# -- what a child does: each returns plain data
+
+
+def undisturbed(site: Site, *, drain: bool, journal: Path | None = None) -> dict[str, Any]:
+    """A whole run; with a journal, every call is noted there."""
+    Wrapped(site.root, None, journal).install()
+    return _run(site, drain=drain)
+
+
+def disturbed(site: Site, disturbance: Disturbance) -> dict[str, Any]:
+    """A run in which one call goes wrong; the answer, if it comes to that, says how the run ended."""
+    wrapped = Wrapped(site.root, disturbance)
+    wrapped.install()
+    return {**_run(site, drain=True), "hit": wrapped.hit}
+
+
+def recovered(site: Site, *, alone: bool = False, strict: bool = True) -> dict[str, Any]:
+    """The run that comes after, then the checks. strict: as `checked`.
+
+    alone: it runs on another host, which sees nothing of the process that holds the lease, and has waited long enough.
+    """
+    one_by_one()
+    if alone:
+        lease.watch = lambda storage: False  # noqa: ARG005  the signature is Weir's
+    answer = _run(site, drain=True, work="elsewhere" if alone else "work")
+    return {**answer, "problems": _resumed(answer) or checked(site, strict=strict)["problems"]}
+
+
+def rival(site: Site) -> dict[str, Any]:
+    """A second coordinator on the same host, while the first one hangs: refused, once the first one holds the lease."""
+    raw = site.storage / "coordinator" / "lease.json"
+    held = json.loads(raw.read_text()) if raw.is_file() else {"stopped": True}
+    if held["stopped"] or not lease.alive(lease.Lease(**held)):
+        return {"problems": []}
+    before = _listing(site)
+    result = _run(site, drain=True)
+    problems = [] if result["error"] == BusyError.__name__ else [f"a second coordinator was not refused: {result}"]
+    if _listing(site) != before:
+        problems.append("a second coordinator changed storage while the first one lived")
+    return {"problems": problems}
+
+
+def checked(site: Site, *, strict: bool) -> dict[str, Any]:
+    """Whether everything is exact. strict: and nothing lies in storage that nothing names."""
+    wanted, stored = replay.expected(), Stored(site.storage)
+    problems = checks.tables(stored, wanted.tables)
+    for uid, rows in wanted.states.items():
+        found = checks.rows(state_reader.scan(pipeline, site.settings(), uid))
+        problems += checks.differences(found, rows, f"state of {uid}")
+    problems += checks.registry(stored, RETAINED)
+    problems += checks.sinks(stored)
+    left = checks.unnamed(stored) if strict else []
+    problems += [f"left over: {name}" for name in left if not checks.is_true_orphan(name)]
+    return {"problems": problems, "orphans": len(left)}
+
+
+def _run(site: Site, *, drain: bool, work: str = "work") -> dict[str, Any]:
+    begun = checks.ids_begun(Stored(site.storage))
+    ids: list[int] = []
+    options = RunOptions(until_caught_up=True, drain=drain)
+    try:
+        for report in run(pipeline, site.settings(work), options, InMemoryExecutor()):
+            ids.append(int(report.checkpoint.id))
+    except WeirError as error:
+        return {"ids": ids, "begun": begun, "error": type(error).__name__, "said": str(error), "typed": True}
+    except Exception as error:  # what the matrix is there to find
+        said = "".join(traceback.format_exception(error))
+        return {"ids": ids, "begun": begun, "error": type(error).__name__, "said": said, "typed": False}
+    return {"ids": ids, "begun": begun, "error": None, "said": "", "typed": True}
+
+
+def _listing(site: Site) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in site.storage.rglob("*") if path.is_file()}
+
+
+# -- a trial, step by step
+
+
+@dataclass(frozen=True)
+class Trial:
+    """at: the call of the disturbed run; again: the number of the call in the next run, where that is disturbed too.
+
+    lost: the host's work directory is gone afterwards.
+    """
+
+    disturbance: Disturbance
+    again: Disturbance | None = None
+    lost: bool = False
+
+    def __str__(self) -> str:
+        second = f", then {self.again.fault} at call {self.again.at} of the recovery" if self.again else ""
+        return (
+            f"{self.disturbance.fault} at {self.disturbance.at}{second}{', work directory lost' if self.lost else ''}"
+        )
+
+
+@dataclass
+class Outcome:
+    """ended: how the disturbed run did: killed, done, or the name of its error. problems: what must not be."""
+
+    ended: str
+    problems: list[str]
+    seconds: float = 0.0
+
+
+Step = Callable[..., "dict[str, Any] | None"]
+
+
+def conduct(site: Site, base: Path, trial: Trial, fork: Step) -> Outcome:
+    """Play one trial. fork: runs a function in a child and returns its answer, None if it was killed."""
+    started = time.monotonic()
+    shutil.rmtree(site.root, ignore_errors=True)
+    shutil.copytree(base, site.root)
+    problems: list[str] = []
+    disturbance = _with_files(trial.disturbance, site)
+    first = fork(disturbed, site, disturbance, during=_during(site, disturbance, fork, problems))
+    ended = "killed" if first is None else first["error"] or "done"
+    if first is not None:
+        if not first["typed"]:
+            problems.append(f"an untyped error: {first['said']}")
+        if not first["hit"]:
+            problems.append("the run never got to that call")
+        elif disturbance.fault in DEADLY:
+            problems.append(f"it was not killed, but ended: {ended}")
+        if first["error"] is None and not disturbance.fault.startswith("zombie"):
+            problems += [f"after it went on by itself: {one}" for one in fork(checked, site, strict=False)["problems"]]
+    elif disturbance.fault not in DEADLY:
+        problems.append("the process died")
+    if trial.lost:
+        shutil.rmtree(site.root / "work", ignore_errors=True)
+    if trial.again is not None:
+        second = fork(disturbed, site, _with_files(trial.again, site))
+        if second is not None and not second["typed"]:
+            problems.append(f"an untyped error in the recovery: {second['said']}")
+    problems += _problems(fork(recovered, site))
+    return Outcome(ended, problems, time.monotonic() - started)
+
+
+def _with_files(disturbance: Disturbance, site: Site) -> Disturbance:
+    return Disturbance(disturbance.fault, disturbance.at, site.marker, site.release)
+
+
+def _during(site: Site, disturbance: Disturbance, fork: Step, problems: list[str]) -> Callable[[int], bool] | None:
+    """What happens while the call hangs; returns whether it is then let go (else it is killed)."""
+    if disturbance.fault == "hang":
+
+        def watchdog(pid: int) -> bool:
+            problems.extend(fork(rival, site)["problems"])
+            return False
+
+        return watchdog
+    if disturbance.fault.startswith("zombie"):
+
+        def successor(pid: int) -> bool:
+            found = _problems(fork(recovered, site, alone=True, strict=False))
+            problems.extend(f"while a zombie hangs: {one}" for one in found)
+            site.release.touch()
+            return True
+
+        return successor
+    return None
+
+
+def _problems(answer: dict[str, Any] | None) -> list[str]:
+    return ["the next run died"] if answer is None else answer["problems"]
+
+
+def _resumed(answer: dict[str, Any]) -> list[str]:
+    if answer["error"]:
+        return [f"the next run failed: {answer['error']}: {answer['said']}"]
+    if not answer["ids"] or min(answer["ids"]) <= answer["begun"] or answer["ids"] != sorted(set(answer["ids"])):
+        return [f"ids are used again: {answer['ids']}, but {answer['begun']} was begun before"]
+    return []
+
+
+def prepare(site: Site, base: Path, fork: Step) -> None:
+    """Make the site that every trial starts from: one epoch done, the other files waiting."""
+    shutil.rmtree(site.root, ignore_errors=True)
+    shutil.rmtree(site.landing, ignore_errors=True)
+    replay.land(site.landing, 0, BASE_FILES)
+    answer = fork(recovered_without_drain, site)
+    assert answer is not None and answer["ids"] == [1], answer
+    replay.land(site.landing, BASE_FILES, replay.FILES)
+    shutil.rmtree(base, ignore_errors=True)
+    site.root.rename(base)
+
+
+def recovered_without_drain(site: Site) -> dict[str, Any]:
+    one_by_one()
+    return _run(site, drain=False)
+
+
+def answer_to(result: Path, log: Path, step: Step, *args: Any, **kwargs: Any) -> None:
+    """What a forked child does: one step, its answer in a file, its words in another; then the end, without teardown."""
+    with log.open("ab", buffering=0) as sink:
+        os.dup2(sink.fileno(), 1)
+        os.dup2(sink.fileno(), 2)
+    status = 1
+    try:
+        answer = step(*args, **kwargs)
+        staging = result.with_suffix(".part")
+        staging.write_text(json.dumps(answer))
+        staging.rename(result)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
