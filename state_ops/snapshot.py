@@ -23,9 +23,8 @@ Why each step is safe:
   What is never read is never uploaded either (its object in storage is whole), but by a full snapshot, which compares.
   Damage that is found this way costs the base's local directory: the replay fetches it from storage (`healing`).
 
-What stays on the disk of a host: per subtask, the base and the running attempt, whose working copy shares its SSTs with
-the base. `sweep` runs before an attempt writes anything. The base goes when a later checkpoint is confirmed to be the
-next base, never before: if that one is declined, the old base is forked again.
+A base that had to be fetched becomes a local directory too: a subtask that writes nothing, or whose epoch is declined, would
+fetch it again for the next attempt. What stays on a host, and for how long, is in `sweep`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,8 +43,9 @@ from typing import Any
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.checkpoint import STATE, Snapshot, StateFile
 from state_ops.errors import DamageError, TransientError
-from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir, parse_epoch_dir
+from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir
 from state_ops.storage import CancelledError, Storage
+from state_ops.sweep import attempts, owner
 from state_ops.transfers import together
 
 _MANIFEST = "manifest.json"
@@ -95,9 +95,13 @@ def fork(storage: Storage, attempt: Attempt, base: Snapshot | None, deadline: fl
     db.mkdir(parents=True)
     if base is None:
         return Fork(db, {})
-    source = _link_local(attempt, base, db)
-    if source is None:
+    for name in (base.attempt, *(file.name for file in base.files)):
+        _check_name(name)
+    source = _local_directory(attempt.home, base)
+    if source is None or not _link_all(source, base, db):
+        source = None
         fetch(storage, base, db, deadline)
+        _keep(attempt, base, db)
     inherited = {file.name: ((db / file.name).stat().st_ino, file) for file in base.files if _is_sst(file.name)}
     return Fork(db, inherited, source)
 
@@ -115,20 +119,30 @@ def fetch(storage: Storage, base: Snapshot, target: Path, deadline: float | None
     together(one, base.files, at_once=storage.transfers, deadline=deadline)
 
 
-def _link_local(attempt: Attempt, base: Snapshot, db: Path) -> Path | None:
-    """Fill `db` from the base's local directory and return that; None, with `db` empty, if it cannot be trusted."""
+def _keep(attempt: Attempt, base: Snapshot, db: Path) -> None:
+    """Leave what was fetched into `db` behind as the base's local directory, instead of one that was not to be trusted."""
+    kept = attempt.directory / "base"
+    (kept / "snapshot").mkdir(parents=True)
     for file in base.files:
-        _check_name(file.name)
-    source = _local_directory(attempt.home, base)
-    if source is None:
-        return None
+        bring = os.link if _is_sst(file.name) else shutil.copyfile
+        bring(db / file.name, kept / "snapshot" / file.name)
+    _write_manifest(kept, base)
+    for directory in attempts(attempt.home):
+        if owner(directory) == base.attempt:
+            shutil.rmtree(directory, ignore_errors=True)
+    with suppress(OSError):  # another attempt of this epoch was faster
+        kept.rename(attempt.home / f"{epoch_dir(attempt.generation, attempt.epoch)}-{base.attempt}")
+
+
+def _link_all(source: Path, base: Snapshot, db: Path) -> bool:
+    """Fill `db` from a local directory; False, with `db` empty, if that visibly is not what the checkpoint recorded."""
     try:
         if all(_link(source / "snapshot" / file.name, file, db) for file in base.files):
-            return source
+            return True
     except FileNotFoundError:  # never there, or swept away by another attempt this very moment
         pass
     _empty(db)
-    return None
+    return False
 
 
 def _link(local: Path, file: StateFile, db: Path) -> bool:
@@ -145,8 +159,8 @@ def _link(local: Path, file: StateFile, db: Path) -> bool:
 
 def _local_directory(home: Path, base: Snapshot) -> Path | None:
     wanted = _manifest(base)
-    for directory in _attempts(home):
-        if _owner(directory) == base.attempt and _read_manifest(directory) == wanted:
+    for directory in attempts(home):
+        if owner(directory) == base.attempt and _read_manifest(directory) == wanted:
             return directory
     return None
 
@@ -215,9 +229,7 @@ def upload(
 
     listed = tuple(together(one, files, at_once=storage.transfers, deadline=deadline))
     snapshot = Snapshot(attempt.subtask, attempt.id, listed)
-    staging = attempt.directory / f".{_MANIFEST}"
-    staging.write_text(json.dumps(_manifest(snapshot)))
-    staging.rename(attempt.directory / _MANIFEST)
+    _write_manifest(attempt.directory, snapshot)
     shutil.rmtree(forked.db, ignore_errors=True)
     return snapshot
 
@@ -234,6 +246,12 @@ def _manifest(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
+def _write_manifest(directory: Path, snapshot: Snapshot) -> None:
+    staging = directory / f".{_MANIFEST}"
+    staging.write_text(json.dumps(_manifest(snapshot)))
+    staging.rename(directory / _MANIFEST)
+
+
 def _read_manifest(directory: Path) -> Any:
     try:
         return json.loads((directory / _MANIFEST).read_bytes())
@@ -246,70 +264,16 @@ def unchanged(base: Snapshot | None) -> tuple[StateFile, ...]:
     return tuple(replace(file, new=False) for file in base.files) if base else ()
 
 
-def sweep(attempt: Attempt, bases: Collection[AttemptId], stages: Collection[str], parallelism: int) -> None:
-    """Remove local directories that nothing can need, before the attempt makes its own.
-
-    bases: the attempts of the snapshots that this epoch of the stage builds on; their directories stay. stages: the uids
-    of the pipeline's stages; none: nothing is known of other stages. parallelism: of the stage.
-    Of the attempt's own subtask, everything goes that is older than this epoch; so it does of subtasks and stages that
-    are no more. Of other subtasks of the stage, only lower generations: an earlier epoch may be in flight there. Another
-    attempt of this very epoch may be alive (speculation), so its directory stays.
-    """
-    mine = (attempt.generation, attempt.epoch)
-    operator = attempt.home.parent
-    for home in _directories(operator):
-        if not home.name.isdigit():
-            continue
-        subtask = int(home.name)
-        settled = subtask == attempt.subtask or subtask >= parallelism
-        _sweep_home(home, mine if settled else (attempt.generation, CheckpointId(0)), bases)
-    for other in _directories(operator.parent):
-        if (
-            stages
-            and other.name not in stages
-            and (homes := [home for home in _directories(other) if home.name.isdigit()])
-        ):
-            for home in homes:
-                _sweep_home(home, mine, ())
-                _remove_if_empty(home)
-            _remove_if_empty(other)
-
-
-def _sweep_home(home: Path, before: tuple[Generation, CheckpointId], bases: Collection[AttemptId]) -> None:
-    for directory in _attempts(home):
-        made = parse_epoch_dir(directory.name.rpartition("-")[0])
-        if made is not None and made < before and _owner(directory) not in bases:
-            shutil.rmtree(directory, ignore_errors=True)
-
-
-def _attempts(home: Path) -> list[Path]:
-    """The directories of attempts in a subtask's home."""
-    return [path for path in _directories(home) if parse_epoch_dir(path.name.rpartition("-")[0]) is not None]
-
-
-def _owner(directory: Path) -> AttemptId:
-    return AttemptId(directory.name.rpartition("-")[2])
-
-
-def _directories(path: Path) -> list[Path]:
-    try:
-        return [entry for entry in path.iterdir() if entry.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):  # another attempt has just swept it
-        return []
-
-
-def _remove_if_empty(directory: Path) -> None:
-    with suppress(OSError):
-        directory.rmdir()
-
-
 def _is_sst(name: str) -> bool:
     return name.endswith(".sst")
 
 
 def _check_name(name: str) -> None:
     if not name or "/" in name or "\\" in name or name.startswith("."):
-        raise DamageError(f"The registry names a local state file {name!r}.", next="Weir never writes such a name.")
+        raise DamageError(
+            f"The registry names {name!r} as a local state file or its directory.",
+            next="Weir never writes such a name.",
+        )
 
 
 def _empty(directory: Path) -> None:

@@ -32,6 +32,7 @@ from state_ops.ids import CheckpointId, Generation, epoch_dir, new_attempt_id
 from state_ops.snapshot import Attempt
 from state_ops.state import GROUP
 from state_ops.storage import Storage
+from state_ops.sweep import sweep
 from state_ops.transfers import together
 
 SUBTASK = "__weir_subtask"
@@ -122,7 +123,7 @@ def run(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Ack
 def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], counters: _Counters) -> Ack:
     deadline = None if task.seconds is None else time.monotonic() + task.seconds
     base = task.bases.get(attempt.subtask)
-    snapshot.sweep(attempt, {known.attempt for known in task.bases.values()}, task.stages, task.parallelism)
+    sweep(attempt, {known.attempt for known in task.bases.values()}, task.stages, task.parallelism)
     clock = time.perf_counter()
     forked = snapshot.fork(task.storage, attempt, base, deadline)
     with snapshot.healing(forked):

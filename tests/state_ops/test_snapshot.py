@@ -13,6 +13,7 @@ from state_ops.errors import DamageError, TransientError
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
 from state_ops.snapshot import Attempt
 from state_ops.storage import Storage
+from state_ops.sweep import sweep
 
 Entries = dict[bytes, bytes]
 
@@ -138,7 +139,7 @@ def test_what_a_compaction_merges_is_uploaded_and_the_merged_tables_are_named_no
             kept = {file.path for file in newer.files if not file.new}
             assert kept <= set(tables(base).values())
             shrank = shrank or len(tables(newer)) < len(tables(base))
-        snapshot.sweep(subtask.attempt(epoch + 1), {newer.attempt}, (), 1)
+        sweep(subtask.attempt(epoch + 1), {newer.attempt}, (), 1)
         base = newer
     assert shrank
     assert len(tables(base)) < 12
@@ -318,14 +319,14 @@ def test_sweep_keeps_the_base_and_removes_older_epochs_and_lower_generations(sub
         "later": subtask.epoch(6, None, entries(5), generation=2),
     }
     (subtask.home / "notes").mkdir()
-    snapshot.sweep(subtask.attempt(5, generation=2), {made["base"].attempt}, (), 1)
+    sweep(subtask.attempt(5, generation=2), {made["base"].attempt}, (), 1)
     left = {name for name, one in made.items() if list(subtask.home.glob(f"*-{one.attempt}"))}
     assert left == {"base", "this epoch", "later"}
     assert (subtask.home / "notes").is_dir()
 
 
 def test_sweep_of_a_subtask_that_never_ran_does_nothing(subtask):
-    snapshot.sweep(subtask.attempt(1), (), (), 1)
+    sweep(subtask.attempt(1), (), (), 1)
 
 
 # -- restore
@@ -337,6 +338,27 @@ def test_lost_local_files_are_fetched_and_still_count_as_inherited(subtask):
     second = subtask.epoch(2, base, entries(2))
     assert tables(base).items() <= tables(second).items()
     assert subtask.read(second) == entries(1, 2)
+
+
+def test_what_was_fetched_once_serves_the_next_attempt(subtask):
+    base = subtask.epoch(2, subtask.epoch(1, None, entries(1)), entries(2))
+    subtask.forget_local()
+    subtask.epoch(3, base, entries(3))  # and the epoch is declined
+    for file in subtask.storage.list("state"):
+        subtask.storage.delete(file.path)
+    sweep(subtask.attempt(4), {base.attempt}, (), 1)
+    assert [path.name.rpartition("-")[2] for path in subtask.home.iterdir()] == [base.attempt]
+    assert subtask.read(base) == entries(1, 2)
+
+
+def test_what_was_fetched_takes_the_place_of_what_was_not_to_be_trusted(subtask):
+    one = subtask.epoch(1, None, entries(1))
+    (table,) = (subtask.directory(one) / "snapshot").glob("*.sst")
+    table.write_bytes(b"short")
+    assert subtask.read(one) == entries(1)
+    table = subtask.directory(one) / "snapshot" / table.name
+    assert table.stat().st_size == next(file.bytes for file in one.files if file.name == table.name)
+    assert snapshot.fork(subtask.storage, subtask.attempt(3), one).source == subtask.directory(one)
 
 
 def test_a_local_file_of_another_size_sends_the_whole_fork_to_storage(subtask):
@@ -392,6 +414,12 @@ def test_hostile_names_from_a_registry_are_refused(subtask, name):
             subtask.forget_local()
         with pytest.raises(DamageError):
             subtask.read(hostile)
+
+
+def test_a_hostile_attempt_from_a_registry_is_refused(subtask):
+    one = subtask.epoch(1, None, entries(1))
+    with pytest.raises(DamageError, match=r"names '\.\./\.\./outside'"):
+        subtask.read(replace(one, attempt=AttemptId("../../outside")))
 
 
 @pytest.mark.parametrize("path", ["../outside", "/etc/hostname", "state/../../x"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -400,6 +401,44 @@ def test_flush_and_upload_are_measured_apart(task):
     assert task.run(2, some(1)).ms["upload"] >= 50
 
 
+def test_damage_in_local_files_costs_one_epoch_and_no_hands(task):
+    task.commit(task.run(1, some(*range(50), size=100)))
+    (table,) = task.work.rglob("snapshot/*.sst")
+    flip(table)
+    ack = task.run(2, some(99), full=True)
+    assert ack.error is not None and ack.error["kind"] == "TransientError"
+    assert "local copy of the state is damaged and was removed" in ack.error["what"]
+    task.commit(task.run(3, some(99), full=True))
+    assert task.state() == 51
+
+
+def test_case_22_damage_in_storage_declines_the_attempt_and_is_named(task):
+    first = task.commit(task.run(1, some(1)))
+    (table,) = [file for file in first if file.name.endswith(".sst")]
+    flip(Path(task.storage.full(table.path)))
+    shutil.rmtree(task.work)
+    ack = task.run(2, some(2))
+    assert ack.error is not None and ack.error["kind"] == "DamageError"
+    assert ack.error["where"] == task.storage.full(table.path)
+
+
+def test_an_idle_subtask_on_a_new_host_fetches_its_state_once(task):
+    task.commit(task.run(1, some(1)))
+    shutil.rmtree(task.work)
+    fetched = []
+
+    class Counting(Storage):
+        def get_file(self, path: str, local: Path, *, digest: str | None = None) -> None:
+            fetched.append(path)
+            super().get_file(path, local, digest=digest)
+
+    task.storage = Counting(task.storage.uri)
+    for epoch in range(2, 6):
+        task.commit(task.run(epoch))
+    assert task.base is not None
+    assert sorted(fetched) == sorted(file.path for file in task.base.files)
+
+
 # -- local directories
 
 
@@ -557,6 +596,18 @@ def test_case_25_disk_full_in_an_attempt(tmp_path, disk, fill: Callable[[Notes],
     assert task.state() == 3
     task.commit(fill(task))
     assert task.state() == (43 if fill is _flush else 3)
+
+
+def test_case_25_disk_full_when_the_state_is_opened(tmp_path, disk):
+    task = Notes(Storage(str(tmp_path / "storage")), disk.path / "work")
+    task.commit(task.run(1, some(1)))
+    disk.leave(2048)
+    ack = task.run(2, some(2))
+    disk.free()
+    assert ack.error is not None and ack.error["kind"] == "TransientError", "nothing is damaged"
+    assert len(task.local()) == 1
+    task.commit(task.run(3, some(2)))
+    assert task.state() == 2
 
 
 def test_case_25_disk_full_in_the_snapshot(tmp_path, disk):

@@ -31,6 +31,7 @@ from state_ops.pins import Watcher
 from state_ops.registry import Registry
 from state_ops.snapshot import Attempt
 from state_ops.storage import Storage
+from state_ops.sweep import sweep
 from tests.state_ops.test_registry import APP, a_checkpoint
 
 _KEEP = 2
@@ -60,7 +61,7 @@ class Subtask:
         head = self.registry.head()
         base = snapshots_of(self.registry.files(head), "counts")[0] if head else None
         attempt = self.attempt(id)
-        snapshot.sweep(attempt, {base.attempt} if base else (), ("counts",), 1)
+        sweep(attempt, {base.attempt} if base else (), ("counts",), 1)
         forked = snapshot.fork(self.storage, attempt, base)
         backend = RocksDBBackend(forked.db, 8, 8)
         try:
