@@ -98,6 +98,7 @@ class Checkpoint:
     watermarks: by stage, microseconds since 1970 UTC. operators: by stage uid, figures and schemas.
     sinks: by sink, `id`, the newest checkpoint up to this one that has output for it, and `before`, the one before that.
     inputs: by source, the columns that its files have. totals: sums over the whole chain. ms: milliseconds by phase.
+    lineage: the newest spans of ids that were completed one after the other, as [generation, first, last]; see `spans_with`.
     """
 
     id: CheckpointId
@@ -123,11 +124,38 @@ class Checkpoint:
     bytes_new: int
     run_id: str | None = None
     format_version: int = FORMAT_VERSION
+    lineage: list[list[int]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """For people and programs: JSON-ready, times in ISO 8601 UTC."""
         raw = dataclasses.asdict(self)
         return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in raw.items()}
+
+
+_SPANS = 100
+
+
+def spans_with(parent: Checkpoint | None, generation: Generation, id: CheckpointId) -> list[list[int]]:
+    """The lineage of a checkpoint that continues `parent`. It is bounded: older spans than the newest hundred are forgotten."""
+    spans = [list(span) for span in parent.lineage] if parent else []
+    if spans and spans[-1][0] == generation and spans[-1][2] == id - 1:
+        spans[-1][2] = id
+    else:
+        spans.append([generation, id, id])
+    return spans[-_SPANS:]
+
+
+def is_abandoned(head: Checkpoint | None, generation: Generation, epoch: CheckpointId) -> bool:
+    """Whether an epoch of a generation that is fenced has no checkpoint and never will; False where that is not known.
+
+    Above the head that is so, and below it where the head's lineage shows a gap or another generation: an epoch that was
+    declined, or that a zombie went on with.
+    """
+    if head is None or epoch > head.id:
+        return True
+    if not head.lineage or epoch < head.lineage[0][1]:
+        return False
+    return not any(owner == generation and first <= epoch <= last for owner, first, last in head.lineage)
 
 
 def snapshots_of(files: tuple[StateFile, ...], operator: str) -> dict[int, Snapshot]:

@@ -33,7 +33,7 @@ from state_ops.ids import CheckpointId, Generation
 from state_ops.storage import Storage
 
 _TIME = pa.timestamp("us", tz="UTC")
-_JSON_COLUMNS = ("offsets", "slice", "watermarks", "operators", "sinks", "inputs", "ms", "totals")
+_JSON_COLUMNS = ("offsets", "slice", "watermarks", "operators", "sinks", "inputs", "ms", "totals", "lineage")
 
 CHECKPOINTS = pa.schema(
     [

@@ -78,6 +78,23 @@ def discard(shop: Workshop, epoch: CheckpointId) -> None:
     shop.discarded.append(name)
 
 
+def raise_if_fenced(shop: Workshop, error: BaseException) -> None:
+    """FencedError if we are. What a zombie stumbles over, e.g. that its successor removed what it had staged, is no news then."""
+    if isinstance(error, errors.FencedError):
+        return
+    try:
+        owner = shop.registry.generation()
+    except Exception as unknown:  # the storage is away: then the error at hand is what there is to say
+        log.warning("nobody can tell who owns the pipeline", error=str(unknown))
+        return
+    if owner != shop.generation:
+        raise errors.FencedError(
+            f"This coordinator has generation {shop.generation}, but the pipeline belongs to generation {owner}.",
+            where=shop.storage.uri,
+            next="Nothing to do: a newer coordinator runs the pipeline; this one stops and deletes nothing.",
+        ) from error
+
+
 def delete_staged(shop: Workshop, name: str) -> None:
     for stage in shop.pipeline.stages:
         shop.storage.delete_tree(f"state/{stage.uid}/{name}")

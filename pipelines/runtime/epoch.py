@@ -17,13 +17,13 @@ from typing import Any
 from deltalake.exceptions import DeltaError
 
 from pipelines.runtime import gates
-from pipelines.runtime.commit import commit, delete_staged, discard, prune, publish_missing
+from pipelines.runtime.commit import commit, delete_staged, discard, prune, publish_missing, raise_if_fenced
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.stage_job import check_deadline, is_rows, run_stage, tables_of, windowing
 from pipelines.runtime.workshop import Cut, EpochReport, Working, Workshop, lap
 from state_ops import errors
-from state_ops.checkpoint import OUTPUT, STATE, Checkpoint, StateFile
+from state_ops.checkpoint import OUTPUT, STATE, Checkpoint, StateFile, spans_with
 from state_ops.coordinator import PendingCheckpoint
 from state_ops.errors import (
     RunEndedError,
@@ -58,6 +58,7 @@ def complete(shop: Workshop, id: CheckpointId, parent: Checkpoint | None, cut: C
     except errors.FencedError:
         raise
     except BaseException as error:
+        raise_if_fenced(shop, error)
         discard(shop, id)
         if (typed := _typed(error, f"pipeline {shop.pipeline.name}, epoch {id}")) is not None:
             raise typed from error
@@ -160,6 +161,7 @@ def _completed(shop: Workshop, work: Working, triggered_at: datetime) -> tuple[C
             bytes_total=sum(file.bytes for file in state),
             bytes_new=added["bytes_new"],
             run_id=shop.run_id,
+            lineage=spans_with(parent, shop.generation, pending.id),
         ),
         files,
     )

@@ -22,7 +22,7 @@ import structlog
 from configs.settings import Settings
 from pipelines.runtime.tenure import Tenure
 from pipelines.runtime.workshop import Workshop
-from state_ops.checkpoint import STATE, Checkpoint, StateFile
+from state_ops.checkpoint import STATE, Checkpoint, StateFile, spans_with
 from state_ops.errors import ConfigurationError, PipelineError, WeirError
 from state_ops.frames import schema_from_json
 from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id
@@ -82,6 +82,7 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
         files=len(copied),
         bytes_new=sum(file.bytes for file in copied),
         run_id=shop.run_id,
+        lineage=spans_with(None, shop.generation, epoch),
     )
     shop.registry.commit(made, copied)
     shop.expected.update({source: schema_from_json(raw) for source, raw in made.inputs.items()})

@@ -14,7 +14,7 @@ import structlog
 from deltalake.exceptions import DeltaError
 
 from configs.settings import Settings
-from pipelines.runtime.commit import prune, publish_missing, unpublished
+from pipelines.runtime.commit import prune, publish_missing, raise_if_fenced, unpublished
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.executor import Executor
 from pipelines.runtime.sinks import delta
@@ -22,7 +22,7 @@ from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.spark_executor import SparkExecutor
 from pipelines.runtime.workshop import Workshop
 from state_ops import lease, retention
-from state_ops.checkpoint import Checkpoint
+from state_ops.checkpoint import Checkpoint, is_abandoned
 from state_ops.errors import BusyError, TransientError
 from state_ops.frames import schema_from_json
 from state_ops.ids import CheckpointId, parse_epoch_dir
@@ -83,13 +83,18 @@ def claimed(
             raise busy(pipeline, predecessor)
         _drop_stale_stops(storage)
         generation = registry.take_over()
+        lease.remove_unfinished(storage)
         head = registry.head()
         last_id = CheckpointId(max([head.id if head else 0, predecessor.last_id if predecessor else 0]))
         with Heartbeat(storage, generation, last_id, settings.lease.heartbeat_seconds, run_id) as heartbeat:
             runs = executor or SparkExecutor(settings, app=f"weir {pipeline.name}")
             shop = Workshop(pipeline, settings, storage, registry, generation, runs, sources, run_id)
             shop.expected.update({name: schema_from_json(raw) for name, raw in (head.inputs if head else {}).items()})
-            yield Tenure(shop, heartbeat, head, last_id)
+            try:
+                yield Tenure(shop, heartbeat, head, last_id)
+            except Exception as error:
+                raise_if_fenced(shop, error)
+                raise
 
 
 @contextmanager
@@ -130,17 +135,17 @@ def remove_leftovers(shop: Workshop) -> int:
     gone = retention.orphans(shop.storage, listings, shop.generation)
     for orphan in gone:
         shop.storage.delete(orphan.path)
-    return len(gone) + _remove_unpublishable(shop, completed[-1].id if completed else CheckpointId(0))
+    return len(gone) + _remove_unpublishable(shop, completed[-1] if completed else None)
 
 
-def _remove_unpublishable(shop: Workshop, head: CheckpointId) -> int:
-    """Staged rows of epochs that never completed: of an older, hence fenced, generation and above the head."""
+def _remove_unpublishable(shop: Workshop, head: Checkpoint | None) -> int:
+    """Staged rows of epochs that never completed, of older generations, which are fenced."""
     gone = 0
     for sink in shop.pipeline.sinks:
         base = f"tables/{sink.table}/data"
         for name in shop.storage.list_dirs(base):
             parsed = parse_epoch_dir(name)
-            if parsed is not None and parsed[0] < shop.generation and parsed[1] > head:
+            if parsed is not None and parsed[0] < shop.generation and is_abandoned(head, *parsed):
                 gone += shop.storage.delete_tree(f"{base}/{name}")
     return gone
 

@@ -1,0 +1,263 @@
+"""Several coordinators that all want one pipeline: one generation wins at a time, and whoever lost changes nothing."""
+
+from __future__ import annotations
+
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.run import RunOptions, open_storage, run
+from state_ops import delta_log, lease
+from state_ops.errors import FencedError, InputError
+from state_ops.ids import Generation
+from state_ops.registry import Registry
+from state_ops.storage import Storage
+from tests.recovery.harness import Site
+from tests.soak.accounts import pipeline
+from tests.soak.checks import TABLES, Verifier, log_in_order
+from tests.soak.children import Child, started, wait_for
+from tests.soak.coordinator import Order
+from tests.soak.feed import Feed
+from tests.soak.replay import Replay
+
+_SEED = 11
+_APP = "weir/raced/main"
+
+
+def a_site(root: Path, **options: str) -> Site:
+    return Site(root, options, pipeline=pipeline, module="tests.soak.accounts")
+
+
+# -- the claim
+
+
+@pytest.mark.parametrize(("takers", "rounds"), [(2, 12), (5, 6)])
+def test_of_takers_at_the_same_moment_each_generation_has_one(tmp_path, takers, rounds):
+    storage = Storage(str(tmp_path / "raced"))
+    Registry(storage, _APP).take_over()
+    won: list[int] = []
+    for _ in range(rounds):
+        barrier = Barrier(takers)
+
+        def taken(_: int, barrier: Barrier = barrier) -> Generation | None:
+            registry = Registry(storage, _APP)
+            registry.generation()
+            barrier.wait()
+            try:
+                return registry.take_over()
+            except FencedError:
+                return None
+
+        with ThreadPoolExecutor(takers) as pool:
+            winners = [generation for generation in pool.map(taken, range(takers)) if generation is not None]
+        assert winners, "somebody wins"
+        won += winners
+        assert Registry(storage, _APP).generation() == max(winners)
+    assert sorted(won) == sorted(set(won)), "two coordinators with one generation"
+
+
+@pytest.mark.parametrize("rival_claims", [True, False], ids=["after a rival's claim", "under the same generation"])
+def test_a_taker_whose_probe_is_taken_for_a_dead_one_s_says_that_it_lost(tmp_path, monkeypatch, rival_claims):
+    storage = Storage(str(tmp_path / "raced"))
+    rival = Registry(storage, _APP)
+    generation = rival.take_over()
+    commit, probes = delta_log.commit, []
+
+    def interrupted(handle, app_id, version, *others, **more):
+        if app_id == "probe" and not probes:
+            probes.append(handle)
+            rival.remove_unnamed(rival.take_over() if rival_claims else generation)
+        return commit(handle, app_id, version, *others, **more)
+
+    monkeypatch.setattr(delta_log, "commit", interrupted)
+    if rival_claims:
+        with pytest.raises(FencedError, match="at the same moment"):
+            Registry(storage, _APP).take_over()
+    else:
+        assert Registry(storage, _APP).take_over() == generation + 1
+    assert probes
+
+
+# -- five processes
+
+
+def test_five_processes_that_race_for_a_pipeline_read_every_file_once(tmp_path):
+    files, racers = 40, 5
+    site = a_site(tmp_path)
+    feed = Feed(_SEED, site.landing)
+    feed.land(files)
+    chance = random.Random(_SEED)
+    with started(tmp_path / "children") as start:
+        children = [start() for _ in range(racers)]
+        wait_for(lambda: all(child.listen().ready for child in children), "all racers to be ready", *children)
+        for number, child in enumerate(children):
+            child.go(Order(_env(site, tmp_path, number), f"host-{number}", until_files=files))
+        frozen: set[int] = set()
+        while not all(child.listen().ended for child in children):
+            _freeze_the_owner(site, children, chance, frozen)
+        for child in children:
+            child.kill()
+            kinds = [end["kind"] for end in child.ends]
+            assert set(kinds) <= {"BusyError", "FencedError", "done"} and kinds[-1:] == ["done"], child.complaint()
+        said = [epoch for child in children for epoch in child.epochs]
+    fenced = sum(end["kind"] == "FencedError" for child in children for end in child.ends)
+    assert len(frozen) >= 3 and fenced >= 3, "nobody was taken over"
+
+    assert len({epoch["epoch"] for epoch in said}) == len(said), "two completed one epoch"
+    verifier = Verifier(site, Replay(_SEED))
+    for epoch in said:
+        verifier.heard(epoch)
+    verifier.check()
+    *_, last = _run(site, drain=True)
+    assert last.checkpoint.offsets["landing"]["files"] == files
+    verifier.check()
+    _assert_one_chain(site)
+    site.assert_no_orphans()
+
+
+def _env(site: Site, root: Path, number: int) -> dict[str, str]:
+    return {
+        **site.env,
+        "WEIR_LOCAL__WORK_DIR": str(root / f"work-{number}"),
+        "WEIR_LEASE__HEARTBEAT_SECONDS": "0.1",
+        "WEIR_EPOCH__MAX_FILES": "1",
+        "WEIR_CHECKPOINTS__NUM_RETAINED": "1000",
+        "WEIR_RUN__POLL_SECONDS": "0.01",
+    }
+
+
+def _freeze_the_owner(site: Site, children: list[Child], chance: random.Random, frozen: set[int]) -> None:
+    """Whoever holds the lease stands still for longer than the others wait; each at most once."""
+    storage = Storage(str(site.storage))
+    held = lease.read(storage)
+    owner = next((child for child in children if held and child.process.pid == held.pid), None)
+    if held is None or held.stopped or owner is None or owner.process.pid in frozen:
+        time.sleep(0.01)
+        return
+    before = len(owner.epochs)
+    wait_for(
+        lambda: owner.ended or len(owner.listen().epochs) > before or owner.ends,
+        "the owner to complete an epoch",
+        owner,
+        patience=20,
+    )
+    time.sleep(chance.uniform(0, 0.15))
+    if owner.ended:
+        return
+    owner.freeze()
+    frozen.add(owner.process.pid)
+    others = [child for child in children if child is not owner]
+
+    def replaced() -> bool:
+        now = lease.read(storage)
+        return (now is not None and now.pid != owner.process.pid) or all(child.listen().ended for child in others)
+
+    try:
+        wait_for(replaced, "another one to take over", *others, patience=20)
+    finally:
+        owner.wake()
+
+
+def _assert_one_chain(site: Site) -> None:
+    """By the registry, in which every checkpoint is retained, and by the tables' logs."""
+    registry = open_storage(pipeline, site.settings)[1]
+    rows = site.registry("checkpoints").sort_values("id")
+    assert rows["id"].is_unique and rows["generation"].is_monotonic_increasing
+    assert rows["parent_id"].tolist()[1:] == rows["id"].tolist()[:-1], "the chain has a gap or a fork"
+    for table in TABLES:
+        published = log_in_order(site.storage / "tables" / table, f"{pipeline.app_id}/{table}")
+        named = sorted(row.checkpoint_id for row in registry.publications() if row.sink == table)
+        assert published == named, table
+
+
+# -- what a zombie must leave alone
+
+
+def test_a_zombie_that_cleans_up_leaves_what_its_successor_is_about_to_commit(tmp_path, monkeypatch):
+    """It woke between its claim and its clean-up: the successor's row is written as a file, and not named yet."""
+    site = a_site(tmp_path)
+    Feed(_SEED, site.landing).land(3)
+    _, zombie = open_storage(pipeline, site.settings)
+    generation = zombie.take_over()
+    commit, woken = Registry.commit, []
+
+    def interrupted(self: Registry, checkpoint, files):
+        def written(table, handle_generation, adds=(), removes=(), check=None):
+            if adds and not woken:
+                woken.append(True)
+                with pytest.raises(FencedError):
+                    zombie.remove_unnamed(generation)
+            return committed(table, handle_generation, adds, removes, check)
+
+        with monkeypatch.context() as patched:
+            kind = type(self._checkpoints)
+            committed = kind.commit
+            patched.setattr(kind, "commit", written)
+            commit(self, checkpoint, files)
+
+    monkeypatch.setattr(Registry, "commit", interrupted)
+    _run(site, drain=True)
+    assert woken
+    Verifier(site, Replay(_SEED)).check()
+    site.assert_no_orphans()
+
+
+class Sleepy(InMemoryExecutor):
+    """Falls asleep before it runs a stage, once, while another coordinator reads everything. successor: what that one completed."""
+
+    def __init__(self, site: Site, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self._elsewhere = replace(site, options={**site.options, "WEIR_LOCAL__WORK_DIR": str(site.root / "elsewhere")})
+        self._stage, self._monkeypatch = stage, monkeypatch
+        self.successor: list[int] = []
+
+    def run(self, task, rows, columns, deadline):
+        if task.stage.uid == self._stage and not self.successor:
+            with self._monkeypatch.context() as patched:
+                patched.setattr(lease, "watch", lambda _: False)
+                self.successor = [report.checkpoint.id for report in _run(self._elsewhere)]
+        return super().run(task, rows, columns, deadline)
+
+
+def _run(site: Site, executor: InMemoryExecutor | None = None, *, drain: bool = False):
+    return list(
+        run(pipeline, site.settings, RunOptions(until_caught_up=True, drain=drain), executor or InMemoryExecutor())
+    )
+
+
+def test_what_a_zombie_staged_below_the_head_is_removed_by_the_next_take_over(tmp_path, monkeypatch):
+    """It wakes before it reads its epoch: the successor has completed later ones by then, and its clean-up is over."""
+    site = a_site(tmp_path, WEIR_EPOCH__MAX_FILES="1", WEIR_CHECKPOINTS__NUM_RETAINED="9")
+    feed = Feed(_SEED, site.landing)
+    feed.land(4)
+    _run(site)
+    feed.land(4)
+    zombie = Sleepy(site, "accounts", monkeypatch)
+    with pytest.raises(FencedError):
+        _run(site, zombie)
+    assert len(zombie.successor) == 4
+    staged = {path.name for path in site.storage.glob("tables/*/data/*")}
+    assert any(name.startswith("g2-e") for name in staged), "the zombie staged rows, and deleted nothing"
+
+    _run(site, drain=True)
+    Verifier(site, Replay(_SEED)).check()
+    site.assert_no_orphans()
+
+
+def test_a_zombie_whose_staged_rows_its_successor_removed_says_that_it_is_fenced(tmp_path, monkeypatch):
+    """It wakes between its two stages: the second one cannot read what the first one staged."""
+    site = a_site(tmp_path)
+    Feed(_SEED, site.landing).land(4)
+    zombie = Sleepy(site, "turnover", monkeypatch)
+    with pytest.raises(FencedError) as fenced:
+        _run(site, zombie)
+    assert zombie.successor and isinstance(fenced.value.__cause__, InputError)
+    _run(site, drain=True)
+    Verifier(site, Replay(_SEED)).check()
+    site.assert_no_orphans()
