@@ -97,6 +97,33 @@ def test_somebody_elses_commit_in_between_is_no_obstacle_and_no_duplicate(storag
     assert keys(storage) == ["x"]
 
 
+def test_the_version_that_made_the_rows_visible_is_recorded_whoever_else_commits(storage, monkeypatch):
+    one = delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])])
+    real = delta.delta_log.commit
+
+    def around(handle, *args, **kwargs):
+        foreign = pa.table({"key": ["x"], "n": [0]}, schema=SCHEMA)
+        write_deltalake(handle.table_uri, foreign, mode="append")
+        real(handle, *args, **kwargs)
+        write_deltalake(handle.table_uri, foreign, mode="append")
+
+    monkeypatch.setattr(delta.delta_log, "commit", around)
+    two = delta.publish(storage, APP, "out", checkpoint(2), 1, [staged(storage, 2, ["b"])])
+    assert (one.delta_version, two.delta_version) == (1, 3)
+    assert DeltaTable(storage.full("tables/out")).version() == 4
+    assert delta.publish(storage, APP, "out", checkpoint(2), 1, []).delta_version == 3
+
+
+def test_delta_checkpoints_of_a_sink_come_as_often_as_its_property_says(storage):
+    DeltaTable(storage.full("tables/out")).alter.set_table_properties({"delta.checkpointInterval": "5"})
+    for id in range(1, 13):
+        delta.publish(storage, APP, "out", checkpoint(id), id - 1 or None, [staged(storage, id, [str(id)])])
+    log = [file.path.rpartition("/")[2] for file in storage.list("tables/out/_delta_log")]
+    made = sorted(int(name[:20]) for name in log if name.endswith(".checkpoint.parquet"))
+    assert len(made) == 2 and made[1] - made[0] == 5
+    assert sum(name.endswith(".json") for name in log) == 14, "a month of the log is the readers' to travel in"
+
+
 @pytest.mark.parametrize(
     ("harm", "said"),
     [

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from state_ops import delta_log
@@ -119,12 +119,16 @@ def publish(
         prefix = f"{table_path(table)}/"
         adds = [DataFile(file.path.removeprefix(prefix), file.bytes, file.rows or 0) for file in files]
         try:
-            delta_log.commit(handle, sink_app, checkpoint.id, adds, metadata={_CHECKPOINT: str(checkpoint.id)})
+            before = handle.version()
+            metadata = {_CHECKPOINT: str(checkpoint.id)}
+            delta_log.commit(handle, sink_app, checkpoint.id, adds, metadata=metadata, upkeep=_upkeep(handle))
         except CommitFailedError:
             handle = delta_log.open_table(storage, table_path(table))
             continue
         handle.update_incremental()
-        delta_version = _version_of(handle, checkpoint.id)
+        # The next version is ours, unless a commit without our app id came first and delta-rs went behind it.
+        new = handle.version() - before
+        delta_version = handle.version() if new == 1 else _version_of(handle, checkpoint.id, new)
         break
     else:
         raise _damaged(uri, f"{_MAX_RACES} commits in a row met another writer; only Weir may write to it")
@@ -151,9 +155,17 @@ def check_chain(storage: Storage, app_id: str, table: str, head: Checkpoint | No
         )
 
 
-def _version_of(handle: DeltaTable, checkpoint: int) -> int:
-    """The Delta version that published a checkpoint; the newest version if its log entry was cleaned away."""
-    for entry in handle.history(50):
+def _upkeep(handle: DeltaTable) -> PostCommitHookProperties:
+    """Delta checkpoints as the table's properties say. Expired entries are looked for only when one is written: it takes a
+    listing of the whole log, which has every version of a month."""
+    interval = int(handle.metadata().configuration.get("delta.checkpointInterval") or 100)
+    due = (handle.version() + 2) % interval == 0  # delta-rs writes one at each version before a multiple
+    return PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=due)
+
+
+def _version_of(handle: DeltaTable, checkpoint: int, among: int = 50) -> int:
+    """The Delta version, among the newest ones, that published a checkpoint; the newest version if its entry is gone."""
+    for entry in handle.history(among):
         if entry.get(_CHECKPOINT) == str(checkpoint):
             return int(entry["version"])
     return handle.version()
