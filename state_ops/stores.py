@@ -198,8 +198,10 @@ class FileSystemStore:
 
     def delete_all(self, path: str, files: Iterable[StoredFile]) -> None:  # noqa: ARG002  an object store needs them
         at = self._at(path)
-        if self._fs.get_file_info(at).type == pafs.FileType.Directory:
-            self._fs.delete_dir(at)
+        while self._fs.get_file_info(at).type == pafs.FileType.Directory:
+            # Somebody else may be deleting it too; whatever the two leave to each other is deleted the next time round.
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.delete_dir(at)
             self._drop_empty_dirs(at)
 
     def _drop_empty_dirs(self, path: str) -> None:

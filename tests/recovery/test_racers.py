@@ -84,6 +84,22 @@ def test_a_taker_whose_probe_is_taken_for_a_dead_one_s_says_that_it_lost(tmp_pat
     assert probes
 
 
+def test_two_that_delete_one_directory_both_succeed(tmp_path):
+    storage = Storage(str(tmp_path))
+    for _ in range(20):
+        for number in range(40):
+            storage.put_bytes(f"tree/{number % 4}/{number}", b"")
+        barrier = Barrier(2)
+
+        def deleted(_: int, barrier: Barrier = barrier) -> None:
+            barrier.wait()
+            storage.delete_tree("tree")
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(deleted, range(2)))
+        assert not (tmp_path / "tree").exists()
+
+
 # -- five processes
 
 
