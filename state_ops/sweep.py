@@ -35,15 +35,13 @@ def sweep(attempt: Attempt, bases: Collection[AttemptId], stages: Collection[str
         subtask = int(home.name)
         settled = subtask == attempt.subtask or subtask >= parallelism
         _sweep_home(home, mine if settled else (attempt.generation, CheckpointId(0)), bases)
-    for other in directories(operator.parent):
-        if (
-            stages
-            and other.name not in stages
-            and (homes := [home for home in directories(other) if home.name.isdigit()])
-        ):
-            for home in homes:
-                _sweep_home(home, mine, ())
-                _remove_if_empty(home)
+    removed = [path for path in directories(operator.parent) if path.name not in stages] if stages else []
+    for other in removed:
+        homes = [home for home in directories(other) if home.name.isdigit()]
+        for home in homes:
+            _sweep_home(home, mine, ())
+            _remove_if_empty(home)
+        if homes:
             _remove_if_empty(other)
 
 

@@ -38,7 +38,8 @@ from state_ops.transfers import together
 from tests.recovery.harness import Site
 from tests.state_ops.test_snapshot import Subtask, entries
 
-_PATIENCE_SECONDS = 30.0
+_PATIENCE_SECONDS = 20.0
+_BATCH_ROWS = 40
 NONE: Mapping[int, bytes] = {}
 _SCHEMA = pa.schema([("key", pa.int64()), ("note", pa.binary()), ("remember", pa.bool_())])
 
@@ -75,7 +76,7 @@ def test_the_first_failure_stops_the_running_ones_and_the_others_never_begin():
         raise TransientError("cancelled")
 
     with pytest.raises(PermissionError, match="no access"):
-        together(move, range(50), at_once=2)
+        together(move, range(50), at_once=2, grace=3 * _PATIENCE_SECONDS)
     assert sorted(begun) == [0, 1]
     assert stopped == [0]
 
@@ -268,6 +269,23 @@ def test_the_mode_is_a_setting_that_can_change_between_runs(tmp_path):
     site.assert_no_orphans()
 
 
+def test_tasks_know_the_time_that_their_epoch_has_left_and_the_stages_there_are(tmp_path):
+    site = Site(tmp_path / "site", {"WEIR_CHECKPOINTS__TIMEOUT_SECONDS": "77"})
+    site.land(flights_input.prepare(tmp_path / "days")[:1])
+    tasks = []
+
+    class Noting(InMemoryExecutor):
+        def run(self, task: KeyedTask, *other: Any) -> list[Ack]:
+            tasks.append(task)
+            return super().run(task, *other)
+
+    list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True, linger_seconds=0), Noting()))
+    assert len(tasks) == len(site.pipeline.stages) > 1
+    seconds = [task.seconds for task in tasks]
+    assert 77 > seconds[0] > seconds[1] > 0
+    assert {task.stages for task in tasks} == {tuple(stage.uid for stage in site.pipeline.stages)}
+
+
 # -- a keyed task
 
 
@@ -277,7 +295,9 @@ class Note(State):
 
 @stage("notes", source=files("{landing}/*.parquet", name="landing"), key="key", state=Note)
 def notes(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
-    """Remember the notes that are to be remembered, hand out the others."""
+    """Remember the notes that are to be remembered, hand out the others; fail at the key -1."""
+    if -1 in rows["key"]:
+        raise ValueError("a note that cannot be read")
     state.put(rows.filter("remember").select("key", "note"))
     return rows.filter(~pl.col("remember"))
 
@@ -316,7 +336,7 @@ class Notes:
             block_cache_mb=8,
             stages=("notes",),
         )
-        (batches,) = routed(notes, table, 1, 16, 65_536)
+        (batches,) = routed(notes, table, 1, 16, _BATCH_ROWS)
         return Ack.from_json(keyed_stage.run(replace(made, **other), 0, iter(batches)).to_json())
 
     def commit(self, ack: Ack) -> tuple[StateFile, ...]:
@@ -596,6 +616,16 @@ def test_case_25_disk_full_in_an_attempt(tmp_path, disk, fill: Callable[[Notes],
     assert task.state() == 3
     task.commit(fill(task))
     assert task.state() == (43 if fill is _flush else 3)
+
+
+def test_an_error_of_the_author_is_reported_also_when_the_disk_is_full(tmp_path, disk):
+    task = Notes(Storage(str(tmp_path / "storage")), disk.path / "work")
+    disk.leave(1 << 20)
+    ack = task.run(1, some(*range(_BATCH_ROWS), size=100_000) | some(-1))
+    disk.free()
+    assert ack.error is not None and ack.error["kind"] == "StageError", "and not what closing the database said"
+    assert "a note that cannot be read" in ack.error["what"]
+    assert task.local() == []
 
 
 def test_case_25_disk_full_when_the_state_is_opened(tmp_path, disk):
