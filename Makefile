@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp
 # What pyproject.toml's requires-python says, and able to make a virtual environment.
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help venv demo demo-clean test lint ui mutants lock
+.PHONY: help venv demo demo-clean test lint ui matrix mutants lock
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ lint: $(STAMP) ## Check style, format, types and the direction of imports
 
 ui: $(STAMP) ## Open Dagster on the demo's pipeline
 	@$(PY) -m infra.ui
+
+matrix: $(STAMP) ## Kill and disturb a run at every single call, and compare what recovers with a replay (25 minutes)
+	@$(PY) -m tests.recovery.matrix
 
 mutants: $(STAMP) ## Break the code on purpose and see that the tests notice
 	@$(PY) -m tests.mutants

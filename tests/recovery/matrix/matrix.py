@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,10 +32,11 @@ class Played:
 
 
 class Zygote:
-    """A zygote's process. points: the calls of an undisturbed run, in their order."""
+    """A zygote's process. root: its directory; points: the calls of an undisturbed run, in their order."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True)
+        self.root = root
         self._said = root / "said"
         command = [sys.executable, "-m", "tests.recovery.matrix.zygote", str(root)]
         with self._said.open("wb") as sink:
@@ -45,9 +47,17 @@ class Zygote:
 
     def play(self, trial: Trial) -> Outcome:
         at = trial.disturbance.at
-        assert isinstance(at, Point) and self._process.stdin is not None
+        assert isinstance(at, Point)
         again = [trial.again.fault, trial.again.at] if trial.again else None
-        request = {"fault": trial.disturbance.fault, "at": [at.label, at.n], "again": again, "lost": trial.lost}
+        at_point = {"fault": trial.disturbance.fault, "at": [at.label, at.n]}
+        return self._asked({**at_point, "again": again, "lost": trial.lost, "repair": trial.repair})
+
+    def recover(self, root: Path) -> Outcome:
+        """Run and check a site that something else has disturbed; it must have this zygote's landing directory."""
+        return self._asked({"recover": str(root)})
+
+    def _asked(self, request: dict) -> Outcome:
+        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return Outcome(*self._line())
@@ -80,8 +90,10 @@ def zygotes(number: int) -> Iterator[list[Zygote]]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def play(started: Sequence[Zygote], trials: Sequence[Trial], seen: Callable[[Played], None]) -> list[Played]:
-    """Every trial on whichever zygote is free. seen: told of each as it ends."""
+def play(
+    started: Sequence[Zygote], trials: Sequence[Trial], seen: Callable[[Played], None], until: float | None = None
+) -> list[Played]:
+    """Every trial on whichever zygote is free. seen: told of each as it ends. until: on time.monotonic()."""
     waiting: queue.SimpleQueue[Trial] = queue.SimpleQueue()
     for trial in trials:
         waiting.put(trial)
@@ -91,7 +103,7 @@ def play(started: Sequence[Zygote], trials: Sequence[Trial], seen: Callable[[Pla
 
     def serve(zygote: Zygote) -> None:
         try:
-            while not errors:
+            while not errors and (until is None or time.monotonic() < until):
                 one = waiting.get_nowait()
                 outcome = zygote.play(one)
                 with lock:

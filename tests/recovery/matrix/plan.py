@@ -32,10 +32,11 @@ def everything(points: Sequence[Point]) -> list[Trial]:
     """A kill before and after each call; at each commit every fault, elsewhere one after the other in turn; double blows.
 
     Between two calls the disk looks the same after the one and before the other: so one of the two loses its host's files.
+    After some, fsck repairs before the next run can.
     """
     trials = []
-    for point in points:
-        trials.append(Trial(Disturbance("kill before", point)))
+    for index, point in enumerate(points):
+        trials.append(Trial(Disturbance("kill before", point), repair=index % 5 == 0))
         trials.append(Trial(Disturbance("kill after", point), lost=True))
     turn = 0
     for point in points:
@@ -69,7 +70,7 @@ def sample(points: Sequence[Point]) -> list[Trial]:
     for calls in by_operation.values():
         for fault in ("kill before", "kill after"):
             spread = (spread + _GOLDEN) % 1
-            trials.append(Trial(Disturbance(fault, calls[int(spread * len(calls))])))
+            trials.append(Trial(Disturbance(fault, calls[int(spread * len(calls))]), repair=spread < 0.2))
     kinds = sorted({fault for point in points for fault in faults(point)})
     for number in range(_SAMPLED_FAULTS):
         fault = kinds[number % len(kinds)]

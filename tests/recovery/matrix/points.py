@@ -170,7 +170,6 @@ class Wrapped:
                 setattr(module, name, self._local(name, getattr(module, name)))
         for name in ("rename", "write_text", "unlink"):
             setattr(Path, name, self._local(name, getattr(Path, name)))
-        one_by_one()
 
     def _storage_method(self, name: str, method: Callable) -> Callable:
         @functools.wraps(method)

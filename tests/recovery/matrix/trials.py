@@ -19,11 +19,14 @@ from typing import Any
 
 from configs import settings
 from configs.settings import Settings
-from pipelines.runtime import state_reader
+from pipelines.runtime import fsck, state_reader
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.tenure import claimed
 from state_ops import lease
 from state_ops.errors import BusyError, WeirError
+from state_ops.fsck.findings import Report
+from state_ops.fsck.repair import plan_repair
 from tests.recovery.matrix import checks, replay
 from tests.recovery.matrix.checks import Stored
 from tests.recovery.matrix.pipeline import pipeline
@@ -56,22 +59,23 @@ class Site:
     def release(self) -> Path:
         return self.root / "release"
 
+    def env(self, work: str = "work") -> dict[str, str]:
+        return {
+            "WEIR_STORAGE__ROOT": str(self.root / "storage"),
+            "WEIR_LOCAL__WORK_DIR": str(self.root / work),
+            "WEIR_PIPELINES__METERS__OBJECT": "tests.recovery.matrix.pipeline:pipeline",
+            "WEIR_PIPELINES__METERS__PARAMS": json.dumps({"landing": str(self.landing)}),
+            "WEIR_EPOCH__MAX_FILES": "1",
+            "WEIR_CHECKPOINTS__NUM_RETAINED": str(RETAINED),
+            "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "2",
+            "WEIR_LEASE__HEARTBEAT_SECONDS": "60",
+            "WEIR_RUN__POLL_SECONDS": "0.01",
+            "WEIR_SPARK__PARALLELISM": "2",
+            "WEIR_STATE__WRITE_BUFFER_MB": "1",
+        }
+
     def settings(self, work: str = "work") -> Settings:
-        return settings.load(
-            {
-                "WEIR_STORAGE__ROOT": str(self.root / "storage"),
-                "WEIR_LOCAL__WORK_DIR": str(self.root / work),
-                "WEIR_PIPELINES__METERS__OBJECT": "tests.recovery.matrix.pipeline:pipeline",
-                "WEIR_PIPELINES__METERS__PARAMS": json.dumps({"landing": str(self.landing)}),
-                "WEIR_EPOCH__MAX_FILES": "1",
-                "WEIR_CHECKPOINTS__NUM_RETAINED": str(RETAINED),
-                "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "2",
-                "WEIR_LEASE__HEARTBEAT_SECONDS": "60",
-                "WEIR_RUN__POLL_SECONDS": "0.01",
-                "WEIR_SPARK__PARALLELISM": "2",
-                "WEIR_STATE__WRITE_BUFFER_MB": "1",
-            }
-        )
+        return settings.load(self.env(work))
 
 
 # -- what a child does: each returns plain data
@@ -79,6 +83,7 @@ class Site:
 
 def undisturbed(site: Site, *, drain: bool, journal: Path | None = None) -> dict[str, Any]:
     """A whole run; with a journal, every call is noted there."""
+    one_by_one()
     Wrapped(site.root, None, journal).install()
     return _run(site, drain=drain)
 
@@ -86,6 +91,7 @@ def undisturbed(site: Site, *, drain: bool, journal: Path | None = None) -> dict
 def disturbed(site: Site, disturbance: Disturbance) -> dict[str, Any]:
     """A run in which one call goes wrong; the answer, if it comes to that, says how the run ended."""
     wrapped = Wrapped(site.root, disturbance)
+    one_by_one()
     wrapped.install()
     return {**_run(site, drain=True), "hit": wrapped.hit}
 
@@ -125,9 +131,27 @@ def checked(site: Site, *, strict: bool) -> dict[str, Any]:
         problems += checks.differences(found, rows, f"state of {uid}")
     problems += checks.registry(stored, RETAINED)
     problems += checks.sinks(stored)
-    left = checks.unnamed(stored) if strict else []
-    problems += [f"left over: {name}" for name in left if not checks.is_true_orphan(name)]
-    return {"problems": problems, "orphans": len(left)}
+    if strict and (left := checks.unnamed(stored)):
+        problems += [f"left over: {name}" for name in left if not checks.is_true_orphan(name)]
+        problems += repaired(site)["problems"]
+    return {"problems": problems}
+
+
+def repaired(site: Site) -> dict[str, Any]:
+    """`weir fsck --repair`: nothing is damaged, whatever happened; and afterwards nothing is left that nothing names."""
+    report = fsck.examine(pipeline, site.settings())
+    problems = _damage(report)
+    with claimed(pipeline, site.settings(), InMemoryExecutor()) as tenure:
+        fsck.repair(tenure.shop, plan_repair(report))
+    after = fsck.examine(pipeline, site.settings(), quick=True)
+    problems += [f"fsck still finds: {one.kind}: {one.path}: {one.what}" for one in after.findings]
+    stored = Stored(site.storage)
+    problems += [f"fsck has left over: {name}" for name in checks.unnamed(stored)]
+    return {"problems": problems + checks.registry(stored, 2 * RETAINED)}
+
+
+def _damage(report: Report) -> list[str]:
+    return [f"fsck says {one.kind}: {one.path}: {one.what}" for one in report.damage]
 
 
 def _run(site: Site, *, drain: bool, work: str = "work") -> dict[str, Any]:
@@ -156,18 +180,17 @@ def _listing(site: Site) -> dict[str, int]:
 class Trial:
     """at: the call of the disturbed run; again: the number of the call in the next run, where that is disturbed too.
 
-    lost: the host's work directory is gone afterwards.
+    lost: the host's work directory is gone afterwards. repair: fsck repairs before the next run recovers.
     """
 
     disturbance: Disturbance
     again: Disturbance | None = None
     lost: bool = False
+    repair: bool = False
 
     def __str__(self) -> str:
         second = f", then {self.again.fault} at call {self.again.at} of the recovery" if self.again else ""
-        return (
-            f"{self.disturbance.fault} at {self.disturbance.at}{second}{', work directory lost' if self.lost else ''}"
-        )
+        return f"{self.disturbance.fault} at {self.disturbance.at}{second}{', work directory lost' if self.lost else ''}{', then fsck' if self.repair else ''}"
 
 
 @dataclass
@@ -204,12 +227,20 @@ def conduct(site: Site, base: Path, trial: Trial, fork: Step) -> Outcome:
         problems.append("the process died")
     if trial.lost:
         shutil.rmtree(site.root / "work", ignore_errors=True)
+    if trial.repair:
+        problems += _problems(fork(repaired, site))
     if trial.again is not None:
         second = fork(disturbed, site, _with_files(trial.again, site))
         if second is not None and not second["typed"]:
             problems.append(f"an untyped error in the recovery: {second['said']}")
     problems += _problems(fork(recovered, site))
     return Outcome(ended, problems, time.monotonic() - started)
+
+
+def resume(site: Site, fork: Step) -> Outcome:
+    """Recover and check a site that was disturbed elsewhere."""
+    started = time.monotonic()
+    return Outcome("done", _problems(fork(recovered, site)), time.monotonic() - started)
 
 
 def _with_files(disturbance: Disturbance, site: Site) -> Disturbance:

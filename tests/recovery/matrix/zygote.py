@@ -91,10 +91,13 @@ def main(root: Path) -> None:
     trials.prepare(site, base, forks)
     print(json.dumps([[point.label, point.n] for point in _recorded(site, base, forks)]), flush=True)
     for line in sys.stdin:
-        trial = _trial(json.loads(line))
+        request = json.loads(line)
         forks.log.write_text("")
         try:
-            outcome = trials.conduct(site, base, trial, forks)
+            if "recover" in request:
+                outcome = trials.resume(Site(Path(request["recover"]), site.landing), forks)
+            else:
+                outcome = trials.conduct(site, base, _trial(request), forks)
         except Exception as error:
             outcome = trials.Outcome("broken", [f"{type(error).__name__}: {error}"])
         if outcome.problems:
@@ -132,7 +135,7 @@ def _recorded(site: Site, base: Path, forks: Forks) -> list[Point]:
 def _trial(raw: dict[str, Any]) -> Trial:
     label, n = raw["at"]
     again = Disturbance(raw["again"][0], raw["again"][1]) if raw["again"] else None
-    return Trial(Disturbance(raw["fault"], Point(label, n)), again, raw["lost"])
+    return Trial(Disturbance(raw["fault"], Point(label, n)), again, raw["lost"], raw["repair"])
 
 
 if __name__ == "__main__":
