@@ -246,9 +246,10 @@ def checkpoints(pipeline: Name, json: Json = False) -> None:
     """The completed checkpoints that are retained, oldest first."""
     found, settings = find(pipeline)
     _, registry = open_storage(found, settings)
-    completed = registry.checkpoints()
+    completed, pins = registry.checkpoints(), registry.pins()
+    names = {row.commit_id: [pin.name for pin in pins if pin.commit_id == row.commit_id] for row in completed}
     if json:
-        print_json([_view(checkpoint) for checkpoint in completed])
+        print_json([{**_view(row), "named": names[row.commit_id]} for row in completed])
         return
     if not completed:
         out.print(f"{pipeline} has no checkpoint yet: weir run {pipeline}")
@@ -264,8 +265,9 @@ def checkpoints(pipeline: Name, json: Json = False) -> None:
         "state bytes new/total",
         "ms",
         "gen",
+        "named",
     ):
-        table.add_column(title, justify="left" if title in ("completed", "trigger") else "right")
+        table.add_column(title, justify="left" if title in ("completed", "trigger", "named") else "right")
     for row in completed:
         figures = row.operators.values()
         table.add_row(
@@ -278,6 +280,7 @@ def checkpoints(pipeline: Name, json: Json = False) -> None:
             f"{row.bytes_new:,}/{row.bytes_total:,}",
             f"{row.ms.get('to_commit', 0):.0f}",
             str(row.generation),
+            escape(", ".join(names[row.commit_id])),
         )
     out.print(table)
 

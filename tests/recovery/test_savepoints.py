@@ -45,6 +45,8 @@ def test_a_savepoint_of_a_pipeline_at_rest_is_its_newest_checkpoint(bank, weir):
     assert bank.ids() == [2, 5]
     listed = json.loads(weir(bank.site, "savepoints", "small", "--json").out)
     assert [(one["name"], one["checkpoint"], one["reason"]) for one in listed] == [("before-upgrade", 2, "new code")]
+    shown = json.loads(weir(bank.site, "checkpoints", "small", "--json").out)
+    assert [(row["id"], row["named"]) for row in shown] == [(2, ["before-upgrade"]), (5, [])]
     bank.assert_exact(1, 2, 3, 4, 5)
     bank.site.assert_no_orphans()
 
