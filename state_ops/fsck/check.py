@@ -90,7 +90,7 @@ def look(storage: Storage, app_id: str, names: frozenset[str], alive: bool, owne
     findings = list(seen.findings)
     if seen.readable:
         for name, table in tables.items():
-            findings += sinks.chain_problems(seen, table, early.get(name))
+            findings += sinks.chain_problems(storage, seen, table, early.get(name))
     wanted = objects.expectations(seen, tables)
     compared = list(objects.compare(wanted, stored))
     findings += compared

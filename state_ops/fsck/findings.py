@@ -29,6 +29,7 @@ class Kind(StrEnum):
     """The names of findings, as people and programs see them."""
 
     UNREADABLE_REGISTRY = "unreadable registry"
+    REGISTRY_SET_BACK = "registry set back"
     MISSING_REGISTRY_FILE = "missing registry file"
     ALTERED_REGISTRY_FILE = "altered registry file"
     DAMAGED_LISTING = "damaged listing"
@@ -71,6 +72,9 @@ _NEXT_RUN = "`--repair` removes it; so does the next run."
 
 MEANINGS: dict[Kind, _Meaning] = {
     Kind.UNREADABLE_REGISTRY: _Meaning(Severity.DAMAGE, f"{_BACKUP} Nothing is deleted meanwhile.", blocks=True),
+    Kind.REGISTRY_SET_BACK: _Meaning(
+        Severity.DAMAGE, "Put all of registry/ back to one moment. Nothing is deleted meanwhile.", blocks=True
+    ),
     Kind.MISSING_REGISTRY_FILE: _Meaning(Severity.DAMAGE, f"{_BACKUP} Nothing is deleted meanwhile.", blocks=True),
     Kind.ALTERED_REGISTRY_FILE: _Meaning(Severity.DAMAGE, f"{_BACKUP} Nothing is deleted meanwhile.", blocks=True),
     Kind.DAMAGED_LISTING: _Meaning(Severity.DAMAGE, f"{_BACKUP} Nothing is deleted meanwhile.", blocks=True),

@@ -19,7 +19,7 @@ from deltalake.exceptions import TableNotFoundError
 from state_ops.checkpoint import Checkpoint
 from state_ops.delta_log import active_files, open_table
 from state_ops.fsck.findings import Finding, Kind, found
-from state_ops.fsck.survey import UNREADABLE, Survey
+from state_ops.fsck.survey import UNREADABLE, Survey, torn_entry
 from state_ops.storage import Storage
 
 TOP = "tables"
@@ -71,11 +71,12 @@ def expected(rows: list[Checkpoint], sink: str) -> int | None:
     return (rows[-1].sinks.get(sink) or {}).get("id") if rows else None
 
 
-def chain_problems(seen: Survey, table: SinkTable, early: int | None) -> Iterator[Finding]:
+def chain_problems(storage: Storage, seen: Survey, table: SinkTable, early: int | None) -> Iterator[Finding]:
     """Where one table does not stand where the checkpoints say. early: its version before the registry was read."""
     name, newest = table.name, expected(seen.checkpoints, table.name)
     if table.problem is not None:
-        yield found(Kind.UNREADABLE_TABLE, f"Its log cannot be read: {table.problem}", table.path)
+        what = f"The table's log cannot be read: {table.problem}"
+        yield found(Kind.UNREADABLE_TABLE, what, torn_entry(storage, table.path) or table.path)
         return
     if early is not None and (newest is None or early > newest):
         what = f"Its last published checkpoint is {early}; the registry's newest is {newest}."
@@ -140,10 +141,8 @@ def _in_entry(data: bytes) -> Iterator[str]:
 def _in_checkpoint(data: bytes) -> Iterator[str]:
     if not data:
         return  # cleaned up since it was listed
-    reader = pa.BufferReader(data)
-    names = pq.read_schema(reader).names
-    reader.seek(0)
-    columns = [name for name in ("add", "remove") if name in names]
-    table = pq.read_table(reader, columns=[f"{name}.path" for name in columns], use_threads=False)
+    file = pq.ParquetFile(pa.BufferReader(data))
+    columns = [name for name in ("add", "remove") if name in file.schema_arrow.names]
+    table = file.read(columns=[f"{name}.path" for name in columns], use_threads=False)
     for name in columns:
         yield from (unquote(row["path"]) for row in table.column(name).to_pylist() if row and row["path"])

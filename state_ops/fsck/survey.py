@@ -5,6 +5,7 @@ Reading needs no right. What a living coordinator changes meanwhile is sorted ou
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -75,6 +76,7 @@ def survey(storage: Storage, app_id: str, alive: bool, owned: bool = False) -> S
     if generation is None:
         return seen
     seen.generation = generation
+    seen.findings += _read(storage, seen, lambda: _set_back(storage, app_id)) or []
     seen.fence = generation if alive or owned else Generation(generation + 1)
     seen.checkpoints = _read(storage, seen, registry.checkpoints) or []
     if not seen.readable:
@@ -103,6 +105,23 @@ def _read(storage: Storage, seen: Survey, call: Callable[[], T]) -> T | None:
         return None
 
 
+def _set_back(storage: Storage, app_id: str) -> list[Finding]:
+    """The tables are claimed in their order, so none can be of an older generation than one after it; read in reverse."""
+    claims: list[tuple[str, int]] = []
+    for path in reversed(TABLES):
+        try:
+            claims.append((path, open_table(storage, path).transaction_version(app_id) or 0))
+        except TableNotFoundError:
+            claims.append((path, 0))
+    newest, problems = claims[0], []
+    for path, generation in claims[1:]:
+        if generation < newest[1]:
+            what = f"It is of generation {generation}, and {newest[0]} of {newest[1]}, which is claimed after it."
+            problems.append(found(Kind.REGISTRY_SET_BACK, what, path))
+        newest = max(newest, (path, generation), key=lambda claim: claim[1])
+    return problems
+
+
 def _listing(storage: Storage, seen: Survey, registry: Registry, row: Checkpoint) -> tuple[StateFile, ...] | None:
     try:
         return registry.files(row)
@@ -125,7 +144,8 @@ def _culprits(storage: Storage) -> list[Finding]:
         except TableNotFoundError:
             continue
         except UNREADABLE as error:
-            problems.append(found(Kind.UNREADABLE_REGISTRY, f"Its log cannot be read: {_brief(error)}", path))
+            where = torn_entry(storage, path) or path
+            problems.append(found(Kind.UNREADABLE_REGISTRY, f"The table's log cannot be read: {_brief(error)}", where))
             continue
         for file in active_files(handle):
             where = f"{path}/{file.path}"
@@ -139,6 +159,18 @@ def _culprits(storage: Storage) -> list[Finding]:
             elif (problem := unreadable_parquet(data)) is not None:
                 problems.append(found(Kind.ALTERED_REGISTRY_FILE, f"It cannot be read: {problem}", where))
     return problems
+
+
+def torn_entry(storage: Storage, table: str) -> str | None:
+    """The oldest entry of a table's log that is no JSON, if that is what is wrong with it."""
+    entries = [file.path for file in storage.list(f"{table}/_delta_log") if file.path.endswith(".json")]
+    for path in sorted(entries):
+        try:
+            for line in (storage.read_bytes(path) or b"{}").splitlines():
+                json.loads(line)
+        except ValueError:
+            return path
+    return None
 
 
 def unreadable_parquet(data: bytes) -> str | None:
