@@ -158,8 +158,9 @@ class RocksDBBackend:
     def snapshot(self, target: Path) -> None:
         """Flush, merge what is due, and hard-link the live files into `target` (which must not exist)."""
         try:
-            for shard in self._shards:
-                shard.flush(wait=True)
+            for wait in (False, True):  # several at once, as far as there are threads; the second round waits for them
+                for shard in self._shards:
+                    shard.flush(wait=wait)
             self._settle()
             split = self._split()
             merges = shards.due(self._sizes())
@@ -284,7 +285,7 @@ def _options(write_buffer_mb: int, block_cache_mb: int) -> Options:
     options.set_db_write_buffer_size(2 * write_buffer_mb << 20)  # all shards together, not each
     options.set_compaction_style(DBCompactionStyle.universal())
     options.set_compression_type(DBCompressionType.lz4())
-    options.set_max_background_jobs(2)
+    options.set_max_background_jobs(8)  # at most, and in all databases of the process; a quarter of them flush
     options.set_max_open_files(256)
     options.set_keep_log_file_num(1)
     options.set_stats_dump_period_sec(0)

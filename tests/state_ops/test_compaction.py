@@ -42,7 +42,6 @@ class Subtask:
     def epoch(self, puts: Entries, deletes: Iterable[bytes] = ()) -> Snapshot:
         self.number += 1
         attempt = self._attempt(self.number)
-        snapshot.sweep(attempt, {self.base.attempt} if self.base else (), (), 1)
         forked = snapshot.fork(self.storage, attempt, self.base)
         backend = self._open(forked.db)
         try:
@@ -50,7 +49,9 @@ class Subtask:
             files = snapshot.take(attempt, backend)
         finally:
             backend.close()
-        self.base = snapshot.upload(self.storage, attempt, forked, files)
+        before, self.base = self.base, snapshot.upload(self.storage, attempt, forked, files)
+        for directory in self.home.glob(f"*-{before.attempt}" if before else "nothing"):
+            shutil.rmtree(directory)
         return self.base
 
     def reopened(self, read):
@@ -128,24 +129,22 @@ def test_a_state_above_the_threshold_is_cut_into_eight_even_pieces(subtask):
         assert dict(entries) == {key: value for key, value in state.items() if start <= key < end}
 
 
-def test_a_state_that_grows_is_cut_while_it_is_written(subtask):
-    state = filled(keys(6000))
+def test_a_state_that_grows_is_cut_while_it_is_written_and_keeps_to_its_memory(tmp_path):
+    state = filled(keys(40_000))
     entries = list(state.items())
-
-    def grow(backend: RocksDBBackend) -> None:
-        for at in range(0, len(entries), 500):
-            backend.write(entries[at : at + 500])
-        # What RocksDB has flushed by itself is what the cut goes by; here that is nothing yet.
-        backend.snapshot(subtask.home / "first")
-        backend.write([(key, b"new") for key, _ in entries[:2000]])
-        assert backend.multi_get([key for key, _ in entries]) == [b"new"] * 2000 + [
-            value for _, value in entries[2000:]
-        ]
-
-    subtask.epoch({})
-    subtask.reopened(grow)
-    names = Rdict.list_cf(str(subtask.home / "first"), Options(raw_mode=True))
-    assert len(names) == 8
+    backend = RocksDBBackend(tmp_path / "db", 1, 8, shard_mb=0.5)
+    try:
+        for at in range(0, len(entries), 1000):
+            backend.write(entries[at : at + 1000], [key for key, _ in entries[at - 1100 : at - 1000]])
+        assert len(Rdict.list_cf(str(tmp_path / "db"), Options(raw_mode=True))) == 8
+        held = sum(shard.property_int_value("rocksdb.cur-size-all-mem-tables") or 0 for shard in backend._shards)
+        assert held < 3 << 20
+        for at in range(1000, len(entries), 1000):
+            for key, _ in entries[at - 1100 : at - 1000]:
+                state.pop(key, None)
+        assert list(backend.scan(*EVERYTHING)) == sorted(state.items())
+    finally:
+        backend.close()
 
 
 def test_one_shard_that_outgrows_the_others_is_cut_again(subtask):
