@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp
 # What pyproject.toml's requires-python says, and able to make a virtual environment.
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help venv demo demo-clean test lint ui matrix mutants lock
+.PHONY: help venv demo demo-clean test lint ui matrix mutants lock bench
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ matrix: $(STAMP) ## Kill and disturb a run at every single call, and compare wha
 
 mutants: $(STAMP) ## Break the code on purpose and see that the tests notice
 	@$(PY) -m tests.mutants
+
+bench: $(STAMP) ## Measure incremental against full snapshots; about ten minutes
+	@$(PY) -m benchmarks.incremental
 
 lock: $(STAMP) ## Resolve pyproject.toml into requirements.lock again; versions in it stay where they can
 	@$(VENV)/bin/uv pip compile --quiet --universal --generate-hashes --all-extras --python-version 3.11 pyproject.toml \
