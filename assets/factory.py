@@ -19,8 +19,8 @@ from pipelines.runtime import run as runtime
 from pipelines.runtime.definition import FileSource, Pipeline, Stage
 from pipelines.runtime.run import RunOptions
 from pipelines.runtime.workshop import EpochReport
-from state_ops.coordinator import Trigger
 from state_ops.errors import PipelineError, StageError, WeirError
+from state_ops.pending import Trigger
 
 CHECKPOINT = "checkpoint"
 PIPELINE = "weir/pipeline"

@@ -230,7 +230,7 @@ class StageRun:
         for subtask, batches in enumerate(parts):
             ack = Ack.from_json(keyed_stage.run(task, subtask, iter(batches)).to_json())
             if ack.error is not None:
-                raise declined(ack)
+                raise declined(ack.error)
             acks.append(ack)
         after = watermarks.after_job(self.stage, known, acks, drain) if fixed_after is None else fixed_after
         bases = snapshots_of(tuple(file for ack in acks for file in ack.files), self.stage.uid)

@@ -206,7 +206,7 @@ MUTANTS = [
     ),
     Mutant(
         "let the last ack win",
-        "state_ops/coordinator.py",
+        "state_ops/pending.py",
         "        if key in self.acks:\n",
         "        if key in ():\n",
         "tests/state_ops/test_coordinator.py::test_the_first_ack_of_a_subtask_wins_among_its_attempts",

@@ -29,9 +29,9 @@ from pipelines.runtime.tenure import open_storage
 from pipelines.runtime.workshop import EpochReport
 from state_ops import lease
 from state_ops.checkpoint import Checkpoint, from_micros
-from state_ops.coordinator import Trigger
 from state_ops.errors import StageError, WeirError
 from state_ops.lease import Request
+from state_ops.pending import Trigger
 
 app = typer.Typer(
     help="Keyed state for PySpark pipelines: exactly-once epochs, incremental snapshots, restores you can trust.",

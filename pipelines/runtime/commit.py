@@ -95,6 +95,15 @@ def raise_if_fenced(shop: Workshop, error: BaseException) -> None:
         ) from error
 
 
+def remove(shop: Workshop, files: Sequence[StateFile]) -> None:
+    """Delete what an attempt that does not count has uploaded; what stays for now is swept like everything unnamed."""
+    for file in files:
+        try:
+            shop.storage.delete(file.path)
+        except OSError as error:
+            log.warning("an object of an attempt that lost could not be deleted", path=file.path, error=str(error))
+
+
 def delete_staged(shop: Workshop, name: str) -> None:
     for stage in shop.pipeline.stages:
         shop.storage.delete_tree(f"state/{stage.uid}/{name}")

@@ -17,36 +17,37 @@ from typing import Any
 from deltalake.exceptions import DeltaError
 
 from pipelines.runtime import gates
-from pipelines.runtime.commit import commit, delete_staged, discard, prune, publish_missing, raise_if_fenced
+from pipelines.runtime.commit import commit, delete_staged, discard, prune, publish_missing, raise_if_fenced, remove
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.stage_job import check_deadline, is_rows, run_stage, tables_of, windowing
 from pipelines.runtime.workshop import Cut, EpochReport, Working, Workshop, lap
 from state_ops import errors
 from state_ops.checkpoint import OUTPUT, STATE, Checkpoint, StateFile, spans_with
-from state_ops.coordinator import PendingCheckpoint
+from state_ops.coordinator import Coordinator
 from state_ops.errors import (
+    GateError,
     RunEndedError,
     TransientError,
     WeirError,
 )
 from state_ops.frames import schema_to_json
-from state_ops.ids import CheckpointId
+from state_ops.pending import FailureReason, PendingCheckpoint
 from state_ops.schema import type_name
 
 _TOTALS = ("epochs", "rows_read", "bytes_new", "files_new")
 
 
-def complete(shop: Workshop, id: CheckpointId, parent: Checkpoint | None, cut: Cut) -> EpochReport:
-    """Run one epoch up to its commit.
+def complete(shop: Workshop, coordinator: Coordinator, pending: PendingCheckpoint, cut: Cut) -> EpochReport:
+    """Run one epoch, which the coordinator has just triggered, up to its commit.
 
     Raises the WeirError that declined it, after everything that it staged was discarded; FencedError discards nothing.
     """
     started, triggered_at = time.perf_counter(), datetime.now(UTC)
-    expected = {stage.uid: shop.settings.spark.parallelism for stage in shop.pipeline.stages}
+    id, parent = pending.id, pending.base
     now = max(triggered_at, parent.epoch_now) if parent else triggered_at
-    deadline = time.monotonic() + shop.settings.checkpoints.timeout_seconds
-    work = Working(PendingCheckpoint(id, parent, shop.generation, expected), cut, now, deadline)
+    deadline = time.monotonic() + coordinator.policy.timeout
+    work = Working(coordinator, pending, cut, now, deadline)
     try:
         for stage in shop.pipeline.stages:
             run_stage(shop, work, stage)
@@ -59,11 +60,23 @@ def complete(shop: Workshop, id: CheckpointId, parent: Checkpoint | None, cut: C
         raise
     except BaseException as error:
         raise_if_fenced(shop, error)
+        reason = FailureReason.GATE if isinstance(error, GateError) else FailureReason.JOB
+        coordinator.abort(time.monotonic(), id, reason)
         discard(shop, id)
         if (typed := _typed(error, f"pipeline {shop.pipeline.name}, epoch {id}")) is not None:
             raise typed from error
         raise
-    checkpoint = commit(shop, work, checkpoint, files, started)
+    try:
+        committing = coordinator.begin_commit()
+        assert committing is pending, "its stages have seen every ack, and it is the only one"
+        checkpoint = commit(shop, work, checkpoint, files, started)
+    except (errors.FencedError, RunEndedError):
+        raise
+    except WeirError:
+        coordinator.abort(time.monotonic(), id, FailureReason.COMMIT)
+        raise
+    coordinator.completed(time.monotonic(), checkpoint)
+    remove(shop, work.losers)
     return EpochReport(checkpoint, tuple(work.verdicts), work.ms)
 
 

@@ -7,8 +7,8 @@ the generation gives rights; everything that a dead predecessor left is found an
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
 
 import structlog
 
@@ -23,7 +23,7 @@ from pipelines.runtime.tenure import owning, readers
 from pipelines.runtime.workshop import Cut, EpochReport, Workshop
 from state_ops import lease
 from state_ops.checkpoint import Checkpoint
-from state_ops.coordinator import Trigger, TriggerPolicy, next_id
+from state_ops.coordinator import Coordinator, Policy, retry_pause
 from state_ops.errors import (
     FencedError,
     GateError,
@@ -31,10 +31,12 @@ from state_ops.errors import (
     PipelineError,
     RunEndedError,
     StageError,
+    TransientError,
     WeirError,
 )
 from state_ops.ids import CheckpointId
 from state_ops.lease import Heartbeat, Request
+from state_ops.pending import FailureReason, Refusal, Trigger
 
 log = structlog.get_logger("weir.run")
 
@@ -69,12 +71,13 @@ class RunOptions:
 class Loop:
     """Where the run stands between two epochs."""
 
-    head: Checkpoint | None
-    failures: int = 0
-    last_end: float = field(default_factory=time.monotonic)
+    coordinator: Coordinator
     catching_up: bool = True
     to_drain: set[tuple[str, str]] | None = None
-    begun: list[CheckpointId] = field(default_factory=list)
+
+    @property
+    def head(self) -> Checkpoint | None:
+        return self.coordinator.head
 
 
 def run(
@@ -89,8 +92,23 @@ def run(
     with owning(pipeline, settings, executor, options.run_id) as tenure:
         head = tenure.head if options.start_from is None else start(tenure, settings, options.start_from)
         check_fits(pipeline, head)
-        loop = Loop(head, begun=[tenure.last_id])
+        loop = Loop(_coordinator(tenure.shop, options, tenure.last_id))
         yield from _epochs(tenure.shop, options, loop, tenure.heartbeat)
+
+
+def _coordinator(shop: Workshop, options: RunOptions, last_id: CheckpointId) -> Coordinator:
+    """Who decides in this run, knowing what is retained."""
+    configured = shop.settings.checkpoints
+    policy = Policy(
+        interval=options.interval,
+        min_pause=configured.min_pause_seconds,
+        timeout=configured.timeout_seconds,
+        tolerable_failures=configured.tolerable_failures,
+        num_retained=configured.num_retained,
+    )
+    retained = shop.registry.checkpoints()
+    listings = {row.id: shop.registry.files(row) for row in retained}
+    return Coordinator(policy, shop.generation, retained, listings, last_id, time.monotonic())
 
 
 def check_fits(pipeline: Pipeline, head: Checkpoint | None) -> None:
@@ -115,12 +133,11 @@ def check_fits(pipeline: Pipeline, head: Checkpoint | None) -> None:
 
 
 def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbeat) -> Iterator[EpochReport]:
-    policy = TriggerPolicy(options.interval, shop.settings.checkpoints.min_pause_seconds)
     started = time.monotonic()
     waiting_since: float | None = None
     while True:
         requests = lease.pending(shop.storage)
-        stop = next((request for request in requests if request.kind == upkeep.STOP), None)
+        stop = _stop(requests, failing=loop.coordinator.failures > 0)
         expired = options.max_seconds is not None and time.monotonic() - started > options.max_seconds
         for name, reader in shop.readers.items():
             reader.check(_position(loop.head, name))
@@ -129,7 +146,11 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
             loop.to_drain = waiting  # what lands from now on is for the next run
         draining = loop.to_drain is not None and bool(waiting & loop.to_drain)
         if stop is not None and not draining:
-            yield from _stopped(shop, loop, heartbeat, stop)
+            reason = stop.reason or "weir stop --drain"
+            if stop.drain and not (yield from _drain(shop, loop, heartbeat, reason)):
+                time.sleep(shop.settings.run.poll_seconds)
+                continue
+            _stopped(shop, loop, heartbeat, stop)
             for request in requests:
                 if request.kind == upkeep.STOP:
                     lease.take(shop.storage, request)
@@ -140,41 +161,48 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
         for request in requests:
             if request.kind not in (upkeep.STOP, upkeep.BARRIER, upkeep.NAME):
                 upkeep.carry_out(shop, request)
+                left = {row.id for row in shop.registry.checkpoints()}
+                loop.coordinator.pruned(loop.coordinator.confirmed - left)
         backlog = bool(waiting)
         if not backlog:
             # A sensor asks because files wait. An epoch has read them meanwhile: there is nothing left to cut.
             for request in [request for request in barriers if request.trigger == Trigger.SENSOR]:
                 barriers.remove(request)
                 lease.take(shop.storage, request)
-        due = policy.due(
-            since_last=time.monotonic() - loop.last_end,
-            backlog=backlog,
-            requested=bool(barriers),
-            catching_up=loop.catching_up or draining,
-        )
-        if due and (backlog or barriers):
+        catching_up = loop.catching_up or draining
+        if loop.coordinator.due(time.monotonic(), backlog=backlog, requested=bool(barriers), catching_up=catching_up):
             waiting_since, before = None, loop.head
-            yield from _one(shop, loop, heartbeat, _cut(shop, loop, options, barriers))
+            cut = _planned(shop, loop, options, barriers)
+            if cut is not None:
+                yield from _one(shop, loop, heartbeat, cut)
             if loop.head is not before:  # else it was declined, and what was asked for is still to be done
                 for request in barriers:
                     _answer(shop, loop, request)
             continue
         if not backlog:
             loop.catching_up = False
-        if options.drain and not backlog:
-            yield from _drain(shop, loop, heartbeat, options.reason)
+        if options.drain and not backlog and (yield from _drain(shop, loop, heartbeat, options.reason)):
             heartbeat.outcome = "drained"
             return
         waiting_since = waiting_since if waiting_since is not None else time.monotonic()
-        if options.until_caught_up and not backlog and time.monotonic() - waiting_since >= options.linger_seconds:
+        if (
+            options.until_caught_up
+            and not (backlog or options.drain)
+            and time.monotonic() - waiting_since >= options.linger_seconds
+        ):
             return
         time.sleep(shop.settings.run.poll_seconds)
 
 
-def _stopped(shop: Workshop, loop: Loop, heartbeat: Heartbeat, stop: Request) -> Iterator[EpochReport]:
+def _stop(requests: list[Request], failing: bool) -> Request | None:
+    """The stop to follow: the oldest; but while epochs fail, one that does not ask for a drain, which needs one more."""
+    stops = [request for request in requests if request.kind == upkeep.STOP]
+    at_once = [request for request in stops if not request.drain]
+    return next(iter(at_once if failing and at_once else stops), None)
+
+
+def _stopped(shop: Workshop, loop: Loop, heartbeat: Heartbeat, stop: Request) -> None:
     """What a stop asks for at the end."""
-    if stop.drain:
-        yield from _drain(shop, loop, heartbeat, stop.reason or "weir stop --drain")
     if stop.savepoint and loop.head is not None:
         upkeep.save(shop, loop.head, stop.savepoint, stop.reason)
     if stop.delete:
@@ -203,6 +231,18 @@ def _position(head: Checkpoint | None, source: str) -> dict | None:
     return head.offsets.get(source) if head else None
 
 
+def _planned(shop: Workshop, loop: Loop, options: RunOptions, barriers: list[Request]) -> Cut | None:
+    """The next epoch's cut; None after a failure that is tolerated."""
+    try:
+        return _cut(shop, loop, options, barriers)
+    except (TransientError, OSError) as error:
+        if isinstance(error, _FINAL):
+            raise
+        loop.coordinator.failed(time.monotonic())
+        _tolerated(loop, "the next slice could not be planned, will be tried again", error)
+        return None
+
+
 def _cut(shop: Workshop, loop: Loop, options: RunOptions, barriers: list[Request]) -> Cut:
     """Fix the slices of the next epoch, and say what cut it there."""
     slices = {
@@ -224,35 +264,49 @@ def _cut(shop: Workshop, loop: Loop, options: RunOptions, barriers: list[Request
     return Cut(Trigger.INTERVAL, f"every {options.interval:g} s", slices)
 
 
-def _drain(shop: Workshop, loop: Loop, heartbeat: Heartbeat, reason: str) -> Iterator[EpochReport]:
-    """Close every window. A tolerated failure is no end: a run that says it has drained has."""
+def _drain(shop: Workshop, loop: Loop, heartbeat: Heartbeat, reason: str) -> Generator[EpochReport, None, bool]:
+    """Close every window, unless a failure is too recent; returns whether that was done. A run that says it has drained has."""
     before = loop.head
-    while loop.head is before:
+    if loop.coordinator.due(time.monotonic(), backlog=True, requested=True, catching_up=True):
         yield from _one(shop, loop, heartbeat, Cut(Trigger.DRAIN, reason, {}, drain=True))
+    return loop.head is not before
 
 
 def _one(shop: Workshop, loop: Loop, heartbeat: Heartbeat, cut: Cut) -> Iterator[EpochReport]:
     """Run one epoch; a failure is tolerated as often in a row as the settings say, then raised."""
-    epoch = next_id(loop.head, loop.begun)
-    loop.begun = [epoch]
-    heartbeat.begin(epoch)
+    coordinator = loop.coordinator
+    expected = {stage.uid: shop.settings.spark.parallelism for stage in shop.pipeline.stages}
+    # It was due before its slice was planned, or nobody was to wait for it: no pause is kept twice.
+    pending = coordinator.trigger(time.monotonic(), cut.trigger, expected, catching_up=True)
+    if isinstance(pending, Refusal):
+        log.warning("no epoch was begun", reason=pending.reason)
+        return
+    heartbeat.begin(pending.id)
     try:
-        report = complete(shop, epoch, loop.head, cut)
+        report = complete(shop, coordinator, pending, cut)
     except FencedError:
         raise
     except WeirError as error:
-        loop.failures += 1
-        loop.last_end = time.monotonic()
         heartbeat.renew(shop.generation)
-        if isinstance(error, _FINAL) or loop.failures > shop.settings.checkpoints.tolerable_failures:
+        if isinstance(error, _FINAL):
             raise
-        log.warning("epoch declined, will be replayed", epoch=epoch, failure=loop.failures, error=str(error))
+        coordinator.abort(time.monotonic(), pending.id, FailureReason.JOB)
+        coordinator.renew(shop.generation)
+        _tolerated(loop, f"epoch {pending.id} declined, will be replayed", error)
         return
     heartbeat.renew(shop.generation)
-    loop.failures, loop.head = 0, report.checkpoint
+    coordinator.renew(shop.generation)
     report = finish(shop, report)
-    loop.last_end = time.monotonic()
+    coordinator.pruned(report.pruned)
     yield report
+
+
+def _tolerated(loop: Loop, event: str, error: Exception) -> None:
+    """A failure was counted: raise it if it was one too many."""
+    failures = loop.coordinator.failures
+    if loop.coordinator.failed_for_good:
+        raise error
+    log.warning(event, failure=failures, retry_seconds=retry_pause(failures), error=str(error))
 
 
 def lag(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapping[str, int]:

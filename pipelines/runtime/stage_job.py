@@ -17,7 +17,6 @@ from pipelines.runtime.sinks import delta
 from pipelines.runtime.workshop import Working, Workshop, lap
 from state_ops import errors
 from state_ops.checkpoint import STATE, Ack, StateFile, snapshots_of
-from state_ops.coordinator import AckOutcome
 from state_ops.errors import (
     DamageError,
     PipelineError,
@@ -25,6 +24,7 @@ from state_ops.errors import (
     TransientError,
     WeirError,
 )
+from state_ops.pending import FailureReason
 from state_ops.schema import StateSchema, type_name
 
 
@@ -42,11 +42,14 @@ def run_stage(shop: Workshop, work: Working, stage: Stage) -> None:
         check_deadline(shop, work, error)
         raise
     for ack in acks:
-        outcome = work.pending.receive(ack)
-        if outcome is AckOutcome.DECLINED:
-            raise declined(ack)
+        received = work.coordinator.receive(ack)
+        work.losers += received.discard
+        if received.error is not None:
+            work.coordinator.abort(time.monotonic(), work.pending.id, FailureReason.DECLINED)
+            raise declined(received.error)
     missing = work.pending.missing(stage.uid)
     if missing:
+        work.coordinator.abort(time.monotonic(), work.pending.id, FailureReason.MISSING_ACKS)
         raise TransientError(
             f"The subtasks {missing} of {stage.uid} did not ack.",
             where=f"epoch {work.pending.id}",
@@ -57,7 +60,7 @@ def run_stage(shop: Workshop, work: Working, stage: Stage) -> None:
 
 
 def check_deadline(shop: Workshop, work: Working, cause: Exception | None = None) -> None:
-    if time.monotonic() >= work.deadline:
+    if work.coordinator.expire(time.monotonic()):
         raise TransientError(
             f"Epoch {work.pending.id} was aborted: it took longer than {shop.settings.checkpoints.timeout_seconds:g} s.",
             where=f"pipeline {shop.pipeline.name}",
@@ -65,9 +68,8 @@ def check_deadline(shop: Workshop, work: Working, cause: Exception | None = None
         ) from cause
 
 
-def declined(ack: Ack) -> WeirError:
-    """The typed error in a decline."""
-    report = ack.error or {}
+def declined(report: dict[str, Any]) -> WeirError:
+    """The typed error in a decline, which reports it as `Ack.error`."""
     kind = getattr(errors, report["kind"], WeirError)
     if kind is StageError:
         return StageError(report["what"], where=report["where"], next=report["next"], traceback=report["traceback"])
@@ -225,4 +227,4 @@ def _ack_nothing(work: Working, stage: Stage) -> None:
             next="Nothing was changed. Let a file arrive and run again.",
         )
     for subtask in work.pending.missing(stage.uid):
-        work.pending.receive(Ack(stage.uid, subtask, "", work.pending.id, work.pending.generation))  # type: ignore[arg-type]
+        work.coordinator.receive(Ack(stage.uid, subtask, "", work.pending.id, work.pending.generation))  # type: ignore[arg-type]

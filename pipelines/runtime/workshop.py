@@ -15,9 +15,10 @@ from pipelines.runtime.executor import Executor
 from pipelines.runtime.gates import Verdict
 from pipelines.runtime.operators import Shapes
 from pipelines.runtime.sources.files import FilesReader, Slice
-from state_ops.checkpoint import Checkpoint
-from state_ops.coordinator import PendingCheckpoint, Trigger
+from state_ops.checkpoint import Checkpoint, StateFile
+from state_ops.coordinator import Coordinator
 from state_ops.ids import CheckpointId, Generation
+from state_ops.pending import PendingCheckpoint, Trigger
 from state_ops.pins import Watcher
 from state_ops.registry import Publication, Registry
 from state_ops.storage import Storage
@@ -68,20 +69,23 @@ class Workshop:
 
 @dataclass
 class Working:
-    """One epoch while it is being worked on; gone when it ends, whichever way."""
+    """One epoch while it is being worked on; gone when it ends, whichever way. losers: objects of attempts that do not count."""
 
+    coordinator: Coordinator
     pending: PendingCheckpoint
     cut: Cut
     now: datetime
     deadline: float
     verdicts: list[Verdict] = field(default_factory=list)
+    losers: list[StateFile] = field(default_factory=list)
     watermarks: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     ms: dict[str, float] = field(default_factory=dict)
 
     @property
     def parent(self) -> Checkpoint | None:
-        return self.pending.parent
+        """What it continues. Epochs run one after the other here, so that is confirmed."""
+        return self.pending.base
 
 
 def lap(ms: dict[str, float], phase: str, since: float) -> float:

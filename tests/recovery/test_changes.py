@@ -370,10 +370,10 @@ def test_a_coordinator_that_is_asked_to_drain_does_so_through_failures_and_beyon
         _deliver(site, hour)
     complete, errors, late = run.complete, [TransientError("the cluster was away")], 0.0
 
-    def flaky(shop, epoch, parent, cut):
+    def flaky(shop, coordinator, pending, cut):
         if cut.drain and errors:
             raise errors.pop()
-        return complete(shop, epoch, parent, cut)
+        return complete(shop, coordinator, pending, cut)
 
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late, sleep=time.sleep)
     monkeypatch.setattr(run, "complete", flaky)

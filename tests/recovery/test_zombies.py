@@ -135,10 +135,10 @@ def test_a_drain_that_fails_is_done_again_before_the_run_ends(site, days, monkey
     flights_.land(days[:_DAYS])
     complete, errors = run.complete, [TransientError("the cluster was away")]
 
-    def flaky(shop, epoch_id, parent, cut):
+    def flaky(shop, coordinator, pending, cut):
         if cut.drain and errors:
             raise errors.pop()
-        return complete(shop, epoch_id, parent, cut)
+        return complete(shop, coordinator, pending, cut)
 
     with monkeypatch.context() as patched:
         patched.setattr(run, "complete", flaky)
