@@ -252,13 +252,16 @@ def flip(file: Path) -> None:
         stream.write(bytes([byte ^ 0x10]))
 
 
-def test_the_mode_is_a_setting_that_can_change_between_runs(tmp_path):
+@pytest.mark.parametrize("restored_from", ["local files", "storage"])
+def test_the_mode_is_a_setting_that_can_change_between_runs(tmp_path, restored_from):
     days = flights_input.prepare(tmp_path / "days")[:6]
     site = Site(tmp_path / "site", {"WEIR_EPOCH__MAX_FILES": "1", "WEIR_CHECKPOINTS__NUM_RETAINED": "20"})
     made = []
     for number, mode in enumerate(["incremental", "full", "incremental"]):
         site.land(days[2 * number : 2 * number + 2])
         switched = replace(site, options={**site.options, "WEIR_CHECKPOINTS__MODE": mode})
+        if restored_from == "storage":
+            shutil.rmtree(site.root / "work", ignore_errors=True)
         last = RunOptions(until_caught_up=True, drain=number == 2)
         made += [report.checkpoint for report in run(switched.pipeline, switched.settings, last, InMemoryExecutor())]
     assert [row.id for row in made] == [1, 2, 3, 4, 5, 6, 7]
@@ -266,6 +269,31 @@ def test_the_mode_is_a_setting_that_can_change_between_runs(tmp_path):
     assert shares[2:4] == [1, 1], "full checkpoints upload all of it"
     assert all(share < 1 for share in (shares[1], shares[4], shares[5])), shares
     site.assert_exact(6)
+    site.assert_no_orphans()
+
+
+def test_case_21_an_epoch_whose_upload_fails_midway_is_replayed_from_the_checkpoint_before(tmp_path, monkeypatch):
+    first, second = flights_input.prepare(tmp_path / "days")[:2]
+    site = Site(tmp_path / "site", {"WEIR_EPOCH__MAX_FILES": "1"})
+    once = RunOptions(until_caught_up=True, linger_seconds=0)
+    site.land([first])
+    list(run(site.pipeline, site.settings, once, InMemoryExecutor()))
+    real = Storage.put_file
+
+    def failing(self: Storage, local: Path, path: str, **options: Any) -> tuple[int, str]:
+        if "/g2-e2/" in path and "MANIFEST" in path:
+            raise OSError("the store is down")
+        return real(self, local, path, **options)
+
+    site.land([second])
+    with monkeypatch.context() as patch, pytest.raises(TransientError, match="the store is down"):
+        patch.setattr(Storage, "put_file", failing)
+        list(run(site.pipeline, site.settings, once, InMemoryExecutor()))
+    assert site.head() == 1
+    site.assert_exact_so_far(1)
+    site.assert_no_orphans()
+    list(run(site.pipeline, site.settings, replace(once, drain=True), InMemoryExecutor()))
+    site.assert_exact(2)
     site.assert_no_orphans()
 
 
