@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from pipelines.runtime.tenure import claimed
 from state_ops import delta_log, lease
 from state_ops.checkpoint import OUTPUT
 from state_ops.delta_log import FencedTable
+from state_ops.fsck import check as checking
 from state_ops.fsck.findings import MEANINGS, Kind, Report, Severity
 from state_ops.fsck.repair import plan_repair
 from state_ops.pins import Hold
@@ -626,6 +628,23 @@ def test_nothing_is_wrong_at_any_moment_of_a_running_coordinator(bank, monkeypat
     bank.assert_exact(1, 2, 3, 4, 5, 6)
 
 
+def test_epochs_that_complete_in_the_middle_of_every_look_are_no_damage(bank, monkeypatch):
+    """Right after the registry was read another epoch commits, publishes and prunes: rows, objects and tables have moved on."""
+    upcoming = iter(range(6, 20))
+    real = checking.survey
+
+    def then_an_epoch(*arguments):
+        seen = real(*arguments)
+        bank.epochs(next(upcoming))
+        return seen
+
+    monkeypatch.setattr(checking, "survey", then_an_epoch)
+    report = check(bank)
+    assert next(upcoming) == 8, "there was something to find at first sight, so it looked twice"
+    assert report.findings == ()
+    assert [one.id for one in report.checkpoints] == [2, 5, 6]
+
+
 def test_damage_is_found_beside_a_running_coordinator_too(bank, weir):
     with bank.coordinator():
         until_alive(bank)
@@ -651,8 +670,6 @@ def test_a_running_coordinator_is_asked_to_repair(bank, weir):
 
 def until_alive(bank: Bank) -> None:
     storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
-    import time
-
     deadline = time.monotonic() + 30
     while not lease.watch(storage):
         assert time.monotonic() < deadline
