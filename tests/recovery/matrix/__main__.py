@@ -17,9 +17,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="trials whose description contains this text")
     parser.add_argument("--sample", action="store_true", help="the spread sample that `make test` plays")
     parser.add_argument("--no-spark", action="store_true", help="leave out the part that runs on Spark")
-    parser.add_argument(
-        "--minutes", type=float, help="end after this time; the trials come in an order by chance, always the same"
-    )
+    parser.add_argument("--minutes", type=float, help="end after this time")
+    parser.add_argument("--seed", type=int, default=1, help="of the order in which trials are played")
     parser.add_argument("--zygotes", type=int, default=min(os.cpu_count() or 1, 8))
     arguments = parser.parse_args()
     wrong = in_memory(arguments)
@@ -36,7 +35,7 @@ def in_memory(arguments: argparse.Namespace) -> int:
         points = ready[0].points
         trials = plan.sample(points) if arguments.sample else plan.everything(points)
         trials = [trial for trial in trials if arguments.only in str(trial)]
-        random.Random(1).shuffle(trials)
+        random.Random(arguments.seed).shuffle(trials)
         numbers = {point: index for index, point in enumerate(points, 1)}
         print(f"{len(points)} calls of {len({point.operation for point in points})} operations; {len(trials)} trials")
         done = 0

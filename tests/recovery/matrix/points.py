@@ -104,14 +104,16 @@ class Wrapped:
             self._counts[label] += 1
             point = Point(label, self._counts[label])
             if self._journal:
-                self._journal.write(f"{json.dumps([point.label, point.n])}\n")
+                self._journal.write(f"{json.dumps([point.label, point.n, os.getpid()])}\n")
             mine = self._is(point)
         if self._full and not point.reads:
             raise _error("ENOSPC", point)
         if not mine:
             return original()
-        self.hit = True
         assert self._disturbance is not None
+        if not self._first(self._disturbance):
+            return original()
+        self.hit = True
         return self._disturbed(self._disturbance, point, original, torn)
 
     def _is(self, point: Point) -> bool:
@@ -144,6 +146,16 @@ class Wrapped:
         if fault in ("lie", "lie of a conflict"):
             raise _error(fault, point)
         return result
+
+    def _first(self, disturbance: Disturbance) -> bool:
+        """Whether no other process has got there, where several share a marker."""
+        if disturbance.marker is None:
+            return True
+        try:
+            reached(disturbance.marker).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
     @staticmethod
     def _hang(disturbance: Disturbance) -> None:
@@ -267,6 +279,11 @@ class Wrapped:
                         setattr(module, name, wrapped)
 
 
+def reached(marker: Path) -> Path:
+    """The file that is there from the moment on in which a call is disturbed."""
+    return marker.with_name(f"{marker.name}.reached")
+
+
 def one_by_one() -> None:
     """Transfers follow each other in the order in which they were asked for."""
     made = concurrent.futures.ThreadPoolExecutor.__init__
@@ -351,4 +368,4 @@ def _torn_streams(storage: Storage, die: bool) -> Iterator[None]:
 
 def read_journal(journal: Path) -> list[Point]:
     """The calls of one run, in their order."""
-    return [Point(*json.loads(line)) for line in journal.read_text().splitlines()]
+    return [Point(label, n) for label, n, _ in map(json.loads, journal.read_text().splitlines())]

@@ -230,7 +230,7 @@ def conduct(site: Site, base: Path, trial: Trial, fork: Step) -> Outcome:
     if trial.repair:
         problems += _problems(fork(repaired, site))
     if trial.again is not None:
-        second = fork(disturbed, site, _with_files(trial.again, site))
+        second = fork(disturbed, site, trial.again)
         if second is not None and not second["typed"]:
             problems.append(f"an untyped error in the recovery: {second['said']}")
     problems += _problems(fork(recovered, site))
