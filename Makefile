@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp
 # What pyproject.toml's requires-python says, and able to make a virtual environment.
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help venv demo demo-clean test lint ui matrix mutants lock bench
+.PHONY: help venv demo demo-clean test lint ui matrix soak mutants lock bench
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ ui: $(STAMP) ## Open Dagster on the demo's pipeline
 
 matrix: $(STAMP) ## Kill and disturb a run at every single call, and compare what recovers with a replay (25 minutes)
 	@$(PY) -m tests.recovery.matrix
+
+soak: $(STAMP) ## Run 2,000 epochs while coordinators are killed and frozen; SEED=N repeats one (15 minutes)
+	@$(PY) -m tests.soak
 
 mutants: $(STAMP) ## Break the code on purpose and see that the tests notice
 	@$(PY) -m tests.mutants

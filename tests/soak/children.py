@@ -17,7 +17,7 @@ from typing import Any
 from configs.settings import PROJECT
 from tests.soak.coordinator import Order
 
-_PATIENCE = 60.0
+_PATIENCE = 120.0
 
 
 class Violation(AssertionError):

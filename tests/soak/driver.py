@@ -29,18 +29,20 @@ HEARTBEAT = 0.3
 _REMEMBERED = 300  # names in a file position, so that a soak goes far beyond its floor
 _BACKLOG = 30
 _SAMPLE_SECONDS = 1.0
+_PATIENCE = 120.0
 
 
 @dataclass(frozen=True)
 class Life:
     """One coordinator's life. end: kill, early (killed before its first epoch is through), zombie, stop or drain; epochs:
-    how many it may complete before; num_retained, max_files, batch_rows: its settings."""
+    how many it may complete before; the rest: its settings."""
 
     end: str
     epochs: int
     num_retained: int = 2
     max_files: int = 2
     batch_rows: int = 65_536
+    mode: str = "incremental"
 
 
 def lives(chance: random.Random, long: int) -> Iterator[Life]:
@@ -55,6 +57,7 @@ def lives(chance: random.Random, long: int) -> Iterator[Life]:
             chance.choice([1, 2, 3, 5]),
             chance.choice([1, 2, 3]),
             chance.choice([7, 65_536]),
+            chance.choice(["incremental", "incremental", "full"]),
         )
         yield Life("kill", long, 2, 1) if number == 6 else life
 
@@ -123,6 +126,7 @@ class _Soak:
             "WEIR_LOCAL__WORK_DIR": str(self.site.root / f"work-{self.hosts[0]}"),
             "WEIR_LEASE__HEARTBEAT_SECONDS": str(HEARTBEAT),
             "WEIR_CHECKPOINTS__NUM_RETAINED": str(life.num_retained),
+            "WEIR_CHECKPOINTS__MODE": life.mode,
             "WEIR_EPOCH__MAX_FILES": str(life.max_files),
         }
         child.go(Order(env, self.hosts[0], life.batch_rows, remembered=_REMEMBERED))
@@ -182,12 +186,14 @@ class _Soak:
 
     # -- meanwhile
 
-    def _until(self, done, children, *, patience: float = 60.0, forever: bool = False, expected_end=()) -> None:
+    def _until(self, done, children, *, patience: float = _PATIENCE, forever: bool = False, expected_end=()) -> None:
         """Feed, listen and measure until `done()`; a coordinator that ends or stands still meanwhile is a violation."""
-        deadline = time.monotonic() + patience
+        deadline, moved = time.monotonic() + patience, self.completed
         while True:
             for child in children:
                 self._hear(child)
+            if self.completed != moved and not forever:
+                deadline, moved = time.monotonic() + patience, self.completed
             if done():
                 return
             for child in children:

@@ -1,0 +1,43 @@
+"""The soak in half a minute: `make soak` runs the same for 2,000 epochs."""
+
+from __future__ import annotations
+
+from itertools import chain, repeat
+
+import pytest
+
+from tests.soak.bounds import growing, swelling
+from tests.soak.checks import Sample
+from tests.soak.driver import Life, soak
+
+_PLAN = (
+    Life("kill", 6, num_retained=3),
+    Life("early", 0),
+    Life("kill", 4, num_retained=1, batch_rows=7, mode="full"),
+    Life("stop", 3),
+    Life("zombie", 5),
+    Life("kill", 6, num_retained=2, max_files=1),
+    Life("drain", 4, max_files=3),
+    Life("kill", 5),
+)
+
+
+def test_killed_frozen_and_stopped_coordinators_lose_and_double_nothing(tmp_path):
+    outcome = soak(tmp_path, 7, 60, chain(_PLAN, repeat(Life("kill", 8))), print)
+    assert outcome.epochs >= 60
+    assert outcome.ends["kill"] + outcome.ends["early"] >= 6
+    assert outcome.ends["zombies fenced"] == 1
+    assert outcome.rows > 1000 and outcome.states >= outcome.checks / 2
+
+
+def test_what_grows_is_noticed():
+    steady = [Sample(epoch, 1_000_000, 100, 100_000, 80, 60, 200_000, 90, epoch) for epoch in range(400)]
+    assert growing(steady) == []
+    leaking = [Sample(epoch, 1_000_000, 100, 100_000, 80, 60 + epoch, 200_000, 90, epoch) for epoch in range(400)]
+    assert [problem.split()[0] for problem in growing(leaking)] == ["registry_log"]
+
+
+@pytest.mark.parametrize(("per_epoch", "noticed"), [(0, False), (50_000, False), (300_000, True)])
+def test_memory_that_leaks_is_noticed(per_epoch, noticed):
+    rss = [400 << 20] * 500
+    assert bool(swelling([size + per_epoch * epoch for epoch, size in enumerate(rss)])) is noticed
