@@ -133,6 +133,10 @@ class Storage:
         """Write `data` (bytes or a buffer) to `path`, whole or not at all, over what is there."""
         self._retried(path, lambda: self.store.write(check_path(path), iter((data,)), len(data)))
 
+    def create(self, path: str, data: bytes) -> bool:
+        """Put `data` at `path` unless a file is there; False if there is one, which an earlier try of this call may have put."""
+        return self._retried(path, lambda: self.store.create(check_path(path), data))
+
     # -- reading
 
     def get_file(

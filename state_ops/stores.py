@@ -5,7 +5,7 @@ what happened by the kind of OSError: UnavailableError may pass (throttled, time
 and PermissionError are what they say, any other one stays. No message holds what a server or a library wrote, only
 its status, code and kind: answers of servers repeat parts of the request.
 
-`FileSystemStore` is pyarrow.fs, `ObjectStore` is obstore (docs/adr/0006-object-stores.md says why not one for both).
+`FileSystemStore` is pyarrow.fs, `ObjectStore` is obstore (docs/adr/0010-object-stores.md says why not one for both).
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import obstore
 import pyarrow.fs as pafs
-from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
 
 from state_ops.errors import ConfigurationError, DamageError
 
@@ -63,6 +69,9 @@ class Store(Protocol):
 
     def write(self, path: str, chunks: Iterator[bytes], size: int) -> None:
         """Put an object of `size` bytes in place, over what is there: visible as a whole, or not at all."""
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Put an object in place unless there is one; False if there is. What fencing stands on, for small objects."""
 
     def read(self, path: str) -> Iterator[bytes]:
         """The object's content from the start. Raises FileNotFoundError."""
@@ -151,6 +160,25 @@ class FileSystemStore:
                 self._fs.delete_file(staging)
             raise
 
+    def create(self, path: str, data: bytes) -> bool:
+        final = Path(self._at(path))
+        if not self._local:
+            raise ConfigurationError(
+                "This storage has no put that fails where an object is.",
+                where=str(final),
+                next="Use a local disk or an object store.",
+            )
+        staging = final.with_name(f"{UNFINISHED}{uuid.uuid4().hex}-{final.name}")
+        staging.parent.mkdir(parents=True, exist_ok=True)
+        staging.write_bytes(data)
+        try:
+            os.link(staging, final)  # as delta-rs does it on a disk
+        except FileExistsError:
+            return False
+        finally:
+            staging.unlink()
+        return True
+
     def _open_output(self, parent: str, path: str) -> Any:
         while True:
             self._fs.create_dir(parent, recursive=True)
@@ -235,6 +263,14 @@ class ObjectStore:
                     self._many, path, chunks, use_multipart=True, chunk_size=PART, max_concurrency=_PARTS_AT_ONCE
                 )
 
+    def create(self, path: str, data: bytes) -> bool:
+        try:
+            with self._translated(path):
+                obstore.put(self._once, path, data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
     def read(self, path: str) -> Iterator[bytes]:
         with self._translated(path):
             yield from (bytes(chunk) for chunk in obstore.get(self._many, path).stream(min_chunk_size=CHUNK))
@@ -300,6 +336,8 @@ def translated(error: Exception, where: str) -> OSError | ConfigurationError:
     told = " ".join(filter(None, [status, code])) or _KINDS.get(_first(r"kind: (\w+)", text) or "", _kind(error))
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"{where}: {told}")
+    if isinstance(error, (AlreadyExistsError, PreconditionError)):
+        return FileExistsError(f"{where}: {told}")
     if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or status in ("401", "403"):
         return PermissionError(f"{where}: storage refuses access: {told}")
     if status is None or status in _MAY_PASS or code in _CODES_THAT_MAY_PASS:

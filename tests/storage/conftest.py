@@ -6,6 +6,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import boto3
 import pytest
 import stamina
 
-from configs.settings import S3Settings
+from configs.settings import PROJECT, S3Settings
 from state_ops.storage import Storage
 from tests.storage.proxy import Proxy
 
@@ -43,7 +44,7 @@ class Bucket:
     def storage(self, port: int | None = None, *, prefix: str = "root/flights", **other: Any) -> Storage:
         return Storage(f"s3://{self.name}/{prefix}", self.settings(port, **other))
 
-    def keys(self) -> list[str]:
+    def objects(self) -> list[str]:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
         return sorted(found["Key"] for page in pages for found in page.get("Contents", ()))
 
@@ -55,20 +56,24 @@ class Bucket:
         return [upload["Key"] for upload in self.client.list_multipart_uploads(Bucket=self.name).get("Uploads", ())]
 
 
-@pytest.fixture(scope="session")
-def s3_port() -> Iterator[int]:
+@contextmanager
+def serving(script: str, *arguments: object) -> Iterator[int]:
+    """A script of this directory as a process of its own, which prints its port and ends when its stdin does."""
+    command = [sys.executable, "-m", f"tests.storage.{script}", *map(str, arguments)]
     server = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("s3_server.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+        command, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     try:
         assert server.stdout is not None
         yield int(server.stdout.readline())
     finally:
-        server.communicate(timeout=10)
+        server.communicate(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def s3_port() -> Iterator[int]:
+    with serving("s3_server") as port:
+        yield port
 
 
 @pytest.fixture
@@ -93,6 +98,13 @@ def bucket(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 def proxy(s3_port: int) -> Iterator[Proxy]:
     with Proxy(s3_port) as started:
         yield started
+
+
+@pytest.fixture
+def misbehaving(s3_port: int) -> Iterator[Callable[[str], int]]:
+    """Starts a proxy as a process of its own, with one of `proxy.BEHAVIOURS`; returns its port."""
+    with ExitStack() as started:
+        yield lambda behaviour: started.enter_context(serving("proxy", s3_port, behaviour))
 
 
 @pytest.fixture

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import socket
 import struct
+import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
 
@@ -156,3 +158,46 @@ def _forward(request: Request, port: int) -> Answer:
         return Answer(response.status, headers, body)
     finally:
         upstream.close()
+
+
+def _without_condition(request: Request) -> Request:
+    return replace(request, headers={name: value for name, value in request.headers.items() if name != "if-none-match"})
+
+
+def _every_fifth(numbers: Iterator[int]) -> Behaviour:
+    return lambda _: refused(503, "SlowDown") if next(numbers) % 5 == 4 else None
+
+
+def _no_cleaning(request: Request) -> Answer | None:
+    """Listings of what may be deleted fail; those of Delta's logs and of probes work."""
+    cleaned = ("prefix=root/flights/state/", "prefix=root/flights/registry/checkpoints/&")
+    return (
+        refused(503, "SlowDown")
+        if request.listing and any(map(f"{request.path}&".__contains__, map(quote_prefix, cleaned)))
+        else None
+    )
+
+
+def quote_prefix(text: str) -> str:
+    return text.replace("/", "%2F")
+
+
+BEHAVIOURS: dict[str, Behaviour] = {
+    "ignores If-None-Match": _without_condition,
+    "has every version already": lambda request: (
+        refused(412, "PreconditionFailed")
+        if "if-none-match" in request.headers and request.at("registry/checkpoints/_delta_log")
+        else None
+    ),
+    "refuses everything": lambda _: refused(403, "AccessDenied"),
+    "hangs": lambda _: Hang(),
+    "throttles every fifth request": _every_fifth(itertools.count()),
+    "refuses to list what may be deleted": _no_cleaning,
+}
+
+if __name__ == "__main__":
+    # delta-rs holds Python's lock while it waits for some answers: what answers it must be another process.
+    with Proxy(int(sys.argv[1])) as serving:
+        serving.behave = BEHAVIOURS[sys.argv[2]]
+        print(serving.port, flush=True)
+        sys.stdin.read()

@@ -44,6 +44,13 @@ def test_a_file_that_is_written_again_is_the_new_one(storage: Storage):
     assert [file.path for file in storage.list()] == ["coordinator/lease.json"]
 
 
+def test_of_two_that_create_a_file_the_second_is_told(storage: Storage):
+    assert storage.create("registry/1.json", b"first") is True
+    assert storage.create("registry/1.json", b"second") is False
+    assert storage.read_bytes("registry/1.json") == b"first"
+    assert [file.path for file in storage.list(unfinished=True)] == ["registry/1.json"]
+
+
 def test_what_is_not_there(storage: Storage, tmp_path: Path):
     assert storage.read_bytes("a/b") is None and storage.size("a/b") is None and storage.size("a") is None
     assert list(storage.list("a")) == [] and storage.list_dirs("a") == [] and storage.delete_tree("a") == 0
@@ -130,6 +137,7 @@ def test_paths_that_leave_the_root_are_refused_by_every_operation(storage: Stora
     operations: list[Callable[[], object]] = [
         lambda: storage.put_file(local, path),
         lambda: storage.put_bytes(path, b"x"),
+        lambda: storage.create(path, b"x"),
         lambda: storage.get_file(path, tmp_path / "back"),
         lambda: storage.read_bytes(path),
         lambda: storage.parquet_footer(path),
@@ -151,3 +159,38 @@ def test_storage_travels_to_another_process_by_its_references(storage: Storage):
     shipped = pickle.dumps(storage)
     assert b"test-secret" not in shipped and b"test-key" not in shipped
     assert pickle.loads(shipped).below("a").read_bytes("b") == b"here"
+
+
+def test_links_that_lead_out_of_the_root_are_not_followed(tmp_path: Path):
+    """On resolved paths: the registry's text may look harmless."""
+    outside = tmp_path / "outside"
+    (outside / "g1-e1").mkdir(parents=True)
+    (outside / "g1-e1" / "1.sst").write_bytes(b"another's")
+    (outside / "secret").write_bytes(b"another's")
+    storage = Storage(str(tmp_path / "flights"))
+    storage.put_bytes("state/count/g2-e2/1.sst", b"ours")
+    root = tmp_path / "flights"
+    (root / "state" / "link").symlink_to(outside)
+    (root / "state" / "file").symlink_to(outside / "secret")
+    (root / "state" / "dangling").symlink_to(outside / "not there")
+    (root / "inside").symlink_to(root / "state" / "count")
+    for path in ("state/link/g1-e1/1.sst", "state/file", "state/dangling"):
+        operations: list[Callable[[], object]] = [
+            lambda path=path: storage.put_file(outside / "secret", path),
+            lambda path=path: storage.put_bytes(path, b"x"),
+            lambda path=path: storage.create(path, b"x"),
+            lambda path=path: storage.get_file(path, tmp_path / "back"),
+            lambda path=path: storage.read_bytes(path),
+            lambda path=path: storage.parquet_footer(path),
+            lambda path=path: storage.size(path),
+            lambda path=path: storage.list(path),
+            lambda path=path: storage.list_dirs(path),
+            lambda path=path: storage.delete(path),
+            lambda path=path: storage.delete_tree(path),
+        ]
+        for operation in operations:
+            with pytest.raises(DamageError, match="through a link"):
+                operation()
+    assert storage.delete_tree("state") >= 1
+    assert (outside / "g1-e1" / "1.sst").read_bytes() == (outside / "secret").read_bytes() == b"another's"
+    assert sorted(file.name for file in outside.iterdir()) == ["g1-e1", "secret"]

@@ -186,7 +186,7 @@ def test_a_part_that_is_refused_ends_the_upload_and_leaves_nothing(storage, prox
     proxy.behave = lambda request: refused(403, "AccessDenied") if request.part and request.at("partNumber=3") else None
     with pytest.raises(PermissionError):
         storage.put_file(big, "new")
-    assert bucket.keys() == ["root/flights/there"]
+    assert bucket.objects() == ["root/flights/there"]
     assert bucket.half_done() == [], "it was aborted"
     assert proxy.seen(started) == 1, "and not begun again"
 
@@ -222,7 +222,7 @@ def test_a_process_killed_in_the_middle_of_an_upload_leaves_nothing_visible(buck
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()
-    assert bucket.keys() == []
+    assert bucket.objects() == []
     assert bucket.half_done() == ["root/flights/new"], "which a lifecycle rule removes"
 
     storage = bucket.storage()
