@@ -13,8 +13,9 @@ import pytest
 
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, open_storage, run
+from pipelines.runtime.tenure import claimed
 from state_ops import delta_log, lease
-from state_ops.errors import FencedError, InputError
+from state_ops.errors import DamageError, FencedError, InputError
 from state_ops.ids import Generation
 from state_ops.registry import Registry
 from state_ops.storage import Storage
@@ -272,9 +273,25 @@ def test_a_zombie_whose_staged_rows_its_successor_removed_says_that_it_is_fenced
     site = a_site(tmp_path)
     Feed(_SEED, site.landing).land(4)
     zombie = Sleepy(site, "turnover", monkeypatch)
+    discarded: list[int] = []
+    monkeypatch.setattr("pipelines.runtime.epoch.discard", lambda _, id: discarded.append(id))
     with pytest.raises(FencedError) as fenced:
         _run(site, zombie)
+    assert not discarded, "a fenced coordinator deletes nothing"
     assert zombie.successor and isinstance(fenced.value.__cause__, InputError)
     _run(site, drain=True)
     Verifier(site, Replay(_SEED)).check()
     site.assert_no_orphans()
+
+
+def test_whatever_a_zombie_stumbles_over_it_says_that_it_is_fenced(tmp_path):
+    site = a_site(tmp_path)
+    _, rival = open_storage(pipeline, site.settings)
+    with pytest.raises(DamageError), claimed(pipeline, site.settings, InMemoryExecutor()):
+        raise DamageError("This is damage: nobody took over.")
+    with (
+        pytest.raises(FencedError, match="belongs to generation 3"),
+        claimed(pipeline, site.settings, InMemoryExecutor()),
+    ):
+        rival.take_over()
+        raise DamageError("A file is gone, which the successor pruned.")
