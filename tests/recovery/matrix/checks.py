@@ -142,11 +142,13 @@ def unnamed(stored: Stored) -> list[str]:
 
 
 def is_true_orphan(name: str) -> bool:
-    """What a writer that died, or was fenced without noticing, may leave where no take-over looks: it is for fsck to remove.
+    """Half a commit, which every reader of a Delta log ignores. No take-over looks for it: it is for fsck to find."""
+    return re.search(r"/_delta_log/\d{20}\.json#\d+$", name) is not None
 
-    Half a log entry beside its name; rows that a zombie staged under an id which its successor has used meanwhile.
-    """
-    return re.search(r"/_delta_log/\d{20}\.json#\d+$|^tables/\w+/data/g\d+-e\d+/", name) is not None
+
+def is_cut_off_commit(name: str) -> bool:
+    """Half a commit to a published table."""
+    return re.search(r"^tables/\w+/_delta_log/\d{20}\.json#\d+$", name) is not None
 
 
 def ids_begun(stored: Stored) -> int:
