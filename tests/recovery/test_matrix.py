@@ -35,8 +35,9 @@ def _deviations(played: list[Played]) -> str:
 
 def test_whatever_call_is_cut_off_or_fails_the_next_run_is_exact_and_nothing_is_left_over(zygotes):
     sample = plan.sample(zygotes[0].points)
-    died = {fault: {_operation(trial) for trial in sample if trial.disturbance.fault == fault} for fault in _KILLS}
-    assert died["kill before"] == died["kill after"] == {point.operation for point in zygotes[0].points}
+    for kill in ("kill before", "kill after"):
+        died = {_operation(trial) for trial in sample if trial.disturbance.fault == kill}
+        assert died == {point.operation for point in zygotes[0].points}
 
     played = matrix.play(zygotes, sample, lambda _: None)
 
@@ -44,39 +45,38 @@ def test_whatever_call_is_cut_off_or_fails_the_next_run_is_exact_and_nothing_is_
     assert not _deviations(played)
 
 
-_KILLS = ("kill before", "kill after")
-
-
 def _operation(trial: Trial) -> str:
     assert isinstance(trial.disturbance.at, Point)
     return trial.disturbance.at.operation
 
 
-@pytest.mark.parametrize(
-    ("fault", "label"),
-    [
+def test_what_storage_raises_outside_of_an_epoch_ends_the_run_with_a_typed_error(zygotes):
+    blows = [
         ("EIO", "Storage.read_bytes coordinator/lease.json"),
         ("EIO", "Storage.put_bytes coordinator/lease.json"),
         ("DeltaError", "delta_log.commit registry/state_files"),
         ("DeltaError", "delta_log.commit registry/publications"),
         ("DeltaError", "delta_log.commit tables/hourly"),
-    ],
-)
-def test_what_storage_raises_outside_of_an_epoch_ends_the_run_with_a_typed_error(zygotes, fault, label):
-    [played] = matrix.play(zygotes[:1], [Trial(Disturbance(fault, Point(label, 1)))], lambda _: None)
+    ]
 
-    assert played.outcome.ended == "TransientError"
-    assert not _deviations([played])
+    played = matrix.play(
+        zygotes, [Trial(Disturbance(fault, Point(label, 1))) for fault, label in blows], lambda _: None
+    )
+
+    assert [one.outcome.ended for one in played] == ["TransientError"] * len(blows)
+    assert not _deviations(played)
 
 
-@pytest.mark.parametrize("path", ["coordinator/lease.json", "registry/checkpoints/data", "registry/publications/data"])
-def test_half_a_file_that_a_killed_coordinator_left_is_removed_by_the_next(zygotes, path):
-    torn = [point for point in zygotes[0].points if point.label.startswith(f"Storage.put_bytes {path}")]
+def test_half_a_file_that_a_killed_coordinator_left_is_removed_by_the_next(zygotes):
+    torn = []
+    for path in ("coordinator/lease.json", "registry/checkpoints/data", "registry/publications/data"):
+        label = f"Storage.put_bytes {path}"
+        torn.append(next(point for point in zygotes[0].points if point.label.startswith(label)))
 
-    [played] = matrix.play(zygotes[:1], [Trial(Disturbance("torn, killed", torn[0]))], lambda _: None)
+    played = matrix.play(zygotes, [Trial(Disturbance("torn, killed", point)) for point in torn], lambda _: None)
 
-    assert played.outcome.ended == "killed"
-    assert not _deviations([played])
+    assert [one.outcome.ended for one in played] == ["killed"] * len(torn)
+    assert not _deviations(played)
 
 
 # -- the matrix notices

@@ -161,7 +161,10 @@ class Wrapped:
     def _hang(disturbance: Disturbance) -> None:
         assert disturbance.marker is not None and disturbance.release is not None
         disturbance.marker.touch()
+        parent = os.getppid()
         while not disturbance.release.exists():
+            if os.getppid() != parent:  # whoever watched it is gone, and nobody will end it
+                _die()
             time.sleep(0.002)
 
     # -- wrapping
