@@ -185,7 +185,9 @@ class StateSettings(_Section):
     """RocksDB, per open database."""
 
     write_buffer_mb: int = Field(
-        32, ge=1, description="Memtable size in MiB; all memtables of a database together take at most two of these."
+        32,
+        ge=1,
+        description="Memtable size in MiB, shared out to the shards of a large state; RocksDB holds up to two.",
     )
     block_cache_mb: int = Field(64, ge=1, description="Block cache in MiB, shared by all databases of a worker.")
 

@@ -46,23 +46,24 @@ _caches: dict[int, Cache] = {}
 class RocksDBBackend:
     """One subtask's open database in `path` (created if empty).
 
-    write_buffer_mb: memtable size, half of what all memtables of the database may take; block_cache_mb: block cache, one
-    for all databases of this process; shard_mb: a state larger than this is cut into shards when it is written.
+    write_buffer_mb: memtable size, shared out to the shards; block_cache_mb: block cache, one for all databases of this
+    process; shard_mb: a state larger than this is cut into shards when it is written.
     """
 
     def __init__(self, path: Path, write_buffer_mb: int, block_cache_mb: int, shard_mb: float = SHARD_MB) -> None:
         self.path = path
         self.written = False
-        self._memory = (write_buffer_mb, block_cache_mb)
+        self._write_buffer, self._block_cache_mb = write_buffer_mb << 20, block_cache_mb
         self._threshold = int(shard_mb * (1 << 20))
         self._unchecked = 0
         try:
             names = Rdict.list_cf(str(path), Options(raw_mode=True)) if (path / "CURRENT").exists() else []
             self._starts = shards.starts_of(names, str(path))
+            number = len(self._starts)
             families = {
-                shards.name_of(start): self._options(index) for index, start in enumerate(self._starts) if start
+                shards.name_of(start): self._options(index, number) for index, start in enumerate(self._starts) if start
             }
-            self._db = Rdict(str(path), options=self._options(0), column_families=families or None)
+            self._db = Rdict(str(path), options=self._options(0, number), column_families=families or None)
         except WeirError:
             raise
         except Exception as error:  # rocksdict raises bare Exception for everything
@@ -206,10 +207,11 @@ class RocksDBBackend:
 
     def _move_out(self, index: int, new: list[bytes]) -> None:
         """Give what a shard has from new[0] on to new shards. Nobody sees the state in between: this is one attempt's copy."""
+        number = len(self._starts) + len(new)
         for offset, start in enumerate(new, index + 1):
             name = shards.name_of(start)
             self._starts.insert(offset, start)
-            self._adopt(offset, name, self._db.create_column_family(name, self._options(offset)))
+            self._adopt(offset, name, self._db.create_column_family(name, self._options(offset, number)))
         old = self._shards[index]
         batch, key = WriteBatch(raw_mode=True), new[0]
         for key, value in self._scan(old, new[0], None):
@@ -245,8 +247,10 @@ class RocksDBBackend:
         if failed is not None:
             raise TransientError(f"RocksDB could not close: {failed}", where=str(self.path)) from failed
 
-    def _options(self, index: int) -> Options:
-        options = _options(*self._memory)
+    def _options(self, index: int, number: int) -> Options:
+        options = _options(self._block_cache_mb)
+        # RocksDB's own limit for all families only asks for flushes; a writer that is faster than they are exceeds it.
+        options.set_write_buffer_size(self._write_buffer // number)
         options.set_level_zero_file_num_compaction_trigger(shards.trigger(index))
         return options
 
@@ -270,7 +274,7 @@ def _lacks_room(error: Exception) -> bool:
     return any(os.strerror(code) in str(error) for code in scarce)
 
 
-def _options(write_buffer_mb: int, block_cache_mb: int) -> Options:
+def _options(block_cache_mb: int) -> Options:
     if block_cache_mb not in _caches:
         _caches[block_cache_mb] = Cache(block_cache_mb << 20)
     blocks = BlockBasedOptions()
@@ -280,9 +284,7 @@ def _options(write_buffer_mb: int, block_cache_mb: int) -> Options:
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_block_based_table_factory(blocks)
-    options.set_write_buffer_size(write_buffer_mb << 20)
     options.set_max_write_buffer_number(2)
-    options.set_db_write_buffer_size(2 * write_buffer_mb << 20)  # all shards together, not each
     options.set_compaction_style(DBCompactionStyle.universal())
     options.set_compression_type(DBCompressionType.lz4())
     options.set_max_background_jobs(8)  # at most, and in all databases of the process; a quarter of them flush
