@@ -84,7 +84,9 @@ MEANINGS: dict[Kind, _Meaning] = {
     Kind.BROKEN_CHAIN: _Meaning(
         Severity.DAMAGE, "Find out who writes to the registry. Nothing is deleted meanwhile.", blocks=True
     ),
-    Kind.LOST_SAVEPOINT: _Meaning(Severity.DAMAGE, "Drop it, which frees its name: weir savepoint PIPELINE --drop NAME"),
+    Kind.LOST_SAVEPOINT: _Meaning(
+        Severity.DAMAGE, "Drop it, which frees its name: weir savepoint PIPELINE --drop NAME"
+    ),
     Kind.MISSING_OBJECT: _Meaning(Severity.DAMAGE, f"{_BACKUP} Else go on from an intact checkpoint."),
     Kind.ALTERED_OBJECT: _Meaning(Severity.DAMAGE, f"{_BACKUP} Else go on from an intact checkpoint."),
     Kind.MISSING_ROWS: _Meaning(Severity.DAMAGE, f"{_BACKUP} The table cannot be read until then."),

@@ -35,6 +35,7 @@ _STAGED = re.compile(
 _REGISTRY_DATA = re.compile(r"registry/\w+/(?:data|checkpoint_id=\d+)/\d{20}-[0-9a-f]{32}\.parquet")
 _COORDINATOR = re.compile(r"coordinator/(?:lease|(?:requests|holds)/[0-9a-f]{32})\.json")
 _LOG = re.compile(r"(?P<table>(?:registry|tables)/[^/]+)/_delta_log/(?P<name>.+)")
+_PROBED_AFTER = re.compile(rf"registry/{re.escape(PROBE)}g(\d+)-")
 _HALF_IN_LOG = re.compile(r"_commit_.*\.tmp|.*#\d+")  # what delta-rs renames or links into place on a local disk
 
 
@@ -111,7 +112,8 @@ def superfluous(
         if path.rpartition("/")[2].startswith(UNFINISHED):
             yield from _half_written(seen, file)
         elif path.startswith(f"registry/{PROBE}"):
-            if not seen.alive:
+            after = _PROBED_AFTER.match(path)
+            if after is None or int(after[1]) < seen.fence:  # else a taker may be at work in it
                 yield found(Kind.PROBE, "A scratch table of a start that was cut off.", path, bytes=size)
         elif (staged := _STAGED.fullmatch(path)) is not None and (staged["table"] is None or staged["table"] in tables):
             if staged["table"] is not None:

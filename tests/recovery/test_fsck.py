@@ -382,7 +382,7 @@ LEFTOVERS: dict[str, tuple[Kind, Callable[[Bank], None]]] = {
         Kind.HALF_WRITTEN,
         copy(registry_log, "registry/checkpoints/_delta_log/00000000000000000099.json#1"),
     ),
-    "a probe": (Kind.PROBE, copy(registry_log, f"registry/.probe-{LOST}/_delta_log/00000000000000000000.json")),
+    "a probe": (Kind.PROBE, copy(registry_log, f"registry/.probe-g2-{LOST}/_delta_log/00000000000000000000.json")),
     "a row that was written and not committed": (
         Kind.UNNAMED_REGISTRY_FILE,
         copy(registry_row, f"registry/checkpoints/data/00000000000000000006-{LOST}.parquet"),

@@ -198,13 +198,17 @@ def test_a_fenced_owner_deletes_nothing(storage, registry):
 def test_what_the_living_generation_stages_is_never_an_orphan(storage, registry):
     complete(registry, storage, 1, [])
     names = [f"g{number}-e5/0-{ATTEMPT}" for number in (0, 1, 2)]
-    for name in names:
+    for number, name in enumerate(names):
+        storage.put_bytes(f"registry/.probe-g{number}-{ATTEMPT}/put", b"x")
         storage.put_bytes(f"state/counts/{name}/1.sst", b"x")
         storage.put_bytes(f"channels/counts/{name}.parquet", b"x")
 
     def orphans(**who: bool) -> set[str]:
         report = check(storage, APP, [], quick=True, **who)
-        return {(finding.path or "").split("/")[2] for finding in report.findings}
+        probes = {(one.path or "").split("-")[1] for one in report.findings if one.kind is Kind.PROBE}
+        found = {(one.path or "").split("/")[2] for one in report.findings if one.kind is Kind.ORPHAN_OBJECT}
+        assert probes == {name.partition("-")[0] for name in found}, "a probe may be a taker's that is at work"
+        return found
 
     assert orphans(alive=True) == {"g0-e5"}, "generation 1 lives"
     assert orphans(alive=False, owned=True) == {"g0-e5"}, "generation 1 is ours"
