@@ -86,7 +86,15 @@ def soak(root: Path, seed: int, epochs: int, plan: Iterator[Life], say: Callable
 
 
 class _Soak:
-    def __init__(self, root, seed, epochs, plan, say, another) -> None:
+    def __init__(
+        self,
+        root: Path,
+        seed: int,
+        epochs: int,
+        plan: Iterator[Life],
+        say: Callable[[str], None],
+        another: Callable[[], Child],
+    ) -> None:
         self.site = Site(root, pipeline=pipeline, module="tests.soak.accounts")
         self.storage = Storage(str(self.site.storage))
         self.chance = random.Random(f"{seed}/hands")
@@ -151,8 +159,7 @@ class _Soak:
 
     def _stop(self, child: Child, drain: bool) -> None:
         # Only a coordinator that holds the lease is asked: a stop from before is taken for stale.
-        holds = lambda: (held := lease.read(self.storage)) and held.pid == child.process.pid  # noqa: E731
-        self._until(lambda: holds() or child.ended, [child])
+        self._until(lambda: self._owns(child) or child.ended, [child])
         lease.send(self.storage, Request("stop", drain=drain, reason="the soak's plan"))
         self._until(lambda: child.ended, [child])
         self._buried(child, "done")

@@ -23,7 +23,7 @@ _PLAN = (
 
 
 def test_killed_frozen_and_stopped_coordinators_lose_and_double_nothing(tmp_path):
-    outcome = soak(tmp_path, 7, 60, chain(_PLAN, repeat(Life("kill", 8))), print)
+    outcome = soak(tmp_path, 7, 60, chain(_PLAN, repeat(Life("kill", 12))), print)
     assert outcome.epochs >= 60
     assert outcome.ends["kill"] + outcome.ends["early"] >= 6
     assert outcome.ends["zombies fenced"] == 1
