@@ -30,6 +30,7 @@ from state_ops.checkpoint import FORMAT_VERSION, Checkpoint, StateFile
 from state_ops.delta_log import DataFile, FencedTable, active_files, probe_conditional_put, remove_probes
 from state_ops.errors import ConfigurationError, DamageError, FencedError, PrunedError, WeirError
 from state_ops.ids import CheckpointId, Generation
+from state_ops.layout import is_registry_data
 from state_ops.storage import Storage
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -352,11 +353,7 @@ class Registry:
         for table in self._tables:
             written = [file.path for file in table.storage.list(table.path, unfinished=True)]
             named = {f"{table.path}/{file.path}" for file in table.read(list)}
-            unnamed = [
-                path
-                for path in written
-                if path.endswith(".parquet") and "/_delta_log/" not in path and path not in named
-            ]
+            unnamed = [path for path in written if is_registry_data(path) and path not in named]
             if unnamed:
                 # Listed first, owned still: so none of them is a successor's, which is about to name it.
                 table.commit(generation)

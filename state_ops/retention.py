@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from state_ops.checkpoint import OUTPUT, Checkpoint, StateFile
 from state_ops.ids import CheckpointId, Generation, parse_epoch_dir
+from state_ops.layout import is_staged
 from state_ops.pins import Watcher
 from state_ops.registry import Pin, Registry
 from state_ops.shared_state import reference_counts, unreferenced
@@ -157,13 +158,14 @@ def apply(
 def orphans(storage: Storage, listings: Iterable[Collection[StateFile]], generation: Generation) -> list[StoredFile]:
     """State and channel objects of older generations that no listing names. listings: of all checkpoints, and of strays that are held.
 
-    Older generations are fenced, so nothing can come to reference these any more: no clock and no age is asked.
+    Older generations are fenced, so nothing can come to reference these any more: no clock and no age is asked. Files that have
+    no name of Weir's are not its to delete.
     """
     named = reference_counts(listings)
     found = []
     for top in ("state", "channels"):
         for file in storage.list(top, unfinished=True):
             parsed = parse_epoch_dir("/".join(file.path.split("/")[2:3]))
-            if parsed is not None and parsed[0] < generation and file.path not in named:
+            if parsed is not None and parsed[0] < generation and file.path not in named and is_staged(file.path):
                 found.append(file)
     return found

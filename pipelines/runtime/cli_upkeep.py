@@ -161,7 +161,7 @@ def cancel(
 ) -> None:
     """End a pipeline: stop its coordinator at the next barrier; then retain its checkpoints, or delete all but its savepoints.
 
-    Tables stay as they are. After --delete the pipeline can go on from its newest savepoint, or not at all.
+    Tables stay as they are. After --delete the pipeline goes on only where its newest savepoint is the last that was published.
     """
     found, settings = find(pipeline)
     deletes = settings.checkpoints.on_cancel == "delete" if delete is None else delete

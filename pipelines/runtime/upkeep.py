@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,7 +22,7 @@ from pipelines.runtime.tenure import open_storage, owning, remove_leftovers
 from pipelines.runtime.workshop import Workshop
 from state_ops import lease, retention
 from state_ops.checkpoint import Checkpoint
-from state_ops.errors import ConfigurationError, WeirError
+from state_ops.errors import ConfigurationError, PrunedError, WeirError
 from state_ops.lease import Request
 from state_ops.pins import Watcher
 from state_ops.registry import SAVEPOINT, Pin
@@ -31,6 +32,7 @@ log = structlog.get_logger("weir.upkeep")
 
 BARRIER, STOP, NAME, UNNAME = "barrier", "stop", "savepoint", "drop_savepoint"
 UPKEEP, REPAIR = "upkeep", "repair"
+_LOOKS = 5
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -162,6 +164,13 @@ def drop_savepoint(pipeline: Pipeline, settings: Settings, name: str, patience: 
 
 def explain(pipeline: Pipeline, settings: Settings) -> tuple[list[Fate], list[ObjectFate]]:
     """What pruning would do now and why, by reading alone."""
+    for _ in range(_LOOKS):
+        with suppress(PrunedError):  # a coordinator that lives prunes while we read
+            return _explained(pipeline, settings)
+    return _explained(pipeline, settings)
+
+
+def _explained(pipeline: Pipeline, settings: Settings) -> tuple[list[Fate], list[ObjectFate]]:
     storage, registry = open_storage(pipeline, settings)
     completed = registry.checkpoints()
     listings = {row.id: registry.files(row) for row in completed}

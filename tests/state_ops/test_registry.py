@@ -428,6 +428,7 @@ def test_only_what_no_table_names_is_removed(storage, monkeypatch):
     generation = successor.take_over()
     root = Path(storage.uri)
     assert list(root.glob("registry/*/_delta_log/*.checkpoint.parquet")), "Parquet files that no table names, but a log"
+    (root / "registry/checkpoints/data/somebodys-export.parquet").write_bytes(b"not Weir's to delete")
     before = _contents(root)
 
     strays = [

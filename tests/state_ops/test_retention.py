@@ -259,7 +259,6 @@ def test_only_older_generations_have_orphans_and_only_state_and_channels(storage
     keeper.commit(1, None, files("cp1", "1"))
     for path in (
         "state/counts/g1-e1/0-lost/000008.sst",
-        "state/counts/g1-e9/.tmp-half/000008.sst",
         "state/counts/g1-e9/0-lost/.tmp-123-000008.sst",
         "channels/counts/g2-e7/0-lost.parquet",
         "state/counts/g3-e7/0-live/000008.sst",
@@ -267,12 +266,13 @@ def test_only_older_generations_have_orphans_and_only_state_and_channels(storage
         "state/notes.txt",
         "tables/out/data/g1-e5/0-lost.parquet",
         "channels/counts/elsewhere/x.parquet",
+        "state/counts/g1-e1/somebodys.txt",
+        "channels/counts/g1-e1/notes.md",
     ):
         storage.put_bytes(path, b"x")
     found = {file.path for file in retention.orphans(storage, keeper.listings().values(), Generation(3))}
     assert found == {
         "state/counts/g1-e1/0-lost/000008.sst",
-        "state/counts/g1-e9/.tmp-half/000008.sst",
         "state/counts/g1-e9/0-lost/.tmp-123-000008.sst",
         "channels/counts/g2-e7/0-lost.parquet",
     }

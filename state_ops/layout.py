@@ -1,0 +1,25 @@
+"""The names that Weir gives below a pipeline's root. What has no such name is somebody else's: reported by fsck, deleted by nobody.
+
+docs/reference/storage.md draws the tree.
+"""
+
+from __future__ import annotations
+
+import re
+
+_UNFINISHED = r"(?:\.tmp-[^/]*-)?"
+_EPOCH = r"g\d+-e\d+"
+_ATTEMPT = r"\d+-[^/]+"
+_STATE = re.compile(rf"state/[^/]+/{_EPOCH}/{_ATTEMPT}/[^/]+")
+_CHANNEL = re.compile(rf"channels/[^/]+/{_EPOCH}/{_UNFINISHED}{_ATTEMPT}\.parquet")
+_REGISTRY_DATA = re.compile(rf"registry/\w+/(?:data|checkpoint_id=\d+)/{_UNFINISHED}\d{{20}}-[^/]+\.parquet")
+
+
+def is_staged(path: str) -> bool:
+    """Whether an attempt may have staged this object: part of a snapshot, or a channel's rows."""
+    return bool(_STATE.fullmatch(path) or _CHANNEL.fullmatch(path))
+
+
+def is_registry_data(path: str) -> bool:
+    """Whether this may be a data file of the registry's tables."""
+    return bool(_REGISTRY_DATA.fullmatch(path))
