@@ -547,6 +547,34 @@ MUTANTS = [
         " and file.path not in named:",
         "tests/state_ops/test_retention.py::test_only_older_generations_have_orphans_and_only_state_and_channels",
     ),
+    Mutant(
+        "merge whatever is due at once",
+        "state_ops/backends/shards.py",
+        "        if not chosen or shards[index].bytes <= left:",
+        "        if True:",
+        "tests/state_ops/test_compaction.py::test_overdue_shards_are_merged_by_need_within_an_eighth_of_the_state",
+    ),
+    Mutant(
+        "never cut a state",
+        "state_ops/backends/rocksdb.py",
+        "            if number > 1 and (new",
+        "            if number > 99 and (new",
+        "tests/state_ops/test_compaction.py::test_a_state_above_the_threshold_is_cut_into_eight_even_pieces",
+    ),
+    Mutant(
+        "wait for compactions that never start",
+        "state_ops/backends/rocksdb.py",
+        "                quiet += 1",
+        "                quiet = 0",
+        "tests/state_ops/test_compaction.py::test_an_epoch_does_not_wait_for_a_merge_that_rocksdb_calls_pending_but_never_starts",
+    ),
+    Mutant(
+        "take damage for something that passes",
+        "state_ops/backends/rocksdb.py",
+        '        if str(error).startswith("Corruption"):',
+        "        if not error:",
+        "tests/state_ops/test_compaction.py::test_a_merge_that_meets_a_damaged_file_says_damage",
+    ),
 ]
 
 
