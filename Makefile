@@ -9,10 +9,10 @@ STAMP := $(VENV)/.stamp
 # What pyproject.toml's requires-python says, and able to make a virtual environment.
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help venv demo demo-clean test lint ui matrix soak mutants lock bench
+.PHONY: help venv demo demo-clean test s3 lint ui matrix soak mutants lock bench
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## Make .venv as requirements.lock says
 	@$(PY) --version
@@ -25,6 +25,9 @@ demo-clean: $(STAMP) ## Remove what the demo left
 
 test: $(STAMP) ## Run the tests
 	@$(PY) -m pytest tests
+
+s3: $(STAMP) ## Run a pipeline with Spark on S3 (moto's server)
+	@$(PY) -m pytest tests/storage -m s3
 
 lint: $(STAMP) ## Check style, format, types and the direction of imports
 	@$(VENV)/bin/ruff check .

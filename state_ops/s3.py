@@ -163,7 +163,7 @@ def hadoop_properties(s3: S3Settings) -> dict[str, str]:
     """Spark properties for s3:// and s3a://. They hold no secret: PySpark puts them on a command line that all can see."""
     properties = {
         "fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
-        "fs.s3a.connection.establish.timeout": _milliseconds(s3.connect_timeout_seconds),
+        "fs.s3a.connection.establish.timeout": _milliseconds(max(15, s3.connect_timeout_seconds)),  # S3A takes no less
         "fs.s3a.connection.timeout": _milliseconds(s3.request_timeout_seconds),
         "fs.s3a.connection.ssl.enabled": str(not (s3.endpoint or "").startswith("http://")).lower(),
         "fs.s3a.attempts.maximum": str(s3.max_attempts),

@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from state_ops.errors import DamageError
+from state_ops.object_store import PART
 from state_ops.storage import CancelledError, Storage
-from state_ops.stores import CHUNK, PART
+from state_ops.stores import CHUNK
 
 Opened = Callable[[], Storage]
 

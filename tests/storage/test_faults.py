@@ -18,8 +18,8 @@ from obstore.exceptions import GenericError, PermissionDeniedError
 
 from configs.settings import PROJECT
 from state_ops.errors import ConfigurationError
+from state_ops.object_store import PART, translated
 from state_ops.storage import Storage, UnavailableError
-from state_ops.stores import PART, translated
 from tests.storage.conftest import Bucket
 from tests.storage.proxy import Cut, Hang, Proxy, Request, Reset, refused
 
