@@ -575,6 +575,41 @@ MUTANTS = [
         "        if not error:",
         "tests/state_ops/test_compaction.py::test_a_merge_that_meets_a_damaged_file_says_damage",
     ),
+    Mutant(
+        "let a zombie blame its input",
+        "pipelines/runtime/epoch.py",
+        "        raise_if_fenced(shop, error)\n",
+        "",
+        "tests/recovery/test_racers.py::test_a_zombie_whose_staged_rows_its_successor_removed_says_that_it_is_fenced",
+    ),
+    Mutant(
+        "leave what a zombie staged below the head",
+        "pipelines/runtime/tenure.py",
+        "parsed[0] < shop.generation and is_abandoned(head, *parsed)",
+        "parsed[0] < shop.generation and (head is None or parsed[1] > head.id)",
+        "tests/recovery/test_racers.py::test_what_a_zombie_staged_below_the_head_is_removed_by_the_next_take_over",
+    ),
+    Mutant(
+        "take any generation's epoch for the head's own",
+        "state_ops/checkpoint.py",
+        "any(owner == generation and first <= epoch <= last for owner, first, last in head.lineage)",
+        "any(first <= epoch <= last for _, first, last in head.lineage)",
+        "tests/state_ops/test_lineage.py::test_what_the_lineage_does_not_name_is_abandoned",
+    ),
+    Mutant(
+        "clean the registry up without proof of owning it",
+        "state_ops/registry.py",
+        "                table.commit(generation)\n",
+        "                pass\n",
+        "tests/recovery/test_racers.py::test_a_zombie_that_cleans_up_leaves_what_its_successor_is_about_to_commit",
+    ),
+    Mutant(
+        "remove the probe of a taker at work",
+        "state_ops/delta_log.py",
+        "if name.startswith(PROBE) and not name.startswith(current):",
+        "if name.startswith(PROBE):",
+        "tests/recovery/test_racers.py::test_a_taker_whose_probe_is_taken_for_a_dead_one_s_says_that_it_lost",
+    ),
 ]
 
 
