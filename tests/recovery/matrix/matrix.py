@@ -43,6 +43,10 @@ class Zygote:
             self._process = subprocess.Popen(
                 command, cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, text=True
             )
+        self.points: list[Point] = []
+
+    def prepare(self) -> None:
+        """Wait until it has made its site and noted the calls of an undisturbed run."""
         self.points = [Point(label, n) for label, n in self._line()]
 
     def play(self, trial: Trial) -> Outcome:
@@ -82,6 +86,8 @@ def zygotes(number: int) -> Iterator[list[Zygote]]:
     try:
         for index in range(number):
             started.append(Zygote(root / str(index)))
+        for one in started:
+            one.prepare()
         assert all(one.points == started[0].points for one in started), "two zygotes see different calls"
         yield started
     finally:
