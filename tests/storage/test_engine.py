@@ -80,14 +80,14 @@ def test_pruning_and_cleaning_leave_exactly_what_is_named(anywhere: Opened):
     put(registry, 2, 1, [replace(shared, new=False)], generation=generation)
     listings = {row.id: registry.files(row) for row in registry.checkpoints()}
     retention.apply(registry, storage, generation, retention.plan(registry.checkpoints(), listings, keep=1), Watcher())
-    storage.put_bytes("registry/checkpoints/data/half-a-commit.parquet", b"x")
+    storage.put_bytes("registry/checkpoints/data/00000000000000000002-lost.parquet", b"x")
     registry.remove_unnamed(generation)
     listed = [registry.files(row) for row in registry.checkpoints()]
     for orphan in retention.orphans(storage, listed, generation):
         storage.delete(orphan.path)
     assert [file.path for file in storage.list("state")] == [shared.path]
     assert [row.id for row in registry.checkpoints()] == [2]
-    assert not [file for file in storage.list("registry") if "half-a-commit" in file.path]
+    assert not [file for file in storage.list("registry") if "lost.parquet" in file.path]
     assert not [name for name in storage.list_dirs("registry") if name.startswith(delta_log.PROBE)]
 
 
@@ -126,7 +126,7 @@ def test_case_10_nothing_is_deleted_when_a_listing_fails(bucket: Bucket, misbeha
     old.take_over()
     put(old, 1, None, [a_file("1.sst")])
     lost = "state/counts/g1-e9/0-dead/lost.sst"
-    for path in (a_file("1.sst").path, lost, "registry/checkpoints/data/half-a-commit.parquet"):
+    for path in (a_file("1.sst").path, lost, "registry/checkpoints/data/00000000000000000002-lost.parquet"):
         storage.put_bytes(path, b"x" * 10)
 
     watched = bucket.storage(misbehaving("refuses to list what may be deleted"), max_attempts=2)
