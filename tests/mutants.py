@@ -610,6 +610,55 @@ MUTANTS = [
         "if name.startswith(PROBE):",
         "tests/recovery/test_racers.py::test_a_taker_whose_probe_is_taken_for_a_dead_one_s_says_that_it_lost",
     ),
+    Mutant(
+        "put without the condition",
+        "state_ops/object_store.py",
+        'obstore.put(self._once, path, data, mode="create")',
+        "obstore.put(self._once, path, data)",
+        "tests/storage/test_contract.py::test_of_two_that_create_a_file_the_second_is_told",
+    ),
+    Mutant(
+        "pass a store that takes a second conditional put",
+        "state_ops/delta_log.py",
+        'if not storage.create(f"{path}/put", b"second"):',
+        'if storage.create(f"{path}/put", b"second") or True:',
+        "tests/storage/test_engine.py::test_a_store_that_takes_a_second_conditional_put_is_refused",
+    ),
+    Mutant(
+        "follow links out of the root",
+        "state_ops/stores.py",
+        "not os.path.realpath(at).startswith(",
+        "not at.startswith(",
+        "tests/storage/test_contract.py::test_links_that_lead_out_of_the_root_are_not_followed",
+    ),
+    Mutant(
+        "take half a listing",
+        "state_ops/storage.py",
+        "lambda: list(self.store.list(_directory(path)))",
+        "lambda: self.store.list(_directory(path))",
+        "tests/storage/test_faults.py::test_a_listing_is_complete_or_an_error",
+    ),
+    Mutant(
+        "retry what will not pass",
+        "state_ops/object_store.py",
+        "if status is None or status in _MAY_PASS or code in _CODES_THAT_MAY_PASS:",
+        "if True:",
+        "tests/storage/test_faults.py::test_what_will_not_pass_fails_at_once",
+    ),
+    Mutant(
+        "never retry",
+        "state_ops/storage.py",
+        "attempts=self._s3.max_attempts",
+        "attempts=1",
+        "tests/storage/test_faults.py::test_what_may_pass_is_tried_again",
+    ),
+    Mutant(
+        "take a literal secret",
+        "configs/settings.py",
+        "if not isinstance(name, str) or not _VARIABLE.fullmatch(name):",
+        "if False:",
+        "tests/storage/test_secrets.py::test_a_literal_secret_is_refused_and_not_repeated",
+    ),
 ]
 
 
