@@ -25,6 +25,7 @@ import structlog
 
 from state_ops.ids import CheckpointId, Generation
 from state_ops.storage import Storage
+from state_ops.stores import UNFINISHED
 
 LEASE = "coordinator/lease.json"
 REQUESTS = "coordinator/requests"
@@ -66,7 +67,7 @@ def read(storage: Storage) -> Lease | None:
 def remove_unfinished(storage: Storage) -> None:
     """Delete what a killed coordinator had written of its lease, on a local disk; for the owner, before its own first beat."""
     for file in storage.list(Path(LEASE).parent.as_posix(), unfinished=True) if storage.is_local else ():
-        if Path(file.path).parent == Path(LEASE).parent and file.path != LEASE:
+        if file.path.startswith(f"{Path(LEASE).parent}/{UNFINISHED}"):
             storage.delete(file.path)
 
 
