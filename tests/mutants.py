@@ -659,6 +659,20 @@ MUTANTS = [
         "if False:",
         "tests/storage/test_secrets.py::test_a_literal_secret_is_refused_and_not_repeated",
     ),
+    Mutant(
+        "leave a killed coordinator's half-written lease",
+        "pipelines/runtime/tenure.py",
+        "        lease.remove_unfinished(storage)\n",
+        "",
+        "tests/recovery/test_matrix.py::test_half_a_file_that_a_killed_coordinator_left_is_removed_by_the_next",
+    ),
+    Mutant(
+        "let errors of Delta logs end a run untyped",
+        "pipelines/runtime/tenure.py",
+        "    except (OSError, DeltaError) as error:",
+        "    except OSError as error:",
+        "tests/recovery/test_matrix.py::test_what_storage_raises_outside_of_an_epoch_ends_the_run_with_a_typed_error",
+    ),
 ]
 
 

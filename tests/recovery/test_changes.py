@@ -138,7 +138,10 @@ def test_a_pipeline_that_lacks_what_the_checkpoint_holds_is_refused_until_it_is_
         run.check_fits(Pipeline("meters", (_peaks(_landing("arrivals")),), retired=("landing",)), _head(meters))
     run.check_fits(Pipeline("meters", (_peaks(_landing("arrivals")),), retired=("landing", "counts")), _head(meters))
 
-    strays = [meters.storage / "registry" / name for name in ("checkpoints/data/lost.parquet", ".probe-01/a.parquet")]
+    strays = [
+        meters.storage / "registry" / name
+        for name in ("checkpoints/data/00000000000000000009-lost.parquet", ".probe-01/a.parquet")
+    ]
     for stray in strays:
         stray.parent.mkdir(exist_ok=True)
         stray.write_bytes(b"left by a crash")
