@@ -23,7 +23,7 @@ from pipelines.runtime.spark_executor import SparkExecutor
 from pipelines.runtime.workshop import Workshop
 from state_ops import lease, retention
 from state_ops.checkpoint import Checkpoint, is_abandoned
-from state_ops.errors import BusyError, TransientError
+from state_ops.errors import BusyError, FencedError, TransientError
 from state_ops.frames import schema_from_json
 from state_ops.ids import CheckpointId, parse_epoch_dir
 from state_ops.lease import Heartbeat
@@ -124,30 +124,42 @@ def recover(shop: Workshop) -> None:
 
 
 def remove_leftovers(shop: Workshop) -> int:
-    """Remove what attempts of older generations, or a crash between two steps, left and nothing names; returns how many objects."""
+    """Remove what attempts of older generations, or a crash between two steps, left and nothing names; returns how many objects.
+
+    Raises FencedError, with nothing removed, where a newer coordinator took over: what it dropped meanwhile is not left over.
+    """
     held = {hold.commit_id for hold in shop.watcher.live(shop.storage).values()}
     strays = shop.registry.strays()
-    shop.registry.drop_listings(shop.generation, [stray for stray in strays if stray.commit_id not in held])
-    shop.registry.remove_unnamed(shop.generation)
     completed = shop.registry.checkpoints()
     listings = [shop.registry.files(row) for row in completed]
     listings += [stray.files for stray in strays if stray.commit_id in held]
     gone = retention.orphans(shop.storage, listings, shop.generation)
+    unpublishable = _unpublishable(shop, completed[-1] if completed else None)
+    # All of that was read while the pipeline was ours. Without checkpoints, as after `weir cancel --delete`, published rows
+    # would look like those of epochs that never completed.
+    if (owner := shop.registry.generation()) != shop.generation:
+        raise FencedError(
+            f"This coordinator has generation {shop.generation}, but the pipeline belongs to generation {owner}.",
+            where=shop.storage.uri,
+            next="Nothing to do: a newer coordinator runs the pipeline; this one stops and deletes nothing.",
+        )
+    shop.registry.drop_listings(shop.generation, [stray for stray in strays if stray.commit_id not in held])
+    shop.registry.remove_unnamed(shop.generation)
     for orphan in gone:
         shop.storage.delete(orphan.path)
-    return len(gone) + _remove_unpublishable(shop, completed[-1] if completed else None)
+    return len(gone) + sum(shop.storage.delete_tree(path) for path in unpublishable)
 
 
-def _remove_unpublishable(shop: Workshop, head: Checkpoint | None) -> int:
-    """Staged rows of epochs that never completed, of older generations, which are fenced."""
-    gone = 0
+def _unpublishable(shop: Workshop, head: Checkpoint | None) -> list[str]:
+    """Directories of staged rows of epochs that never completed, of older generations, which are fenced."""
+    found = []
     for sink in shop.pipeline.sinks:
         base = f"tables/{sink.table}/data"
         for name in shop.storage.list_dirs(base):
             parsed = parse_epoch_dir(name)
             if parsed is not None and parsed[0] < shop.generation and is_abandoned(head, *parsed):
-                gone += shop.storage.delete_tree(f"{base}/{name}")
-    return gone
+                found.append(f"{base}/{name}")
+    return found
 
 
 def _drop_stale_stops(storage: Storage) -> None:

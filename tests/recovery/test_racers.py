@@ -11,15 +11,19 @@ from threading import Barrier
 
 import pytest
 
+from pipelines.runtime import upkeep
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, open_storage, run
-from pipelines.runtime.tenure import claimed
+from pipelines.runtime.tenure import claimed, owning, remove_leftovers
 from state_ops import delta_log, lease
 from state_ops.errors import DamageError, FencedError, InputError
 from state_ops.ids import Generation
+from state_ops.lease import Request
+from state_ops.pins import HOLDS, Hold
 from state_ops.registry import Registry
 from state_ops.storage import Storage
 from tests.recovery.harness import Site
+from tests.recovery.small import Bank
 from tests.soak.accounts import pipeline
 from tests.soak.checks import TABLES, Verifier, log_in_order
 from tests.soak.children import Child, started, wait_for
@@ -295,3 +299,57 @@ def test_whatever_a_zombie_stumbles_over_it_says_that_it_is_fenced(tmp_path):
     ):
         rival.take_over()
         raise DamageError("A file is gone, which the successor pruned.")
+
+
+def test_a_zombie_that_cleans_up_leaves_the_tables_of_a_pipeline_that_was_cancelled(tmp_path, monkeypatch):
+    """It wakes with a request to clean up, after all checkpoints were deleted: published rows look like rows of no epoch."""
+    bank = Bank.at(tmp_path / "site")
+    bank.epochs(1, 2)
+    with (
+        pytest.raises(FencedError, match="belongs to generation 3"),
+        owning(bank.site.pipeline, bank.site.settings, InMemoryExecutor()) as zombie,
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(lease, "watch", lambda _: False)
+            with owning(bank.site.pipeline, bank.site.settings, InMemoryExecutor()) as successor:
+                upkeep.end(successor.shop)
+        upkeep.carry_out(zombie.shop, lease.send(zombie.shop.storage, Request(upkeep.UPKEEP)))
+    assert bank.ids() == []
+    assert len(bank.site.table("booked")) == 20, "what was published is readable still"
+
+
+def test_a_zombie_that_cleans_up_leaves_what_a_restore_reads(tmp_path, monkeypatch):
+    """It had looked for running restores before one began; its successor pruned the checkpoint's row, and keeps the objects."""
+    bank = Bank.at(tmp_path / "site")
+    bank.epochs(1, 2)
+    storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
+    held = registry.head()
+    assert held is not None
+    listing = registry.files(held)
+    hold = Hold(storage, registry, held, "a restore")
+    strays, drop_rows = Registry.strays, Registry.drop_rows
+
+    def asleep(self: Registry):
+        found = strays(self)
+        monkeypatch.setattr(Registry, "strays", strays)
+
+        def after_a_restore_began(self: Registry, generation, ids):
+            if held.id in ids and not any(one.path.startswith(HOLDS) for one in storage.list(HOLDS)):
+                hold.__enter__()
+            drop_rows(self, generation, ids)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(lease, "watch", lambda _: False)
+            patched.setattr(Registry, "drop_rows", after_a_restore_began)
+            bank.epochs(3, 4)
+        return found
+
+    with (
+        pytest.raises(FencedError, match="belongs to generation 3"),
+        owning(bank.site.pipeline, bank.site.settings, InMemoryExecutor()) as zombie,
+    ):
+        monkeypatch.setattr(Registry, "strays", asleep)
+        remove_leftovers(zombie.shop)
+    assert bank.ids() == [4], "the successor dropped the row"
+    assert all(storage.size(file.path) == file.bytes for file in listing), "and kept what the restore reads"
+    hold.__exit__()
