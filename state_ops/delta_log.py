@@ -319,6 +319,8 @@ class FencedTable:
                 if after is not None and old != after:
                     raise _fenced(self.path, after, Generation(old))
                 mine = Generation(old + 1) if generation is None else generation
+                if generation is not None and old == mine:
+                    return mine  # nobody else has this number: an earlier try landed, although an error was reported
                 if mine <= old:
                     raise _fenced(self.path, mine, Generation(old))
                 commit(handle, self.app_id, mine)

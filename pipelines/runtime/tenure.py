@@ -78,11 +78,11 @@ def claimed(
     storage, registry = open_storage(pipeline, settings)
     sources = readers(pipeline, settings)
     with _storage_errors(pipeline, storage):
-        predecessor = lease.read(storage)
+        before, predecessor = registry.generation(), lease.read(storage)
         if lease.watch(storage):
             raise busy(pipeline, predecessor)
         _drop_stale_stops(storage)
-        generation = registry.take_over()
+        generation = registry.take_over(after=before)  # who took over since lives: `weir prune` must not end its run
         lease.remove_unfinished(storage)
         head = registry.head()
         last_id = CheckpointId(max([head.id if head else 0, predecessor.last_id if predecessor else 0]))

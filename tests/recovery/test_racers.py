@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 
 import pytest
+from deltalake.exceptions import DeltaError
 
 from pipelines.runtime import upkeep
 from pipelines.runtime.in_memory import InMemoryExecutor
@@ -196,6 +198,44 @@ def _assert_one_chain(site: Site) -> None:
         published = log_in_order(site.storage / "tables" / table, f"{pipeline.app_id}/{table}")
         named = sorted(row.checkpoint_id for row in registry.publications() if row.sink == table)
         assert published == named, table
+
+
+def test_a_command_that_saw_nobody_takes_nothing_from_a_coordinator_that_started_meanwhile(tmp_path, monkeypatch):
+    bank = Bank.at(tmp_path / "site")
+    bank.epochs(1)
+    watch = lease.watch
+    with ExitStack() as running:
+        coordinators = []
+
+        def seen(storage: Storage) -> bool:
+            alive = watch(storage)
+            monkeypatch.setattr(lease, "watch", watch)
+            started = claimed(bank.site.pipeline, bank.site.settings, InMemoryExecutor())
+            coordinators.append(running.enter_context(started).shop)
+            return alive
+
+        monkeypatch.setattr(lease, "watch", seen)
+        with pytest.raises(FencedError), owning(bank.site.pipeline, bank.site.settings, InMemoryExecutor()):
+            pass
+        (living,) = coordinators
+        assert living.registry.generation() == living.generation, "it owns the pipeline still"
+
+
+def test_a_claim_that_landed_and_reported_an_error_is_ours(tmp_path, monkeypatch):
+    bank = Bank.at(tmp_path / "site")
+    bank.epochs(1)
+    commit, failed = delta_log.commit, []
+
+    def landed(handle, *args, **options):
+        commit(handle, *args, **options)
+        if "state_files" in handle.table_uri and not failed:
+            failed.append(True)
+            raise DeltaError("the connection was closed before the answer was complete")
+
+    monkeypatch.setattr(delta_log, "commit", landed)
+    bank.epochs(2)
+    assert failed
+    bank.assert_exact(1, 2)
 
 
 # -- what a zombie must leave alone
