@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 import uuid
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,13 @@ class Lease:
 
 def read(storage: Storage) -> Lease | None:
     raw = storage.read_bytes(LEASE)
-    return Lease(**json.loads(raw)) if raw else None
+    return Lease(**known(Lease, json.loads(raw))) if raw else None
+
+
+def known(kind: type, raw: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a row of facts that this release knows: a newer one, on another host, may have written more."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in raw.items() if name in names}
 
 
 def remove_unfinished(storage: Storage) -> None:
@@ -210,8 +216,16 @@ def pending(storage: Storage) -> list[Request]:
     for file in storage.list(REQUESTS):
         raw = storage.read_bytes(file.path)
         if raw:
-            found.append(Request(**json.loads(raw)))
+            found.append(_request(json.loads(raw)))
     return sorted(found, key=lambda request: request.at)
+
+
+def _request(raw: dict[str, Any]) -> Request:
+    """One with an option of a newer release is of a kind that nobody here knows: half of what it asks may be harm."""
+    understood = known(Request, raw)
+    request = Request(**understood)
+    unknown = sorted(raw.keys() - understood.keys())
+    return replace(request, kind=f"{request.kind} with {', '.join(unknown)}") if unknown else request
 
 
 def take(storage: Storage, request: Request) -> None:

@@ -130,7 +130,7 @@ class Watcher:
             raw = storage.read_bytes(file.path)
             if raw is None:
                 continue
-            held = Held(**json.loads(raw))
+            held = Held(**lease.known(Held, json.loads(raw)))
             counter, since = self._seen.get(file.path, (-1, moment))
             if counter != held.counter or since > moment:
                 since = moment

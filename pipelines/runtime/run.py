@@ -150,7 +150,7 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
             if stop.drain and not (yield from _drain(shop, loop, heartbeat, reason)):
                 time.sleep(shop.settings.run.poll_seconds)
                 continue
-            _stopped(shop, loop, heartbeat, stop)
+            _stopped(shop, loop, heartbeat, stop, requests)
             for request in requests:
                 if request.kind == upkeep.STOP:
                     lease.take(shop.storage, request)
@@ -201,11 +201,13 @@ def _stop(requests: list[Request], failing: bool) -> Request | None:
     return next(iter(at_once if failing and at_once else stops), None)
 
 
-def _stopped(shop: Workshop, loop: Loop, heartbeat: Heartbeat, stop: Request) -> None:
-    """What a stop asks for at the end."""
-    if stop.savepoint and loop.head is not None:
-        upkeep.save(shop, loop.head, stop.savepoint, stop.reason)
-    if stop.delete:
+def _stopped(shop: Workshop, loop: Loop, heartbeat: Heartbeat, stop: Request, requests: list[Request]) -> None:
+    """What stops ask for at the end: the one that is followed, and all others that this end is one for."""
+    ended = [request for request in requests if request.kind == upkeep.STOP and (stop.drain or not request.drain)]
+    for request in ended:
+        if request.savepoint and loop.head is not None:
+            upkeep.save(shop, loop.head, request.savepoint, request.reason)
+    if any(request.delete for request in ended):
         upkeep.end(shop)
     heartbeat.outcome = "drained" if stop.drain else "stopped"
 
@@ -258,7 +260,8 @@ def _cut(shop: Workshop, loop: Loop, options: RunOptions, barriers: list[Request
     if barriers:
         asked = barriers[0]
         tick = f" (tick {asked.tick})" if asked.tick else ""
-        return Cut(Trigger(asked.trigger), f"{asked.reason}{tick}", slices)
+        known = Trigger(asked.trigger) if asked.trigger in set(Trigger) else Trigger.MANUAL
+        return Cut(known, f"{asked.reason}{tick}", slices)
     if loop.catching_up or options.interval is None:
         return Cut(options.trigger, options.reason, slices)
     return Cut(Trigger.INTERVAL, f"every {options.interval:g} s", slices)

@@ -27,10 +27,11 @@ def ask_to_stop(pipeline: Pipeline, settings: Settings, request: Request) -> boo
         while (now := lease.read(storage)) is not None and now.process == holder.process and lease.watch(storage):
             time.sleep(settings.run.poll_seconds)
     outcome = now.outcome if now is not None and now.process == holder.process else None
-    if outcome == ("drained" if request.drain else "stopped"):
+    # A request that is still there came after the barrier at which others ended the run: nobody did what it asks for.
+    if outcome in ("drained", *(() if request.drain else ("stopped",))) and storage.read_bytes(sent.name) is None:
         return True
     lease.take(storage, sent)
-    if outcome in ("ended", "stopped"):  # it had nothing more to do before it saw the request
+    if outcome in ("ended", "stopped", "drained"):  # it had nothing more to do before it saw the request
         out.print(f"The coordinator of {pipeline.name} had ended by itself.")
         return False
     how = "failed" if outcome == "failed" else "died"

@@ -56,7 +56,7 @@ def save(shop: Workshop, checkpoint: Checkpoint, name: str, reason: str) -> Pin:
 
 
 def carry_out(shop: Workshop, request: Request) -> None:
-    """One request that needs no epoch. What cannot be done is logged: it must not end the run of who coordinates."""
+    """One request that needs no epoch. An error ends the run, as it would beside an epoch; the next run is not asked again."""
     try:
         if request.kind == UNNAME:
             shop.registry.unpin(shop.generation, SAVEPOINT, request.savepoint)
@@ -159,6 +159,11 @@ def drop_savepoint(pipeline: Pipeline, settings: Settings, name: str, patience: 
         prune(shop)
 
     asked(pipeline, settings, Request(UNNAME, savepoint=name), alone, patience)
+    if found in registry.pins():
+        raise WeirError(
+            f"The coordinator of {pipeline.name} did not drop the savepoint {name!r}.",
+            next="It failed over that: its log, and `weir status`, say why. Then ask again.",
+        )
     return found
 
 

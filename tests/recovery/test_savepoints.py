@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 
 import pytest
 
+from pipelines.runtime import run as run_module
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, open_storage, run
+from pipelines.runtime.stopping import ask_to_stop
 from state_ops import lease
-from state_ops.errors import DamageError, PipelineError, WeirError
+from state_ops.errors import DamageError, PipelineError, TransientError, WeirError
+from state_ops.lease import Request
+from state_ops.pins import Hold
+from state_ops.registry import Registry
 from tests.recovery import small
 from tests.recovery.small import Bank
 
@@ -252,6 +259,112 @@ def test_a_cancelled_pipeline_leaves_only_its_savepoints_if_told_so(bank, weir, 
     with pytest.raises(DamageError, match="its last published checkpoint is 3"):
         bank.epochs()  # going on from checkpoint 1 would book files 2 and 3 twice
     assert len(bank.site.table("booked")) == 30
+
+
+@pytest.fixture
+def barrier(bank, monkeypatch):
+    """A coordinator that comes to its next barrier when this many requests wait: `with barrier(2): ...`."""
+
+    @contextmanager
+    def coordinator(requests: int):
+        bank.land(1)
+        found, held = lease.pending, [True]
+
+        def pending(storage):
+            waiting = found(storage)
+            held[0] = held[0] and len(waiting) < requests
+            return [] if held[0] else waiting
+
+        with bank.coordinator():
+            until(lambda: bank.ids() == [1])
+            monkeypatch.setattr(lease, "pending", pending)
+            yield
+
+    return coordinator
+
+
+def test_of_two_stops_at_one_barrier_both_are_done(bank, barrier):
+    """Somebody stops the pipeline while somebody else ends it for good, and a third wants a savepoint of its end."""
+    storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
+
+    def ask(request: Request) -> bool:
+        return ask_to_stop(bank.site.pipeline, bank.site.settings, request)
+
+    with barrier(4), ThreadPoolExecutor(3) as pool:
+        lease.send(storage, Request("stop"))
+        done = pool.map(
+            ask, [Request("stop", savepoint="last"), Request("stop", delete=True), Request("stop", savepoint="other")]
+        )
+        assert list(done) == [True, True, True]
+    assert {(pin.name, pin.checkpoint_id) for pin in bank.registry.pins()} == {("last", 1), ("other", 1)}
+    assert bank.ids() == [1], "what has a name stays"
+
+
+def test_a_stop_beside_a_drain_has_ended_the_run_too(bank, barrier):
+    storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
+    with barrier(2):
+        lease.send(storage, Request("stop", drain=True))
+        assert ask_to_stop(bank.site.pipeline, bank.site.settings, Request("stop"))
+    holder = lease.read(storage)
+    assert holder is not None and holder.outcome == "drained"
+
+
+def test_a_stop_that_came_after_the_last_barrier_is_not_taken_for_done(bank, monkeypatch):
+    """Its coordinator is ending already, as another stop asked: who asks to delete must do it alone then."""
+    bank.land(1)
+    storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
+    asking = []
+    stopped = run_module._stopped
+
+    def ending(*args):
+        late = Request("stop", delete=True)
+        asking.append(pool.submit(ask_to_stop, bank.site.pipeline, bank.site.settings, late))
+        until(lambda: len(lease.pending(storage)) == 2)
+        stopped(*args)
+
+    monkeypatch.setattr(run_module, "_stopped", ending)
+    with ThreadPoolExecutor(1) as pool:
+        with bank.coordinator():
+            until(lambda: bank.ids() == [1])
+            lease.send(storage, Request("stop"))
+        assert asking[0].result(30) is False
+    assert lease.pending(storage) == [], "and it is withdrawn"
+
+
+def test_a_savepoint_that_could_not_be_dropped_is_not_said_to_be(bank, weir, monkeypatch):
+    def broken(*_: object) -> None:
+        raise OSError("the disk is gone")
+
+    bank.epochs(1)
+    weir(bank.site, "savepoint", "small", "--name", "kept")
+    with pytest.raises(TransientError, match="the disk is gone"), bank.coordinator():
+        until(lambda: alive(bank))
+        monkeypatch.setattr(Registry, "unpin", broken)
+        dropped = weir(bank.site, "savepoint", "small", "--drop", "kept")
+        assert dropped.code != 0 and "kept" in dropped.said
+    assert [pin.name for pin in bank.registry.pins()] == ["kept"]
+
+
+def test_what_a_newer_release_writes_for_the_coordinator_stops_no_run(bank, monkeypatch):
+    """Facts with a field more are read without it; a request with an option more is dropped, not half done."""
+    bank.epochs(1)
+    storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
+
+    def newer(path: str, raw: dict) -> None:
+        storage.put_bytes(path, json.dumps({**raw, "since_2030": 1}).encode())
+
+    head = registry.head()
+    assert head is not None
+    with Hold(storage, registry, head, "a restore") as hold:
+        newer(hold._path, asdict(hold._held))
+        newer(lease.LEASE, asdict(lease.read(storage)))
+        name = "coordinator/requests/1.json"
+        newer(name, asdict(Request("savepoint", savepoint="with-an-option", name=name)))
+        lease.send(storage, Request("barrier", trigger="a trigger of 2030"))
+        bank.epochs(2)
+        assert bank.ids() == [1, 2], "the hold counts"
+    assert (lease.pending(storage), bank.registry.pins()) == ([], [])
+    bank.assert_exact(1, 2)
 
 
 def test_after_everything_was_deleted_ids_are_not_used_again(bank, weir):
