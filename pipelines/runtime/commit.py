@@ -79,8 +79,11 @@ def discard(shop: Workshop, epoch: CheckpointId) -> None:
 
 
 def raise_if_fenced(shop: Workshop, error: BaseException) -> None:
-    """FencedError if we are. What a zombie stumbles over, e.g. that its successor removed what it had staged, is no news then."""
-    if isinstance(error, errors.FencedError):
+    """FencedError if we are. What a zombie stumbles over, e.g. that its successor removed what it had staged, is no news then.
+
+    A RunEndedError stays: the generation may be one that this very coordinator has claimed in part, and nobody runs the pipeline.
+    """
+    if isinstance(error, errors.FencedError | RunEndedError):
         return
     try:
         owner = shop.registry.generation()

@@ -18,7 +18,7 @@ from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, open_storage, run
 from pipelines.runtime.tenure import claimed, owning, remove_leftovers
 from state_ops import delta_log, lease
-from state_ops.errors import DamageError, FencedError, InputError
+from state_ops.errors import DamageError, FencedError, InputError, RunEndedError
 from state_ops.ids import Generation
 from state_ops.lease import Request
 from state_ops.pins import HOLDS, Hold
@@ -235,6 +235,31 @@ def test_a_claim_that_landed_and_reported_an_error_is_ours(tmp_path, monkeypatch
     monkeypatch.setattr(delta_log, "commit", landed)
     bank.epochs(2)
     assert failed
+    bank.assert_exact(1, 2)
+
+
+def test_a_coordinator_that_could_renew_its_claim_only_in_part_does_not_say_that_another_runs(tmp_path, monkeypatch):
+    bank = Bank.at(tmp_path / "site")
+    bank.epochs(1)
+    claim = delta_log.FencedTable.claim
+
+    def lost(*_: object) -> None:
+        raise OSError("storage is away")
+
+    def claimed_in_part(self, generation=None, *, after=None):
+        return claim(self, generation, after=after) if generation is None else lost()
+
+    def committed(*_: object) -> None:
+        monkeypatch.setattr(delta_log.FencedTable, "claim", claimed_in_part)
+        lost()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Registry, "commit", committed)
+        with pytest.raises(RunEndedError, match="Nobody can tell whether checkpoint 2 was committed"):
+            bank.epochs(2)
+        monkeypatch.setattr(delta_log.FencedTable, "claim", claim)
+    assert bank.registry.generation() == 3, "its own second claim"
+    bank.epochs()
     bank.assert_exact(1, 2)
 
 
