@@ -35,10 +35,12 @@ def ask_to_stop(pipeline: Pipeline, settings: Settings, request: Request) -> boo
         out.print(f"The coordinator of {pipeline.name} had ended by itself.")
         return False
     how = "failed" if outcome == "failed" else "died"
+    where = "before it had deleted all checkpoints" if request.delete else "before it reached its barrier"
     if now is not None and now.process != holder.process:
         how = "was replaced by another"
     raise WeirError(
-        f"The coordinator of {pipeline.name} {how} before it reached its barrier"
-        + (", and nothing was drained." if request.drain else "."),
-        next=f"Nothing is lost: `weir run {pipeline.name}` resumes from the last completed checkpoint, or shows the error again.",
+        f"The coordinator of {pipeline.name} {how} {where}" + (", and nothing was drained." if request.drain else "."),
+        next=f"`weir checkpoints {pipeline.name}` shows whether some were deleted before that; its log says what happened."
+        if request.delete
+        else f"Nothing is lost: `weir run {pipeline.name}` resumes from the last completed checkpoint, or shows the error again.",
     )

@@ -81,8 +81,8 @@ def claimed(
         before, predecessor = registry.generation(), lease.read(storage)
         if lease.watch(storage):
             raise busy(pipeline, predecessor)
-        _drop_stale_stops(storage)
         generation = registry.take_over(after=before)  # who took over since lives: `weir prune` must not end its run
+        _drop_stale_stops(storage)
         lease.remove_unfinished(storage)
         head = registry.head()
         last_id = CheckpointId(max([head.id if head else 0, predecessor.last_id if predecessor else 0]))
@@ -163,7 +163,7 @@ def _unpublishable(shop: Workshop, head: Checkpoint | None) -> list[str]:
 
 
 def _drop_stale_stops(storage: Storage) -> None:
-    """A stop that nobody was there to take must not stop the next run at once."""
+    """A stop that nobody was there to take must not stop the next run at once. For the owner: another one's stops are not ours."""
     for request in lease.pending(storage):
         if request.kind == "stop":
             lease.take(storage, request)

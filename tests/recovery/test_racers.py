@@ -221,6 +221,22 @@ def test_a_command_that_saw_nobody_takes_nothing_from_a_coordinator_that_started
         assert living.registry.generation() == living.generation, "it owns the pipeline still"
 
 
+def test_a_taker_that_lost_leaves_the_stop_that_is_meant_for_the_winner(tmp_path, monkeypatch):
+    bank = Bank.at(tmp_path / "site")
+    bank.epochs(1)
+    storage, rival = open_storage(bank.site.pipeline, bank.site.settings)
+
+    def seen(_: Storage) -> bool:
+        rival.take_over()
+        lease.send(storage, Request(upkeep.STOP))
+        return False
+
+    monkeypatch.setattr(lease, "watch", seen)
+    with pytest.raises(FencedError), claimed(bank.site.pipeline, bank.site.settings, InMemoryExecutor()):
+        pass
+    assert [request.kind for request in lease.pending(storage)] == [upkeep.STOP]
+
+
 def test_a_claim_that_landed_and_reported_an_error_is_ours(tmp_path, monkeypatch):
     bank = Bank.at(tmp_path / "site")
     bank.epochs(1)

@@ -331,6 +331,20 @@ def test_a_stop_that_came_after_the_last_barrier_is_not_taken_for_done(bank, mon
     assert lease.pending(storage) == [], "and it is withdrawn"
 
 
+def test_a_deletion_that_failed_in_the_middle_does_not_say_that_nothing_is_lost(bank, weir, monkeypatch):
+    def broken(*_: object) -> None:
+        raise OSError("the disk is gone")
+
+    bank.land(1)
+    with pytest.raises(TransientError, match="the disk is gone"), bank.coordinator():
+        until(lambda: bank.ids() == [1])
+        monkeypatch.setattr(Registry, "drop_listings", broken)
+        cancelled = weir(bank.site, "cancel", "small", "--delete")
+    assert bank.ids() == []
+    assert cancelled.code != 0 and "failed before it had deleted all" in cancelled.said
+    assert "Nothing is lost" not in cancelled.said
+
+
 def test_a_savepoint_that_could_not_be_dropped_is_not_said_to_be(bank, weir, monkeypatch):
     def broken(*_: object) -> None:
         raise OSError("the disk is gone")
