@@ -26,6 +26,7 @@ def ask_to_stop(pipeline: Pipeline, settings: Settings, request: Request) -> boo
     with waiting(f"waiting for process {holder.pid} to reach its barrier"):
         while (now := lease.read(storage)) is not None and now.process == holder.process and lease.watch(storage):
             time.sleep(settings.run.poll_seconds)
+        now = lease.read(storage)  # it may have ended between the two looks
     outcome = now.outcome if now is not None and now.process == holder.process else None
     # A request that is still there came after the barrier at which others ended the run: nobody did what it asks for.
     if outcome in ("drained", *(() if request.drain else ("stopped",))) and storage.read_bytes(sent.name) is None:
