@@ -317,12 +317,12 @@ class FencedTable:
             try:
                 old = handle.transaction_version(self.app_id) or 0
                 if after is not None and old != after:
-                    raise _fenced(self.path, after, Generation(old))
+                    raise fenced(self.path, after, Generation(old))
                 mine = Generation(old + 1) if generation is None else generation
                 if generation is not None and old == mine:
                     return mine  # nobody else has this number: an earlier try landed, although an error was reported
                 if mine <= old:
-                    raise _fenced(self.path, mine, Generation(old))
+                    raise fenced(self.path, mine, Generation(old))
                 commit(handle, self.app_id, mine)
             except CommitFailedError:
                 continue
@@ -369,7 +369,7 @@ class FencedTable:
             try:
                 owner = Generation(handle.transaction_version(self.app_id) or 0)
                 if owner != generation:
-                    raise _fenced(self.path, generation, owner)
+                    raise fenced(self.path, generation, owner)
                 act(handle)
             except CommitFailedError:
                 continue  # somebody else committed: look again, with the same rules
@@ -391,7 +391,7 @@ class FencedTable:
         """
         owner = self.generation()
         if owner != generation:
-            raise _fenced(self.path, generation, owner)
+            raise fenced(self.path, generation, owner)
 
     # -- upkeep, by the owner
 
@@ -516,7 +516,7 @@ def _add_columns(handle: DeltaTable, app_id: str, generation: Generation, column
     )
 
 
-def _fenced(path: str, mine: Generation, owner: Generation) -> FencedError:
+def fenced(path: str, mine: Generation, owner: Generation) -> FencedError:
     return FencedError(
         f"This coordinator has generation {mine}, but {path} belongs to generation {owner}.",
         next="Nothing to do: a newer coordinator runs the pipeline; this one stops and deletes nothing.",

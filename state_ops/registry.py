@@ -27,7 +27,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from state_ops.checkpoint import FORMAT_VERSION, Checkpoint, StateFile
-from state_ops.delta_log import DataFile, FencedTable, active_files, probe_conditional_put, remove_probes
+from state_ops.delta_log import DataFile, FencedTable, active_files, fenced, probe_conditional_put, remove_probes
 from state_ops.errors import ConfigurationError, DamageError, FencedError, PrunedError, WeirError
 from state_ops.ids import CheckpointId, Generation
 from state_ops.layout import is_registry_data
@@ -236,6 +236,12 @@ class Registry:
         return Stray(file.path, CheckpointId(int(dict(file.partition)["checkpoint_id"])), commit_id, files)
 
     # -- writing: the owner of the generation alone
+
+    def prove(self, generation: Generation) -> None:
+        """Right before something is deleted: FencedError unless `generation` still owns the registry."""
+        owner = self.generation()
+        if owner != generation:
+            raise fenced(self._checkpoints.path, generation, owner)
 
     def take_over(self, after: Generation | None = None) -> Generation:
         """Claim the next generation, before anything else is read, cleaned or published.

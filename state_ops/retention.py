@@ -150,6 +150,7 @@ def apply(
     kept = [registry.files(row) for row in rows] + [stray.files for stray in strays if stray.commit_id in held]
     delete = unreferenced([stray.files for stray in gone], kept)
     registry.drop_listings(generation, gone)
+    registry.prove(generation)  # a successor may have dropped those listings: then they are its to deal with
     for file in delete:
         storage.delete(file.path)
     return tuple(delete)

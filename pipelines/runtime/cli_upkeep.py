@@ -170,7 +170,7 @@ def cancel(
         found, settings, Request(upkeep.STOP, reason="weir cancel", delete=deletes)
     )
     if deletes and not stopped:
-        with owning(found, settings) as tenure:
+        with owning(found, settings, epochs=False) as tenure:
             upkeep.end(tenure.shop)
     left = registry.checkpoints()
     out.print(

@@ -214,7 +214,8 @@ def _stopped(shop: Workshop, loop: Loop, heartbeat: Heartbeat, stop: Request, re
 
 def _answer(shop: Workshop, loop: Loop, request: Request) -> None:
     """A barrier that was asked for has been cut."""
-    if request.kind == upkeep.NAME and loop.head is not None:
+    asked_still = shop.storage.read_bytes(request.name) is not None  # who lost patience was told that nothing was named
+    if request.kind == upkeep.NAME and asked_still and loop.head is not None:
         try:
             upkeep.save(shop, loop.head, request.savepoint, request.reason)
         except WeirError as error:  # the name was taken meanwhile: no reason to end the run, and who asked sees it

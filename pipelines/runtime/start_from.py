@@ -10,6 +10,7 @@ pipeline has published stays its own.
 
 from __future__ import annotations
 
+import json
 import tempfile
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from state_ops.pins import Hold
 from state_ops.registry import SAVEPOINT, Registry
 from state_ops.storage import Storage
 
+ORIGIN = "coordinator/origin.json"
 _TRANSFERS = 4
 
 log = structlog.get_logger("weir.run")
@@ -38,7 +40,8 @@ log = structlog.get_logger("weir.run")
 def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
     """Make the savepoint `origin` this pipeline's first checkpoint. origin: PIPELINE:NAME or the URI of a pipeline's storage:NAME.
 
-    Raises PipelineError when the pipeline has a checkpoint already, WeirError when there is no such savepoint.
+    A pipeline that was started from there goes on from where it is, so that the same command can be given again. Raises PipelineError
+    when it has a checkpoint of another origin, WeirError when there is no such savepoint.
     """
     shop = tenure.shop
     place, _, name = origin.rpartition(":")
@@ -48,6 +51,8 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
             where="--from",
             next="Write PIPELINE:NAME, or the directory or URI of a pipeline's storage, a colon and the name.",
         )
+    if tenure.head is not None and _origin(shop.storage) == origin:
+        return tenure.head
     if tenure.head is not None:
         raise PipelineError(
             f"{shop.pipeline.name} has checkpoint {tenure.head.id} already, so it cannot start from elsewhere.",
@@ -84,10 +89,17 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
         run_id=shop.run_id,
         lineage=spans_with(None, shop.generation, epoch),
     )
+    # Before the commit: without a checkpoint it says nothing, with one it tells a later run where that came from.
+    shop.storage.put_bytes(ORIGIN, json.dumps({"origin": origin}).encode())
     shop.registry.commit(made, copied)
     shop.expected.update({source: schema_from_json(raw) for source, raw in made.inputs.items()})
     log.info("started", pipeline=shop.pipeline.name, origin=origin, checkpoint=saved.id, bytes=made.bytes_new)
     return made
+
+
+def _origin(storage: Storage) -> str | None:
+    raw = storage.read_bytes(ORIGIN)
+    return json.loads(raw)["origin"] if raw else None
 
 
 def _storage(settings: Settings, place: str) -> Storage:

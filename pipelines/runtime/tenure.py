@@ -23,7 +23,7 @@ from pipelines.runtime.spark_executor import SparkExecutor
 from pipelines.runtime.workshop import Workshop
 from state_ops import lease, retention
 from state_ops.checkpoint import Checkpoint, is_abandoned
-from state_ops.errors import BusyError, FencedError, TransientError
+from state_ops.errors import BusyError, TransientError
 from state_ops.frames import schema_from_json
 from state_ops.ids import CheckpointId, parse_epoch_dir
 from state_ops.lease import Heartbeat
@@ -59,14 +59,21 @@ def readers(pipeline: Pipeline, settings: Settings) -> dict[str, FilesReader]:
 
 @contextmanager
 def owning(
-    pipeline: Pipeline, settings: Settings, executor: Executor | None = None, run_id: str | None = None
+    pipeline: Pipeline,
+    settings: Settings,
+    executor: Executor | None = None,
+    run_id: str | None = None,
+    *,
+    epochs: bool = True,
 ) -> Iterator[Tenure]:
     """Own the pipeline for as long as the `with` block lasts; what a dead predecessor left is finished or removed first.
 
-    executor: what runs stages, by default Spark, which the first epoch starts. Raises BusyError when a coordinator is alive, FencedError when a newer one took over.
+    executor: what runs stages, by default Spark, which the first epoch starts. epochs: whether some may run; commands that only
+    name, prune or end need no table to be where the newest checkpoint says, as after `weir cancel --delete` none is.
+    Raises BusyError when a coordinator is alive, FencedError when a newer one took over.
     """
     with claimed(pipeline, settings, executor, run_id) as tenure:
-        recover(tenure.shop)
+        recover(tenure.shop, epochs)
         yield tenure
 
 
@@ -110,14 +117,14 @@ def _storage_errors(pipeline: Pipeline, storage: Storage) -> Iterator[None]:
         ) from error
 
 
-def recover(shop: Workshop) -> None:
+def recover(shop: Workshop, epochs: bool) -> None:
     """Finish what a dead predecessor began: publish what a sink lacks, prune, remove what nothing names any more."""
     lacking = unpublished(shop.registry)
     if lacking:
         log.info("publishing what the last run left", checkpoints=[row.id for row in lacking])
         publish_missing(shop, lacking)
     head = shop.registry.head()
-    for sink in shop.pipeline.sinks:
+    for sink in shop.pipeline.sinks if epochs else ():
         delta.check_chain(shop.storage, shop.pipeline.app_id, sink.table, head)
     prune(shop)
     remove_leftovers(shop)
@@ -137,12 +144,7 @@ def remove_leftovers(shop: Workshop) -> int:
     unpublishable = _unpublishable(shop, completed[-1] if completed else None)
     # All of that was read while the pipeline was ours. Without checkpoints, as after `weir cancel --delete`, published rows
     # would look like those of epochs that never completed.
-    if (owner := shop.registry.generation()) != shop.generation:
-        raise FencedError(
-            f"This coordinator has generation {shop.generation}, but the pipeline belongs to generation {owner}.",
-            where=shop.storage.uri,
-            next="Nothing to do: a newer coordinator runs the pipeline; this one stops and deletes nothing.",
-        )
+    shop.registry.prove(shop.generation)
     shop.registry.drop_listings(shop.generation, [stray for stray in strays if stray.commit_id not in held])
     shop.registry.remove_unnamed(shop.generation)
     for orphan in gone:
@@ -151,9 +153,14 @@ def remove_leftovers(shop: Workshop) -> int:
 
 
 def _unpublishable(shop: Workshop, head: Checkpoint | None) -> list[str]:
-    """Directories of staged rows of epochs that never completed, of older generations, which are fenced."""
+    """Directories of staged rows of epochs that never completed, of older generations, which are fenced.
+
+    None of a table that is ahead of the registry: its rows are published, though no checkpoint that is left knows of them.
+    """
     found = []
     for sink in shop.pipeline.sinks:
+        if delta.astray(shop.storage, shop.pipeline.app_id, sink.table, head) is not None:
+            continue
         base = f"tables/{sink.table}/data"
         for name in shop.storage.list_dirs(base):
             parsed = parse_epoch_dir(name)

@@ -91,7 +91,7 @@ def asked(
     """
     storage, _ = open_storage(pipeline, settings)
     if not lease.watch(storage):
-        with owning(pipeline, settings) as tenure:
+        with owning(pipeline, settings, epochs=False) as tenure:
             alone(tenure.shop)
         return False
     sent = lease.send(storage, request)

@@ -33,7 +33,7 @@ _STAGED = re.compile(
     rf"|tables/(?P<table>[^/]+)/data/(?P<rows>g\d+-e\d+)/{_ATTEMPT}\.parquet)"
 )
 _REGISTRY_DATA = re.compile(r"registry/\w+/(?:data|checkpoint_id=\d+)/\d{20}-[0-9a-f]{32}\.parquet")
-_COORDINATOR = re.compile(r"coordinator/(?:lease|(?:requests|holds)/[0-9a-f]{32})\.json")
+_COORDINATOR = re.compile(r"coordinator/(?:lease|origin|(?:requests|holds)/[0-9a-f]{32})\.json")
 _LOG = re.compile(r"(?P<table>(?:registry|tables)/[^/]+)/_delta_log/(?P<name>.+)")
 _PROBED_AFTER = re.compile(rf"registry/{re.escape(PROBE)}g(\d+)-")
 _HALF_IN_LOG = re.compile(r"_commit_.*\.tmp|.*#\d+")  # what delta-rs renames or links into place on a local disk

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from pipelines.runtime import run as run_module
+from pipelines.runtime import run as runtime
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, open_storage, run
 from pipelines.runtime.stopping import ask_to_stop
@@ -152,8 +153,9 @@ def test_case_4_a_pipeline_starts_from_a_savepoint_of_another_which_stays(bank, 
     assert sorted(set(other.site.table("booked")["amount"])) == [3, 4, 5, 6], "its tables are its own, and start empty"
     assert bank.site.objects() == saved, "nothing of the old pipeline was touched, and no hold is left"
     other.site.assert_no_orphans()
+    assert other.epochs(start_from=origin) == [], "given again, the command goes on from there"
     with pytest.raises(PipelineError, match="already"):
-        other.epochs(start_from=origin)
+        other.epochs(start_from=f"{bank.site.storage}:another")
 
 
 def test_a_start_from_nowhere_says_what_there_is(bank, weir):
@@ -379,6 +381,43 @@ def test_what_a_newer_release_writes_for_the_coordinator_stops_no_run(bank, monk
         assert bank.ids() == [1, 2], "the hold counts"
     assert (lease.pending(storage), bank.registry.pins()) == ([], [])
     bank.assert_exact(1, 2)
+
+
+def test_a_cancelled_pipeline_can_still_be_pruned_and_cancelled_and_its_tables_stay(bank, weir):
+    bank.epochs(1)
+    weir(bank.site, "savepoint", "small", "--name", "kept")
+    bank.epochs(2, 3)
+    assert weir(bank.site, "cancel", "small", "--delete").code == 0
+    rubbish = bank.site.storage / "state/accounts/g1-e9/0-0123456789abcdef0123456789abcdef/000001.sst"
+    rubbish.parent.mkdir(parents=True)
+    rubbish.write_bytes(b"left by a deletion that was cut off")
+    assert weir(bank.site, "prune", "small").code == 0
+    assert not rubbish.exists()
+    assert weir(bank.site, "savepoint", "small", "--drop", "kept").code == 0
+    assert weir(bank.site, "cancel", "small", "--delete").code == 0
+    assert bank.ids() == [] and not states(bank)
+    assert len(bank.site.table("booked")) == 30, "rows that were published are nobody's leftovers"
+
+
+def test_a_savepoint_whose_asker_lost_patience_is_not_taken(bank, monkeypatch):
+    storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
+    bank.land(1)
+    complete = runtime.complete
+
+    def slow(*arguments):
+        done = complete(*arguments)
+        if asked:
+            lease.take(storage, asked.pop())  # meanwhile the command has told that nothing was named
+        return done
+
+    asked: list[lease.Request] = []
+    monkeypatch.setattr(runtime, "complete", slow)
+    with bank.coordinator():
+        until(lambda: bank.ids() == [1])
+        asked.append(lease.send(storage, lease.Request("savepoint", trigger="savepoint", savepoint="late")))
+        until(lambda: bank.ids() == [2])
+        lease.send(storage, lease.Request("stop"))
+    assert bank.registry.pins() == []
 
 
 def test_after_everything_was_deleted_ids_are_not_used_again(bank, weir):

@@ -141,18 +141,21 @@ def check_chain(storage: Storage, app_id: str, table: str, head: Checkpoint | No
 
     Ahead: its rows come from checkpoints that the registry does not have, so replaying their input would double them.
     """
+    problem = astray(storage, app_id, table, head)
+    if problem is not None:
+        raise _damaged(storage.full(table_path(table)), problem)
+
+
+def astray(storage: Storage, app_id: str, table: str, head: Checkpoint | None) -> str | None:
+    """How the table is not where the newest checkpoint says, in words; None if it is, or if there is no table."""
     try:
         version = delta_log.open_table(storage, table_path(table)).transaction_version(f"{app_id}/{table}")
     except TableNotFoundError:
-        return  # a sink without rows so far; publishing says so if the chain has some
+        return None  # a sink without rows so far; publishing says so if the chain has some
     known = (head.sinks.get(table) or {}).get("id") if head else None
-    if version is None and known is None:
-        return
-    if version is None or known is None or version != known:
-        raise _damaged(
-            storage.full(table_path(table)),
-            f"its last published checkpoint is {version}, but the registry's newest is {known}",
-        )
+    if version == known:
+        return None
+    return f"its last published checkpoint is {version}, but the registry's newest is {known}"
 
 
 def _upkeep(handle: DeltaTable) -> PostCommitHookProperties:
