@@ -673,6 +673,62 @@ MUTANTS = [
         "    except OSError as error:",
         "tests/recovery/test_matrix.py::test_what_storage_raises_outside_of_an_epoch_ends_the_run_with_a_typed_error",
     ),
+    Mutant(
+        "remove leftovers without proof of owning",
+        "pipelines/runtime/tenure.py",
+        "    shop.registry.prove(shop.generation)\n",
+        "",
+        "tests/recovery/test_racers.py::test_a_zombie_that_cleans_up_leaves_the_tables_of_a_pipeline_that_was_cancelled",
+    ),
+    Mutant(
+        "take published rows for leftovers",
+        "pipelines/runtime/tenure.py",
+        "        if delta.astray(shop.storage, shop.pipeline.app_id, sink.table, head) is not None:\n",
+        "        if delta.astray(shop.storage, shop.pipeline.app_id, sink.table, head) == '':\n",
+        "tests/recovery/test_savepoints.py::test_a_cancelled_pipeline_can_still_be_pruned_and_cancelled_and_its_tables_stay",
+    ),
+    Mutant(
+        "take over from who started meanwhile",
+        "pipelines/runtime/tenure.py",
+        "take_over(after=before)",
+        "take_over()",
+        "tests/recovery/test_racers.py::test_a_command_that_saw_nobody_takes_nothing_from_a_coordinator_that_started_meanwhile",
+    ),
+    Mutant(
+        "do only the oldest of several stops",
+        "pipelines/runtime/run.py",
+        "for request in requests if request.kind == upkeep.STOP and (stop.drain or not request.drain)",
+        "for request in (stop,)",
+        "tests/recovery/test_savepoints.py::test_of_two_stops_at_one_barrier_both_are_done",
+    ),
+    Mutant(
+        "say of a stop that came too late that it was done",
+        "pipelines/runtime/stopping.py",
+        " and storage.read_bytes(sent.name) is None",
+        "",
+        "tests/recovery/test_savepoints.py::test_a_stop_that_came_after_the_last_barrier_is_not_taken_for_done",
+    ),
+    Mutant(
+        "name a checkpoint for nobody",
+        "pipelines/runtime/run.py",
+        "request.kind == upkeep.NAME and asked_still and",
+        "request.kind == upkeep.NAME and",
+        "tests/recovery/test_savepoints.py::test_a_savepoint_whose_asker_lost_patience_is_not_taken",
+    ),
+    Mutant(
+        "stop at what a newer release has left",
+        "state_ops/pins.py",
+        "lease.known(Held, json.loads(raw))",
+        "Held(**json.loads(raw))",
+        "tests/recovery/test_savepoints.py::test_what_a_newer_release_writes_for_the_coordinator_stops_no_run",
+    ),
+    Mutant(
+        "take an own claim for another's",
+        "state_ops/delta_log.py",
+        "if generation is not None and old == mine:",
+        "if False:",
+        "tests/recovery/test_racers.py::test_a_claim_that_landed_and_reported_an_error_is_ours",
+    ),
 ]
 
 
