@@ -158,7 +158,7 @@ MUTANTS = [
     Mutant(
         "delete the objects before the rows",
         "state_ops/retention.py",
-        "    registry.drop_listings(generation, gone)\n    for file in delete:\n        storage.delete(file.path)\n",
+        "    registry.drop_listings(generation, gone)\n    registry.prove(generation)  # a successor may have dropped those listings: then they are its to deal with\n    for file in delete:\n        storage.delete(file.path)\n",
         "    for file in delete:\n        storage.delete(file.path)\n    registry.drop_listings(generation, gone)\n",
         "tests/state_ops/test_retention.py::test_rows_go_before_objects_and_checkpoints_before_their_listings",
     ),
@@ -333,8 +333,8 @@ MUTANTS = [
     Mutant(
         "go on from a checkpoint that the tables are ahead of",
         "pipelines/runtime/sinks/delta.py",
-        "    if version is None or known is None or version != known:\n",
-        "    if version is None or known is None:\n",
+        "    if version == known:\n",
+        "    if version is not None:\n",
         "tests/recovery/test_savepoints.py::test_a_cancelled_pipeline_leaves_only_its_savepoints_if_told_so",
     ),
     Mutant(
