@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CancelledError", "Storage", "StoredFile", "UnavailableError", "check_path"]
 
+_DAMAGED = "`weir fsck PIPELINE` says what else is damaged and what is intact; docs/how-to/fsck.md says what to do."
 _RETRY_SECONDS = 120.0
 _TRANSFERS = 4
 _FOOTER = 1 << 16  # bytes; as much as Arrow itself reads at first, and most footers fit
@@ -150,12 +151,13 @@ class Storage:
             found = self._retried(path, lambda: self._receive(path, local, cancelled))
         except FileNotFoundError as error:
             raise DamageError(
-                "A file of a completed checkpoint is missing from storage.", where=self.full(path)
+                "A file of a completed checkpoint is missing from storage.", where=self.full(path), next=_DAMAGED
             ) from error
         if digest is not None and found != digest:
             raise DamageError(
                 "A file of a completed checkpoint was altered or truncated: its sha256 is not the recorded one.",
                 where=self.full(path),
+                next=_DAMAGED,
             )
 
     def _receive(self, path: str, local: Path, cancelled: Cancelled | None) -> str:

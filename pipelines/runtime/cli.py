@@ -165,7 +165,8 @@ def stop(
     else:
         out.print(f"No coordinator of {pipeline} is running.")
     if savepoint is not None:
-        upkeep.savepoint(found, settings, savepoint, reason, settings.checkpoints.timeout_seconds)
+        pin = upkeep.savepoint(found, settings, savepoint, reason, settings.checkpoints.timeout_seconds)
+        out.print(f"Savepoint {escape(pin.name)} is checkpoint {pin.checkpoint_id}. It stays until it is dropped.")
 
 
 @app.command()

@@ -108,15 +108,15 @@ def content_problem(storage: Storage, expected: Expected) -> Finding | None:
         if seen == expected.digest:
             return None
         if seen is not None:
-            what = f"Its sha256 is not the recorded one; {expected.whose} needs it."
+            what = f"Its sha256 is not the recorded one; needed by {expected.whose}."
             return found(expected.altered, what, expected.path, expected.checkpoints, expected.bytes)
     elif (data := storage.read_bytes(expected.path)) is not None:
         problem = unreadable_parquet(data)
         if problem is None:
             return None
-        what = f"It cannot be read ({problem}); {expected.whose} needs it."
+        what = f"It cannot be read ({problem}); needed by {expected.whose}."
         return found(expected.altered, what, expected.path, expected.checkpoints, len(data))
-    return found(expected.missing, f"It is gone; {expected.whose} needs it.", expected.path, expected.checkpoints)
+    return found(expected.missing, f"It is gone; needed by {expected.whose}.", expected.path, expected.checkpoints)
 
 
 def _key(finding: Finding) -> tuple:

@@ -68,6 +68,7 @@ class _Meaning:
 
 
 _BACKUP = "Bring it back from a backup or from the bucket's versions."
+_NO_BACKUP = "Without one: docs/how-to/fsck.md, Damage."
 _NEXT_RUN = "`--repair` removes it; so does the next run."
 
 MEANINGS: dict[Kind, _Meaning] = {
@@ -87,8 +88,8 @@ MEANINGS: dict[Kind, _Meaning] = {
     Kind.LOST_SAVEPOINT: _Meaning(
         Severity.DAMAGE, "Drop it, which frees its name: weir savepoint PIPELINE --drop NAME"
     ),
-    Kind.MISSING_OBJECT: _Meaning(Severity.DAMAGE, f"{_BACKUP} Else go on from an intact checkpoint."),
-    Kind.ALTERED_OBJECT: _Meaning(Severity.DAMAGE, f"{_BACKUP} Else go on from an intact checkpoint."),
+    Kind.MISSING_OBJECT: _Meaning(Severity.DAMAGE, f"{_BACKUP} {_NO_BACKUP}"),
+    Kind.ALTERED_OBJECT: _Meaning(Severity.DAMAGE, f"{_BACKUP} {_NO_BACKUP}"),
     Kind.MISSING_ROWS: _Meaning(Severity.DAMAGE, f"{_BACKUP} The table cannot be read until then."),
     Kind.ALTERED_ROWS: _Meaning(Severity.DAMAGE, f"{_BACKUP} Readers of the table fail or see wrong rows until then."),
     Kind.UNREADABLE_TABLE: _Meaning(Severity.DAMAGE, f"{_BACKUP} Nothing is deleted meanwhile.", blocks=True),
@@ -97,7 +98,10 @@ MEANINGS: dict[Kind, _Meaning] = {
         Severity.DAMAGE, "Put the table back to where it was. Was it restored or dropped?", blocks=True
     ),
     Kind.SINK_AHEAD: _Meaning(
-        Severity.DAMAGE, "Put the registry back to where it was. Replaying would double the table's rows.", blocks=True
+        Severity.DAMAGE,
+        "Put the registry back to where it was: replaying would double rows. If this is what `weir cancel --delete` left: "
+        "go on under another pipeline name.",
+        blocks=True,
     ),
     Kind.UNPUBLISHED_ROWS: _Meaning(
         Severity.LEFTOVER, "`--repair` publishes them; so does the next run.", Repair.PUBLISH

@@ -94,9 +94,9 @@ def compare(wanted: Mapping[str, Expected], stored: Mapping[str, int]) -> Iterat
     for path, expected in wanted.items():
         size = stored.get(path)
         if size is None:
-            yield found(expected.missing, f"{_capital(expected.whose)} needs it.", path, expected.checkpoints)
+            yield found(expected.missing, f"It is gone; needed by {expected.whose}.", path, expected.checkpoints)
         elif size != expected.bytes:
-            what = f"It has {size:,} bytes instead of {expected.bytes:,}; {expected.whose} needs it."
+            what = f"It has {size:,} bytes instead of {expected.bytes:,}; needed by {expected.whose}."
             yield found(expected.altered, what, path, expected.checkpoints, size)
 
 
@@ -206,7 +206,3 @@ def _is_fenced(seen: Survey, epoch: str) -> bool:
 
 def _foreign(file: StoredFile) -> Finding:
     return found(Kind.FOREIGN_FILE, "Weir writes no file of such a name here.", file.path, bytes=file.bytes)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

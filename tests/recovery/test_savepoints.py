@@ -78,7 +78,9 @@ def test_a_stop_can_leave_a_savepoint(bank, weir):
         until(lambda: bank.ids() == [1])
         assert weir(bank.site, "stop", "small", "--savepoint", "last").code == 0
     assert [(pin.name, pin.checkpoint_id) for pin in bank.registry.pins()] == [("last", 1)]
-    assert weir(bank.site, "stop", "small", "--savepoint", "again").code == 0, "nobody runs: of the newest checkpoint"
+    ended = weir(bank.site, "stop", "small", "--savepoint", "again")
+    assert ended.code == 0, "nobody runs: of the newest checkpoint"
+    assert "Savepoint again is checkpoint 1." in ended.out
     assert [(pin.name, pin.checkpoint_id) for pin in bank.registry.pins()] == [("last", 1), ("again", 1)]
 
 

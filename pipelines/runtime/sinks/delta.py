@@ -178,5 +178,6 @@ def _damaged(uri: str, how: str) -> DamageError:
     return DamageError(
         f"A sink table is not where the registry says: {how}.",
         where=uri,
-        next="Nothing was published or deleted. Was the table dropped, restored or written by someone else? Put it back first.",
+        next="Nothing was published or deleted. Was the table dropped, restored or written by someone else? Put it back first. "
+        "Were its checkpoints deleted by `weir cancel --delete`? Go on under another pipeline name.",
     )
