@@ -12,12 +12,18 @@ _EPOCH = r"g\d+-e\d+"
 _ATTEMPT = r"\d+-[^/]+"
 _STATE = re.compile(rf"state/[^/]+/{_EPOCH}/{_ATTEMPT}/[^/]+")
 _CHANNEL = re.compile(rf"channels/[^/]+/{_EPOCH}/{_UNFINISHED}{_ATTEMPT}\.parquet")
+_ROWS = re.compile(rf"tables/[^/]+/data/{_EPOCH}/{_UNFINISHED}{_ATTEMPT}\.parquet")
 _REGISTRY_DATA = re.compile(rf"registry/\w+/(?:data|checkpoint_id=\d+)/{_UNFINISHED}\d{{20}}-[^/]+\.parquet")
 
 
 def is_staged(path: str) -> bool:
     """Whether an attempt may have staged this object: part of a snapshot, or a channel's rows."""
     return bool(_STATE.fullmatch(path) or _CHANNEL.fullmatch(path))
+
+
+def is_staged_rows(path: str) -> bool:
+    """Whether an attempt may have staged these rows in a table's directory."""
+    return bool(_ROWS.fullmatch(path))
 
 
 def is_registry_data(path: str) -> bool:

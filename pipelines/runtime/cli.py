@@ -43,6 +43,10 @@ state_app = typer.Typer(help="Look into a pipeline's keyed state.", no_args_is_h
 app.add_typer(state_app, name="state")
 
 
+_INTERRUPTED = 130
+_SAID_WHEN_INTERRUPTED = "interrupted; the epoch in flight was discarded, everything committed stays"
+
+
 def main() -> None:
     """Entry point: run the command, turn errors into messages and exit codes."""
     debug = "--debug" in sys.argv
@@ -76,10 +80,12 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
         err.print(f"[bold red]error:[/] {escape(str(error))}")
         return error.exit_code
     except typer.Exit as done:
+        if done.exit_code == _INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+            err.print(_SAID_WHEN_INTERRUPTED)
         return int(done.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        err.print("interrupted; the epoch in flight was discarded, everything committed stays")
-        return 130
+        err.print(_SAID_WHEN_INTERRUPTED)
+        return _INTERRUPTED
     except Exception as error:
         if hasattr(error, "format_message"):  # click's usage errors: typer carries its own copy of their classes
             err.print(f"[bold red]usage:[/] {escape(error.format_message())}")
@@ -96,7 +102,9 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
 def _quiet_logs(debug: bool) -> None:
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, stream=sys.stderr, format="%(message)s")
     if not debug:
-        logging.getLogger("py4j").setLevel(logging.ERROR)
+        logging.getLogger("py4j").setLevel(
+            logging.CRITICAL
+        )  # it shows a trace for Ctrl-C, and for what we report ourselves
         logging.getLogger("great_expectations").setLevel(logging.ERROR)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if debug else logging.INFO),

@@ -22,10 +22,11 @@ from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.spark_executor import SparkExecutor
 from pipelines.runtime.workshop import Workshop
 from state_ops import lease, retention
-from state_ops.checkpoint import Checkpoint, is_abandoned
-from state_ops.errors import BusyError, TransientError
+from state_ops.checkpoint import STATE, Checkpoint, is_abandoned
+from state_ops.errors import BusyError, DamageError, TransientError
 from state_ops.frames import schema_from_json
 from state_ops.ids import CheckpointId, parse_epoch_dir
+from state_ops.layout import is_staged_rows
 from state_ops.lease import Heartbeat
 from state_ops.registry import Registry
 from state_ops.storage import Storage
@@ -126,8 +127,29 @@ def recover(shop: Workshop, epochs: bool) -> None:
     head = shop.registry.head()
     for sink in shop.pipeline.sinks if epochs else ():
         delta.check_chain(shop.storage, shop.pipeline.app_id, sink.table, head)
+    if epochs and head is not None and shop.settings.checkpoints.mode == "incremental":
+        _check_objects(shop, head)
     prune(shop)
     remove_leftovers(shop)
+
+
+def _check_objects(shop: Workshop, head: Checkpoint) -> None:
+    """Whether what the newest checkpoint names is there, by names and sizes, before anything is built on it or pruned.
+
+    Local copies would hide that it is not: checkpoint after checkpoint would re-reference what is gone, and none that could be
+    restored would be left. A full checkpoint re-references nothing, so it may be built on local copies.
+    """
+    stored = {file.path: file.bytes for file in shop.storage.list("state")}
+    for file in shop.registry.files(head):
+        if file.kind == STATE and stored.get(file.path) != file.bytes:
+            found = f"has {stored[file.path]} bytes instead of {file.bytes}" if file.path in stored else "is missing"
+            raise DamageError(
+                f"A file of checkpoint {head.id} {found}.",
+                where=shop.storage.full(file.path),
+                next=f"`weir fsck {shop.pipeline.name}` says what else is, and which checkpoints are intact. Bring the file back from a "
+                f"backup; or, where local.work_dir is whole, `WEIR_CHECKPOINTS__MODE=full weir run {shop.pipeline.name}` uploads all of "
+                "the state anew.",
+            )
 
 
 def remove_leftovers(shop: Workshop) -> int:
@@ -147,13 +169,13 @@ def remove_leftovers(shop: Workshop) -> int:
     shop.registry.prove(shop.generation)
     shop.registry.drop_listings(shop.generation, [stray for stray in strays if stray.commit_id not in held])
     shop.registry.remove_unnamed(shop.generation)
-    for orphan in gone:
-        shop.storage.delete(orphan.path)
-    return len(gone) + sum(shop.storage.delete_tree(path) for path in unpublishable)
+    for path in (*(orphan.path for orphan in gone), *unpublishable):
+        shop.storage.delete(path)
+    return len(gone) + len(unpublishable)
 
 
 def _unpublishable(shop: Workshop, head: Checkpoint | None) -> list[str]:
-    """Directories of staged rows of epochs that never completed, of older generations, which are fenced.
+    """Staged rows of epochs that never completed, of older generations, which are fenced.
 
     None of a table that is ahead of the registry: its rows are published, though no checkpoint that is left knows of them.
     """
@@ -165,7 +187,8 @@ def _unpublishable(shop: Workshop, head: Checkpoint | None) -> list[str]:
         for name in shop.storage.list_dirs(base):
             parsed = parse_epoch_dir(name)
             if parsed is not None and parsed[0] < shop.generation and is_abandoned(head, *parsed):
-                found.append(f"{base}/{name}")
+                files = shop.storage.list(f"{base}/{name}", unfinished=True)
+                found += [file.path for file in files if is_staged_rows(file.path)]
     return found
 
 

@@ -89,6 +89,41 @@ def test_case_8_a_missing_listing_stops_the_run_before_anything_is_deleted(bank)
     assert {name for name in bank.site.objects() if name.startswith("state/")} == before
 
 
+@pytest.mark.parametrize("cut", ["missing", "truncated"])
+def test_case_22_local_copies_do_not_hide_that_the_newest_checkpoint_lost_an_object(bank, cut):
+    """Going on would re-reference what is gone, until pruning has left no checkpoint that could be restored."""
+    three = Bank(replace(bank.site, options={**bank.site.options, "WEIR_CHECKPOINTS__NUM_RETAINED": "3"}))
+    three.epochs(1, 2, 3)
+    sst = next((bank.site.storage / "state/accounts").glob("g*-e3/*/*.sst"))
+    if cut == "missing":
+        sst.unlink()
+    else:
+        sst.write_bytes(sst.read_bytes()[:-1])
+    before = bank.site.objects()
+    with pytest.raises(DamageError, match=f"checkpoint 3 {'is missing' if cut == 'missing' else 'has'}") as raised:
+        bank.epochs(4)
+    assert sst.name in str(raised.value) and "weir fsck small" in str(raised.value)
+    assert {name for name in before if name.startswith("state/")} <= bank.site.objects().keys(), "nothing was pruned"
+    assert bank.ids() == [1, 2, 3]
+
+    full = Bank(replace(bank.site, options={**bank.site.options, "WEIR_CHECKPOINTS__MODE": "full"}))
+    full.epochs()
+    _forget_local(bank)
+    bank.epochs(5)
+    bank.assert_exact(1, 2, 3, 4, 5)
+
+
+def test_somebodys_files_among_staged_rows_are_left_alone(bank):
+    bank.epochs(1)
+    theirs = bank.site.storage / "tables/booked/data/g1-e9/mine.txt"
+    ours = theirs.with_name("0-0123456789abcdef0123456789abcdef.parquet")
+    theirs.parent.mkdir(parents=True)
+    for file in (theirs, ours):
+        file.write_bytes(b"x")
+    bank.epochs(2)
+    assert (theirs.exists(), ours.exists()) == (True, False)
+
+
 def test_case_19_what_an_abandoned_line_left_never_comes_back(bank, monkeypatch, tmp_path):
     """A coordinator gets as far as epochs 2 to 4 and none of it is committed or cleaned up; the next goes on as 5, 6, ..."""
     bank.epochs(1)
