@@ -130,8 +130,8 @@ MUTANTS = [
     Mutant(
         "link what RocksDB appends to",
         "state_ops/snapshot.py",
-        "        bring = os.link if _is_sst(file.name) else shutil.copyfile\n",
-        "        bring = os.link\n",
+        "    if _is_sst(file.name):\n        os.link(local",
+        "    if file.name:\n        os.link(local",
         "tests/state_ops/test_snapshot.py::test_a_fork_links_tables_and_copies_what_rocksdb_appends_to",
     ),
     Mutant(
@@ -307,7 +307,7 @@ MUTANTS = [
         "state_ops/retention.py",
         "if row.commit_id not in named][-keep:]",
         "][-keep:]",
-        "tests/recovery/test_savepoints.py::test_case_6_the_newest_checkpoint_and_all_savepoints_survive",
+        "tests/state_ops/test_pins.py::test_a_savepoint_takes_no_place_among_the_retained",
     ),
     Mutant(
         "forget what savepoints name",

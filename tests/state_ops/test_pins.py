@@ -240,6 +240,12 @@ def test_every_reason_is_said(keeper):
     assert retention.reasons(rows, 0) == {1: (), 2: ()}
 
 
+def test_a_savepoint_takes_no_place_among_the_retained(keeper):
+    rows = keeper.registry.checkpoints()
+    why = retention.reasons(rows, 1, [pin(rows[1])])
+    assert why == {1: ("among the newest 1",), 2: ("savepoint 'before'", "the newest checkpoint")}
+
+
 def test_the_explanation_agrees_with_the_plan(keeper):
     rows, listings = keeper.registry.checkpoints(), keeper.listings()
     fates, objects = retention.explain(rows, listings, 1)
