@@ -20,10 +20,12 @@ import platform
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -78,11 +80,26 @@ class Share:
     full: dict[int, Cost]
 
 
-class Subtask:
-    """One subtask's databases, forked from snapshot to snapshot."""
+class Link(Storage):
+    """A local directory behind a link of so many megabytes a second, which all transfers of a subtask share."""
 
-    def __init__(self, root: Path, number: int, keys: list[bytes]) -> None:
-        self.storage = Storage(str(root / "storage"))
+    def __init__(self, uri: str, megabytes: float) -> None:
+        super().__init__(uri)
+        self._megabytes, self._busy = megabytes, threading.Lock()
+
+    def put_file(self, local: Path, path: str, **options: Any) -> Any:
+        sent = super().put_file(local, path, **options)
+        with self._busy:
+            time.sleep(local.stat().st_size / 1e6 / self._megabytes)
+        return sent
+
+
+class Subtask:
+    """One subtask's databases, forked from snapshot to snapshot. megabytes: a second, None for a local disk."""
+
+    def __init__(self, root: Path, number: int, keys: list[bytes], megabytes: float | None) -> None:
+        place = str(root / "storage")
+        self.storage = Storage(place) if megabytes is None else Link(place, megabytes)
         self.home = root / "work" / "counts" / str(number)
         self.number = number
         self.keys = keys
@@ -166,21 +183,23 @@ def _sum(costs: list[Cost]) -> Cost:
     return Cost(*(sum(values) for values in zip(*(asdict(cost).values() for cost in costs), strict=True)))
 
 
-def _subtasks(root: Path, keys: int, rng: np.random.Generator) -> list[Subtask]:
+def _subtasks(root: Path, keys: int, rng: np.random.Generator, megabytes: float | None) -> list[Subtask]:
     numbers = pa.array(rng.permutation(keys), pa.int64())
     groups = key_groups([numbers], _MAX_PARALLELISM)
     owner = subtask_of(groups, _SUBTASKS, _MAX_PARALLELISM)
     encoded = encode_keys([numbers], groups, VALUE_STATE)
     return [
-        Subtask(root, number, [encoded[index] for index in np.flatnonzero(owner == number).tolist()])
+        Subtask(root, number, [encoded[index] for index in np.flatnonzero(owner == number).tolist()], megabytes)
         for number in range(_SUBTASKS)
     ]
 
 
-def measure(keys: int, plan: dict[float, tuple[int, int]], root: Path, seed: int = 1) -> Iterator[tuple[Cost, Share]]:
+def measure(
+    keys: int, plan: dict[float, tuple[int, int]], root: Path, megabytes: float | None, seed: int = 1
+) -> Iterator[tuple[Cost, Share]]:
     """Run everything below `root`. Yields each share with the first snapshot's cost, whose bytes are the state."""
     rng = np.random.default_rng(seed)
-    subtasks = _subtasks(root / "run", keys, rng)
+    subtasks = _subtasks(root / "run", keys, rng, megabytes)
     first = _sum([one.epoch(1, np.arange(len(one.keys)), rng, False)[0] for one in subtasks])
     bases = [one.retained[-1] for one in subtasks]
     (root / "run").rename(root / "first")
@@ -325,14 +344,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--keys", type=int, default=5_000_000)
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "incremental")
+    parser.add_argument("--mb-per-second", type=float, help="put the storage behind a link; runs the 1 %% alone")
     arguments = parser.parse_args()
+    link = arguments.mb_per_second
+    plan = _PLAN if link is None else {1.0: (100, 20)}
     started = time.monotonic()
     shares: list[Share] = []
     with tempfile.TemporaryDirectory(prefix="weir-incremental-") as root:
-        for first, share in measure(arguments.keys, _PLAN, Path(root)):
+        for first, share in measure(arguments.keys, plan, Path(root), link):
             shares = sorted([*shares, share], key=lambda share: share.percent)
             minutes = (time.monotonic() - started) / 60
             machine = f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, {minutes:.0f} minutes"
+            if link is not None:
+                machine += f", storage behind {link:g} MB/s for each subtask"
             _write(arguments.results, arguments.keys, first, shares, machine)
     print(arguments.results.with_suffix(".md").read_text())
 
