@@ -90,7 +90,7 @@ MUTANTS = [
         "state_ops/registry.py",
         'if row["format_version"] > FORMAT_VERSION:',
         'if row["format_version"] > FORMAT_VERSION + 99:',
-        "tests/state_ops/test_registry.py::test_a_row_of_a_future_format_is_refused",
+        "tests/state_ops/test_registry.py::test_case_23_a_row_of_a_future_format_is_refused",
     ),
     Mutant(
         "reuse by name and size",
@@ -643,14 +643,14 @@ MUTANTS = [
         "state_ops/object_store.py",
         "if status is None or status in _MAY_PASS or code in _CODES_THAT_MAY_PASS:",
         "if True:",
-        "tests/storage/test_faults.py::test_what_will_not_pass_fails_at_once",
+        "tests/storage/test_faults.py::test_case_24_what_will_not_pass_fails_at_once",
     ),
     Mutant(
         "never retry",
         "state_ops/storage.py",
         "attempts=self._s3.max_attempts",
         "attempts=1",
-        "tests/storage/test_faults.py::test_what_may_pass_is_tried_again",
+        "tests/storage/test_faults.py::test_case_24_what_may_pass_is_tried_again",
     ),
     Mutant(
         "take a literal secret",

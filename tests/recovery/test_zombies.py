@@ -20,7 +20,7 @@ _DAYS = 6
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_stalled_coordinator_is_taken_over_and_fenced(site, days, weir, monkeypatch):
+def test_case_17_a_stalled_coordinator_is_taken_over_and_fenced(site, days, weir, monkeypatch):
     flights_ = site(max_files=3, heartbeat=0.3)
     flights_.land(days[:_DAYS])
     with child(flights_, "before the row", 2) as stalled:

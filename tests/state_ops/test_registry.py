@@ -167,7 +167,7 @@ def test_a_missing_file_of_the_registry_is_damage(storage, registry):
         Registry(storage, APP).checkpoints()
 
 
-def test_a_row_of_a_future_format_is_refused(storage, registry):
+def test_case_23_a_row_of_a_future_format_is_refused(storage, registry):
     put(registry, 1, None)
     registry.commit(a_checkpoint(2, 1, format_version=FORMAT_VERSION + 1), [])
     with pytest.raises(DamageError, match=f"Checkpoint 2 has format {FORMAT_VERSION + 1}") as raised:

@@ -70,7 +70,7 @@ def local(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("fault", [SLOW_DOWN, refused(500, "InternalError"), refused(429, "TooMany"), Reset()], ids=str)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_what_may_pass_is_tried_again(storage, proxy, local, operation, fault):
+def test_case_24_what_may_pass_is_tried_again(storage, proxy, local, operation, fault):
     proxy.behave = first(ATTEMPTS - 1, fault)
     OPERATIONS[operation](storage, local)
     assert len(proxy.requests) >= ATTEMPTS
@@ -138,7 +138,7 @@ REFUSALS = [
     ("answer", "kind", "told"), REFUSALS, ids=lambda value: getattr(value, "__name__", str(value)[:40])
 )
 @pytest.mark.parametrize("operation", ["put_bytes", "read_bytes", "list", "delete"])
-def test_what_will_not_pass_fails_at_once(storage, proxy, local, operation, answer, kind, told):
+def test_case_24_what_will_not_pass_fails_at_once(storage, proxy, local, operation, answer, kind, told):
     proxy.behave = lambda _: answer
     with pytest.raises(kind, match=told) as failure:
         OPERATIONS[operation](storage, local)
