@@ -314,7 +314,7 @@ MUTANTS = [
         "state_ops/retention.py",
         "for pin in pins if pin.commit_id == row.commit_id]",
         "for pin in pins if pin.commit_id == row.kind]",
-        "tests/state_ops/test_pins.py::test_case_9_a_name_keeps_a_checkpoint_until_it_is_taken_away",
+        "tests/state_ops/test_pins.py::test_a_name_keeps_a_checkpoint_until_it_is_taken_away",
     ),
     Mutant(
         "name a checkpoint that is gone",
@@ -489,7 +489,7 @@ MUTANTS = [
         "state_ops/fsck/objects.py",
         "parsed[0] < seen.fence",
         "parsed[0] <= seen.fence",
-        "tests/state_ops/test_fsck.py::test_what_the_living_generation_stages_is_never_an_orphan",
+        "tests/state_ops/test_fsck.py::test_case_9_what_the_living_generation_stages_is_never_an_orphan",
     ),
     Mutant(
         "take rows that a table once had for orphans",

@@ -195,7 +195,7 @@ def test_a_fenced_owner_deletes_nothing(storage, registry):
     assert storage.size(plan.delete[0].path or "") == 1
 
 
-def test_what_the_living_generation_stages_is_never_an_orphan(storage, registry):
+def test_case_9_what_the_living_generation_stages_is_never_an_orphan(storage, registry):
     complete(registry, storage, 1, [])
     names = [f"g{number}-e5/0-{ATTEMPT}" for number in (0, 1, 2)]
     for number, name in enumerate(names):

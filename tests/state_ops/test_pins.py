@@ -192,7 +192,7 @@ def test_holds_say_whose_they_are(keeper, storage):
 # -- names
 
 
-def test_case_9_a_name_keeps_a_checkpoint_until_it_is_taken_away(keeper):
+def test_a_name_keeps_a_checkpoint_until_it_is_taken_away(keeper):
     saved = first(keeper)
     keeper.registry.pin(keeper.generation, pin(saved))
     keeper.registry.pin(keeper.generation, pin(saved, "experiment", BRANCH))
