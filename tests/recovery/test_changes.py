@@ -238,10 +238,12 @@ def test_while_nobody_can_tell_whether_a_commit_landed_nothing_is_deleted(meters
     tolerant = replace(meters, options={"WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "5"})
     commit, take_over = Registry.commit, Registry.take_over
 
+    gone: list[bool] = []
+
     def away(self, after=None):
-        if after is not None:
+        if gone:
             raise OSError("no route to the store")
-        return take_over(self)
+        return take_over(self, after=after)
 
     for hour, landed in ((1, False), (2, True)):
         _deliver(meters, hour)
@@ -252,6 +254,7 @@ def test_while_nobody_can_tell_whether_a_commit_landed_nothing_is_deleted(meters
             if landed:
                 commit(self, checkpoint, files)
             staged.update(meters.objects())
+            gone.append(True)
             raise OSError("the connection was lost")
 
         with monkeypatch.context() as patched:
@@ -260,6 +263,7 @@ def test_while_nobody_can_tell_whether_a_commit_landed_nothing_is_deleted(meters
             with pytest.raises(RunEndedError, match="Nobody can tell") as ended:
                 tolerant.run()
         assert "the connection was lost; then: no route to the store" in str(ended.value)
+        gone.clear()
         assert meters.objects() == staged and before.keys() - {"checkpoints"} < staged.keys()
         reports = meters.run()
         assert len(reports) == (0 if landed else 1), "the next run finds out"
