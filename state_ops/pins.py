@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 import structlog
@@ -124,8 +125,14 @@ class Watcher:
 
     def live(self, storage: Storage, now: float | None = None) -> dict[str, Held]:
         """The holds that count, by their path. now: seconds on this process's monotonic clock."""
+        return {path: held for path, held, counts in self._look(storage, now) if counts}
+
+    def dead(self, storage: Storage, now: float | None = None) -> list[str]:
+        """Paths of holds that count no more."""
+        return [path for path, _, counts in self._look(storage, now) if not counts]
+
+    def _look(self, storage: Storage, now: float | None) -> Iterator[tuple[str, Held, bool]]:
         moment = time.monotonic() if now is None else now
-        found: dict[str, Held] = {}
         for file in storage.list(HOLDS):
             raw = storage.read_bytes(file.path)
             if raw is None:
@@ -135,14 +142,7 @@ class Watcher:
             if counter != held.counter or since > moment:
                 since = moment
             self._seen[file.path] = (held.counter, since)
-            if self._alive(held, moment - since):
-                found[file.path] = held
-        return found
-
-    def dead(self, storage: Storage, now: float | None = None) -> list[str]:
-        """Paths of holds that count no more."""
-        live = self.live(storage, now)
-        return [file.path for file in storage.list(HOLDS) if file.path not in live and file.path in self._seen]
+            yield file.path, held, self._alive(held, moment - since)
 
     @staticmethod
     def _alive(held: Held, silent: float) -> bool:

@@ -219,6 +219,10 @@ class Registry:
         """Savepoints and branches, oldest first."""
         return sorted(self._named.all(), key=lambda pin: (pin.created_at, pin.name))
 
+    def pinned(self, kind: str, name: str) -> Pin | None:
+        """The pin of that name, None if there is none."""
+        return next((pin for pin in self.pins() if (pin.kind, pin.name) == (kind, name)), None)
+
     def strays(self) -> list[Stray]:
         """Listings whose checkpoint has no row: a prune or a commit was cut off, or a running restore still reads them."""
         named = {_listing_path(row) for row in self.checkpoints()}
@@ -306,7 +310,7 @@ class Registry:
 
     def pin(self, generation: Generation, pin: Pin) -> None:
         """Give a checkpoint a name. Raises WeirError when the name is taken, PrunedError when the checkpoint is gone."""
-        taken = next((one for one in self.pins() if (one.kind, one.name) == (pin.kind, pin.name)), None)
+        taken = self.pinned(pin.kind, pin.name)
         if taken is not None and taken.commit_id == pin.commit_id:
             return  # an earlier try of this very request
         if taken is not None:
@@ -328,14 +332,14 @@ class Registry:
 
     def unpin(self, generation: Generation, kind: str, name: str) -> bool:
         """Take a name away; False if there is none. The checkpoint is from then on retained like any other."""
-        named = [pin.commit_id for pin in self.pins() if (pin.kind, pin.name) == (kind, name)]
+        named = self.pinned(kind, name)
 
         def chosen(file: DataFile) -> bool:
             return any((pin.kind, pin.name) == (kind, name) for pin in self._named.of(file))
 
-        if named:
+        if named is not None:
             self._drop_files(self._pins, generation, chosen)
-        return bool(named)
+        return named is not None
 
     def drop_rows(self, generation: Generation, ids: Iterable[CheckpointId]) -> None:
         """Remove checkpoints' rows: from then on they do not exist. Their listings and objects are still there."""

@@ -86,16 +86,11 @@ def raise_if_fenced(shop: Workshop, error: BaseException) -> None:
     if isinstance(error, errors.FencedError | RunEndedError):
         return
     try:
-        owner = shop.registry.generation()
+        shop.registry.prove(shop.generation)
+    except errors.FencedError as fenced:
+        raise fenced from error
     except Exception as unknown:  # the storage is away: then the error at hand is what there is to say
         log.warning("nobody can tell who owns the pipeline", error=str(unknown))
-        return
-    if owner != shop.generation:
-        raise errors.FencedError(
-            f"This coordinator has generation {shop.generation}, but the pipeline belongs to generation {owner}.",
-            where=shop.storage.uri,
-            next="Nothing to do: a newer coordinator runs the pipeline; this one stops and deletes nothing.",
-        ) from error
 
 
 def remove(shop: Workshop, files: Sequence[StateFile]) -> None:

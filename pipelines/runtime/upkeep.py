@@ -115,7 +115,7 @@ def check_free(pipeline: Pipeline, settings: Settings, name: str) -> None:
     """Whether a savepoint may get this name. Raises ConfigurationError or WeirError."""
     check_name(name)
     _, registry = open_storage(pipeline, settings)
-    if any((pin.kind, pin.name) == (SAVEPOINT, name) for pin in registry.pins()):
+    if registry.pinned(SAVEPOINT, name) is not None:
         raise WeirError(
             f"{pipeline.name} has a savepoint {name!r} already.",
             next=f"Choose another name, or drop it: weir savepoint {pipeline.name} --drop {name}",
@@ -137,7 +137,7 @@ def savepoint(pipeline: Pipeline, settings: Settings, name: str, reason: str, pa
         save(shop, head, name, reason)
 
     asked(pipeline, settings, Request(NAME, trigger="savepoint", reason=reason, savepoint=name), alone, patience)
-    found = next((pin for pin in registry.pins() if (pin.kind, pin.name) == (SAVEPOINT, name)), None)
+    found = registry.pinned(SAVEPOINT, name)
     if found is None:
         raise WeirError(
             f"The coordinator of {pipeline.name} took no savepoint {name!r}.",
@@ -149,7 +149,7 @@ def savepoint(pipeline: Pipeline, settings: Settings, name: str, reason: str, pa
 def drop_savepoint(pipeline: Pipeline, settings: Settings, name: str, patience: float) -> Pin:
     """Take a savepoint's name away; what only it kept is pruned. Raises WeirError when there is none of that name."""
     _, registry = open_storage(pipeline, settings)
-    found = next((pin for pin in registry.pins() if (pin.kind, pin.name) == (SAVEPOINT, name)), None)
+    found = registry.pinned(SAVEPOINT, name)
     if found is None:
         names = ", ".join(pin.name for pin in registry.pins() if pin.kind == SAVEPOINT) or "none"
         raise WeirError(f"{pipeline.name} has no savepoint {name!r}.", next=f"Its savepoints: {names}.")
