@@ -442,7 +442,7 @@ def test_event_times_without_a_zone_are_taken_as_utc():
 
 
 def test_many_windows_close_in_bounded_tables(monkeypatch):
-    monkeypatch.setattr(operators, "_FIRE_ROWS", 3)
+    monkeypatch.setattr(operators.windows, "_FIRE_ROWS", 3)
     run = testing.run(hourly(), parallelism=2)
     fired = run.epoch([at(60 * hour, str(key)) for hour in range(5) for key in range(10)], drain=True)
     assert len(fired) == 50

@@ -1,0 +1,111 @@
+"""What an operator is, and what is fixed about one before its first row.
+
+An operator gets the subtask's batches one by one, then the barrier, and returns tables by output name. It runs on an
+executor, and with nothing changed in `pipelines.testing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import polars as pl
+import pyarrow as pa
+
+from pipelines.runtime.definition import Stage
+from state_ops import frames
+from state_ops.errors import PipelineError
+from state_ops.schema import StateSchema
+
+MAIN, LATE = "main", "late"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where event time stands for a stage in this epoch, in microseconds since 1970 UTC.
+
+    before: watermark after the previous epoch, which judges lateness. now: the one known for this epoch, which closes
+    windows. drain: close every window.
+    """
+
+    before: int | None
+    now: int | None
+    drain: bool
+
+
+class Operator(Protocol):
+    """One subtask's operator for one epoch."""
+
+    rows_late: int
+    closed_upto: int | None
+
+    def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+        """Apply one batch: canonical columns plus the key group; yields (output name, rows)."""
+        ...
+
+    def barrier(self) -> Iterator[tuple[str, pa.Table]]:
+        """The epoch's rows have all been applied; yields what that makes due."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The schemas of a stage, fixed before its first row. keys: key columns; outputs: by output name."""
+
+    keys: pa.Schema
+    state: StateSchema
+    outputs: dict[str, pa.Schema]
+
+
+def check_storable(schema: pa.Schema, where: str, remedy: str) -> None:
+    """Refuse columns that no Delta table can have. remedy: where the author can do something about one."""
+    for field in schema:
+        kind = frames.unstorable(field.type)
+        if kind is None:
+            continue
+        if pa.types.is_null(kind):
+            raise PipelineError(
+                f"The type of the output column {field.name!r} cannot be told from an empty input.",
+                where=where,
+                next=f"{remedy}, e.g. pl.lit(None, pl.String).",
+            )
+        raise PipelineError(
+            f"The output column {field.name!r} is {field.type}; a Delta table cannot have that{_part(kind, field.type)}.",
+            where=where,
+            next=f"{remedy}: {_instead(kind)}.",
+        )
+
+
+def _part(kind: pa.DataType, whole: pa.DataType) -> str:
+    return "" if kind == whole else f", for the {kind} in it"
+
+
+def _instead(kind: pa.DataType) -> str:
+    if pa.types.is_float16(kind):
+        return "as Float32"
+    if pa.types.is_duration(kind):
+        return "as a number of microseconds, e.g. pl.col(...).dt.total_microseconds()"
+    if pa.types.is_time(kind):
+        return "as text, or as a number of microseconds since midnight"
+    if pa.types.is_timestamp(kind):
+        return "with the time zone UTC, since it stands in a map"
+    if pa.types.is_decimal(kind):
+        return "as a decimal of at most 38 digits, with a scale from 0 to its precision"
+    return "as a number, a text, a timestamp, or lists, maps and structs of such"
+
+
+def refuse_clash(stage: Stage, taken: set[str], by: str) -> None:
+    clash = [name for name in stage.key if name in taken]
+    if clash:
+        raise PipelineError(
+            f"{clash[0]!r} is a key column of {stage.uid} and the name of {by}.",
+            where=f"stage {stage.uid}",
+            next="Rename one of the two: rows of keys and values have both.",
+        )
+
+
+def event_time_of(rows: pa.Table, column: str) -> int | None:
+    """The newest event time in microseconds since 1970 UTC; None if there is none."""
+    newest: Any = pl.Series(pl.from_arrow(rows.column(column))).dt.epoch("us").max()
+    return newest
