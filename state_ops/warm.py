@@ -1,0 +1,71 @@
+"""What stays in a worker process from one epoch to the next: an optimisation that must not matter.
+
+Python workers of Spark are reused, but which one gets a subtask is luck. So a thing (a cache's entries, say) is kept under
+the id of the attempt whose snapshot it equals, and claimed by the attempt that builds on that very snapshot. Attempt ids
+are uuids: a replay, the loser of two speculative attempts or a rewind builds on another snapshot and finds nothing, or on
+the same one and finds what equals it. Keep only after the attempt has succeeded; what a declined one held is garbage.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from state_ops.ids import AttemptId
+
+LIMIT_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    attempt: AttemptId
+    thing: Any
+    bytes: int
+
+
+class Warm:
+    """Things of all subtasks that this process has run, `limit` bytes at most; what was kept first is dropped first."""
+
+    def __init__(self, limit: int = LIMIT_BYTES) -> None:
+        self._limit, self._bytes = limit, 0
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, int], _Kept] = OrderedDict()
+
+    def keep(self, operator: str, subtask: int, attempt: AttemptId, thing: Any, bytes: int) -> None:
+        """Keep a thing that equals the snapshot of `attempt`, in place of an older one of the same subtask.
+
+        bytes: about what it takes in memory; a thing above the limit is not kept.
+        """
+        with self._lock:
+            self._drop((operator, subtask))
+            if bytes > self._limit:
+                return
+            self._kept[operator, subtask] = _Kept(attempt, thing, bytes)
+            self._bytes += bytes
+            while self._bytes > self._limit:
+                self._drop(next(iter(self._kept)))
+
+    def claim(self, operator: str, subtask: int, attempt: AttemptId) -> Any:
+        """The thing that equals the snapshot of `attempt`, now the caller's alone; None if there is none.
+
+        A thing of another attempt goes as well: the subtask has moved on without it.
+        """
+        with self._lock:
+            kept = self._drop((operator, subtask))
+            return kept.thing if kept is not None and kept.attempt == attempt else None
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    def _drop(self, owner: tuple[str, int]) -> _Kept | None:
+        kept = self._kept.pop(owner, None)
+        if kept is not None:
+            self._bytes -= kept.bytes
+        return kept
+
+
+_process = Warm()
+keep, claim = _process.keep, _process.claim
