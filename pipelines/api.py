@@ -14,8 +14,8 @@ from state_ops import aggregates as agg
 from state_ops import frames
 from state_ops.aggregates import Agg
 from state_ops.errors import PipelineError
-from state_ops.schema import State, Timestamp
 from state_ops.state import ValueState
+from state_ops.state_class import State, Timestamp
 
 __all__ = [
     "Epoch",

@@ -48,9 +48,9 @@ from state_ops.errors import InputError, PipelineError
 from state_ops.ids import CheckpointId, Generation, new_attempt_id
 from state_ops.key_groups import check_parallelism, group_range, key_groups, subtask_of
 from state_ops.keys import encode_keys
-from state_ops.schema import State
 from state_ops.snapshot import Attempt
 from state_ops.state import VALUE_STATE, scan_values
+from state_ops.state_class import State
 from state_ops.storage import Storage
 
 _FIRST_NOW = datetime(2020, 1, 1, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""What one key's state row looks like: a `State` class written by a pipeline's author, and the `StateSchema` behind it.
+"""What one key's state row looks like: its fields, their Arrow types and defaults. `state_class` makes one of a class.
 
 A schema's id is the hash of its canonical JSON, so two branches of one pipeline never allocate the same id for different
 schemas, and the same class yields the same id on every machine and in every process.
@@ -7,25 +7,18 @@ schemas, and the same class yields the same id on every machine and in every pro
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import math
 import re
-import sys
-import types
-import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Annotated, Any, ClassVar, dataclass_transform
+from typing import Any
 
 import pyarrow as pa
 
 from state_ops.errors import DamageError, PipelineError
-
-Timestamp = Annotated[datetime, pa.timestamp("us", tz="UTC")]
-"""An instant, microseconds since the epoch, UTC. A plain `datetime` annotation means the same."""
 
 SUPPORTED = (
     "int, float, str, bytes, bool, datetime (or Timestamp), date, any of them `| None`, or Annotated[int, pa.int32()] with "
@@ -51,7 +44,7 @@ _TYPES: dict[str, pa.DataType] = {
 _NAMES = {arrow: name for name, arrow in _TYPES.items()}
 _DECIMAL = re.compile(r"decimal128\((\d+), (-?\d+)\)")
 
-_PYTHON_TYPES: dict[type, pa.DataType] = {
+PYTHON_TYPES: dict[type, pa.DataType] = {
     int: pa.int64(),
     float: pa.float64(),
     str: pa.string(),
@@ -111,26 +104,27 @@ class StateSchema:
         return hash(self._id)
 
     @classmethod
-    def of(cls, state: type[State]) -> StateSchema:
+    def of(cls, state: type) -> StateSchema:
         """The schema of a `State` subclass. Raises PipelineError for anything else, or for one without fields."""
-        if not (isinstance(state, type) and issubclass(state, State)):
+        found = getattr(state, "__weir_schema__", None) if isinstance(state, type) else None
+        if not isinstance(found, StateSchema):
             raise PipelineError(
                 f"{state!r} is not a state class.", next="Pass a subclass of State: class Totals(State): count: int = 0"
             )
-        if not state.__weir_schema__.fields:
+        if not found.fields:
             raise PipelineError(
                 f"The state {state.__qualname__} has no fields.",
-                where=_place(state),
+                where=f"class {state.__qualname__} in {state.__module__}",
                 next="Annotate at least one: count: int = 0",
             )
-        return state.__weir_schema__
+        return found
 
     @classmethod
     def build(cls, fields: Iterable[tuple[str, pa.DataType, bool, Any]]) -> StateSchema:
         """A schema from (name, Arrow type, nullable, default); a default of None means the zero where not nullable."""
         return cls(
             tuple(
-                Field(name, type, nullable, _zero(type) if default is None and not nullable else default)
+                Field(name, type, nullable, zero_of(type) if default is None and not nullable else default)
                 for name, type, nullable, default in fields
             )
         )
@@ -210,132 +204,8 @@ class StateSchema:
         return said
 
 
-@dataclass_transform(kw_only_default=True)
-class State:
-    """Base class of typed state: the subclass's annotations are the fields of one row per key.
-
-        class Aircraft(State):
-            legs: int = 0
-            last_dest: str | None = None
-
-    A class attribute is the default. `X | None` is nullable and defaults to None; any other field without a default gets
-    the zero of its type (0, 0.0, "", b"", False, 1970-01-01). A subclass of a state class adds to its base's fields.
-
-    Instances take keywords, compare by value and refuse names that are not fields. Raises PipelineError, naming class and
-    field, where an annotation cannot be resolved or stored: when the class is defined, not when the pipeline runs.
-    """
-
-    __weir_schema__: ClassVar[StateSchema] = StateSchema(())
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        # The frame that runs the class statement: without it a class in a function body could not name local types.
-        hints = _own_annotations(cls, sys._getframe(1))
-        fields = {f.name: f for base in reversed(cls.__mro__[1:]) for f in _fields_of(base)}
-        for name, hint in hints.items():
-            if typing.get_origin(hint) is ClassVar or hint is ClassVar:
-                continue
-            if hasattr(State, name):
-                raise _refusal(cls, name, f"the name {name} is taken by State itself")
-            fields[name] = _field(cls, name, hint)
-        for name, f in fields.items():
-            # A base's field without annotation here may still get a new default: class Late(Base): legs = 1
-            if name not in hints and cls.__dict__.get(name, f.default) is not f.default:
-                fields[name] = Field(name, f.type, f.nullable, cls.__dict__[name])
-        try:
-            cls.__weir_schema__ = StateSchema(tuple(fields.values()))
-        except PipelineError as error:
-            raise PipelineError(f"{cls.__qualname__}: {error.what}", where=_place(cls), next=error.next) from None
-        for f in cls.__weir_schema__.fields:
-            setattr(cls, f.name, f.default)
-
-    def __init__(self, **values: Any) -> None:
-        fields = self.__weir_schema__.fields
-        unknown = values.keys() - {f.name for f in fields}
-        if unknown:
-            raise _unknown(type(self), min(unknown))
-        self.__dict__.update({f.name: f.default for f in fields}, **values)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # A misspelt field would otherwise be lost without a word when the row is stored.
-        if name not in self.__dict__ and not hasattr(type(self), name):
-            raise _unknown(type(self), name)
-        super().__setattr__(name, value)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Field names to values, in the order of the schema."""
-        return {f.name: getattr(self, f.name) for f in self.__weir_schema__.fields}
-
-    def __eq__(self, other: object) -> bool:
-        return self.as_dict() == other.as_dict() if type(other) is type(self) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]  # mutable, compared by value
-
-    def __repr__(self) -> str:
-        return f"{type(self).__qualname__}({', '.join(f'{k}={v!r}' for k, v in self.as_dict().items())})"
-
-
-def _fields_of(base: type) -> tuple[Field, ...]:
-    return base.__dict__["__weir_schema__"].fields if "__weir_schema__" in base.__dict__ else ()
-
-
-def _own_annotations(cls: type, frame: types.FrameType) -> dict[str, Any]:
-    """The class's own annotations, resolved; its bases' were resolved where those were defined."""
-    own = inspect.get_annotations(cls)
-    module = vars(sys.modules.get(cls.__module__, types.ModuleType("missing")))
-    hints: dict[str, Any] = {}
-    for name, annotation in own.items():
-        holder = type(cls.__name__, (), {"__annotations__": {name: annotation}})
-        try:
-            hints |= typing.get_type_hints(holder, {**frame.f_globals, **module}, frame.f_locals, include_extras=True)
-        except (NameError, AttributeError, SyntaxError, TypeError) as error:
-            raise PipelineError(
-                f"{cls.__qualname__}.{name}: the annotation {annotation!r} cannot be resolved: {error}.",
-                where=_place(cls),
-                next="Import its names at run time (not under TYPE_CHECKING), above the class; supported: " + SUPPORTED,
-            ) from error
-    return hints
-
-
-def _field(cls: type, name: str, hint: Any) -> Field:
-    arrow, nullable = _resolve(cls, name, hint)
-    if name in cls.__dict__:
-        default = cls.__dict__[name]
-        if default is None and not nullable:
-            raise _refusal(cls, name, "its default is None but its type is not nullable: add `| None`")
-    else:
-        default = None if nullable else _zero(arrow)
-    return Field(name, arrow, nullable, default)
-
-
-def _resolve(cls: type, name: str, hint: Any) -> tuple[pa.DataType, bool]:
-    """An annotation's Arrow type and nullability."""
-    if typing.get_origin(hint) is Annotated:
-        python, *extras = typing.get_args(hint)
-        arrow = next((extra for extra in extras if isinstance(extra, pa.DataType)), None)
-        if arrow is None:
-            return _resolve(cls, name, python)
-        bare, nullable = _without_none(python)
-        if type_name(arrow) is None or _python_type(arrow) is not bare:
-            raise _refusal(cls, name, f"{_show(hint)} cannot be stored")
-        return arrow, nullable
-    bare, nullable = _without_none(hint)
-    if nullable:
-        return _resolve(cls, name, bare)[0], True
-    if bare not in _PYTHON_TYPES:
-        raise _refusal(cls, name, f"the type {_show(hint)} cannot be stored")
-    return _PYTHON_TYPES[bare], False
-
-
-def _without_none(hint: Any) -> tuple[Any, bool]:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        rest = [arg for arg in typing.get_args(hint) if arg is not types.NoneType]
-        if len(rest) == 1:
-            return rest[0], True
-    return hint, False
-
-
-def _python_type(arrow: pa.DataType) -> type:
+def python_type(arrow: pa.DataType) -> type:
+    """The Python type of a field's default."""
     if pa.types.is_decimal(arrow):
         return Decimal
     if pa.types.is_integer(arrow):
@@ -344,17 +214,18 @@ def _python_type(arrow: pa.DataType) -> type:
         return float
     if pa.types.is_timestamp(arrow):
         return datetime
-    return next(python for python, type in _PYTHON_TYPES.items() if type == arrow)
+    return next(python for python, type in PYTHON_TYPES.items() if type == arrow)
 
 
-def _zero(arrow: pa.DataType) -> Any:
+def zero_of(arrow: pa.DataType) -> Any:
+    """The default of a field that is given none and cannot be null."""
     if type_name(arrow) is None:
         return None  # refused by name in _checked
     if pa.types.is_timestamp(arrow):
         return datetime(1970, 1, 1, tzinfo=UTC if arrow.tz else None)
     if pa.types.is_date32(arrow):
         return date(1970, 1, 1)
-    return _python_type(arrow)()
+    return python_type(arrow)()
 
 
 def _checked(f: Field) -> Field:
@@ -373,7 +244,7 @@ def _checked(f: Field) -> Field:
         return Field(f.name, f.type, True, None)
     try:
         # Arrow would take True for 1 and "a" for b"a": a default must be of the field's own Python type.
-        want, given = _python_type(f.type), type(f.default)
+        want, given = python_type(f.type), type(f.default)
         if given is not want and not (want is float and given is int) and not (want is Decimal and given is int):
             raise ValueError(f"it is a {given.__name__}, not a {want.__name__}")
         default = _canonical(f.type, f.default)
@@ -409,7 +280,7 @@ def _default_to_json(arrow: pa.DataType, default: Any) -> Any:
 def _default_from_json(arrow: pa.DataType, default: Any) -> Any:
     if default is None:
         return None
-    python = _python_type(arrow)
+    python = python_type(arrow)
     if python is bytes:
         return bytes.fromhex(default)
     if python in (float, Decimal):
@@ -419,22 +290,3 @@ def _default_from_json(arrow: pa.DataType, default: Any) -> Any:
     if python is datetime:
         return pa.scalar(default, pa.timestamp("us")).as_py().replace(tzinfo=UTC)
     return default
-
-
-def _show(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
-
-
-def _place(cls: type) -> str:
-    return f"class {cls.__qualname__} in {cls.__module__}"
-
-
-def _refusal(cls: type, name: str, why: str) -> PipelineError:
-    return PipelineError(f"{cls.__qualname__}.{name}: {why}.", where=_place(cls), next=f"Supported: {SUPPORTED}.")
-
-
-def _unknown(cls: type[State], name: str) -> PipelineError:
-    fields = ", ".join(f.name for f in cls.__weir_schema__.fields)
-    return PipelineError(
-        f"{cls.__qualname__} has no field {name!r}.", where=_place(cls), next=f"Its fields are: {fields or 'none'}."
-    )

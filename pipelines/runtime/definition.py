@@ -12,7 +12,8 @@ from state_ops.aggregates import Agg
 from state_ops.errors import PipelineError
 from state_ops.ids import CheckpointId
 from state_ops.key_groups import check_parallelism
-from state_ops.schema import State, StateSchema
+from state_ops.schema import StateSchema
+from state_ops.state_class import State
 
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,62}$")
 

@@ -16,8 +16,9 @@ from state_ops.backends.memory import MemoryBackend
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.errors import StageError
 from state_ops.key_groups import key_groups
-from state_ops.schema import State, StateSchema
+from state_ops.schema import StateSchema
 from state_ops.state import GROUP, ValueState, scan_values
+from state_ops.state_class import State
 
 GROUPS = 16
 KEYS = pa.schema([("k", pa.string())])
