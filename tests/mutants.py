@@ -743,6 +743,49 @@ MUTANTS = [
         "                found += [file.path for file in files]\n",
         "tests/recovery/test_cases.py::test_somebodys_files_among_staged_rows_are_left_alone",
     ),
+    Mutant(
+        "the cache puts entries that were only read",
+        "state_ops/cache.py",
+        "        values = [self._l1[key] for key in keys]\n",
+        "        values = [self._l1[key] for key in keys]\n        self._dirty |= dict.fromkeys(keys)\n",
+        "tests/state_ops/test_worked_example_2.py::test_what_was_only_read_is_never_put",
+    ),
+    Mutant(
+        "what the cache has flushed stays dirty",
+        "state_ops/cache.py",
+        "            del self._dirty[key]\n",
+        "            self._dirty[key]\n",
+        "tests/state_ops/test_worked_example_2.py::test_one_layer",
+    ),
+    Mutant(
+        "a hit does not make an entry the most recently used one",
+        "state_ops/cache.py",
+        "        self._l1.move_to_end(key)\n        self._l1_hits += 1\n",
+        "        self._l1_hits += 1\n",
+        "tests/state_ops/test_cache.py::test_a_read_is_a_use",
+    ),
+    Mutant(
+        "an entry that moves to L2 is not put at once",
+        "state_ops/cache.py",
+        "        dirty = {key: value for key, value in leaving if key in self._dirty}\n",
+        "        dirty = {key: value for key, value in leaving if key in self._dirty and not self._l2_size}\n",
+        "tests/state_ops/test_worked_example_2.py::test_two_layers",
+    ),
+    Mutant(
+        "the cache forgets that a write has failed",
+        "state_ops/cache.py",
+        "            self._failure = _typed(error)\n            if self._failure is error:\n                raise\n"
+        "            raise self._failure from error\n",
+        "            raise _typed(error) from error\n",
+        "tests/state_ops/test_cache.py::test_a_flush_that_fails_is_fatal_with_a_typed_error",
+    ),
+    Mutant(
+        "a worker's warm cache is taken for that of another attempt",
+        "state_ops/warm.py",
+        "kept is not None and kept.attempt == attempt",
+        "kept is not None",
+        "tests/state_ops/test_cache.py::test_a_thing_of_another_snapshot_is_dropped",
+    ),
 ]
 
 
