@@ -34,6 +34,7 @@ from state_ops.errors import PipelineError, StageError, TransientError, WeirErro
 V = TypeVar("V")
 
 _UNKNOWN: Any = object()
+_OVERHEAD_BYTES, _GROWTH = 300, 4  # of an entry in Python, over its encoding
 
 log = structlog.get_logger("weir.cache")
 
@@ -155,11 +156,20 @@ class StateCache(Generic[V]):
 
     def update(self, key: bytes, value: V) -> None:
         """Set the key's value; the store learns of it when the entry is evicted, or at the barrier."""
-        self._set(key, value)
+        self.update_many({key: value})
 
     def delete(self, key: bytes) -> None:
         """Forget the key's value; the store learns of it when the entry is evicted, or at the barrier."""
-        self._set(key, None)
+        self.update_many({key: None})
+
+    def update_many(self, changes: Mapping[bytes, V | None]) -> None:
+        """Set several keys' values, or forget them where the value is None; at most one write for what that evicts."""
+        for key, value in changes.items():
+            self._l2.pop(key, None)
+            self._l1[key] = value
+            self._l1.move_to_end(key)
+            self._dirty[key] = None
+        self._make_room()
 
     def flush(self) -> None:
         """Write every dirty entry in one batch; all entries are clean then. Raises what made it fail, now or earlier."""
@@ -176,6 +186,13 @@ class StateCache(Generic[V]):
         self._begin_figures()
         return figures
 
+    def size_bytes(self) -> int:
+        """About what the entries take in memory: Python objects are some times larger than their encoding, of which a
+        sample is taken."""
+        sample = [value for value in islice(self._l1.values(), 64) if value is not None]
+        encoded = sum(map(len, self._store.encode(sample))) // len(sample) if sample else 0
+        return (len(self._l1) + len(self._l2)) * (_OVERHEAD_BYTES + _GROWTH * encoded)
+
     def contents(self) -> Contents[V]:
         """What the cache holds, to begin another one with. Only right after a flush: it must equal the store."""
         if self._dirty or self._failure is not None:
@@ -183,13 +200,6 @@ class StateCache(Generic[V]):
         return Contents(self._l1, self._l2)
 
     # -- how
-
-    def _set(self, key: bytes, value: V | None) -> None:
-        self._l2.pop(key, None)
-        self._l1[key] = value
-        self._l1.move_to_end(key)
-        self._dirty[key] = None
-        self._make_room()
 
     def _make_room(self) -> None:
         """Let go what is too much in L1: into the store if it is dirty, and into L2 if there is one."""

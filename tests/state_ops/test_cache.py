@@ -150,7 +150,9 @@ def test_it_gets_and_puts_exactly_what_the_model_says_and_its_content_is_that_of
     l2=st.integers(0, 4),
     batches=st.lists(st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 4)), max_size=12), max_size=12),
 )
-def test_a_batch_of_keys_costs_one_multi_get_and_has_the_content_of_a_dict(l1, l2, batches) -> None:
+def test_a_batch_of_keys_costs_one_multi_get_and_one_write_at_most_and_has_the_content_of_a_dict(
+    l1, l2, batches
+) -> None:
     backend, truth = Recorded(), {}
     cache = a_cache(backend, l1, l2)
     for batch in batches:
@@ -159,9 +161,10 @@ def test_a_batch_of_keys_costs_one_multi_get_and_has_the_content_of_a_dict(l1, l
         assert cache.get_many(list(changes)) == [truth.get(key) for key in changes]
         assert set(backend.gets[gets:]) <= set(changes)
         assert len(backend.writes) - writes <= 1
-        for key, value in changes.items():
-            cache.update(key, value) if value else cache.delete(key)
-            truth = {**truth, key: value} if value else {k: v for k, v in truth.items() if k != key}
+        writes = len(backend.writes)
+        cache.update_many({key: value or None for key, value in changes.items()})
+        assert len(backend.writes) - writes <= 1
+        truth = {key: value for key, value in {**truth, **changes}.items() if value}
     cache.flush()
     assert backend.content() == truth
 
@@ -283,6 +286,17 @@ def test_figures_add_up_and_are_logged() -> None:
     (line,) = lines
     assert (line["operator"], line["checkpoint"]) == ("rides", 17)
     assert (line["l1_hits"], line["l2_hits"], line["misses"], line["evicted"], line["flushed"]) == (4, 3, 2, 5, 6)
+
+
+def test_its_size_in_memory_grows_with_entries_and_values() -> None:
+    cache = a_cache(Recorded(), 10)
+    assert cache.size_bytes() == 0
+    cache.update(b"a", 1)
+    small = cache.size_bytes()
+    cache.update(b"a", 10**400)
+    large = cache.size_bytes()
+    cache.update(b"b", 10**400)
+    assert 0 < small < large < cache.size_bytes()
 
 
 # What stays warm
