@@ -1,0 +1,220 @@
+"""Rows of a keyed state, found and changed by columns of keys: what every vectorised operator reads and writes through.
+
+    pending    what this epoch has changed, in memory; written to the backend once, at the barrier, in key order
+    resident   all rows, where they fit and pay: a file beside the local snapshot, mapped into whichever process needs it
+    backend    the truth
+
+A look-up asks them in this order. Measured per key: 3 us to get it from RocksDB in key order and 4.5 us in any other, 0.2 us
+to find it in a resident table; writing in key order takes a quarter of the time of any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from state_ops import frames
+from state_ops.backends.base import Backend
+from state_ops.codec import contiguous, decode_rows, encode_rows, fixed_values, is_variable, items, variable_values
+from state_ops.hashed import CollisionError, HashedTable
+from state_ops.key_groups import xxhash64
+from state_ops.keys import encode_keys
+from state_ops.resident import Residence
+from state_ops.schema import StateSchema
+
+GROUP = "__weir_group"
+_PRESENT = "__weir_present"
+_PENDING_BYTES = 32 << 20
+
+
+class Rows:
+    """One state of one subtask in one epoch.
+
+    keys: the key columns; state_id: which state of the stage it is. residence: where a resident table comes from and goes
+    to; None keeps none. Frames of keys have the key columns and the key group, and distinct keys.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        schema: StateSchema,
+        keys: pa.Schema,
+        state_id: int,
+        residence: Residence | None = None,
+    ) -> None:
+        self._backend, self._schema, self._keys, self._state_id = backend, schema, keys, state_id
+        self._names = (GROUP, *keys.names)
+        self._fields = schema.arrow.names
+        self._default = frames.from_arrow(defaults(schema, 1))
+        self._types: dict[str, pl.DataType] = {GROUP: pl.UInt16(), **frames.from_arrow(keys.empty_table()).schema}
+        empty = pl.concat([pl.DataFrame(schema=self._types), self._default.clear()], how="horizontal")
+        self._shape = f"{schema.schema_id.hex()} {keys}"
+        self._residence = residence
+        self._resident = residence.load(str(state_id), self._shape, empty, self._names) if residence else None
+        self._pending: HashedTable | None = HashedTable.empty(
+            empty.with_columns(pl.lit(True).alias(_PRESENT)), self._names
+        )
+        self._touched = 0
+
+    def get(self, keys: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
+        """The rows of these keys, in their order, with the fields' defaults where there is none; and bool[n], where there is."""
+        keys = self._typed(keys)
+        hashes = self._hashes(keys)
+        order = np.argsort(hashes)
+        try:
+            found = self._found(hashes[order], keys[order])
+        except CollisionError:
+            self._go_without_tables()
+            found = self._stored(keys[order])
+        rows, present = found
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return rows[back], present[back]
+
+    def put(self, keys: pl.DataFrame, rows: pl.DataFrame, present: np.ndarray) -> None:
+        """Set the rows of these keys; where `present` is false, forget them."""
+        if not len(keys):
+            return
+        keys = self._typed(keys)
+        whole = pl.concat([keys, rows.select(self._fields)], how="horizontal")
+        if self._pending is not None:
+            try:
+                newer = HashedTable.of(
+                    self._hashes(keys), whole.with_columns(pl.Series(_PRESENT, present)), self._names
+                )
+                self._pending = self._pending.merged(newer)
+            except CollisionError:
+                self._go_without_tables()
+            else:
+                if self._pending.rows.estimated_size() > _PENDING_BYTES:
+                    self.flush()
+                return
+        self._write(whole, present)
+
+    def flush(self) -> None:
+        """Write what is pending: after that the backend has everything."""
+        if self._pending is None or not len(self._pending):
+            return
+        pending, self._pending = self._pending, HashedTable.empty(self._pending.rows, self._names)
+        present = pending.rows[_PRESENT].to_numpy()
+        self._write(pending.rows, present)
+        self._touched += len(pending)
+        if self._resident is not None and self._residence is not None:
+            newer = HashedTable(pending.hashes, pending.rows.drop(_PRESENT), self._names)
+            try:
+                self._resident = self._resident.merged(newer, present)
+            except CollisionError:
+                self._go_without_tables()
+                return
+            if self._resident.rows.estimated_size() > self._residence.most_bytes:
+                self._resident = None
+
+    def barrier(self) -> None:
+        """The epoch's changes are complete: write them, and leave the resident table to the next epoch where that pays."""
+        self.flush()
+        if self._touched and self._resident is not None and self._residence is not None:
+            self._residence.save(str(self._state_id), self._shape, self._resident, self._touched)
+
+    # -- how
+
+    def _found(self, hashes: np.ndarray, keys: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
+        """As `get`, for keys in the order of their hashes."""
+        at = np.full(len(keys), -1, np.int64)  # of each key, its row in all parts
+        missing = np.arange(len(keys))
+        parts: list[pl.DataFrame] = []
+        size = 0
+        for table in (self._pending, self._resident):
+            if table is None or not len(missing):
+                continue
+            found = table.find(hashes[missing], keys[missing]) if len(missing) < len(keys) else table.find(hashes, keys)
+            hit = found >= 0
+            part = table.rows[found[hit]]
+            parts.append(part if _PRESENT in part.columns else part.with_columns(pl.lit(True).alias(_PRESENT)))
+            at[missing[hit]] = size + np.arange(len(part))
+            size, missing = size + len(part), missing[~hit]
+        parts = [part.select([*self._fields, _PRESENT]) for part in parts]
+        if len(missing) and self._resident is None:
+            stored, here = self._stored(keys[missing])
+            parts.append(stored.with_columns(pl.Series(_PRESENT, here)))
+            at[missing] = size + np.arange(len(missing))
+            size += len(missing)
+        whole = pl.concat([*parts, self._default.with_columns(pl.lit(False).alias(_PRESENT))])
+        at[at < 0] = size
+        present = whole[_PRESENT].to_numpy()[at]
+        at[~present] = size  # what was deleted in this epoch has the defaults too
+        return whole.drop(_PRESENT)[at], present
+
+    def _stored(self, keys: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
+        """As `get`, from the backend."""
+        columns, order = self._in_key_order(keys)
+        values = self._backend.multi_get(self._encoded(columns, keys, order))
+        here = np.fromiter((value is not None for value in values), bool, len(values))
+        stored = decode_rows(self._schema, [value for value in values if value is not None])
+        at = np.where(here, np.cumsum(here) - 1, stored.num_rows)
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return frames.from_arrow(pa.concat_tables([stored, defaults(self._schema, 1)]))[at[back]], here[back]
+
+    def _write(self, rows: pl.DataFrame, present: np.ndarray) -> None:
+        columns, order = self._in_key_order(rows)
+        keys = self._encoded(columns, rows, order)
+        kept = present[order]
+        table = frames.arrow(rows[order[kept]].select(self._fields)).select(self._fields).cast(self._schema.arrow)
+        values = encode_rows(self._schema, table)
+        if kept.all():
+            self._backend.write(list(zip(keys, values, strict=True)))
+            return
+        written = [keys[index] for index in np.flatnonzero(kept).tolist()]
+        self._backend.write(
+            list(zip(written, values, strict=True)), [keys[index] for index in np.flatnonzero(~kept).tolist()]
+        )
+
+    def _go_without_tables(self) -> None:
+        """Two keys have one hash: from here on everything goes to the backend at once."""
+        pending, self._pending, self._resident = self._pending, None, None
+        if pending is not None and len(pending):
+            self._write(pending.rows, pending.rows[_PRESENT].to_numpy())
+
+    def _typed(self, keys: pl.DataFrame) -> pl.DataFrame:
+        return keys.select([pl.col(name).cast(kind) for name, kind in self._types.items()])
+
+    def _arrays(self, keys: pl.DataFrame) -> list[pa.Array]:
+        return [contiguous(column) for column in frames.arrow(keys.select(self._keys.names)).cast(self._keys).columns]
+
+    def _hashes(self, keys: pl.DataFrame) -> np.ndarray:
+        return xxhash64(self._arrays(keys))
+
+    def _in_key_order(self, keys: pl.DataFrame) -> tuple[list[pa.Array], np.ndarray]:
+        """The key columns, and int64[n]: the rows in the order of their encoded keys, or close to it."""
+        arrays = self._arrays(keys)
+        words = [word for array in arrays for word in _words(array)][:2]
+        return arrays, np.lexsort([*reversed(words), keys[GROUP].to_numpy()])
+
+    def _encoded(self, columns: Sequence[pa.Array], keys: pl.DataFrame, order: np.ndarray) -> list[bytes]:
+        groups = keys[GROUP].to_numpy().astype(np.uint16)[order]
+        return encode_keys([column.take(pa.array(order)) for column in columns], groups, self._state_id)
+
+
+def defaults(schema: StateSchema, number: int) -> pa.Table:
+    """That many rows with the fields' defaults."""
+    return pa.table([pa.array([field.default] * number, field.type) for field in schema.fields], schema=schema.arrow)
+
+
+def _words(array: pa.Array) -> list[np.ndarray]:
+    """Numbers whose order is the order of the values, as far as their first 16 bytes tell."""
+    if not is_variable(array.type):
+        values = fixed_values(array)
+        return [values.view("<i8")[1::2], values.view("<u8")[::2]] if values.dtype.itemsize == 16 else [values]
+    data, starts, lengths = variable_values(array)
+    padded = np.concatenate([data, np.zeros(16, np.uint8)])
+    words = []
+    for offset in (0, 8):
+        word = items(padded, 8)[np.minimum(starts + offset, len(data))].view(">u8").astype(np.uint64)
+        # What follows a shorter text in the buffer is not its own.
+        own = np.clip(lengths - offset, 0, 8).astype(np.uint64)
+        mask = np.where(own == 0, np.uint64(0), ~np.uint64(0) << (np.uint64(8) * (np.uint64(8) - np.maximum(own, 1))))
+        words.append(word & mask)
+    return words

@@ -1,0 +1,232 @@
+"""Rows by columns of keys, against a dict: whatever is pending, resident or stored, and whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from state_ops import rows as rows_module
+from state_ops.backends.memory import MemoryBackend
+from state_ops.backends.rocksdb import RocksDBBackend
+from state_ops.hashed import CollisionError, HashedTable
+from state_ops.key_groups import key_groups, xxhash64
+from state_ops.keys import decode_keys
+from state_ops.resident import Residence
+from state_ops.rows import GROUP, Rows
+from state_ops.schema import StateSchema
+from state_ops.state import VALUE_STATE, scan_values
+
+SCHEMA = StateSchema.build([("n", pa.int64(), False, 7), ("word", pa.string(), True, None)])
+KEYS = pa.schema([("user", pa.string()), ("day", pa.int32())])
+GROUPS = 16
+ROOMY = 1 << 20
+
+
+def frame_of(keys: list[tuple[str, int]]) -> pl.DataFrame:
+    columns = [pa.array([key[i] for key in keys], field.type) for i, field in enumerate(KEYS)]
+    groups = key_groups(columns, GROUPS).astype(np.int32) if keys else np.zeros(0, np.int32)
+    return pl.DataFrame([pl.Series(GROUP, groups), *map(pl.Series, KEYS.names, map(pl.from_arrow, columns))])
+
+
+def fields_of(values: list[tuple[int, str | None]]) -> pl.DataFrame:
+    return pl.DataFrame(values, schema={"n": pl.Int64, "word": pl.String}, orient="row")
+
+
+def opened(backend, residence: Residence | None = None) -> Rows:
+    return Rows(backend, SCHEMA, KEYS, VALUE_STATE, residence)
+
+
+def put(rows: Rows, entries: dict[tuple[str, int], tuple[int, str | None] | None]) -> None:
+    values = [value or (0, None) for value in entries.values()]
+    present = np.array([value is not None for value in entries.values()])
+    rows.put(frame_of(list(entries)), fields_of(values), present)
+
+
+def got(rows: Rows, keys: list[tuple[str, int]]) -> list[tuple[int, str | None] | None]:
+    found, present = rows.get(frame_of(keys))
+    assert all(row == (7, None) for row, here in zip(found.rows(), present, strict=True) if not here)
+    return [row if here else None for row, here in zip(found.rows(), present, strict=True)]
+
+
+def stored(backend) -> dict[tuple[str, int], tuple[int, str | None]]:
+    tables = scan_values(backend, SCHEMA, KEYS, range(GROUPS))
+    return {row[:2]: row[2:] for table in tables for row in pl.from_arrow(table).rows()}  # type: ignore[union-attr]
+
+
+keys = st.tuples(st.sampled_from(["", "a", "ab", "b\0", "żółw", "x" * 40]), st.integers(-2, 2))
+values = st.none() | st.tuples(st.integers(-(2**63), 2**63 - 1), st.none() | st.text(max_size=3))
+steps = st.lists(
+    st.tuples(st.just("put"), st.dictionaries(keys, values, max_size=8))
+    | st.tuples(st.just("get"), st.lists(keys, unique=True, max_size=8))
+    | st.tuples(st.sampled_from(["flush", "barrier", "lose"]), st.none()),
+    max_size=25,
+)
+
+
+@pytest.mark.parametrize("modulus", [1 << 62, 3], ids=["hashes", "collisions"])
+@given(steps=steps, most_bytes=st.sampled_from([0, 150, ROOMY]), pending_bytes=st.sampled_from([0, ROOMY]))
+@settings(max_examples=60, deadline=None)
+def test_whatever_is_pending_resident_or_stored_a_dict_says_the_same(modulus, steps, most_bytes, pending_bytes):
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as scratch:
+        patch.setattr(rows_module, "xxhash64", lambda columns: xxhash64(columns) % np.uint64(modulus))
+        patch.setattr(rows_module, "_PENDING_BYTES", pending_bytes)
+        backend, model, epoch = MemoryBackend(), {}, 0
+
+        def next_epoch(source: Path | None) -> Rows:
+            target = Path(scratch, str(epoch))
+            target.mkdir()
+            return opened(backend, Residence(source, target, most_bytes, fresh=epoch == 0))
+
+        rows = next_epoch(None)
+        for what, given_ in steps:
+            if what == "put":
+                put(rows, given_)
+                model.update(given_)
+            elif what == "get":
+                assert got(rows, given_) == [model.get(key) for key in given_]
+            elif what == "flush":
+                rows.flush()
+                assert stored(backend) == {key: value for key, value in model.items() if value is not None}
+            else:  # the next epoch, on this host or on another one
+                rows.barrier()
+                assert stored(backend) == {key: value for key, value in model.items() if value is not None}
+                source = Path(scratch, str(epoch)) if what == "barrier" else None
+                epoch += 1
+                rows = next_epoch(source)
+        assert got(rows, sorted(model)) == [model[key] for key in sorted(model)]
+
+
+class Counting(MemoryBackend):
+    """Says which keys were asked of it, and in which order they were written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[bytes] = []
+        self.wrote: list[list[bytes]] = []
+
+    def multi_get(self, keys):
+        self.asked += keys
+        return super().multi_get(keys)
+
+    def write(self, puts, deletes=()):
+        self.wrote.append([key for key, _ in puts])
+        super().write(puts, deletes)
+
+
+def test_a_key_is_written_once_an_epoch_and_in_key_order(tmp_path):
+    backend = Counting()
+    rows = opened(backend)
+    wanted = [(user, day) for user in ("zoe", "abe", "max") for day in (3, -1)]
+    for n in range(3):
+        put(rows, dict.fromkeys(wanted, (n, "w")))
+    assert backend.wrote == []
+    rows.barrier()
+    assert len(backend.wrote) == 1
+    assert backend.wrote[0] == sorted(backend.wrote[0])
+    assert len(backend.wrote[0]) == len(wanted)
+    assert set(stored(backend).values()) == {(2, "w")}
+
+
+def resident(tmp_path: Path, number: int = 40) -> tuple[Counting, Path]:
+    """A backend with so many rows, and the directory with the table that the epoch before left."""
+    backend, target = Counting(), tmp_path / "left"
+    target.mkdir()
+    rows = opened(backend, Residence(None, target, ROOMY, fresh=True))
+    put(rows, {(f"u{i}", i): (i, None) for i in range(number)})
+    rows.barrier()
+    backend.asked.clear()
+    return backend, target
+
+
+def test_a_resident_table_answers_without_the_backend(tmp_path):
+    backend, left = resident(tmp_path)
+    rows = opened(backend, Residence(left, tmp_path, ROOMY))
+    assert got(rows, [("u3", 3), ("u3", 4), ("u39", 39)]) == [(3, None), None, (39, None)]
+    assert backend.asked == []
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "note", "gone", "other schema"])
+def test_a_resident_table_that_is_not_what_was_left_is_not_used(tmp_path, damage):
+    backend, left = resident(tmp_path)
+    table, note = left / f"resident-{VALUE_STATE}.arrow", left / f"resident-{VALUE_STATE}.json"
+    content = bytearray(table.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 1
+        table.write_bytes(content)
+    elif damage == "cut":
+        os.truncate(table, len(content) // 2)
+    elif damage == "note":
+        note.write_text("{")
+    elif damage == "gone":
+        table.unlink()
+    schema = SCHEMA if damage != "other schema" else StateSchema.build([("n", pa.int32(), False, 7)])
+    rows = Rows(backend, schema, KEYS, VALUE_STATE, Residence(left, tmp_path, ROOMY))
+    assert rows._resident is None
+    if schema is SCHEMA:
+        assert got(rows, [("u3", 3), ("u3", 4)]) == [(3, None), None]
+        assert len(backend.asked) == 2
+
+
+def test_a_large_table_of_which_little_changes_is_not_kept(tmp_path):
+    backend, left = resident(tmp_path, 400)
+    for touched, kept in ((24, False), (25, True)):
+        target = tmp_path / str(touched)
+        target.mkdir()
+        rows = opened(backend, Residence(left, target, ROOMY))
+        put(rows, {(f"u{i}", i): (i, "changed") for i in range(touched)})
+        rows.barrier()
+        assert bool(list(target.iterdir())) is kept
+
+
+def test_a_table_above_its_budget_is_given_up(tmp_path):
+    backend = Counting()
+    rows = opened(backend, Residence(None, tmp_path, 500, fresh=True))
+    put(rows, {("u", 1): (1, None)})
+    rows.flush()
+    assert rows._resident is not None
+    put(rows, {(f"u{i}", i): (i, "x" * 50) for i in range(40)})
+    rows.barrier()
+    assert rows._resident is None
+    assert not list(tmp_path.iterdir())
+    assert got(rows, [("u7", 7), ("u", 1)]) == [(7, "x" * 50), (1, None)]
+
+
+def test_rows_survive_in_rocksdb(tmp_path):
+    backend = RocksDBBackend(tmp_path / "db", 8, 8)
+    rows = opened(backend)
+    put(rows, {("a", 1): (1, "one"), ("b", 2): (2, None)})
+    put(rows, {("a", 1): None})
+    rows.barrier()
+    assert stored(backend) == {("b", 2): (2, None)}
+    assert got(opened(backend), [("a", 1), ("b", 2)]) == [None, (2, None)]
+    backend.close()
+
+
+def test_keys_come_in_key_order_as_far_as_their_first_bytes_tell(tmp_path):
+    words = ["", "a", "a\0", "ab", "abcdefgh", "abcdefghi", "abcdefgz", "b", "żółw"]
+    backend = Counting()
+    rows = opened(backend)
+    put(rows, {(word, day): (1, None) for word in words for day in (2, -2)})
+    rows.barrier()
+    _, columns = decode_keys(backend.wrote[0], KEYS.types)
+    assert backend.wrote[0] == sorted(backend.wrote[0], key=lambda key: key[:19])
+    assert columns[0].to_pylist()
+
+
+def test_two_keys_with_one_hash_cannot_live_in_a_table():
+    one, two = pl.DataFrame({"k": [1, 2]}), pl.DataFrame({"k": [3]})
+    with pytest.raises(CollisionError):
+        HashedTable.of(np.array([5, 5], np.uint64), one, ["k"])
+    table = HashedTable.of(np.array([5, 6], np.uint64), one, ["k"])
+    with pytest.raises(CollisionError):
+        table.find(np.array([6], np.uint64), two)
+    with pytest.raises(CollisionError):
+        table.merged(HashedTable.of(np.array([5], np.uint64), two, ["k"]))
