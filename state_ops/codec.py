@@ -2,17 +2,19 @@
 
     version   1 byte    the format, FORMAT_VERSION
     schema    8 bytes   the id of the StateSchema that the row was written with
-    nulls     1 bit per field, in field order, least significant bit first, padded to whole bytes; 1 is null
-    fixed     per field, little endian: int8..int64, float32, float64 as they are, bool 1 byte, date32 as int32 days,
-              timestamp as int64 microseconds, decimal128 as 16 bytes of its unscaled value, string and binary the uint32
-              length of their bytes; all zero where null
-    variable  the bytes of the string and binary fields, in field order
+    nulls     1 bit per slot, in order, least significant bit first, padded to whole bytes; 1 is null
+    fixed     per slot, little endian, all zero where null: integers and floats as they are, bool 1 byte, dates, times,
+              timestamps and durations as their integers, decimals as their unscaled value, fixed-size binary as it is; string
+              and binary the uint32 length of their bytes; list and map the uint32 count of their elements; of a struct, a
+              fixed-size list and null nothing
+    variable  per slot, in order: the bytes of a string or binary; of lists and maps one block of their elements (see `nested`)
+
+The slots are the fields in their order, and after a struct its fields, which are null where it is.
 
 The format is canonical: equal rows have equal bytes. It carries no checksum, RocksDB's blocks have theirs; what decoding
 checks is that every byte has a meaning, so that damage or a foreign value is never read as a row of the wrong shape.
 
-No Python loop runs over values: rows of unequal length are gathered and scattered by numpy, as unaligned overlapping views
-of one-element items (`items`), which moves whole rows with memcpy and needs no index per byte.
+No Python loop runs over rows or values, only over fields and what is nested in them.
 """
 
 from __future__ import annotations
@@ -20,165 +22,103 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
 
+from state_ops import evolution
+from state_ops.columns import (
+    array_of_fixed,
+    array_of_variable,
+    contiguous,
+    copy_ranges,
+    fixed_values,
+    is_list,
+    is_variable,
+    items,
+    join,
+    nulls_of,
+    numpy_type,
+    plain,
+    split,
+    variable_values,
+)
 from state_ops.errors import DamageError, PipelineError, StageError
+from state_ops.nested import (
+    MAX_COUNT,
+    Cursor,
+    Segment,
+    block,
+    check_nulls,
+    elements,
+    elements_type,
+    list_of,
+    segments,
+    struct_of,
+)
 from state_ops.schema import StateSchema
+from state_ops.value_types import parts, stored_type, without_nullability
 
 FORMAT_VERSION = 1
 SCHEMA_ID = slice(1, 9)  # where a value holds the id of its schema
 
-_MAX_VARIABLE_BYTES = 2**31 - 1  # the reach of the int32 offsets of Arrow's string and binary
+_MAX_DECODED = (
+    2**28
+)  # bytes decoded at once: even of one bit each, their elements are in reach of Arrow's int32 offsets
 
 
-# Arrow columns as numpy arrays, also used by keys and key_groups
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """One column of a row: a field, or a field of the struct in slot `inside`. path: its name for people."""
 
-
-def is_variable(type: pa.DataType) -> bool:
-    """Whether values of this type have a length of their own: string and binary."""
-    return pa.types.is_string(type) or pa.types.is_binary(type)
-
-
-def numpy_type(type: pa.DataType) -> np.dtype:
-    """The dtype of `fixed_values`: little-endian; bool as uint8, date32 as int32, timestamp as int64, decimal as V16."""
-    if pa.types.is_boolean(type):
-        return np.dtype("u1")
-    if pa.types.is_decimal128(type):
-        return np.dtype("V16")
-    kind = "f" if pa.types.is_floating(type) else "i"
-    return np.dtype(f"<{kind}{type.bit_width // 8}")
-
-
-def contiguous(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """The column as one array."""
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
-def nulls_of(array: pa.Array) -> np.ndarray | None:
-    """bool[n], true where null; None if nothing is."""
-    return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
-
-
-def fixed_values(array: pa.Array) -> np.ndarray:
-    """The raw values of a fixed-width array, slices respected; undefined where null. A view where Arrow has whole bytes."""
-    dtype, buffer = numpy_type(array.type), array.buffers()[1]
-    if buffer is None or not len(array):
-        return np.zeros(len(array), dtype)
-    if pa.types.is_boolean(array.type):
-        bits = np.frombuffer(buffer, np.uint8)[array.offset // 8 : (array.offset + len(array) + 7) // 8]
-        first = array.offset % 8
-        return np.unpackbits(bits, bitorder="little")[first : first + len(array)]
-    return np.frombuffer(buffer, dtype, len(array), array.offset * dtype.itemsize)
-
-
-def variable_values(array: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of a string or binary array: its bytes, and each value's int64 start in them and length; length 0 where null."""
-    _, offsets, data = array.buffers()
-    if offsets is None or not len(array):
-        return np.zeros(0, np.uint8), np.zeros(len(array), np.int64), np.zeros(len(array), np.int64)
-    ends = np.frombuffer(offsets, "<i4", len(array) + 1, array.offset * 4).astype(np.int64)
-    lengths = np.diff(ends)
-    if (nulls := nulls_of(array)) is not None:
-        lengths[nulls] = 0  # Arrow allows any bytes behind a null
-    return np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8), ends[:-1], lengths
-
-
-def array_of_fixed(type: pa.DataType, values: np.ndarray, nulls: np.ndarray | None = None) -> pa.Array:
-    """The inverse of `fixed_values` and `nulls_of`."""
-    n = len(values)
-    if pa.types.is_boolean(type):
-        values = np.packbits(values, bitorder="little")
-    return pa.Array.from_buffers(type, n, [_validity(nulls), _buffer(values)])
-
-
-def array_of_variable(
-    type: pa.DataType, data: np.ndarray, lengths: np.ndarray, nulls: np.ndarray | None = None
-) -> pa.Array:
-    """A string or binary array from its values' bytes, one after the other, and their lengths."""
-    ends = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=ends[1:])
-    return pa.Array.from_buffers(type, len(lengths), [_validity(nulls), _buffer(ends.astype(np.int32)), _buffer(data)])
-
-
-def items(buffer: np.ndarray, width: int) -> np.ndarray:
-    """All runs of `width` bytes in a uint8 array, one at every offset, as V<width>: index it to gather or scatter."""
-    return np.ndarray((max(len(buffer) - width + 1, 0),), f"V{width}", buffer, strides=(1,))
-
-
-def copy_ranges(
-    source: np.ndarray, starts: np.ndarray, target: np.ndarray, to: np.ndarray, lengths: np.ndarray
-) -> None:
-    """Copy source[starts[i] : starts[i] + lengths[i]] to target[to[i] :], for all i; uint8 arrays, int64 positions.
-
-    One numpy call per distinct length. Long values have many lengths but few rows, so that the calls never outnumber the
-    bytes: rows of k distinct lengths hold at least k * k / 2 of them.
-    """
-    if not len(lengths):
-        return
-    longest = int(lengths.max())
-    if longest == int(lengths.min()):
-        if longest:
-            items(target, longest)[to] = items(source, longest)[starts]
-        return
-    order = np.argsort(lengths.astype(np.uint16) if longest < 1 << 16 else lengths, kind="stable")
-    ordered = lengths[order]
-    edges = np.flatnonzero(np.diff(ordered)) + 1
-    for rows in np.split(order, edges):
-        width = int(lengths[rows[0]])
-        if width:
-            items(target, width)[to[rows]] = items(source, width)[starts[rows]]
-
-
-def join(values: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The values' bytes as one uint8 array, with each value's int64 start and length."""
-    lengths = np.fromiter(map(len, values), np.int64, len(values))
-    return np.frombuffer(b"".join(values), np.uint8), np.cumsum(lengths) - lengths, lengths
-
-
-def split(buffer: np.ndarray, ends: np.ndarray) -> list[bytes]:
-    """The inverse of `join`: one bytes object up to each of the ascending ends."""
-    raw, start, values = buffer.tobytes(), 0, []
-    for end in ends.tolist():
-        values.append(raw[start:end])
-        start = end
-    return values
-
-
-def _validity(nulls: np.ndarray | None) -> pa.Buffer | None:
-    return None if nulls is None or not nulls.any() else _buffer(np.packbits(~nulls, bitorder="little"))
-
-
-def _buffer(values: np.ndarray) -> pa.Buffer:
-    return pa.py_buffer(np.ascontiguousarray(values).view(np.uint8))
-
-
-# Rows
+    path: str
+    field: pa.Field
+    inside: int | None
+    fixed: np.dtype | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The part of every row before its variable part, as a packed numpy record; field i is named by its position."""
+    """The slots, and the part of every row before its variable part, as a packed numpy record; slot i is named by its number."""
 
+    slots: tuple[_Slot, ...]
     record: np.dtype
     schema_id: np.uint64
-    bitmap: int  # bytes
 
 
 @lru_cache(maxsize=256)
 def _layout(schema: StateSchema) -> _Layout:
-    bitmap = (len(schema.fields) + 7) // 8
-    fixed = [(str(i), "<u4" if is_variable(f.type) else numpy_type(f.type)) for i, f in enumerate(schema.fields)]
-    record = np.dtype([("version", "u1"), ("schema", "<u8"), ("nulls", "u1", (bitmap,)), *fixed])
-    return _Layout(record, np.frombuffer(schema.schema_id, "<u8")[0], bitmap)
+    slots: list[_Slot] = []
+
+    def add(field: pa.Field, path: str, inside: int | None) -> None:
+        here = len(slots)
+        slots.append(_Slot(path, field, inside, _fixed_part(field.type)))
+        if pa.types.is_struct(field.type):
+            for part in field.type:
+                add(part, f"{path}.{part.name}", here)
+
+    for field in schema.arrow:
+        add(field, field.name, None)
+    parts = [(str(i), slot.fixed) for i, slot in enumerate(slots) if slot.fixed is not None]
+    record = np.dtype([("version", "u1"), ("schema", "<u8"), ("nulls", "u1", ((len(slots) + 7) // 8,)), *parts])
+    return _Layout(tuple(slots), record, np.frombuffer(schema.schema_id, "<u8")[0])
+
+
+def _fixed_part(type: pa.DataType) -> np.dtype | None:
+    if pa.types.is_struct(type) or pa.types.is_fixed_size_list(type) or pa.types.is_null(type):
+        return None
+    return np.dtype("<u4") if is_variable(type) or is_list(type) else numpy_type(type)
+
+
+# Writing
 
 
 def encode_rows(schema: StateSchema, table: pa.Table | pa.RecordBatch) -> list[bytes]:
-    """One value per row of `table`, whose columns are matched by name and may be chunked or sliced.
+    """One value per row of `table`, whose columns are matched by name and may be chunked, sliced or dictionaries.
 
     Raises PipelineError, naming the field, where columns and fields do not match exactly (a name too many or too few, another
-    Arrow type); StageError for a null in a field that is not nullable.
+    Arrow type); StageError for a null where the schema allows none.
     """
     _check_columns(schema, table.schema)
     if isinstance(table, pa.RecordBatch):
@@ -196,26 +136,27 @@ def _encode_batch(schema: StateSchema, batch: pa.RecordBatch) -> list[bytes]:
     layout = _layout(schema)
     rows = np.zeros(n, layout.record)
     rows["version"], rows["schema"] = FORMAT_VERSION, layout.schema_id
-    variable = []
-    for i, f in enumerate(schema.fields):
-        array = batch.column(f.name)
+    variable: list[Segment] = []
+    for i, (slot, array) in enumerate(zip(layout.slots, _slot_arrays(schema, batch), strict=True)):
         nulls = nulls_of(array)
         if nulls is not None:
-            if not f.nullable:
-                raise StageError(
-                    f"The state field {f.name!r} is not nullable but was given {array.null_count} null(s).",
-                    where=f"row {int(nulls.argmax())} of {n}",
-                    next="Fill the column before it is stored, or declare the field `| None`.",
-                )
+            inside = None if slot.inside is None else _bit(rows, slot.inside)
+            check_nulls(array, slot.field.nullable, inside, slot.path, _refuse)
             rows["nulls"][:, i // 8] |= nulls.astype(np.uint8) << (i % 8)
-        if is_variable(f.type):
+        type = slot.field.type
+        if is_variable(type):
             data, starts, lengths = variable_values(array)
-            rows[str(i)] = lengths
+            rows[str(i)] = _counted(lengths, slot.path)
             variable.append((data, starts, lengths))
-        else:
+        elif is_list(type) or pa.types.is_fixed_size_list(type):
+            inner, counts = elements(array)
+            if slot.fixed is not None:
+                rows[str(i)] = _counted(counts, slot.path)
+            variable += segments(inner, counts, elements_type(type), f"{slot.path}[]", _refuse)
+        elif slot.fixed is not None:
             rows[str(i)] = fixed_values(array)
             if nulls is not None:
-                rows[str(i)][nulls] = np.zeros(1, numpy_type(f.type))  # Arrow allows any bytes behind a null
+                rows[str(i)][nulls] = np.zeros(1, slot.fixed)  # Arrow allows any bytes behind a null
     width = layout.record.itemsize
     packed = rows.view(f"V{width}")
     if not variable:
@@ -231,12 +172,48 @@ def _encode_batch(schema: StateSchema, batch: pa.RecordBatch) -> list[bytes]:
     return split(out, ends)
 
 
+def _slot_arrays(schema: StateSchema, batch: pa.RecordBatch) -> list[pa.Array]:
+    arrays: list[pa.Array] = []
+
+    def add(array: pa.Array) -> None:
+        array = plain(contiguous(array))
+        arrays.append(array)
+        if pa.types.is_struct(array.type):
+            for child in array.flatten():  # which makes them null where the struct is
+                add(child)
+
+    for f in schema.fields:
+        add(batch.column(f.name))
+    return arrays
+
+
+def _bit(rows: np.ndarray, slot: int) -> np.ndarray:
+    return (rows["nulls"][:, slot // 8] >> (slot % 8) & 1).astype(bool)
+
+
+def _counted(lengths: np.ndarray, path: str) -> np.ndarray:
+    if int(lengths.max()) > MAX_COUNT:
+        raise StageError(
+            f"A value of the state field {path!r} is longer than {MAX_COUNT} bytes or elements.",
+            next="Keep less in one key's row: a map or list state has a row of its own for each element.",
+        )
+    return lengths
+
+
+def _refuse(path: str, nulls: np.ndarray) -> NoReturn:
+    raise StageError(
+        f"The state field {path!r} is not nullable but was given {int(nulls.sum())} null(s).",
+        where=f"value {int(nulls.argmax())} of {len(nulls)}",
+        next="Fill the column before it is stored, or declare the field `| None`.",
+    )
+
+
 def _check_columns(schema: StateSchema, given: pa.Schema) -> None:
     for f in schema.fields:
         found = given.get_all_field_indices(f.name)
         if len(found) != 1:
             problem = "is missing" if not found else "is there twice"
-        elif given.field(found[0]).type != f.type:
+        elif not _holds(f.type, given.field(found[0]).type):
             problem = f"is {given.field(found[0]).type} but the state declares {f.type}"
         else:
             continue
@@ -253,63 +230,139 @@ def _check_columns(schema: StateSchema, given: pa.Schema) -> None:
         )
 
 
-def decode_rows(schema: StateSchema, values: Sequence[bytes]) -> pa.Table:
-    """The rows of `values`, all of them written with `schema`, as a table of `schema.arrow`.
+def _holds(declared: pa.DataType, given: pa.DataType) -> bool:
+    """Whether a column's type is the declared one, but for dictionaries and views in it, and for what may be null: the values
+    are looked at for nulls themselves."""
+    return bool(declared == given or without_nullability(declared) == without_nullability(stored_type(given)))
 
-    Raises DamageError for any value that `encode_rows` of this schema cannot have written: cut short, too long, another
+
+# Reading
+
+
+def decode_rows(schema: StateSchema, values: Sequence[bytes]) -> pa.Table:
+    """The rows of `values`, written with `schema` or with one of `schema.older`, as a table of `schema.arrow`.
+
+    Raises DamageError for any value that `encode_rows` of these schemas cannot have written: cut short, too long, another
     format version, another schema, a null where none may be, text that is not UTF-8.
     """
     joined, starts, lengths = join(values)
-    if len(joined) > _MAX_VARIABLE_BYTES and len(values) > 1:
+    if len(joined) > _MAX_DECODED and len(values) > 1:
         half = len(values) // 2
         return pa.concat_tables([decode_rows(schema, values[:half]), decode_rows(schema, values[half:])])
-    layout = _layout(schema)
-    width = layout.record.itemsize
-    _sound(lengths >= width, "is cut short", lengths, schema)
-    rows = items(joined, width)[starts].view(layout.record) if len(values) else np.zeros(0, layout.record)
-    _sound(np.equal(rows["version"], FORMAT_VERSION), "has an unknown format version", lengths, schema)
-    _sound(np.equal(rows["schema"], layout.schema_id), "was written with another schema", lengths, schema)
-    bits = np.unpackbits(rows["nulls"], axis=1, bitorder="little").view(bool)
-    _sound(np.equal(bits[:, len(schema.fields) :].sum(axis=1), 0), "has a damaged null bitmap", lengths, schema)
-    at = starts + width
-    ends = starts + lengths
-    columns = []
-    for i, f in enumerate(schema.fields):
-        nulls, fixed = bits[:, i], np.ascontiguousarray(rows[str(i)])
-        if nulls.any():
-            _sound(
-                np.logical_or(~nulls, f.nullable), f"holds a null in {f.name!r}, which is not nullable", lengths, schema
+    if schema.older and (written := _written_with(joined, starts, lengths, schema)) is not None:
+        tables = [
+            evolution.migrate(
+                _decode_joined(one, *join([values[row] for row in np.flatnonzero(written == i).tolist()])), one, schema
             )
-            filled = fixed.view(np.uint8).reshape(len(fixed), -1).any(axis=1)
-            _sound(~(nulls & filled), f"holds bytes behind the null in {f.name!r}", lengths, schema)
-        if is_variable(f.type):
-            sizes = fixed.astype(np.int64)
-            _sound(at + sizes <= ends, f"is cut short in {f.name!r}", lengths, schema)
-            data = np.empty(sizes.sum(), np.uint8)
-            copy_ranges(joined, at, data, np.cumsum(sizes) - sizes, sizes)
-            array = array_of_variable(f.type, data, sizes, nulls)
-            at = at + sizes
-        else:
-            if pa.types.is_boolean(f.type):
-                _sound(fixed <= 1, f"holds neither true nor false in {f.name!r}", lengths, schema)
-            array = array_of_fixed(f.type, fixed, nulls)
-        if pa.types.is_string(f.type) or pa.types.is_decimal(f.type):
+            for i, one in enumerate((schema, *schema.older))
+        ]
+        places = np.empty(len(values), np.int64)
+        places[np.argsort(written, kind="stable")] = np.arange(len(values))
+        return pa.concat_tables(tables).take(pa.array(places))
+    return _decode_joined(schema, joined, starts, lengths)
+
+
+def _written_with(
+    joined: np.ndarray, starts: np.ndarray, lengths: np.ndarray, schema: StateSchema
+) -> np.ndarray | None:
+    """For each value which schema it has, 0 for `schema` and then `schema.older`; None where all have `schema` or are damaged."""
+    if not len(starts) or int(lengths.min()) < SCHEMA_ID.stop:
+        return None
+    ids = items(joined, 8)[starts + SCHEMA_ID.start].view("<u8")
+    written = np.zeros(len(ids), np.int64)
+    for i, one in enumerate(schema.older, 1):
+        written[ids == np.frombuffer(one.schema_id, "<u8")[0]] = i
+    return written if written.any() else None
+
+
+def _decode_joined(schema: StateSchema, joined: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> pa.Table:
+    layout = _layout(schema)
+    width, n = layout.record.itemsize, len(starts)
+
+    def sound(ok: np.ndarray, problem: str) -> None:
+        if not ok.all():
+            row = int(np.argmin(ok))
+            first = f"first: number {row}, {lengths[row]} bytes"
+            raise _damage(f"A state value {problem} ({int((~ok).sum())} of {n}, {first})", schema)
+
+    sound(lengths >= width, "is cut short")
+    alike = len(joined) == n * width  # then all are only their fixed part
+    rows = (joined.view(f"V{width}") if alike else items(joined, width)[starts]).view(layout.record)
+    sound(np.equal(rows["version"], FORMAT_VERSION), "has an unknown format version")
+    sound(np.equal(rows["schema"], layout.schema_id), "was written with another schema")
+    bits = _bits(rows["nulls"])
+    unused = [] if bits is None else [i for i in range(len(layout.slots), bits.shape[1]) if bits[:, i].any()]
+    if bits is not None and unused:
+        sound(~bits[:, unused].any(axis=1), "has a damaged null bitmap")
+    cursor = Cursor(joined, starts + width, starts + lengths, sound)
+    arrays: list[tuple[np.ndarray, pa.Array | None]] = []
+    none = np.zeros(n, bool)
+    for i, slot in enumerate(layout.slots):
+        nulls = none if bits is None else bits[:, i]
+        inside = none if slot.inside is None or bits is None else bits[:, slot.inside]
+        arrays.append((nulls, _decode_slot(rows, i, slot, nulls, inside, cursor)))
+    columns = [_column(layout, arrays, i) for i, slot in enumerate(layout.slots) if slot.inside is None]
+    for column, f in zip(columns, schema.fields, strict=True):
+        if _needs_validation(f.type):
             try:
-                array.validate(full=True)
+                column.validate(full=True)
             except pa.ArrowInvalid as error:
                 raise _damage(f"A state value holds what is no {f.type} in {f.name!r}: {error}", schema) from error
-        columns.append(array)
-    _sound(at == ends, "has bytes after its last field", lengths, schema)
+    sound(np.equal(cursor.at, cursor.ends), "has bytes after its last field")
     return pa.Table.from_arrays(columns, schema=schema.arrow)
 
 
-def _sound(ok: np.ndarray, problem: str, lengths: np.ndarray, schema: StateSchema) -> None:
-    if not ok.all():
-        row = int(np.argmin(ok))
-        raise _damage(
-            f"A state value {problem} ({int((~ok).sum())} of {len(ok)}, first: number {row}, {lengths[row]} bytes)",
-            schema,
-        )
+def _bits(bitmap: np.ndarray) -> np.ndarray | None:
+    """bool[n, slots and padding]; None where no bit is set, as in most states."""
+    return np.unpackbits(bitmap, axis=1, bitorder="little").view(bool) if bitmap.any() else None
+
+
+def _decode_slot(
+    rows: np.ndarray, i: int, slot: _Slot, nulls: np.ndarray, inside: np.ndarray, cursor: Cursor
+) -> pa.Array | None:
+    """The column of a slot; None of a struct, which is made of its fields' when they are all there."""
+    type, path = slot.field.type, slot.path
+    some = nulls.any()
+    if inside.any():
+        cursor.unsound_unless(nulls | ~inside, f"holds a value behind the null around {path!r}")
+    if some and not slot.field.nullable:
+        cursor.unsound_unless(~nulls | inside, f"holds a null in {path!r}, which is not nullable")
+    if slot.fixed is None:
+        if pa.types.is_null(type):
+            cursor.unsound_unless(nulls, f"holds a value in {path!r}, which can only be null")
+            return pa.nulls(len(rows))
+        if pa.types.is_struct(type):
+            return None
+        counts = np.where(nulls, 0, type.list_size)
+        return list_of(type, nulls, counts, block(cursor, counts, elements_type(type), f"{path}[]"))
+    fixed = np.ascontiguousarray(rows[str(i)])
+    if some:
+        filled = fixed.view(np.uint8).reshape(len(fixed), -1).any(axis=1)
+        cursor.unsound_unless(~(nulls & filled), f"holds bytes behind the null in {path!r}")
+    if is_variable(type):
+        sizes = fixed.astype(np.int64)
+        return array_of_variable(type, cursor.take(sizes, path), sizes, nulls)
+    if is_list(type):
+        counts = fixed.astype(np.int64)
+        return list_of(type, nulls, counts, block(cursor, counts, elements_type(type), f"{path}[]"))
+    if pa.types.is_boolean(type):
+        cursor.unsound_unless(fixed <= 1, f"holds neither true nor false in {path!r}")
+    return array_of_fixed(type, fixed, nulls)
+
+
+def _column(layout: _Layout, arrays: list[tuple[np.ndarray, pa.Array | None]], i: int) -> pa.Array:
+    nulls, array = arrays[i]
+    if array is not None:
+        return array
+    inside = [j for j, slot in enumerate(layout.slots) if slot.inside == i]
+    return struct_of(layout.slots[i].field.type, nulls, [_column(layout, arrays, j) for j in inside])
+
+
+def _needs_validation(type: pa.DataType) -> bool:
+    """Whether Arrow knows bytes that are no value of this type: text that is not UTF-8, a decimal of too many digits."""
+    if inner := parts(type):
+        return any(_needs_validation(field.type) for field in inner)
+    return bool(pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_decimal(type))
 
 
 def _damage(what: str, schema: StateSchema) -> DamageError:

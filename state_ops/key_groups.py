@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from state_ops.codec import contiguous, fixed_values, is_variable, items, nulls_of, variable_values
+from state_ops.columns import contiguous, fixed_values, is_variable, items, nulls_of, variable_values
 from state_ops.errors import ConfigurationError
 from state_ops.keys import check_key_type
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from state_ops.codec import (
+from state_ops.columns import (
     array_of_fixed,
     array_of_variable,
     contiguous,

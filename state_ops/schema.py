@@ -8,88 +8,54 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
-from decimal import Decimal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
 from state_ops.errors import DamageError, PipelineError
-
-SUPPORTED = (
-    "int, float, str, bytes, bool, datetime (or Timestamp), date, any of them `| None`, or Annotated[int, pa.int32()] with "
-    "an Arrow type among int8..int64, float32, float64, bool, string, binary, timestamp[us] (no zone or UTC), date32, "
-    "decimal128"
+from state_ops.value_types import (
+    SUPPORTED,
+    canonical_value,
+    stored_type,
+    type_from_json,
+    type_name,
+    type_to_json,
+    value_from_json,
+    value_to_json,
+    zero_of,
 )
-
-# The names of the canonical JSON are ours, so that an Arrow release that words a type anew changes no schema id.
-_TYPES: dict[str, pa.DataType] = {
-    "int8": pa.int8(),
-    "int16": pa.int16(),
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "bool": pa.bool_(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "timestamp[us]": pa.timestamp("us"),
-    "timestamp[us, tz=UTC]": pa.timestamp("us", tz="UTC"),
-    "date32": pa.date32(),
-}
-_NAMES = {arrow: name for name, arrow in _TYPES.items()}
-_DECIMAL = re.compile(r"decimal128\((\d+), (-?\d+)\)")
-
-PYTHON_TYPES: dict[type, pa.DataType] = {
-    int: pa.int64(),
-    float: pa.float64(),
-    str: pa.string(),
-    bytes: pa.binary(),
-    bool: pa.bool_(),
-    datetime: pa.timestamp("us", tz="UTC"),
-    date: pa.date32(),
-}
-
-
-def type_name(type: pa.DataType) -> str | None:
-    """Weir's own name of an Arrow type, as it stands in a schema's JSON; None where no field can have that type."""
-    if pa.types.is_decimal128(type):
-        return f"decimal128({type.precision}, {type.scale})"
-    return _NAMES.get(type)
-
-
-def type_named(name: str) -> pa.DataType | None:
-    """The inverse of `type_name`; None for a name that it never gives."""
-    if decimal := _DECIMAL.fullmatch(name):
-        try:
-            return pa.decimal128(int(decimal[1]), int(decimal[2]))
-        except ValueError:
-            return None
-    return _TYPES.get(name)
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One column of a state row. `default` is what a key without a row, or a row older than the field, reads as."""
+    """One column of a state row. `default` is what a key without a row, or a row older than the field, reads as.
+
+    renamed: names that the field, or a part of it, had before: ("", ("legs",)) for itself, ("street", ("road",)) for a field
+    of a struct, ("item.street", ...) of a list's elements, ("value.street", ...) of a map's values. What a field once was
+    called is no part of what it is: neither of its equality nor of the schema's id.
+    """
 
     name: str
     type: pa.DataType
     nullable: bool
     default: Any
+    renamed: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class StateSchema:
     """The fields of one state, in the order of their definition. Immutable, hashable, picklable.
 
+    older: the schemas that rows in state may also have; they are read as rows of this one (see `evolution`). They are no
+    part of the schema's equality or id, which say how a row is written.
+
     Raises PipelineError, naming the field, for a type that state cannot hold, a bad name or a default that does not fit.
     """
 
     fields: tuple[Field, ...]
+    older: tuple[StateSchema, ...] = field(default=(), compare=False, repr=False)
     _id: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -124,10 +90,15 @@ class StateSchema:
         """A schema from (name, Arrow type, nullable, default); a default of None means the zero where not nullable."""
         return cls(
             tuple(
-                Field(name, type, nullable, zero_of(type) if default is None and not nullable else default)
+                Field(name, type, nullable, _zero(type) if default is None and not nullable else default)
                 for name, type, nullable, default in fields
             )
         )
+
+    def reading(self, older: Sequence[StateSchema]) -> StateSchema:
+        """This very schema, whose rows may also be stored as rows of these older ones."""
+        known = {one.schema_id: replace(one, older=()) for one in older if one.schema_id != self.schema_id}
+        return replace(self, older=tuple(known.values()))
 
     @property
     def schema_id(self) -> bytes:
@@ -144,9 +115,9 @@ class StateSchema:
         fields = [
             {
                 "name": f.name,
-                "type": type_name(f.type),
+                "type": type_to_json(f.type),
                 "nullable": f.nullable,
-                "default": _default_to_json(f.type, f.default),
+                "default": value_to_json(f.type, f.default),
             }
             for f in self.fields
         ]
@@ -158,10 +129,10 @@ class StateSchema:
         try:
             fields = []
             for entry in json.loads(text)["fields"]:
-                type = type_named(entry["type"])
-                if type is None or not isinstance(entry["nullable"], bool) or not isinstance(entry["name"], str):
+                type = type_from_json(entry["type"])
+                if not isinstance(entry["nullable"], bool) or not isinstance(entry["name"], str):
                     raise ValueError(f"field {entry['name']!r} of type {entry['type']!r}")
-                default = _default_from_json(type, entry["default"])
+                default = value_from_json(type, entry["default"])
                 fields.append(Field(entry["name"], type, entry["nullable"], default))
             return cls(tuple(fields))
         except (
@@ -192,7 +163,7 @@ class StateSchema:
             if a.nullable != b.nullable:
                 said.append(f"field {name} became {'nullable' if b.nullable else 'not nullable'}")
             # A type change rewrites the default too; that is one change, not two.
-            if a.type == b.type and _default_to_json(a.type, a.default) != _default_to_json(b.type, b.default):
+            if a.type == b.type and value_to_json(a.type, a.default) != value_to_json(b.type, b.default):
                 said.append(f"field {name} changed its default from {a.default!r} to {b.default!r}")
         for name, b in new.items():
             if name not in old:
@@ -204,28 +175,8 @@ class StateSchema:
         return said
 
 
-def python_type(arrow: pa.DataType) -> type:
-    """The Python type of a field's default."""
-    if pa.types.is_decimal(arrow):
-        return Decimal
-    if pa.types.is_integer(arrow):
-        return int
-    if pa.types.is_floating(arrow):
-        return float
-    if pa.types.is_timestamp(arrow):
-        return datetime
-    return next(python for python, type in PYTHON_TYPES.items() if type == arrow)
-
-
-def zero_of(arrow: pa.DataType) -> Any:
-    """The default of a field that is given none and cannot be null."""
-    if type_name(arrow) is None:
-        return None  # refused by name in _checked
-    if pa.types.is_timestamp(arrow):
-        return datetime(1970, 1, 1, tzinfo=UTC if arrow.tz else None)
-    if pa.types.is_date32(arrow):
-        return date(1970, 1, 1)
-    return python_type(arrow)()
+def _zero(type: pa.DataType) -> Any:
+    return None if type_name(stored_type(type)) is None else zero_of(stored_type(type))  # refused by name in _checked
 
 
 def _checked(f: Field) -> Field:
@@ -235,58 +186,19 @@ def _checked(f: Field) -> Field:
             f"The state field name {f.name!r} is refused.",
             next="Use a name that is not empty and does not begin with _.",
         )
-    if type_name(f.type) is None:
+    type = stored_type(f.type)
+    if type_name(type) is None:
         raise PipelineError(
             f"The state field {f.name!r} has the type {f.type}, which cannot be stored.",
             next=f"Supported: {SUPPORTED}.",
         )
-    if f.default is None and f.nullable:
-        return Field(f.name, f.type, True, None)
+    if pa.types.is_null(type) and not f.nullable:
+        raise PipelineError(f"The state field {f.name!r} can only be null, but is not nullable.", next="Add `| None`.")
     try:
-        # Arrow would take True for 1 and "a" for b"a": a default must be of the field's own Python type.
-        want, given = python_type(f.type), type(f.default)
-        if given is not want and not (want is float and given is int) and not (want is Decimal and given is int):
-            raise ValueError(f"it is a {given.__name__}, not a {want.__name__}")
-        default = _canonical(f.type, f.default)
+        default = canonical_value(type, f.default, bool(f.nullable))
     except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
         raise PipelineError(
-            f"The default {f.default!r} of the state field {f.name!r} does not fit {type_name(f.type)}: {error}.",
+            f"The default {f.default!r} of the state field {f.name!r} does not fit {type_name(type)}: {error}.",
             next="Give a default of the field's type.",
         ) from error
-    return Field(f.name, f.type, bool(f.nullable), default)
-
-
-def _canonical(arrow: pa.DataType, value: Any) -> Any:
-    if pa.types.is_timestamp(arrow):
-        if (value.tzinfo is None) != (arrow.tz is None):
-            raise ValueError("it has no time zone" if arrow.tz else "it has a time zone")
-        # Arrow's own answer depends on which zone library is installed; schemas must compare equal everywhere.
-        return value.astimezone(UTC) if arrow.tz else value
-    value = pa.scalar(value, arrow).as_py()
-    # One NaN object, since only identity makes NaN equal to itself.
-    return math.nan if isinstance(value, float) and math.isnan(value) else value
-
-
-def _default_to_json(arrow: pa.DataType, default: Any) -> Any:
-    if default is None or isinstance(default, (bool, int, str)):
-        return default
-    if isinstance(default, bytes):
-        return default.hex()
-    if isinstance(default, (float, Decimal)):
-        return str(default)  # text, since JSON knows no NaN, no infinity and no exact decimal
-    return pa.scalar(default, arrow).value  # microseconds or days since 1970
-
-
-def _default_from_json(arrow: pa.DataType, default: Any) -> Any:
-    if default is None:
-        return None
-    python = python_type(arrow)
-    if python is bytes:
-        return bytes.fromhex(default)
-    if python in (float, Decimal):
-        return python(default)
-    if python is date or (python is datetime and arrow.tz is None):
-        return pa.scalar(default, arrow).as_py()
-    if python is datetime:
-        return pa.scalar(default, pa.timestamp("us")).as_py().replace(tzinfo=UTC)
-    return default
+    return Field(f.name, type, bool(f.nullable), default, f.renamed)

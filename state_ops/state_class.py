@@ -12,7 +12,8 @@ from typing import Annotated, Any, ClassVar, dataclass_transform
 import pyarrow as pa
 
 from state_ops.errors import PipelineError
-from state_ops.schema import PYTHON_TYPES, SUPPORTED, Field, StateSchema, python_type, type_name, zero_of
+from state_ops.schema import Field, StateSchema
+from state_ops.value_types import PYTHON_TYPES, SUPPORTED, python_type, type_name, zero_of
 
 Timestamp = Annotated[datetime, pa.timestamp("us", tz="UTC")]
 """An instant, microseconds since the epoch, UTC. A plain `datetime` annotation means the same."""

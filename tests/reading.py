@@ -18,9 +18,10 @@ from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.checkpoint import Checkpoint, snapshots_of
 from state_ops.key_groups import group_range
 from state_ops.registry import Registry
-from state_ops.schema import StateSchema, type_named
+from state_ops.schema import StateSchema
 from state_ops.state import scan_values
 from state_ops.storage import Storage
+from state_ops.value_types import type_named
 
 
 def table_at(storage: Storage, table: str, version: int | None = None) -> pl.DataFrame:

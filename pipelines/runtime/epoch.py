@@ -20,7 +20,7 @@ from pipelines.runtime import gates
 from pipelines.runtime.commit import commit, delete_staged, discard, prune, publish_missing, raise_if_fenced, remove
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.sinks import delta
-from pipelines.runtime.stage_job import check_deadline, is_rows, run_stage, tables_of, windowing
+from pipelines.runtime.stage_job import check_deadline, is_rows, meaning, run_stage, tables_of
 from pipelines.runtime.workshop import Cut, EpochReport, Working, Workshop, lap
 from state_ops import errors
 from state_ops.checkpoint import OUTPUT, STATE, Checkpoint, StateFile, spans_with
@@ -33,7 +33,7 @@ from state_ops.errors import (
 )
 from state_ops.frames import schema_to_json
 from state_ops.pending import FailureReason, PendingCheckpoint
-from state_ops.schema import type_name
+from state_ops.value_types import type_name
 
 _TOTALS = ("epochs", "rows_read", "bytes_new", "files_new")
 
@@ -191,7 +191,8 @@ def _figures(shop: Workshop, work: Working, stage: Stage) -> dict[str, Any]:
         "max_parallelism": shop.pipeline.max_parallelism,
         "schema": fixed.state.to_json() if fixed else None,
         "keys": [[key.name, type_name(key.type)] for key in fixed.keys] if fixed else [],
-        "window": windowing(stage),
+        "backend": shop.settings.state.backend,
+        "window": meaning(stage),
         "files_total": len(state),
         "files_new": len(new),
         "bytes_total": sum(file.bytes for file in state),

@@ -18,15 +18,18 @@ from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline, Stage
 from pipelines.runtime.operators import open_windows
 from pipelines.runtime.run import open_storage
+from pipelines.runtime.stage_job import backend_options
 from state_ops import snapshot
-from state_ops.backends.rocksdb import RocksDBBackend
+from state_ops.backends.base import Backend
+from state_ops.backends.named import DEFAULT, named
 from state_ops.checkpoint import Checkpoint, Snapshot, snapshots_of
 from state_ops.errors import ConfigurationError, DamageError, PrunedError, WeirError
 from state_ops.key_groups import group_range, key_groups, subtask_of
 from state_ops.registry import Registry
-from state_ops.schema import StateSchema, type_named
+from state_ops.schema import StateSchema
 from state_ops.state import scan_values
 from state_ops.storage import Storage
+from state_ops.value_types import type_named
 
 
 def get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]) -> list[dict[str, Any]]:
@@ -132,7 +135,7 @@ def _tables(
 ) -> Iterator[pa.Table]:
     keys, schema = _keys(figures), StateSchema.from_json(figures["schema"])
     for one in found:
-        with opened(storage, settings, one) as backend:
+        with opened(storage, settings, one, figures.get("backend", DEFAULT)) as backend:
             if stage.window is not None:
                 yield from open_windows(stage, keys, schema, backend, groups)
             else:
@@ -140,11 +143,11 @@ def _tables(
 
 
 @contextmanager
-def opened(storage: Storage, settings: Settings, found: Snapshot) -> Iterator[RocksDBBackend]:
-    """A snapshot, fetched and verified, open for as long as the `with` block lasts."""
+def opened(storage: Storage, settings: Settings, found: Snapshot, backend_name: str) -> Iterator[Backend]:
+    """A snapshot, fetched and verified, open in the backend that wrote it for as long as the `with` block lasts."""
     with tempfile.TemporaryDirectory(prefix="weir-state-") as scratch:
         snapshot.fetch(storage, found, Path(scratch))
-        backend = RocksDBBackend(Path(scratch), settings.state.write_buffer_mb, settings.state.block_cache_mb)
+        backend = named(backend_name).open(Path(scratch), backend_options(settings))
         try:
             yield backend
         finally:
