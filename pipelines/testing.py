@@ -48,6 +48,7 @@ from state_ops.errors import InputError, PipelineError
 from state_ops.ids import CheckpointId, Generation, new_attempt_id
 from state_ops.key_groups import check_parallelism, group_range, key_groups, subtask_of
 from state_ops.keys import encode_keys
+from state_ops.schema import StateSchema
 from state_ops.snapshot import Attempt
 from state_ops.state import VALUE_STATE, scan_values
 from state_ops.state_class import State
@@ -143,7 +144,9 @@ class StageRun:
             if type(instance) is not stage.state:
                 raise PipelineError(
                     f"The state of {stage.uid} cannot be {instance!r}.",
-                    next=f"Give instances of {stage.state.__name__}." if stage.state else "A window takes no state.",
+                    next=f"Give instances of {stage.state.__name__}."
+                    if stage.state
+                    else "Only a stage with a function can be started with state; run an epoch first.",
                 )
 
     def epoch(
@@ -169,7 +172,7 @@ class StageRun:
 
     @property
     def state(self) -> Mapping[Any, Any]:
-        """Each key's state after the last epoch, as instances of the stage's State class."""
+        """Each key's state after the last epoch, as instances of the stage's State class, or of one like its fields."""
         if self.stage.window is not None:
             raise PipelineError(f"{self.stage.uid} is a window.", next="Its partial aggregates are in `open_windows`.")
         return _States(self)
@@ -345,16 +348,25 @@ class StageRun:
         if fixed is None:
             return dict(self._initial)
         if self._read is None:
-            assert self.stage.state is not None
+            made = self.stage.state or _class_of(self.stage.uid, fixed.state)
             found: dict[Any, State] = {}
             for groups, backend in self._opened():
                 for table in scan_values(backend, fixed.state, fixed.keys, groups):
                     keys = [table.column(i).to_pylist() for i in range(len(fixed.keys))]
                     rows = table.select(range(len(fixed.keys), table.num_columns)).to_pylist()
                     for key, row in zip(zip(*keys, strict=True), rows, strict=True):
-                        found[key if len(key) > 1 else key[0]] = self.stage.state(**row)
+                        found[key if len(key) > 1 else key[0]] = made(**row)
             self._read = found
         return self._read
+
+
+def _class_of(name: str, schema: StateSchema) -> type[State]:
+    """A State class with the fields of an operator's own state."""
+    made: Any = type(name, (State,), {})
+    made.__weir_schema__ = schema
+    for field in schema.fields:
+        setattr(made, field.name, field.default)
+    return made
 
 
 class _States(Mapping[Any, State]):

@@ -7,24 +7,25 @@ returned. Nothing here loops over rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from state_ops import frames
+from state_ops import folding, frames
 from state_ops.aggregates import Agg
 from state_ops.backends.base import Backend
 from state_ops.codec import decode_rows, encode_rows
 from state_ops.errors import StageError
+from state_ops.folding import defaults, rows_of
 from state_ops.keys import decode_keys, encode_keys, group_prefix
 from state_ops.schema import StateSchema
 
 GROUP = "__weir_group"
 VALUE_STATE, WINDOW_STATE = 1, 2
-_ROW, _CODE, _OLD, _NEW = "__weir_row", "__weir_code", "__old_", "__new_"
+_ROW, _CODE = "__weir_row", "__weir_code"
 
 
 class ValueState:
@@ -99,7 +100,7 @@ class ValueState:
     def delete(self, frame: Any) -> None:
         """Forget the state of each row's key."""
         codes = np.unique(self._codes(frames.polars(frame)))
-        fresh = frames.from_arrow(_defaults(self._schema, len(codes)))
+        fresh = frames.from_arrow(defaults(self._schema, len(codes)))
         self._store(codes, {name: fresh[name] for name in self._types})
         self._present[codes] = False
 
@@ -147,16 +148,11 @@ class ValueState:
                     next=f"Declare the field as `{name}: ... | None = None`.",
                 )
         rows = self._loaded()
-        partials = [expr for name, agg in aggregates.items() for expr in agg.partial(name, given.schema)]
-        fresh = (
-            given.with_columns(pl.Series(_CODE, self._codes(given))).group_by(_CODE, maintain_order=True).agg(partials)
-        )
+        wanted = list(aggregates.items())
+        coded = given.with_columns(pl.Series(_CODE, self._codes(given)))
+        fresh = folding.partials(wanted, coded, [_CODE], self._where).sort(_CODE)
         codes = fresh[_CODE].to_numpy()
-        old = rows[codes].select(pl.col(list(aggregates)).name.prefix(_OLD))
-        new = fresh.select(pl.col(list(aggregates)).name.prefix(_NEW))
-        joined = pl.concat([old, new], how="horizontal")
-        merged = joined.select([expr for name, agg in aggregates.items() for expr in agg.merge(name, _OLD, _NEW)])
-        merged = merged.select([pl.col(name).cast(self._types[name]) for name in aggregates])
+        merged = folding.merged(wanted, rows[codes], fresh, self._where)
         self._store(codes, {name: merged[name] for name in aggregates})
         assert self._batch is not None
         return self._out(pl.concat([self._batch[codes].select(self._key_names), merged], how="horizontal"))
@@ -236,19 +232,6 @@ class ValueState:
 
     def _out(self, frame: pl.DataFrame) -> Any:
         return self._convert(frames.arrow(frame))
-
-
-def rows_of(backend: Backend, schema: StateSchema, keys: Sequence[bytes]) -> tuple[pl.DataFrame, np.ndarray]:
-    """The state rows of encoded keys, in their order, with the fields' defaults where there is none; and where there is one."""
-    values = backend.multi_get(keys)
-    present = np.fromiter((value is not None for value in values), bool, len(values))
-    stored = decode_rows(schema, [value for value in values if value is not None])
-    at = np.where(present, np.cumsum(present) - 1, stored.num_rows)
-    return frames.from_arrow(pa.concat_tables([stored, _defaults(schema, 1)]))[at], present
-
-
-def _defaults(schema: StateSchema, number: int) -> pa.Table:
-    return pa.table([pa.array([field.default] * number, field.type) for field in schema.fields], schema=schema.arrow)
 
 
 def scan_values(backend: Backend, schema: StateSchema, keys: pa.Schema, groups: range) -> Iterator[pa.Table]:

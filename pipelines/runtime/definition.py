@@ -78,11 +78,18 @@ class Window:
     late: DeltaSink | None
 
 
+@dataclass(frozen=True, slots=True)
+class Aggregation:
+    """Running aggregates per key, by output column; first and last by their `order_by`."""
+
+    aggregates: tuple[tuple[str, Agg], ...]
+
+
 @dataclass(frozen=True)
 class Stage:
     """One keyed operator of a pipeline. uid: the stable name by which its state is found.
 
-    Exactly one of `function` (with `state`) and `window` says what it does.
+    Exactly one of `function` (with `state`), `window` and `aggregation` says what it does.
     """
 
     uid: str
@@ -91,6 +98,7 @@ class Stage:
     function: Callable[..., Any] | None = None
     state: type[State] | None = None
     window: Window | None = None
+    aggregation: Aggregation | None = None
     order_by: tuple[str, ...] = ()
     where: str | None = None
     transform: Callable[[Any], Any] | None = None

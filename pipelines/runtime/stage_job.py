@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,8 +17,10 @@ from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, shapes
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.workshop import Working, Workshop, lap
 from state_ops import errors
+from state_ops.aggregates import Agg
 from state_ops.checkpoint import STATE, Ack, StateFile, snapshots_of
 from state_ops.errors import (
+    ConfigurationError,
     DamageError,
     PipelineError,
     StageError,
@@ -133,8 +136,8 @@ def _check_against_head(shop: Workshop, stage: Stage, fixed: Shapes) -> None:
     keys = [[field.name, type_name(field.type)] for field in fixed.keys]
     if recorded["keys"] != keys:
         problems.append(f"the key was {recorded['keys']}, is {keys}")
-    if (was := recorded.get("window")) != (now := windowing(stage)):
-        problems.append(f"its windows were {was}, are {now}")
+    if (was := recorded.get("window")) != (now := meaning(stage)):
+        problems.append(f"its {'aggregates' if stage.window is None else 'windows'} were {was}, are {now}")
     if recorded["parallelism"] != shop.settings.spark.parallelism:
         problems.append(
             f"spark.parallelism was {recorded['parallelism']}, is {shop.settings.spark.parallelism}; state cannot be rescaled yet"
@@ -149,12 +152,17 @@ def _check_against_head(shop: Workshop, stage: Stage, fixed: Shapes) -> None:
         )
 
 
-def windowing(stage: Stage) -> dict[str, Any] | None:
-    """What a window's stored state means: another size or aggregate must not be merged into it."""
+def meaning(stage: Stage) -> dict[str, Any] | None:
+    """What an operator's stored state means: another window size or aggregate must not be merged into it."""
+    if stage.aggregation is not None:
+        return {"aggregates": _listed(stage.aggregation.aggregates)}
     if stage.window is None:
         return None
-    aggregates = [[name, agg.kind, agg.column] for name, agg in stage.window.aggregates]
-    return {"on": stage.window.on, "size": stage.window.size, "aggregates": aggregates}
+    return {"on": stage.window.on, "size": stage.window.size, "aggregates": _listed(stage.window.aggregates)}
+
+
+def _listed(aggregates: Sequence[tuple[str, Agg]]) -> list[list[Any]]:
+    return [[name, agg.kind, agg.column, *([list(agg.order_by)] if agg.order_by else [])] for name, agg in aggregates]
 
 
 def _task(shop: Workshop, work: Working, stage: Stage, fixed: Shapes) -> KeyedTask:

@@ -1,10 +1,12 @@
-"""What happens to the rows of one subtask between two barriers: a stage's function, or windows. One module for each."""
+"""What happens to the rows of one subtask between two barriers: a stage's function, windows, running
+aggregates. One module for each."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 
 from pipelines.runtime.definition import Epoch, Stage
+from pipelines.runtime.operators.aggregation import AggregationOperator, aggregation_shapes
 from pipelines.runtime.operators.base import LATE, MAIN, Operator, Progress, Shapes, event_time_of
 from pipelines.runtime.operators.function import FunctionOperator, function_shapes
 from pipelines.runtime.operators.windows import WindowOperator, open_windows, window_shapes
@@ -31,6 +33,8 @@ def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
         check_key_type(field.name, field.type)
     if stage.window is not None:
         return window_shapes(stage, stage.window, rows, keys)
+    if stage.aggregation is not None:
+        return aggregation_shapes(stage, stage.aggregation, rows, keys)
     return function_shapes(stage, rows, keys)
 
 
@@ -41,4 +45,6 @@ def build(
     if stage.window is not None:
         groups = group_range(epoch.subtask, epoch.parallelism, max_parallelism)
         return WindowOperator(stage, fixed, backend, progress, groups)
+    if stage.aggregation is not None:
+        return AggregationOperator(stage, stage.aggregation, fixed, backend, epoch.id)
     return FunctionOperator(stage, fixed.keys, fixed.state, backend, epoch, fixed.outputs[MAIN])

@@ -6,7 +6,7 @@ executor, and with nothing changed in `pipelines.testing`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from pipelines.runtime.definition import Stage
 from state_ops import frames
+from state_ops.aggregates import Agg
 from state_ops.errors import PipelineError
 from state_ops.schema import StateSchema
 
@@ -103,6 +104,18 @@ def refuse_clash(stage: Stage, taken: set[str], by: str) -> None:
             where=f"stage {stage.uid}",
             next="Rename one of the two: rows of keys and values have both.",
         )
+
+
+def state_of(aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema, where: str) -> StateSchema:
+    """The state that holds aggregates of such rows. PipelineError if they do not fit, or cannot be stored."""
+    fields = []
+    for name, agg in aggregates:
+        agg.check(name, rows, where)
+        fields += agg.parts(name, rows)
+    try:
+        return StateSchema.build(fields)
+    except PipelineError as error:
+        raise PipelineError(error.what, where=where, next="Leave it out, or cast its column in transform=.") from error
 
 
 def event_time_of(rows: pa.Table, column: str) -> int | None:

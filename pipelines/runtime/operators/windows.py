@@ -9,18 +9,17 @@ import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.definition import Stage, Window
-from pipelines.runtime.operators.base import LATE, MAIN, Progress, Shapes, check_storable, refuse_clash
-from state_ops import frames
+from pipelines.runtime.operators.base import LATE, MAIN, Progress, Shapes, check_storable, refuse_clash, state_of
+from state_ops import folding, frames
 from state_ops.backends.base import Backend
-from state_ops.codec import decode_rows, encode_rows
+from state_ops.codec import decode_rows
 from state_ops.errors import InputError, PipelineError
 from state_ops.keys import decode_keys, encode_int64, encode_keys, group_prefix
 from state_ops.schema import StateSchema
-from state_ops.state import GROUP, WINDOW_STATE, rows_of
+from state_ops.state import GROUP, WINDOW_STATE
 
 _END, _START = "window_end", "window_start"
 _WINDOW = "__weir_window"  # a row's window_end; the input may have a column of that name, from windows upstream
-_OLD, _NEW = "__old_", "__new_"
 _FIRE_ROWS = 50_000
 
 
@@ -31,7 +30,7 @@ class WindowOperator:
     def __init__(self, stage: Stage, shapes: Shapes, backend: Backend, progress: Progress, groups: range) -> None:
         assert stage.window is not None
         self._stage, self._window, self._shapes, self._backend = stage, stage.window, shapes, backend
-        self._progress, self._groups = progress, groups
+        self._progress, self._groups, self._where = progress, groups, f"window {stage.uid}"
         self.rows_late = 0
         self.closed_upto: int | None = None
 
@@ -59,18 +58,11 @@ class WindowOperator:
             self._merge(frame)
 
     def _merge(self, frame: pl.DataFrame) -> None:
-        aggregates = self._window.aggregates
-        partials = [expr for name, agg in aggregates for expr in agg.partial(name, frame.schema)]
-        fresh = frame.group_by([GROUP, _WINDOW, *self._stage.key], maintain_order=True).agg(partials)
-        encoded = self._encoded(fresh)
-        old, _ = rows_of(self._backend, self._shapes.state, encoded)
-        names = self._shapes.state.arrow.names
-        both = pl.concat(
-            [old.select(pl.all().name.prefix(_OLD)), fresh.select(pl.col(names).name.prefix(_NEW))], how="horizontal"
+        by = [GROUP, _WINDOW, *self._stage.key]
+        fresh = folding.partials(self._window.aggregates, frame, by, self._where).sort(by)
+        folding.folded(
+            self._backend, self._shapes.state, self._window.aggregates, self._encoded(fresh), fresh, self._where
         )
-        merged = both.select([expr for name, agg in aggregates for expr in agg.merge(name, _OLD, _NEW)])
-        table = frames.arrow(merged.select(names)).cast(self._shapes.state.arrow)
-        self._backend.write(list(zip(encoded, encode_rows(self._shapes.state, table), strict=True)))
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
         now = self._progress.now
@@ -131,15 +123,8 @@ def window_shapes(stage: Stage, window: Window, rows: pa.Schema, keys: pa.Schema
             where=f"window {stage.uid}",
             next="Name a timestamp column.",
         )
-    fields = []
-    for name, agg in window.aggregates:
-        agg.check(name, rows, f"window {stage.uid}")
-        fields += agg.parts(name, rows)
     where = f"window {stage.uid}"
-    try:
-        state = StateSchema.build(fields)
-    except PipelineError as error:
-        raise PipelineError(error.what, where=where, next="Leave it out, or cast its column in transform=.") from error
+    state = state_of(window.aggregates, rows, where)
     empty = frames.from_arrow(
         pa.table([pa.array([], field.type) for field in keys] + [pa.array([], pa.int64())], names=[*keys.names, _END])
     )

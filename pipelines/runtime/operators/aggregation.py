@@ -1,0 +1,92 @@
+"""Running aggregates: at each barrier, one row with the current values for every key that the epoch touched.
+
+Batches are reduced to a row a key as they come; state is read and written once an epoch and key, at the barrier. Only an
+epoch with more keys than fit into memory goes to state several times; it then reads the keys that it touched once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from pipelines.runtime.definition import Aggregation, Stage
+from pipelines.runtime.operators.base import MAIN, Shapes, check_storable, refuse_clash, state_of
+from state_ops import folding, frames
+from state_ops.backends.base import Backend
+from state_ops.ids import CheckpointId
+from state_ops.keys import encode_keys
+from state_ops.state import GROUP, VALUE_STATE
+
+EPOCH = "epoch"
+_PARTIAL_ROWS = 500_000
+_OUT_ROWS = 100_000
+
+
+class AggregationOperator:
+    """State: one value row per key, the fields of the aggregates."""
+
+    def __init__(
+        self, stage: Stage, aggregation: Aggregation, shapes: Shapes, backend: Backend, epoch: CheckpointId
+    ) -> None:
+        self._stage, self._aggregates, self._shapes, self._backend = stage, aggregation.aggregates, shapes, backend
+        self._epoch, self._where = epoch, f"aggregate {stage.uid}"
+        self._by = [GROUP, *stage.key]
+        columns = [*self._by, *(column for _, agg in self._aggregates for column in agg.columns)]
+        self._columns = list(dict.fromkeys(columns))
+        self._partials = folding.Partials(self._aggregates, self._by, self._where, _PARTIAL_ROWS)
+        self._spilled: list[pl.DataFrame] = []
+        self.rows_late = 0
+        self.closed_upto: int | None = None
+
+    def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+        self._partials.add(frames.from_arrow(rows.select(self._columns)))
+        if self._partials.full:
+            self._spilled.append(self._fold()[0])
+        return iter(())
+
+    def barrier(self) -> Iterator[tuple[str, pa.Table]]:
+        if not self._spilled:
+            if self._partials.rows:
+                yield from self._out(*self._fold())
+            return
+        if self._partials.rows:
+            self._spilled.append(self._fold()[0])
+        touched = pl.concat(self._spilled).unique().sort(self._by)
+        for part in touched.iter_slices(_OUT_ROWS):
+            rows, _ = folding.rows_of(self._backend, self._shapes.state, self._encoded(part))
+            yield from self._out(part, rows)
+
+    def _fold(self) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Merge what has gathered into state: the keys, in their order in state, and their new rows."""
+        fresh = self._partials.take().sort(self._by)
+        keys = fresh.select(self._by)
+        encoded = self._encoded(keys)
+        return keys, folding.folded(self._backend, self._shapes.state, self._aggregates, encoded, fresh, self._where)
+
+    def _encoded(self, keys: pl.DataFrame) -> list[bytes]:
+        columns = frames.arrow(keys.select(self._stage.key)).cast(self._shapes.keys).columns
+        return encode_keys(columns, keys[GROUP].to_numpy().astype(np.uint16), VALUE_STATE)
+
+    def _out(self, keys: pl.DataFrame, rows: pl.DataFrame) -> Iterator[tuple[str, pa.Table]]:
+        frame = pl.concat([keys, rows], how="horizontal").select(
+            *self._stage.key,
+            *[agg.result(name) for name, agg in self._aggregates],
+            pl.lit(self._epoch, pl.Int64).alias(EPOCH),
+        )
+        yield MAIN, frames.arrow(frame).cast(self._shapes.outputs[MAIN])
+
+
+def aggregation_shapes(stage: Stage, aggregation: Aggregation, rows: pa.Schema, keys: pa.Schema) -> Shapes:
+    """The output: key columns, the aggregates, and the epoch, an int64."""
+    where = f"aggregate {stage.uid}"
+    refuse_clash(stage, {EPOCH}, "the column that an aggregate adds")
+    state = state_of(aggregation.aggregates, rows, where)
+    refuse_clash(stage, {field.name for field in state.fields}, "a field of its state")
+    fields = frames.from_arrow(state.arrow.empty_table())
+    results = frames.arrow(fields.select([agg.result(name) for name, agg in aggregation.aggregates])).schema
+    output = pa.schema([*keys, *results, pa.field(EPOCH, pa.int64())])
+    check_storable(output, where, "Cast the column that it is made from in transform=")
+    return Shapes(keys, state, {MAIN: output})

@@ -1,0 +1,169 @@
+"""Rows into aggregates and aggregates into state, in columns: one group_by a batch, one get and one put a key.
+
+    rows -> partials (a row a key of the batch) -> combined (a row a key of many batches) -> folded into state
+
+The names of the aggregates' fields are the same in partials and in state, so each step is an expression over columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from state_ops import frames
+from state_ops.aggregates import Agg, rank_of
+from state_ops.backends.base import Backend
+from state_ops.codec import decode_rows, encode_rows
+from state_ops.errors import InputError
+from state_ops.schema import StateSchema
+
+Aggregates = Sequence[tuple[str, Agg]]
+
+_OLD, _NEW, _GUARD = "__old_", "__new_", "__weir_guard_"
+_MOST_DIGITS = 1e38 * (1 - 1e-12)  # unscaled; what a float cannot tell from 10**38 is refused too
+_INT64 = (-(1 << 63), (1 << 63) - 1)
+
+
+class Partials:
+    """The partials of the batches so far, by some columns, kept to a row a key where they become many.
+
+    rows: how many there are. limit: how many may gather before they are combined. full: so many were left then that they
+    should be taken.
+    """
+
+    def __init__(self, aggregates: Aggregates, by: Sequence[str], where: str, limit: int) -> None:
+        self._aggregates, self._by, self._where, self._limit = aggregates, by, where, limit
+        self._parts: list[pl.DataFrame] = []
+        self.rows = 0
+        self.full = False
+
+    def add(self, rows: pl.DataFrame) -> None:
+        """Reduce a batch of rows."""
+        self._parts.append(partials(self._aggregates, rows, self._by, self._where))
+        self.rows += len(self._parts[-1])
+        if self.rows > self._limit:
+            self._parts = [combined(self._aggregates, self._parts, self._by, self._where)]
+            self.rows = len(self._parts[0])
+            self.full = self.rows > self._limit // 2  # else combining would soon be all that is done
+
+    def take(self) -> pl.DataFrame:
+        """A row a key, in any order; then begin anew."""
+        taken = combined(self._aggregates, self._parts, self._by, self._where)
+        self._parts, self.rows, self.full = [], 0, False
+        return taken
+
+
+def partials(aggregates: Aggregates, rows: pl.DataFrame, by: Sequence[str], where: str) -> pl.DataFrame:
+    """One row for each value of the columns `by`: these, and the fields of every aggregate over its rows."""
+    exprs = [expr for name, agg in aggregates for expr in agg.partial(name, rows.schema)]
+    sums = {name: agg.column for name, agg in aggregates if agg.kind == "sum" and agg.column is not None}
+    rankings = {rank_of(name): agg.rank_columns(name)[0] for name, agg in aggregates}
+    return _reduced(rows, by, exprs, sums, rankings, where)
+
+
+def combined(aggregates: Aggregates, parts: Sequence[pl.DataFrame], by: Sequence[str], where: str) -> pl.DataFrame:
+    """The partials of many batches as one of all their rows."""
+    if len(parts) == 1:
+        return parts[0]
+    exprs = [expr for name, agg in aggregates for expr in agg.combine(name)]
+    sums = {name: name for name, agg in aggregates if agg.kind == "sum"}
+    rankings = {rank_of(name): agg.rank_columns(name)[1] for name, agg in aggregates}
+    return _reduced(pl.concat(parts), by, exprs, sums, rankings, where)
+
+
+def folded(
+    backend: Backend,
+    schema: StateSchema,
+    aggregates: Aggregates,
+    keys: Sequence[bytes],
+    fresh: pl.DataFrame,
+    where: str,
+) -> pl.DataFrame:
+    """Merge partials into the stored rows of encoded keys, one a key, and store them. Returns the rows' fields."""
+    old, _ = rows_of(backend, schema, keys)
+    new = merged(aggregates, old, fresh, where)
+    table = frames.arrow(new.select(schema.arrow.names)).cast(schema.arrow)
+    backend.write(list(zip(keys, encode_rows(schema, table), strict=True)))
+    return new
+
+
+def merged(aggregates: Aggregates, old: pl.DataFrame, fresh: pl.DataFrame, where: str) -> pl.DataFrame:
+    """The fields of the aggregates after partials, row by row, came to stored rows. The types are the stored ones.
+
+    Raises InputError for a sum that its field cannot hold.
+    """
+    exprs = [expr for name, agg in aggregates for expr in agg.merge(name, _OLD, _NEW)]
+    names = [expr.meta.output_name() for expr in exprs]
+    both = pl.concat(
+        [old.select(pl.col(names).name.prefix(_OLD)), fresh.select(pl.col(names).name.prefix(_NEW))], how="horizontal"
+    )
+    try:
+        rows = both.select(exprs)
+    except pl.exceptions.ComputeError as error:
+        if "overflow in decimal" not in str(error):
+            raise
+        raise _too_large([name for name, agg in aggregates if agg.kind == "sum"], "decimal128(38)", where) from error
+    low, high = _INT64
+    for name, agg in aggregates:
+        if agg.kind == "sum" and rows[name].dtype == pl.Int128 and not rows[name].is_between(low, high).all():
+            raise _too_large([name], "int64", where)
+    return rows.select([pl.col(name).cast(old.schema[name]) for name in names])
+
+
+def _reduced(
+    rows: pl.DataFrame,
+    by: Sequence[str],
+    exprs: Sequence[pl.Expr],
+    sums: dict[str, str],
+    rankings: dict[str, list[str]],
+    where: str,
+) -> pl.DataFrame:
+    """sums: by aggregate, the column that it adds. rankings: by column to add, the columns that rows are ranked by."""
+    ranks = [_ranks(rows, ranking).alias(column) for column, ranking in rankings.items() if ranking]
+    rows = rows.with_columns(ranks)
+    # Polars adds decimals modulo 2**128. A float sum beside it tells how large the true sum is.
+    decimals = {name: column for name, column in sums.items() if isinstance(rows.schema[column], pl.Decimal)}
+    guards = [pl.col(column).cast(pl.Float64).sum().alias(_GUARD + name) for name, column in decimals.items()]
+    reduced = rows.group_by(by).agg(*exprs, *guards)
+    for name in decimals:
+        scale = reduced.schema[name].scale  # type: ignore[attr-defined]
+        if (reduced[_GUARD + name].abs() * 10.0**scale >= _MOST_DIGITS).any():
+            raise _too_large([name], f"decimal128(38, {scale})", where)
+    return reduced.drop([_GUARD + name for name in decimals])
+
+
+def _ranks(rows: pl.DataFrame, by: Sequence[str]) -> pl.Series:
+    """Each row's place in the order of some columns; null where one of them is null."""
+    order = rows.select(pl.arg_sort_by(by)).to_series().to_numpy()
+    ranks = np.empty(len(order), np.uint32)
+    ranks[order] = np.arange(len(order), dtype=np.uint32)
+    known = rows.select(pl.all_horizontal(pl.col(list(by)).is_not_null())).to_series()
+    return pl.select(pl.when(known).then(pl.Series(ranks))).to_series()
+
+
+def _too_large(names: Sequence[str], type: str, where: str) -> InputError:
+    return InputError(
+        f"The sum {' or '.join(map(repr, names))} has become larger than {type} can hold.",
+        where=where,
+        next="Cast its column to double in transform=, or to a decimal where it is an integer; state, offsets and tables are "
+        "as they were.",
+    )
+
+
+# -- stored rows
+
+
+def rows_of(backend: Backend, schema: StateSchema, keys: Sequence[bytes]) -> tuple[pl.DataFrame, np.ndarray]:
+    """The state rows of encoded keys, in their order, with the fields' defaults where there is none; and where there is one."""
+    values = backend.multi_get(keys)
+    present = np.fromiter((value is not None for value in values), bool, len(values))
+    stored = decode_rows(schema, [value for value in values if value is not None])
+    at = np.where(present, np.cumsum(present) - 1, stored.num_rows)
+    return frames.from_arrow(pa.concat_tables([stored, defaults(schema, 1)]))[at], present
+
+
+def defaults(schema: StateSchema, number: int) -> pa.Table:
+    return pa.table([pa.array([field.default] * number, field.type) for field in schema.fields], schema=schema.arrow)

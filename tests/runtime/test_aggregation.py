@@ -1,0 +1,194 @@
+"""Running aggregates, one row a touched key and epoch."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from pipelines import testing
+from pipelines.api import Stage, agg, aggregate, delta, files
+from pipelines.runtime.operators import aggregation, shapes
+from state_ops.errors import InputError, PipelineError
+
+NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
+EVENTS = files("x/*.parquet", event_time="at")
+
+
+def totals(**arguments) -> Stage:
+    return aggregate("totals", EVENTS, key="k", sink=delta.append("totals"), **arguments)
+
+
+def rows(*given: tuple) -> pa.Table:
+    names = {"k": pa.string(), "at": pa.timestamp("us", tz="UTC"), "v": pa.int64()}
+    columns = list(zip(*given, strict=True)) or [[]] * 3
+    moments = [NOON + timedelta(minutes=minute) for minute in columns[1]]
+    typed = zip((columns[0], moments, columns[2]), names.values(), strict=True)
+    return pa.table([pa.array(values, type) for values, type in typed], names=list(names))
+
+
+def test_each_barrier_hands_out_one_row_for_every_key_that_the_epoch_touched():
+    run = testing.run(totals(n=agg.count(), total=agg.sum("v"), mean=agg.mean("v")), parallelism=3, batch_rows=2)
+    first = run.epoch(rows(("a", 0, 1), ("b", 0, 5), ("a", 1, 2), ("a", 2, None)))
+    assert first.schema == {"k": pl.String, "n": pl.Int64, "total": pl.Int64, "mean": pl.Float64, "epoch": pl.Int64}
+    assert sorted(first.rows()) == [("a", 3, 3, 1.5, 1), ("b", 1, 5, 5.0, 1)]
+    assert run.epoch([]).is_empty()
+    assert run.epoch(rows(("c", 0, None), ("a", 1, 7))).sort("k").rows() == [
+        ("a", 4, 10, 10 / 3, 3),
+        ("c", 1, 0, None, 3),
+    ]
+    assert {key: state.as_dict() for key, state in run.state.items()} == {
+        "a": {"n": 4, "total": 10, "mean__sum": 10.0, "mean__count": 3},
+        "b": {"n": 1, "total": 5, "mean__sum": 5.0, "mean__count": 1},
+        "c": {"n": 1, "total": 0, "mean__sum": 0.0, "mean__count": 0},
+    }
+
+
+@pytest.mark.parametrize("batch_rows", [1, 2, 100])
+def test_first_and_last_are_by_the_order_columns_of_all_input(batch_rows):
+    made = totals(opened=agg.first("v"), closed=agg.last("v"), order_by=["at"])
+    run = testing.run(made, batch_rows=batch_rows)
+    run.epoch(rows(("a", 3, 30), ("a", 5, 50), ("a", 9, None)))
+    run.epoch(rows(("a", 4, 40), ("a", 1, None)))
+    assert run.epoch(rows(("a", 2, 20)))[["opened", "closed"]].rows() == [(20, 50)]  # rows without a value do not count
+    assert run.epoch(rows(("a", 2, 10), ("a", 5, 51)))[["opened", "closed"]].rows() == [(10, 51)]  # ties: by the value
+    assert run.epoch(rows(("b", 0, None)))[["opened", "closed"]].rows() == [(None, None)]
+    assert run.state["a"].closed__by1 == NOON + timedelta(minutes=5)
+
+
+def test_an_order_of_several_columns_and_types():
+    made = totals(last=agg.last("v"), order_by=["d", "s", "b"])
+    given = [
+        {"k": "a", "d": date(2024, 1, 1), "s": "z", "b": True, "v": 1},
+        {"k": "a", "d": date(2024, 1, 2), "s": "é", "b": False, "v": 2},
+        {"k": "a", "d": date(2024, 1, 2), "s": "é", "b": True, "v": 0},
+        {"k": "a", "d": date(2024, 1, 2), "s": "a", "b": True, "v": 4},
+        {"k": "a", "d": None, "s": "zz", "b": True, "v": 5},
+    ]
+    run = testing.run(made, batch_rows=1)
+    for turn in (given[2:], given[:2]):
+        out = run.epoch(pl.DataFrame(turn, schema={"k": str, "d": pl.Date, "s": str, "b": bool, "v": int}))
+    assert out["last"].to_list() == [0]
+
+
+def test_sums_of_decimals_are_exact_and_of_38_digits():
+    values = pa.array([Decimal("0.10"), Decimal("9999999.99"), None], pa.decimal128(9, 2))
+    run = testing.run(totals(total=agg.sum("v"), low=agg.min("v"), mean=agg.mean("v")), batch_rows=1)
+    table = pa.table({"k": ["a"] * 3, "v": values})
+    run.epoch(table)
+    out = run.epoch(table)
+    assert out["total"].to_list() == [Decimal("20000000.18")]
+    assert out.schema["total"] == pl.Decimal(38, 2)
+    assert (out["low"].to_list(), out["mean"].to_list()) == ([Decimal("0.10")], [pytest.approx(5000000.045)])
+
+
+BIG = Decimal(10) ** 37 * 6
+
+
+@pytest.mark.parametrize(
+    ("type", "values"),
+    [
+        (pa.int64(), [2**62, 2**62]),
+        (pa.int64(), [-(2**63), -1]),
+        (pa.decimal128(38, 0), [BIG, BIG]),
+        (pa.decimal128(38, 0), [BIG] * 6),  # which is more than 128 bits hold: they would wrap around to fewer digits
+        (pa.decimal128(38, 4), [-BIG / 10**4] * 6),
+    ],
+)
+@pytest.mark.parametrize("batch_rows", [1, 100])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_sum_that_does_not_fit_is_refused_and_changes_nothing(type, values, batch_rows, epochs):
+    run = testing.run(totals(n=agg.count(), total=agg.sum("v")), batch_rows=batch_rows)
+    run.epoch(pa.table({"k": ["b"], "v": pa.array(values[:1], type)}))
+    with pytest.raises(InputError, match="The sum 'total' has become larger than"):
+        for part in [values] if epochs == 1 else [[value] for value in values]:
+            run.epoch(pa.table({"k": ["a"] * len(part), "v": pa.array(part, type)}))
+    assert run.state["b"].n == 1
+
+
+@pytest.mark.parametrize("batch_rows", [1, 100])
+def test_sums_that_pass_through_what_does_not_fit_are_right(batch_rows):
+    run = testing.run(totals(total=agg.sum("v")), batch_rows=batch_rows)
+    values = [2**63 - 1, 2**63 - 1, -(2**63), -(2**63), 5]
+    assert run.epoch(pa.table({"k": ["a"] * 5, "v": values}))["total"].to_list() == [3]
+
+
+def test_min_and_max_of_every_kind_that_has_an_order():
+    columns = {
+        "s": (pa.string(), ["b", "é", None, ""]),
+        "d": (pa.date32(), [date(2024, 1, 2), None, date(1, 1, 1), date(9999, 1, 1)]),
+        "t": (pa.timestamp("us", tz="UTC"), [NOON, None, NOON - timedelta(days=1), NOON]),
+        "b": (pa.bool_(), [True, None, False, True]),
+        "raw": (pa.binary(), [b"\xff", b"", None, b"a"]),
+        "f": (pa.float64(), [1.5, None, -2.5, 0.0]),
+    }
+    made = totals(**{f"{kind}_{c}": getattr(agg, kind)(c) for c in columns for kind in ("min", "max")})
+    run = testing.run(made, batch_rows=1)
+    table = pa.table({"k": ["a"] * 4, **{name: pa.array(values, type) for name, (type, values) in columns.items()}})
+    run.epoch(table.slice(0, 2))
+    found = run.epoch(table.slice(2)).to_dicts()[0]
+    for name, (_, values) in columns.items():
+        known = [value for value in values if value is not None]
+        assert (found[f"min_{name}"], found[f"max_{name}"]) == (min(known), max(known)), name
+
+
+def test_more_keys_than_fit_into_memory_go_to_state_in_parts(monkeypatch):
+    monkeypatch.setattr(aggregation, "_PARTIAL_ROWS", 20)
+    monkeypatch.setattr(aggregation, "_OUT_ROWS", 7)
+    run = testing.run(totals(n=agg.count(), total=agg.sum("v"), last=agg.last("v"), order_by="at"), batch_rows=9)
+    given = rows(*((str(i * 7 % 50), i, i) for i in range(150)))
+    for turn in (1, 2):
+        out = run.epoch(given)
+        assert sorted(out["k"]) == sorted({str(i) for i in range(50)})
+        assert set(out["n"]) == {3 * turn}
+        assert out["total"].sum() == sum(range(150)) * turn
+        assert min(out["last"]) >= 100
+
+
+def test_composite_keys_and_null_keys_by_policy():
+    made = aggregate("totals", EVENTS, key=["a", "b"], n=agg.count(), null_keys="drop")
+    run = testing.run(made, parallelism=2)
+    out = run.epoch([{"a": "x", "b": 1}, {"a": "x", "b": 2}, {"a": None, "b": 1}, {"a": "x", "b": 1}])
+    assert sorted(out.rows()) == [("x", 1, 2, 1), ("x", 2, 1, 1)]
+    assert sum(ack.rows_null_key for ack in run.acks) == 1
+    with pytest.raises(InputError, match="have no 'a'"):
+        testing.run(aggregate("totals", EVENTS, key="a", n=agg.count())).epoch([{"a": None}, {"a": "x"}])
+
+
+SCHEMA = pa.schema([("k", pa.string()), ("at", pa.timestamp("us")), ("v", pa.float64()), ("epoch", pa.int64()),
+                    ("l", pa.time64("us"))])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (lambda: totals(), "aggregates nothing"),
+        (lambda: totals(epoch=agg.count()), "'epoch', which is taken"),
+        (lambda: totals(k=agg.count()), "'k', which is taken"),
+        (lambda: totals(n=3), "n=3 is no aggregate"),
+        (lambda: totals(v=agg.first("v")), "needs an order"),
+        (lambda: aggregate("totals", EVENTS, key="epoch", n=agg.count()), "'epoch' is a key column"),
+        (lambda: aggregate("totals", EVENTS, key="v", n=agg.count()), "cannot be a key"),
+        (lambda: totals(v=agg.first("v"), order_by=["when"]), "no column 'when'"),
+        (lambda: totals(t=agg.sum("w")), "no column 'w'"),
+        (lambda: totals(t=agg.sum("at")), "that column is timestamp"),
+        (lambda: totals(t=agg.max("l")), "'t' is time64"),
+    ],
+)
+def test_an_aggregate_that_does_not_fit_is_refused_before_the_first_row(broken, said):
+    with pytest.raises(PipelineError, match=said):
+        shapes(broken(), SCHEMA)
+
+
+def test_slicing_does_not_matter():
+    made = totals(n=agg.count(), low=agg.min("v"), first=agg.first("v"), last=agg.last("v"), order_by=["at"])
+    given = rows(*((key, i * 13 % 17, None if i % 5 == 0 else i * 7 % 11) for i in range(60) for key in "abc"))
+    run, parts = testing.run(made), testing.run(made, parallelism=3, batch_rows=4)
+    whole = run.epoch(given).drop("epoch").sort("k")
+    for start in range(0, 180, 50):
+        parts.epoch(given.slice(start, 50))
+    assert dict(parts.state) == dict(run.state)
+    assert whole["n"].to_list() == [60] * 3
