@@ -44,7 +44,7 @@ _SUBTASKS = 2
 _MAX_PARALLELISM = 128
 _VALUE_BYTES = 64
 _RETAINED = 3
-_WRITE_BUFFER_MB, _BLOCK_CACHE_MB = 32, 64  # as configs/settings.py has them
+_MEMORY_MB = 128  # as configs/settings.py has them
 _BATCH = 65_536
 
 # Percent of the keys that change per epoch: epochs, and every how many a full snapshot is taken beside it.
@@ -110,7 +110,7 @@ class Subtask:
         base = self.retained[-1] if self.retained else None
         attempt = self._attempt(number)
         forked = snapshot.fork(self.storage, attempt, base)
-        backend = RocksDBBackend(forked.db, _WRITE_BUFFER_MB, _BLOCK_CACHE_MB)
+        backend = RocksDBBackend(forked.db, _MEMORY_MB)
         for entries in self._batches(changed, rng):
             backend.write(entries)
         sync = _Clock()

@@ -182,14 +182,21 @@ class SparkSettings(_Section):
 
 
 class StateSettings(_Section):
-    """RocksDB, per open database."""
+    """What keeps the state of keyed stages; docs/reference/backends.md helps to choose."""
 
-    write_buffer_mb: int = Field(
-        32,
-        ge=1,
-        description="Memtable size in MiB, shared out to the shards of a large state; RocksDB holds up to two.",
+    backend: str = Field(
+        "rocksdb",
+        description="rocksdb: state of any size, on disk; filesystem: in memory, a file per subtask and checkpoint; memory: the same up to a limit; the name of an installed backend, or `package.module:factory`.",
     )
-    block_cache_mb: int = Field(64, ge=1, description="Block cache in MiB, shared by all databases of a worker.")
+    memory_mb: int = Field(
+        128,
+        ge=16,
+        description="Memory of a worker process for RocksDB in MiB, shared by all its databases: block cache with index and filters, memtables, merges, open files.",
+    )
+    max_state_size_mb: float = Field(
+        5, gt=0, description="Keys and values in MiB that one subtask may have in the memory backend."
+    )
+    options: dict[str, str] = Field(default_factory=dict, description="Given to a backend that is not Weir's own.")
 
 
 class PipelineSettings(_Section):

@@ -41,7 +41,8 @@ from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, event_time_of, open_windows, shapes
 from pipelines.runtime.stage_job import declined
 from state_ops import frames, snapshot
-from state_ops.backends.rocksdb import RocksDBBackend
+from state_ops.backends.base import Backend, BackendOptions
+from state_ops.backends.rocksdb import ROCKSDB
 from state_ops.checkpoint import STATE, Ack, Snapshot, from_micros, snapshots_of, to_micros
 from state_ops.codec import encode_rows
 from state_ops.errors import InputError, PipelineError
@@ -56,7 +57,7 @@ from state_ops.storage import Storage
 
 _FIRST_NOW = datetime(2020, 1, 1, tzinfo=UTC)
 _GENERATION = Generation(1)
-_WRITE_BUFFER_MB, _BLOCK_CACHE_MB = 8, 8
+_OPTIONS = BackendOptions(memory_mb=16)
 _ROOMY = 1 << 30  # bytes
 _CLOSE = 1e-9  # relative; sums of floats differ in their last bits with the order of adding
 
@@ -258,8 +259,7 @@ class StageRun:
             tables={LATE: "late"},
             channel=True,
             event_time=source_of(self.stage).event_time,
-            write_buffer_mb=_WRITE_BUFFER_MB,
-            block_cache_mb=_BLOCK_CACHE_MB,
+            options=_OPTIONS,
         )
 
     # -- rows in
@@ -313,7 +313,7 @@ class StageRun:
             home = self._root / "work" / self.stage.uid / str(subtask)
             attempt = Attempt(self.stage.uid, subtask, _GENERATION, CheckpointId(0), new_attempt_id(), home)
             forked = snapshot.fork(self._storage, attempt, None)
-            backend = RocksDBBackend(forked.db, _WRITE_BUFFER_MB, _BLOCK_CACHE_MB)
+            backend = ROCKSDB.open(forked.db, _OPTIONS)
             try:
                 backend.write([(keys[row], values[row]) for row in np.flatnonzero(owners == subtask)])
                 files = snapshot.take(attempt, backend)
@@ -332,12 +332,12 @@ class StageRun:
             [pq.ParquetFile(self._storage.full(file.path)).read() for file in files], self._shapes.outputs[output]
         )
 
-    def _opened(self) -> Iterator[tuple[range, RocksDBBackend]]:
+    def _opened(self) -> Iterator[tuple[range, Backend]]:
         """A copy of each subtask's newest snapshot, open, with its key groups."""
         for subtask, base in sorted(self._last.bases.items()):
             with tempfile.TemporaryDirectory(dir=self._root) as copy:
                 snapshot.fetch(self._storage, base, Path(copy))
-                backend = RocksDBBackend(Path(copy), _WRITE_BUFFER_MB, _BLOCK_CACHE_MB)
+                backend = ROCKSDB.open(Path(copy), _OPTIONS)
                 try:
                     yield group_range(subtask, self._parallelism, self._max_parallelism), backend
                 finally:

@@ -15,6 +15,7 @@ __all__ = [
     "PrunedError",
     "RunEndedError",
     "StageError",
+    "StateSizeError",
     "TransientError",
     "WeirError",
 ]
@@ -24,6 +25,10 @@ class PipelineError(WeirError):
     """Fix the pipeline's code: its definition does not fit itself, its input or its state."""
 
     exit_code = 2
+
+
+class StateSizeError(ConfigurationError):
+    """Reconfigure: state grew past what its backend is meant for. The epoch was declined, and everything is as it was."""
 
 
 class StageError(WeirError):

@@ -1,9 +1,9 @@
-"""Local snapshots of one subtask's RocksDB: fork, take, upload what is new or everything, restore, sweep.
+"""Local snapshots of one subtask's state: fork, take, upload what is new or everything, restore, sweep.
 
     <work>/<pipeline>/<operator uid>/<subtask>/
         g2-e17-<attempt>/            one attempt's directory, never shared, never opened by another attempt
-            db/                      working copy: hard links of the base's SSTs, copies of its small files
-            snapshot/                hard links of the files that were live at the barrier
+            db/                      working copy: hard links of the base's immutable files, copies of the others
+            snapshot/                the files that the backend made at the barrier; RocksDB's are hard links
             manifest.json            snapshot file -> object in storage; written last, so it vouches for the rest
 
     <root>/<pipeline>/state/<operator uid>/g2-e17/<subtask>-<attempt>/<file>     immutable, unique names
@@ -14,12 +14,14 @@ Why each step is safe:
   name and size from another attempt (a replay produces those, with other content) is never taken for it.
 - Only files that the base checkpoint's row names are re-referenced, by that row's object path. A full snapshot
   re-references nothing, so no later pruning of another checkpoint concerns it; the next incremental one builds on either.
-- Only SSTs are linked: RocksDB appends to MANIFEST and replaces CURRENT in place.
+- Only files that the backend calls immutable are linked. Of RocksDB's these are SSTs: it appends to MANIFEST and replaces CURRENT
+  in place.
 - A base directory is used only if its manifest says what the checkpoint's row says: the attempt, and for every file the
   object and the digest. Else everything is fetched, each digest checked on the way.
-- Local disks rot too. The small files' digests are checked at every fork: RocksDB reads all of them. An SST is only
-  checked for its size, because hashing the whole state at every epoch would cost more than the epoch: RocksDB verifies the
-  checksum of each block that it reads, compactions included, and on opening an SST the unique id that MANIFEST recorded.
+- Local disks rot too. The digests of copied files are checked at every fork. A linked file is only checked for its size,
+  because hashing the whole state at every epoch would cost more than the epoch; its backend finds damage when it reads it.
+  RocksDB verifies the checksum of each block that it reads, compactions included, and on opening an SST the unique id that
+  MANIFEST recorded.
   What is never read is never uploaded either (its object in storage is whole), but by a full snapshot, which compares.
   Damage that is found this way costs the base's local directory: the replay fetches it from storage (`healing`).
 
@@ -33,16 +35,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-from state_ops.backends.rocksdb import RocksDBBackend
+from state_ops.backends.base import Backend
+from state_ops.backends.rocksdb import is_table
 from state_ops.checkpoint import STATE, Snapshot, StateFile
-from state_ops.errors import DamageError, TransientError
+from state_ops.errors import DamageError, PipelineError, TransientError
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir
 from state_ops.storage import CancelledError, Storage
 from state_ops.sweep import attempts, owner
@@ -85,9 +88,16 @@ class Fork:
     source: Path | None = None
 
 
-def fork(storage: Storage, attempt: Attempt, base: Snapshot | None, deadline: float | None = None) -> Fork:
+def fork(
+    storage: Storage,
+    attempt: Attempt,
+    base: Snapshot | None,
+    deadline: float | None = None,
+    is_immutable: Callable[[str], bool] = is_table,
+) -> Fork:
     """Make the attempt's working copy: by hard links where the base's local files are still there, else from storage.
 
+    is_immutable: which files the backend never changes in place (`BackendFactory.is_immutable`), so that they may be linked.
     Raises DamageError that names the file when an object is missing or is not what the checkpoint recorded, and
     TransientError when storage takes longer than `deadline`, on time.monotonic().
     """
@@ -98,11 +108,11 @@ def fork(storage: Storage, attempt: Attempt, base: Snapshot | None, deadline: fl
     for name in (base.attempt, *(file.name for file in base.files)):
         _check_name(name)
     source = _local_directory(attempt.home, base)
-    if source is None or not _link_all(source, base, db):
+    if source is None or not _link_all(source, base, db, is_immutable):
         source = None
         fetch(storage, base, db, deadline)
-        _keep(attempt, base, db)
-    inherited = {file.name: ((db / file.name).stat().st_ino, file) for file in base.files if _is_sst(file.name)}
+        _keep(attempt, base, db, is_immutable)
+    inherited = {file.name: ((db / file.name).stat().st_ino, file) for file in base.files if is_immutable(file.name)}
     return Fork(db, inherited, source)
 
 
@@ -119,12 +129,12 @@ def fetch(storage: Storage, base: Snapshot, target: Path, deadline: float | None
     together(one, base.files, at_once=storage.transfers, deadline=deadline)
 
 
-def _keep(attempt: Attempt, base: Snapshot, db: Path) -> None:
+def _keep(attempt: Attempt, base: Snapshot, db: Path, is_immutable: Callable[[str], bool]) -> None:
     """Leave what was fetched into `db` behind as the base's local directory, instead of one that was not to be trusted."""
     kept = attempt.directory / "base"
     (kept / "snapshot").mkdir(parents=True)
     for file in base.files:
-        bring = os.link if _is_sst(file.name) else shutil.copyfile
+        bring = os.link if is_immutable(file.name) else shutil.copyfile
         bring(db / file.name, kept / "snapshot" / file.name)
     _write_manifest(kept, base)
     for directory in attempts(attempt.home):
@@ -134,10 +144,10 @@ def _keep(attempt: Attempt, base: Snapshot, db: Path) -> None:
         kept.rename(attempt.home / f"{epoch_dir(attempt.generation, attempt.epoch)}-{base.attempt}")
 
 
-def _link_all(source: Path, base: Snapshot, db: Path) -> bool:
+def _link_all(source: Path, base: Snapshot, db: Path, is_immutable: Callable[[str], bool]) -> bool:
     """Fill `db` from a local directory; False, with `db` empty, if that visibly is not what the checkpoint recorded."""
     try:
-        if all(_link(source / "snapshot" / file.name, file, db) for file in base.files):
+        if all(_bring(source / "snapshot" / file.name, file, db, is_immutable(file.name)) for file in base.files):
             return True
     except FileNotFoundError:  # never there, or swept away by another attempt this very moment
         pass
@@ -145,16 +155,16 @@ def _link_all(source: Path, base: Snapshot, db: Path) -> bool:
     return False
 
 
-def _link(local: Path, file: StateFile, db: Path) -> bool:
+def _bring(local: Path, file: StateFile, db: Path, immutable: bool) -> bool:
     """Bring one file of the base into the working copy; False if it visibly is not what the checkpoint recorded."""
     if local.stat().st_size != file.bytes:
         return False
-    if _is_sst(file.name):
+    if immutable:
         os.link(local, db / file.name)
         return True
-    content = local.read_bytes()
-    (db / file.name).write_bytes(content)
-    return hashlib.sha256(content).hexdigest() == file.digest
+    shutil.copyfile(local, db / file.name)
+    with (db / file.name).open("rb") as copy:
+        return hashlib.file_digest(copy, "sha256").hexdigest() == file.digest
 
 
 def _local_directory(home: Path, base: Snapshot) -> Path | None:
@@ -185,13 +195,21 @@ def healing(forked: Fork) -> Iterator[None]:
         ) from error
 
 
-def take(attempt: Attempt, backend: RocksDBBackend) -> list[Path]:
-    """The sync phase: flush and hard-link. Returns the files that are needed to open the snapshot."""
+def take(attempt: Attempt, backend: Backend) -> list[Path]:
+    """The sync phase: the backend writes, or links, its files. Returns those that are needed to open the snapshot.
+
+    Raises PipelineError for a file that could not be restored under its name: after the commit it would be too late.
+    """
     target = attempt.directory / "snapshot"
-    backend.snapshot(target)
-    # Not part of the state: RocksDB's own logs, its empty write-ahead log, options (Weir's code gives them), rocksdict's notes.
-    wanted = ("MANIFEST-", "CURRENT")
-    return [file for file in sorted(target.iterdir()) if _is_sst(file.name) or file.name.startswith(wanted)]
+    files = sorted(set(backend.snapshot(target)))
+    for file in files:
+        if file.parent != target or file.name.startswith(".") or not file.is_file():
+            raise PipelineError(
+                f"The state backend {type(backend).__name__} breaks its contract: {file} is no plain file of its snapshot.",
+                where=f"stage {attempt.operator}, epoch {attempt.epoch}, subtask {attempt.subtask}",
+                next="snapshot(target) returns files directly in target, whose names begin with no dot.",
+            )
+    return files
 
 
 def upload(
@@ -262,10 +280,6 @@ def _read_manifest(directory: Path) -> Any:
 def unchanged(base: Snapshot | None) -> tuple[StateFile, ...]:
     """The listing of a subtask that wrote nothing: the base's files, none of them new."""
     return tuple(replace(file, new=False) for file in base.files) if base else ()
-
-
-def _is_sst(name: str) -> bool:
-    return name.endswith(".sst")
 
 
 def _check_name(name: str) -> None:

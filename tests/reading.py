@@ -14,7 +14,8 @@ from deltalake import DeltaTable
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.operators import open_windows
 from state_ops import snapshot
-from state_ops.backends.rocksdb import RocksDBBackend
+from state_ops.backends.base import BackendOptions
+from state_ops.backends.named import DEFAULT, named
 from state_ops.checkpoint import Checkpoint, snapshots_of
 from state_ops.key_groups import group_range
 from state_ops.registry import Registry
@@ -45,7 +46,7 @@ def state_at(storage: Storage, registry: Registry, checkpoint: Checkpoint, stage
         groups = group_range(subtask, figures["parallelism"], figures["max_parallelism"])
         with tempfile.TemporaryDirectory() as scratch:
             snapshot.fetch(storage, one, Path(scratch))
-            backend = RocksDBBackend(Path(scratch), 8, 8)
+            backend = named(figures.get("backend", DEFAULT)).open(Path(scratch), BackendOptions(memory_mb=16))
             try:
                 if stage.window is None:
                     tables = list(scan_values(backend, schema, keys, groups))

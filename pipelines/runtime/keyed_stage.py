@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from threading import Event
@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 from pipelines.runtime.definition import Epoch, Stage
 from pipelines.runtime.operators import Operator, Progress, Shapes, build, event_time_of
 from state_ops import frames, snapshot
-from state_ops.backends.rocksdb import RocksDBBackend
+from state_ops.backends.base import Backend, BackendOptions
+from state_ops.backends.named import DEFAULT, named
 from state_ops.checkpoint import CHANNEL, OUTPUT, Ack, Snapshot, StateFile, from_micros
 from state_ops.errors import InputError, StageError, TransientError, WeirError
 from state_ops.ids import CheckpointId, Generation, epoch_dir, new_attempt_id
@@ -63,8 +64,8 @@ class KeyedTask:
     tables: Mapping[str, str]
     channel: bool
     event_time: str | None
-    write_buffer_mb: int = 32
-    block_cache_mb: int = 64
+    backend: str = DEFAULT
+    options: BackendOptions = field(default_factory=BackendOptions)
     full: bool = False
     stages: tuple[str, ...] = ()
     seconds: float | None = None
@@ -125,9 +126,11 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
     base = task.bases.get(attempt.subtask)
     sweep(attempt, {known.attempt for known in task.bases.values()}, task.stages, task.parallelism)
     clock = time.perf_counter()
-    forked = snapshot.fork(task.storage, attempt, base, deadline)
+    kind = named(task.backend)
+    forked = snapshot.fork(task.storage, attempt, base, deadline, kind.is_immutable)
     with snapshot.healing(forked):
-        backend = RocksDBBackend(forked.db, task.write_buffer_mb, task.block_cache_mb)
+        where = f"stage {task.stage.uid}, epoch {task.epoch}, subtask {attempt.subtask}"
+        backend = kind.open(forked.db, replace(task.options, where=where))
         clock = _lap(counters, "open", clock)
         staged = _Staged(task, attempt)
         with _closed(backend, staged):
@@ -155,7 +158,7 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
 
 
 @contextmanager
-def _closed(backend: RocksDBBackend, staged: _Staged) -> Iterator[None]:
+def _closed(backend: Backend, staged: _Staged) -> Iterator[None]:
     """Close both at the end. On a full disk closing fails as well: that must not replace the error that says so."""
     try:
         yield

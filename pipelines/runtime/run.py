@@ -25,6 +25,7 @@ from state_ops import lease
 from state_ops.checkpoint import Checkpoint
 from state_ops.coordinator import Coordinator, Policy, retry_pause
 from state_ops.errors import (
+    ConfigurationError,
     FencedError,
     GateError,
     InputError,
@@ -42,7 +43,7 @@ log = structlog.get_logger("weir.run")
 
 # Replaying the same slice with the same code fails the same way, so these are not tolerated, whatever the setting; and
 # after a RunEndedError only a successor can know more.
-_FINAL = (GateError, InputError, PipelineError, RunEndedError, StageError)
+_FINAL = (ConfigurationError, GateError, InputError, PipelineError, RunEndedError, StageError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from configs.settings import Settings
 from pipelines.runtime import watermarks
 from pipelines.runtime.definition import FileSource, Stage, source_of
 from pipelines.runtime.executor import Channel, Landed
@@ -18,6 +19,8 @@ from pipelines.runtime.sinks import delta
 from pipelines.runtime.workshop import Working, Workshop, lap
 from state_ops import errors
 from state_ops.aggregates import Agg
+from state_ops.backends import named as backends
+from state_ops.backends.base import BackendOptions
 from state_ops.checkpoint import STATE, Ack, StateFile, snapshots_of
 from state_ops.errors import (
     ConfigurationError,
@@ -28,7 +31,8 @@ from state_ops.errors import (
     WeirError,
 )
 from state_ops.pending import FailureReason
-from state_ops.schema import StateSchema, type_name
+from state_ops.schema import StateSchema
+from state_ops.value_types import type_name
 
 
 def run_stage(shop: Workshop, work: Working, stage: Stage) -> None:
@@ -110,6 +114,7 @@ def _shapes(shop: Workshop, stage: Stage, rows: Landed | Channel | None) -> Shap
         return None
     schema = shop.executor.columns(stage, raw, "what was read before" if rows is None else rows.where)
     fixed = shapes(stage, schema)
+    _check_backend(shop, stage)
     _check_against_head(shop, stage, fixed)
     for table, output in tables_of(stage, fixed):
         delta.check_table(shop.storage, table, output)
@@ -122,6 +127,28 @@ def tables_of(stage: Stage, fixed: Shapes) -> list[tuple[str, pa.Schema]]:
     late = stage.window.late if stage.window else None
     named = [(stage.sink, MAIN), (late, LATE)]
     return [(sink.table, fixed.outputs[output]) for sink, output in named if sink is not None]
+
+
+def _check_backend(shop: Workshop, stage: Stage) -> None:
+    """Refuse, before the first row, a backend that is not there or cannot read the state in the newest checkpoint."""
+    configured = shop.settings.state.backend
+    backends.named(configured)
+    head = shop.registry.head()
+    recorded = head.operators.get(stage.uid) if head else None
+    if head is None or not recorded or not recorded.get("schema"):
+        return
+    problem = backends.misfit(recorded.get("backend", backends.DEFAULT), configured)
+    if problem is not None:
+        raise ConfigurationError(
+            f"The state of {stage.uid} cannot be opened: {problem}.",
+            where=f"stage {stage.uid}, checkpoint {head.id}",
+            next="Set state.backend back, or give the stage a new uid: it then starts with empty state.",
+        )
+
+
+def backend_options(settings: Settings) -> BackendOptions:
+    state = settings.state
+    return BackendOptions(state.memory_mb, state.max_state_size_mb, dict(state.options))
 
 
 def _check_against_head(shop: Workshop, stage: Stage, fixed: Shapes) -> None:
@@ -187,8 +214,8 @@ def _task(shop: Workshop, work: Working, stage: Stage, fixed: Shapes) -> KeyedTa
         tables=tables,
         channel=pipeline.feeds_others(stage) or bool(stage.gates),
         event_time=source_of(stage).event_time,
-        write_buffer_mb=settings.state.write_buffer_mb,
-        block_cache_mb=settings.state.block_cache_mb,
+        backend=settings.state.backend,
+        options=backend_options(settings),
         full=settings.checkpoints.mode == "full",
         stages=tuple(known.uid for known in pipeline.stages),
         seconds=work.deadline - time.monotonic(),

@@ -1,22 +1,112 @@
-"""What a state backend can do. Two implementations: `rocksdb` (durable) and `memory` (schema inference, tests)."""
+"""What a state backend is: two protocols, which `rocksdb`, `filesystem`, `memory` and backends of others implement.
+
+The contract, tested for every backend by tests/state_ops/test_backends.py; docs/reference/backends.md shows a small one.
+
+One subtask's epoch, which is one attempt:
+
+    open(directory)  ->  multi_get, scan, write ...  ->  snapshot(target), if something was written  ->  close
+
+- **The directory belongs to this attempt alone**, and lies on a local disk. It is empty when there is no state yet; else it holds
+  the base snapshot's files, flat, under the names that they had. Afterwards it is removed.
+- **Files that `is_immutable` names are hard links.** Other checkpoints' files are the very same inodes, so they must never be
+  changed in place, nor truncated, nor opened for writing; deleting one, or renaming another file over it, is fine. All others are
+  copies, to do with as one likes. The answer depends on the name alone and must not change from one release to the next.
+- **A snapshot is a set of files.** What it lists is uploaded, and is all that the next epoch's directory holds. A file that is the
+  very inode which the base brought is not uploaded again: its object is named once more. So a name of an immutable file must never
+  come back with other content in one lineage of snapshots.
+- **A checkpoint is the only durability.** Nothing has to survive a crash before the snapshot, so nothing needs a log or fsync.
+- **Damage is the backend's to find in immutable files**: they are linked unread, so each needs checksums that are verified
+  when it is read, and damage raises DamageError rather than give other values. Copied files are compared with the digests in the
+  checkpoint before `open` sees them.
+
+What is not called, and what is not promised:
+
+- After a failure nothing but `close` is called, and `close` may fail then as well; after a crash not even that. A directory that
+  was left is never opened again, and a snapshot that was begun may end up in no checkpoint.
+- `close` is called after `snapshot` and before the upload: what `target` holds has to stand without the open backend.
+- An epoch that is replayed, a speculative twin and a fork each open the same base again, perhaps at the same time, on the same
+  host: in directories of their own with the same inodes.
+- One thread uses a backend at a time; several backends may be open in one process, one after the other or at once.
+- A backend for reading (`weir state get`) is opened, read and closed, without a snapshot.
+
+Errors: DamageError when what Weir wrote is not what is read, TransientError when the machine or the disk is short of something
+and a replay may succeed, ConfigurationError for a setting. Whatever else is raised declines the epoch as an error of the stage.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 
 class Backend(Protocol):
-    """One subtask's ordered key-value store, raw bytes in and out. Keys are ordered bytewise."""
+    """One subtask's ordered key-value store, raw bytes in and out. Keys are not empty, and ordered bytewise."""
+
+    @property
+    def written(self) -> bool:
+        """Whether the state may differ from the base's: true from the first write of at least one put or delete.
+
+        While it is false no snapshot is taken, and the base's files stand for this epoch too.
+        """
+        ...
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of `keys` in their order; None where there is none."""
+        """The values of `keys` in their order; None where there is none. Keys may repeat, and are in no order."""
         ...
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
-        """Apply one batch, all or nothing."""
+        """Apply one batch, all or nothing, visible at once. Deletes come first; of several puts of a key the last counts.
+
+        Deleting a key that is not there is no error. Empty values are values.
+        """
         ...
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries with start <= key < end, in key order."""
+        """Entries with start <= key < end, in key order. Nothing is written before the iterator is exhausted or dropped."""
+        ...
+
+    def snapshot(self, target: Path) -> list[Path]:
+        """Make `target`, which does not exist, and put the state of this moment there as files; returns those.
+
+        Directly in `target`, with plain names that do not begin with a dot; files that are not returned are ignored.
+        No files at all stand for an empty state. This is the barrier: it delays the epoch, the upload does not count.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of memory, threads and file handles."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """What the settings give every backend; each takes what concerns it.
+
+    memory_mb: MiB for all state of this process together. max_state_size_mb: MiB of keys and values that one subtask may have
+    in the memory backend. own: `state.options`, for backends of others. where: whose state it is, for messages.
+    """
+
+    memory_mb: int = 128
+    max_state_size_mb: float = 5
+    own: Mapping[str, str] = field(default_factory=dict)
+    where: str = ""
+
+
+class BackendFactory(Protocol):
+    """What a backend's name stands for, on the coordinator and in every worker.
+
+    format: name of what its files are. State can be opened by every backend of the format that wrote it.
+    """
+
+    @property
+    def format(self) -> str: ...
+
+    def is_immutable(self, name: str) -> bool:
+        """Whether a snapshot's file of this name is never changed in place, and can tell damage from data by itself."""
+        ...
+
+    def open(self, directory: Path, options: BackendOptions) -> Backend:
+        """Open the state whose files are in `directory`, or an empty one if it holds none."""
         ...

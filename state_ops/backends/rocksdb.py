@@ -13,25 +13,16 @@ import os
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
-from rocksdict import (
-    BlockBasedOptions,
-    Cache,
-    Checkpoint,
-    ColumnFamily,
-    DBCompactionStyle,
-    DBCompressionType,
-    Options,
-    Rdict,
-    ReadOptions,
-    WriteBatch,
-    WriteOptions,
-)
+from rocksdict import Checkpoint, ColumnFamily, Options, Rdict, ReadOptions, WriteBatch, WriteOptions
 
+from state_ops.backends import budget as memory
 from state_ops.backends import shards
+from state_ops.backends.base import BackendOptions
 from state_ops.errors import DamageError, TransientError, WeirError
 
 SHARD_MB = 64
@@ -40,40 +31,29 @@ _Entry = TypeVar("_Entry", bound=tuple[bytes, ...])
 _COMPACTION_WAIT_SECONDS = 30.0
 _QUIET_POLLS = 5
 _COPY_BYTES = 4 << 20
-_caches: dict[int, Cache] = {}
+# Not part of the state: RocksDB's own logs, its empty write-ahead log, options (`budget` gives them), rocksdict's notes.
+_STATE_FILES = ("MANIFEST-", "CURRENT")
 
 
 class RocksDBBackend:
     """One subtask's open database in `path` (created if empty).
 
-    write_buffer_mb: memtable size, shared out to the shards; block_cache_mb: block cache, one for all databases of this
-    process; shard_mb: a state larger than this is cut into shards when it is written.
+    memory_mb: budget of this process, shared by all its databases; shard_mb: a state larger than this is cut into shards when it
+    is written.
     """
 
-    def __init__(self, path: Path, write_buffer_mb: int, block_cache_mb: int, shard_mb: float = SHARD_MB) -> None:
+    def __init__(self, path: Path, memory_mb: int, shard_mb: float = SHARD_MB) -> None:
         self.path = path
         self.written = False
-        self._write_buffer, self._block_cache_mb = write_buffer_mb << 20, block_cache_mb
+        self._budget = memory.budget(memory_mb)
+        self._files = memory.lease_files(self._budget)
         self._threshold = int(shard_mb * (1 << 20))
         self._unchecked = 0
         try:
-            names = Rdict.list_cf(str(path), Options(raw_mode=True)) if (path / "CURRENT").exists() else []
-            self._starts = shards.starts_of(names, str(path))
-            number = len(self._starts)
-            families = {
-                shards.name_of(start): self._options(index, number) for index, start in enumerate(self._starts) if start
-            }
-            self._db = Rdict(str(path), options=self._options(0, number), column_families=families or None)
-        except WeirError:
+            self._db = self._open()
+        except BaseException:
+            memory.return_files(self._budget, self._files)
             raise
-        except Exception as error:  # rocksdict raises bare Exception for everything
-            if _lacks_room(error):
-                raise TransientError(f"RocksDB cannot open this state: {error}", where=str(path)) from error
-            raise DamageError(
-                f"RocksDB cannot open this state: {error}",
-                where=str(path),
-                next="Delete the local work directory: the state is fetched again from storage and verified.",
-            ) from error
         self._no_log = WriteOptions()
         self._no_log.disable_wal = True  # type: ignore[method-assign, assignment]  # a property that the stubs call a method
         self._db.set_write_options(self._no_log)
@@ -82,6 +62,31 @@ class RocksDBBackend:
         for start in self._starts:
             name = shards.name_of(start)
             self._adopt(len(self._shards), name, self._db.get_column_family(name) if start else self._db)
+
+    def _open(self) -> Rdict:
+        path = str(self.path)
+        if not (self.path / "CURRENT").exists() and any(self.path.glob("*.sst")):
+            raise DamageError(
+                "The state has tables, but nothing says which of them count: CURRENT is missing.", where=path
+            )
+        try:
+            names = Rdict.list_cf(path, Options(raw_mode=True)) if (self.path / "CURRENT").exists() else []
+            self._starts = shards.starts_of(names, path)
+            number = len(self._starts)
+            families = {
+                shards.name_of(start): self._options(index, number) for index, start in enumerate(self._starts) if start
+            }
+            return Rdict(path, options=self._options(0, number), column_families=families or None)
+        except WeirError:
+            raise
+        except Exception as error:  # rocksdict raises bare Exception for everything
+            if _lacks_room(error):
+                raise TransientError(f"RocksDB cannot open this state: {error}", where=path) from error
+            raise DamageError(
+                f"RocksDB cannot open this state: {error}",
+                where=path,
+                next="Delete the local work directory: the state is fetched again from storage and verified.",
+            ) from error
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         if not keys:
@@ -156,7 +161,7 @@ class RocksDBBackend:
         except Exception as error:
             raise self._unreadable(error) from error
 
-    def snapshot(self, target: Path) -> None:
+    def snapshot(self, target: Path) -> list[Path]:
         """Flush, merge what is due, and hard-link the live files into `target` (which must not exist)."""
         try:
             for wait in (False, True):  # several at once, as far as there are threads; the second round waits for them
@@ -174,6 +179,7 @@ class RocksDBBackend:
             raise
         except Exception as error:
             raise self._failed("take its snapshot", error) from error
+        return [file for file in target.iterdir() if is_table(file.name) or file.name.startswith(_STATE_FILES)]
 
     def _settle(self) -> None:
         # A compaction that closing the database cuts off is work thrown away, and would be due again next epoch.
@@ -244,13 +250,13 @@ class RocksDBBackend:
             except Exception as error:
                 failed = failed or error
             del shard
+        memory.return_files(self._budget, self._files)
+        self._files = 0
         if failed is not None:
             raise TransientError(f"RocksDB could not close: {failed}", where=str(self.path)) from failed
 
     def _options(self, index: int, number: int) -> Options:
-        options = _options(self._block_cache_mb)
-        # RocksDB's own limit for all families only asks for flushes; a writer that is faster than they are exceeds it.
-        options.set_write_buffer_size(self._write_buffer // number)
+        options = memory.options(self._budget, number, self._files)
         options.set_level_zero_file_num_compaction_trigger(shards.trigger(index))
         return options
 
@@ -274,22 +280,22 @@ def _lacks_room(error: Exception) -> bool:
     return any(os.strerror(code) in str(error) for code in scarce)
 
 
-def _options(block_cache_mb: int) -> Options:
-    if block_cache_mb not in _caches:
-        _caches[block_cache_mb] = Cache(block_cache_mb << 20)
-    blocks = BlockBasedOptions()
-    blocks.set_block_cache(_caches[block_cache_mb])
-    blocks.set_bloom_filter(10, False)
-    blocks.set_format_version(5)
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.set_block_based_table_factory(blocks)
-    options.set_max_write_buffer_number(2)
-    options.set_compaction_style(DBCompactionStyle.universal())
-    options.set_compression_type(DBCompressionType.lz4())
-    options.set_max_background_jobs(8)  # at most, and in all databases of the process; a quarter of them flush
-    options.set_max_open_files(256)
-    options.set_keep_log_file_num(1)
-    options.set_stats_dump_period_sec(0)
-    options.set_paranoid_checks(True)
-    return options
+def is_table(name: str) -> bool:
+    """Whether a file is an SST: never changed once it is written, with a checksum on each block."""
+    return name.endswith(".sst")
+
+
+@dataclass(frozen=True, slots=True)
+class RocksDBFactory:
+    """State of any size: epochs cost what they change."""
+
+    format: str = "rocksdb"
+
+    def is_immutable(self, name: str) -> bool:
+        return is_table(name)
+
+    def open(self, directory: Path, options: BackendOptions) -> RocksDBBackend:
+        return RocksDBBackend(directory, options.memory_mb)
+
+
+ROCKSDB = RocksDBFactory()

@@ -78,7 +78,7 @@ class Subtask:
         shutil.rmtree(self.home)
 
     def _open(self, db: Path) -> RocksDBBackend:
-        return RocksDBBackend(db, 8, 8, self.shard_mb)
+        return RocksDBBackend(db, 16, self.shard_mb)
 
     def _attempt(self, epoch: int) -> Attempt:
         return Attempt("counts", 0, Generation(1), CheckpointId(epoch), AttemptId(new_attempt_id()), self.home)
@@ -130,9 +130,9 @@ def test_a_state_above_the_threshold_is_cut_into_eight_even_pieces(subtask):
 
 
 def test_a_state_that_grows_is_cut_while_it_is_written_and_keeps_to_its_memory(tmp_path):
-    state = filled(keys(40_000))
+    state = {key: value * 6 for key, value in filled(keys(40_000)).items()}
     entries = list(state.items())
-    backend = RocksDBBackend(tmp_path / "db", 1, 8, shard_mb=0.5)
+    backend = RocksDBBackend(tmp_path / "db", 16, shard_mb=0.5)
     try:
         for at in range(0, len(entries), 1000):
             backend.write(entries[at : at + 1000], [key for key, _ in entries[at - 1100 : at - 1000]])
@@ -143,7 +143,7 @@ def test_a_state_that_grows_is_cut_while_it_is_written_and_keeps_to_its_memory(t
             held.append(
                 sum(one.property_int_value("rocksdb.cur-size-active-mem-table") or 0 for one in backend._shards)
             )
-        assert 0 < max(held) < 4 << 20  # eight shards of 1 MiB each would be twice as much
+        assert 0 < max(held) < 6 << 20  # of 16 MiB in all; eight shards that each had all memtables would hold 32
         for at in range(1000, len(entries), 1000):
             for key, _ in entries[at - 1100 : at - 1000]:
                 state.pop(key, None)
@@ -227,7 +227,7 @@ def test_a_state_that_was_written_in_one_family_goes_on(subtask, tmp_path):
     db = _single_family(tmp_path / "old", state)
     attempt = subtask._attempt(1)
     attempt.directory.mkdir(parents=True)
-    backend = RocksDBBackend(db, 8, 8, SMALL)
+    backend = RocksDBBackend(db, 16, SMALL)
     try:
         assert list(backend.scan(*EVERYTHING)) == sorted(state.items())
         files = snapshot.take(attempt, backend)
@@ -263,7 +263,7 @@ def test_a_family_that_weir_never_makes_is_damage(tmp_path):
     db.create_column_family("other", Options(raw_mode=True))
     db.close()
     with pytest.raises(DamageError, match="other"):
-        RocksDBBackend(tmp_path / "db", 8, 8)
+        RocksDBBackend(tmp_path / "db", 16)
 
 
 # -- what an epoch uploads
@@ -309,7 +309,7 @@ def test_overdue_shards_are_merged_by_need_within_an_eighth_of_the_state():
 
 def test_an_epoch_does_not_wait_for_a_merge_that_rocksdb_calls_pending_but_never_starts(tmp_path):
     # As many runs as the trigger asks for, each half the size of the one before it: nothing fits together.
-    backend = RocksDBBackend(tmp_path / "db", 8, 8)
+    backend = RocksDBBackend(tmp_path / "db", 16)
     try:
         for number in range(8):
             backend.write(list(filled(keys(6400 >> number, seed=number)).items()))

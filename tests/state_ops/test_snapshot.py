@@ -32,7 +32,7 @@ class Subtask:
 
     def write(self, attempt: Attempt, base: Snapshot | None, entries: Entries, *, full: bool = False) -> Snapshot:
         forked = snapshot.fork(self.storage, attempt, base)
-        backend = RocksDBBackend(forked.db, 8, 8)
+        backend = RocksDBBackend(forked.db, 16)
         try:
             backend.write(list(entries.items()))
             files = snapshot.take(attempt, backend)
@@ -49,7 +49,7 @@ class Subtask:
         """What the next epoch would find."""
         attempt = self.attempt(99)
         forked = snapshot.fork(self.storage, attempt, base)
-        backend = RocksDBBackend(forked.db, 8, 8)
+        backend = RocksDBBackend(forked.db, 16)
         try:
             return dict(backend.scan(b"", b"\xff" * 9))
         finally:
@@ -197,7 +197,7 @@ def test_case_18_an_attempt_that_uploads_after_another_one_was_committed_changes
     base = subtask.epoch(1, None, entries(1))
     late = subtask.attempt(2)
     forked = snapshot.fork(subtask.storage, late, base)
-    backend = RocksDBBackend(forked.db, 8, 8)
+    backend = RocksDBBackend(forked.db, 16)
     backend.write(list(entries(2, value=b"late").items()))
     files = snapshot.take(late, backend)
     backend.close()
@@ -293,7 +293,7 @@ def test_case_22_a_local_table_of_the_right_size_and_other_content_is_found_and_
     spoil(table, other)
     forked = snapshot.fork(subtask.storage, subtask.attempt(2), mine)
     with pytest.raises(TransientError, match="local copy of the state is damaged"), snapshot.healing(forked):
-        backend = RocksDBBackend(forked.db, 8, 8)
+        backend = RocksDBBackend(forked.db, 16)
         try:
             list(backend.scan(b"", b"\xff"))
         finally:

@@ -62,7 +62,7 @@ def handle(request, tmp_path: Path):
     if request.param == "memory":
         yield Handle(MemoryBackend())
         return
-    backend = RocksDBBackend(tmp_path / "db", 8, 8)
+    backend = RocksDBBackend(tmp_path / "db", 16)
     yield Handle(backend)
     backend.close()
 

@@ -29,6 +29,7 @@ from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.operators import Progress, shapes
 from pipelines.runtime.run import RunOptions, run
 from state_ops import snapshot
+from state_ops.backends.base import BackendOptions
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.checkpoint import STATE, Ack, Snapshot, StateFile, snapshots_of
 from state_ops.errors import TransientError
@@ -232,7 +233,7 @@ def test_a_full_snapshot_refuses_to_vouch_for_a_local_file_that_rotted(subtask):
     base = subtask.epoch(1, None, entries(*range(50)))
     attempt = subtask.attempt(2)
     forked = snapshot.fork(subtask.storage, attempt, base)
-    backend = RocksDBBackend(forked.db, 8, 8)
+    backend = RocksDBBackend(forked.db, 16)
     local = snapshot.take(attempt, backend)
     backend.close()
     (table,) = [file for file in local if file.suffix == ".sst"]
@@ -360,8 +361,7 @@ class Notes:
             tables={},
             channel=True,
             event_time=None,
-            write_buffer_mb=8,
-            block_cache_mb=8,
+            options=BackendOptions(memory_mb=16),
             stages=("notes",),
         )
         (batches,) = routed(notes, table, 1, 16, _BATCH_ROWS)
@@ -381,7 +381,7 @@ class Notes:
         target = self.work / f"restored-{random.random()}"
         target.mkdir(parents=True)
         snapshot.fetch(self.storage, self.base, target)
-        backend = RocksDBBackend(target, 8, 8)
+        backend = RocksDBBackend(target, 16)
         try:
             return sum(1 for _ in backend.scan(b"", b"\xff" * 9))
         finally:
@@ -492,15 +492,14 @@ def test_an_idle_subtask_on_a_new_host_fetches_its_state_once(task):
 
 def test_a_host_holds_the_base_and_the_running_attempt_of_a_subtask_and_no_more(task):
     held: list[int] = []
-    real = keyed_stage.RocksDBBackend
+    real = RocksDBBackend.__init__
 
-    class Watching(real):
-        def __init__(self, path: Path, write_buffer_mb: int, block_cache_mb: int) -> None:
-            held.append(len(task.local()))
-            super().__init__(path, write_buffer_mb, block_cache_mb)
+    def watching(backend: RocksDBBackend, path: Path, memory_mb: int) -> None:
+        held.append(len(task.local()))
+        real(backend, path, memory_mb)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keyed_stage, "RocksDBBackend", Watching)
+        patch.setattr(RocksDBBackend, "__init__", watching)
         for epoch in range(1, 20):
             ack = task.run(epoch, some(*range(epoch * 10), size=100))
             if epoch % 3 == 0:
@@ -673,7 +672,7 @@ def test_case_25_disk_full_in_the_snapshot(tmp_path, disk):
     subtask.storage = Storage(str(tmp_path / "storage"))
     base = subtask.epoch(1, None, entries(1))
     attempt = subtask.attempt(2)
-    backend = RocksDBBackend(snapshot.fork(subtask.storage, attempt, base).db, 8, 8)
+    backend = RocksDBBackend(snapshot.fork(subtask.storage, attempt, base).db, 16)
     backend.write(list(entries(2).items()))
     backend._db.flush(wait=True)
     disk.leave(0)
@@ -693,7 +692,7 @@ def test_case_25_disk_full_in_storage(tmp_path, disk):
     subtask.storage = task.storage
     attempt = subtask.attempt(2)
     forked = snapshot.fork(task.storage, attempt, None)
-    backend = RocksDBBackend(forked.db, 8, 8)
+    backend = RocksDBBackend(forked.db, 16)
     backend.write(list({b"large": random.Random(1).randbytes(4 << 20)}.items()))
     local = snapshot.take(attempt, backend)
     backend.close()

@@ -63,7 +63,7 @@ class Subtask:
         attempt = self.attempt(id)
         sweep(attempt, {base.attempt} if base else (), ("counts",), 1)
         forked = snapshot.fork(self.storage, attempt, base)
-        backend = RocksDBBackend(forked.db, 8, 8)
+        backend = RocksDBBackend(forked.db, 16)
         try:
             steps(backend)
             files = snapshot.take(attempt, backend)
@@ -143,7 +143,7 @@ class Subtask:
         target = self.root / f"restored-{new_attempt_id()}"
         target.mkdir()
         snapshot.fetch(self.storage, base, target)
-        backend = RocksDBBackend(target, 8, 8)
+        backend = RocksDBBackend(target, 16)
         try:
             return dict(backend.scan(b"", b"\xff"))
         finally:

@@ -69,7 +69,7 @@ class Users:
 
 @pytest.fixture
 def backend(tmp_path: Path) -> Iterator[Counted]:
-    opened = RocksDBBackend(tmp_path / "db", 8, 8)
+    opened = RocksDBBackend(tmp_path / "db", 16)
     yield Counted(opened)
     opened.close()
 
