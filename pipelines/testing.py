@@ -16,6 +16,7 @@ need more than that:
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import random
@@ -360,6 +361,7 @@ class StageRun:
         return self._read
 
 
+@functools.cache
 def _class_of(name: str, schema: StateSchema) -> type[State]:
     """A State class with the fields of an operator's own state."""
     made: Any = type(name, (State,), {})
