@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Iterator
 
@@ -67,38 +66,41 @@ class FunctionOperator:
         except WeirError:
             raise
         except Exception as error:
-            raise self._authors(error, rows) from error
+            raise authors_error(error, self._stage, self._epoch, rows.select(self._keys.names)) from error
         self._state.flush()
         if result is not None:
-            yield MAIN, self._fitted(frames.arrow(result, self._where))
+            yield MAIN, fitted(self._stage, frames.arrow(result, self._where), self._output)
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
         return iter(())
 
-    def _authors(self, error: Exception, rows: pa.Table) -> StageError:
-        # The author's own frames only: what lies between Spark and the function is noise to who wrote it.
-        trace = sys.exc_info()[2]
-        shown = trace.tb_next if trace is not None and trace.tb_next is not None else trace
-        sample = rows.select(self._keys.names).slice(0, 3).to_pylist()
-        return StageError(
-            f"The function of the stage {self._stage.uid} raised {type(error).__name__}: {error}",
-            where=f"{self._where}, epoch {self._epoch.id}, subtask {self._epoch.subtask}, first keys of the batch: {sample}",
-            next="Correct the function; the epoch was declined, and state, offsets and tables are as they were.",
-            traceback="".join(traceback.format_exception(type(error), error, shown)),
-        )
 
-    def _fitted(self, rows: pa.Table) -> pa.Table:
-        if self._output is None or rows.schema.equals(self._output):
-            return rows
-        problems = [f"{field.name} is missing" for field in self._output if field.name not in rows.column_names]
-        problems += [f"{name} is new" for name in rows.column_names if name not in self._output.names]
-        if not problems:
-            try:
-                return rows.select(self._output.names).cast(self._output)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                problems = [str(error)]
-        raise StageError(
-            f"The stage {self._stage.uid} returned other columns than for an empty input: {'; '.join(problems)}.",
-            where=self._where,
-            next="Return the same columns and types whatever the rows are.",
-        )
+def authors_error(error: Exception, stage: Stage, epoch: Epoch, keys: pa.Table) -> StageError:
+    """What to raise for what a stage's function raised when it was called with rows of these keys."""
+    # The author's own frames only: what lies between Spark and the function is noise to who wrote it.
+    trace = error.__traceback__
+    shown = trace.tb_next if trace is not None and trace.tb_next is not None else trace
+    return StageError(
+        f"The function of the stage {stage.uid} raised {type(error).__name__}: {error}",
+        where=f"stage {stage.uid}, epoch {epoch.id}, subtask {epoch.subtask}, first keys of the batch: {keys.slice(0, 3).to_pylist()}",
+        next="Correct the function; the epoch was declined, and state, offsets and tables are as they were.",
+        traceback="".join(traceback.format_exception(type(error), error, shown)),
+    )
+
+
+def fitted(stage: Stage, rows: pa.Table, output: pa.Schema | None) -> pa.Table:
+    """What a stage's function returned, in the columns and types of `output`; as it is while these are being found out."""
+    if output is None or rows.schema.equals(output):
+        return rows
+    problems = [f"{field.name} is missing" for field in output if field.name not in rows.column_names]
+    problems += [f"{name} is new" for name in rows.column_names if name not in output.names]
+    if not problems:
+        try:
+            return rows.select(output.names).cast(output)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            problems = [str(error)]
+    raise StageError(
+        f"The stage {stage.uid} returned other columns than for an empty input: {'; '.join(problems)}.",
+        where=f"stage {stage.uid}",
+        next="Return the same columns and types whatever the rows are.",
+    )
