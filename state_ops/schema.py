@@ -27,6 +27,9 @@ from state_ops.value_types import (
     zero_of,
 )
 
+TOUCHED = "__weir_touched"
+"""The one hidden field: when a row with a time to live was last touched (see `ttl`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -71,13 +74,14 @@ class StateSchema:
 
     @classmethod
     def of(cls, state: type) -> StateSchema:
-        """The schema of a `State` subclass. Raises PipelineError for anything else, or for one without fields."""
+        """The schema of a `State` subclass: its fields, without lists and maps. PipelineError for anything else, or for one
+        that declares nothing."""
         found = getattr(state, "__weir_schema__", None) if isinstance(state, type) else None
         if not isinstance(found, StateSchema):
             raise PipelineError(
                 f"{state!r} is not a state class.", next="Pass a subclass of State: class Totals(State): count: int = 0"
             )
-        if not found.fields:
+        if not found.fields and not getattr(state, "__weir_collections__", ()):
             raise PipelineError(
                 f"The state {state.__qualname__} has no fields.",
                 where=f"class {state.__qualname__} in {state.__module__}",
@@ -181,7 +185,7 @@ def _zero(type: pa.DataType) -> Any:
 
 def _checked(f: Field) -> Field:
     """The field with its default as Arrow would give it back, or PipelineError."""
-    if not isinstance(f.name, str) or not f.name or f.name.startswith("_"):
+    if not isinstance(f.name, str) or not f.name or (f.name.startswith("_") and f.name != TOUCHED):
         raise PipelineError(
             f"The state field name {f.name!r} is refused.",
             next="Use a name that is not empty and does not begin with _.",

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, dataclass_transform
 import pyarrow as pa
 
 from state_ops.errors import PipelineError
+from state_ops.kinds import EMPTY, Collection, checked, collection, marked
 from state_ops.schema import Field, StateSchema
 from state_ops.value_types import PYTHON_TYPES, SUPPORTED, python_type, type_name, zero_of
 
@@ -32,20 +33,28 @@ class State:
 
     Instances take keywords, compare by value and refuse names that are not fields. Raises PipelineError, naming class and
     field, where an annotation cannot be resolved or stored: when the class is defined, not when the pipeline runs.
+
+    `recent: ListOf[Ride]` and `spent: MapOf[str, float]` declare a list and a map of each key, which are no fields of the row
+    but entries of their own; an instance has them as a Python list and dict.
     """
 
     __weir_schema__: ClassVar[StateSchema] = StateSchema(())
+    __weir_collections__: ClassVar[tuple[Collection, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # The frame that runs the class statement: without it a class in a function body could not name local types.
         hints = _own_annotations(cls, sys._getframe(1))
         fields = {f.name: f for base in reversed(cls.__mro__[1:]) for f in _fields_of(base)}
+        collections = {one.name: one for base in reversed(cls.__mro__[1:]) for one in _collections_of(base)}
         for name, hint in hints.items():
             if typing.get_origin(hint) is ClassVar or hint is ClassVar:
                 continue
             if hasattr(State, name):
                 raise _refusal(cls, name, f"the name {name} is taken by State itself")
+            if (kind := marked(hint)) is not None:
+                collections[name] = _collection(cls, name, kind, typing.get_args(typing.get_args(hint)[0]))
+                continue
             fields[name] = _field(cls, name, hint)
         for name, f in fields.items():
             # A base's field without annotation here may still get a new default: class Late(Base): legs = 1
@@ -53,17 +62,19 @@ class State:
                 fields[name] = Field(name, f.type, f.nullable, cls.__dict__[name])
         try:
             cls.__weir_schema__ = StateSchema(tuple(fields.values()))
+            cls.__weir_collections__ = checked(tuple(collections.values()), tuple(fields))
         except PipelineError as error:
             raise PipelineError(f"{cls.__qualname__}: {error.what}", where=_place(cls), next=error.next) from None
         for f in cls.__weir_schema__.fields:
             setattr(cls, f.name, f.default)
 
     def __init__(self, **values: Any) -> None:
-        fields = self.__weir_schema__.fields
-        unknown = values.keys() - {f.name for f in fields}
+        defaults = {f.name: f.default for f in self.__weir_schema__.fields}
+        defaults |= {one.name: EMPTY[one.kind]() for one in self.__weir_collections__}
+        unknown = values.keys() - defaults.keys()
         if unknown:
             raise _unknown(type(self), min(unknown))
-        self.__dict__.update({f.name: f.default for f in fields}, **values)
+        self.__dict__.update(defaults, **values)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A misspelt field would otherwise be lost without a word when the row is stored.
@@ -72,8 +83,8 @@ class State:
         super().__setattr__(name, value)
 
     def as_dict(self) -> dict[str, Any]:
-        """Field names to values, in the order of the schema."""
-        return {f.name: getattr(self, f.name) for f in self.__weir_schema__.fields}
+        """Field names to values, in the order of the schema; then lists and maps."""
+        return {name: getattr(self, name) for name in _names(type(self))}
 
     def __eq__(self, other: object) -> bool:
         return self.as_dict() == other.as_dict() if type(other) is type(self) else NotImplemented
@@ -86,6 +97,34 @@ class State:
 
 def _fields_of(base: type) -> tuple[Field, ...]:
     return base.__dict__["__weir_schema__"].fields if "__weir_schema__" in base.__dict__ else ()
+
+
+def _names(cls: type[State]) -> list[str]:
+    return [f.name for f in cls.__weir_schema__.fields] + [one.name for one in cls.__weir_collections__]
+
+
+def _collections_of(base: type) -> tuple[Collection, ...]:
+    return base.__dict__.get("__weir_collections__", ())
+
+
+def _collection(cls: type, name: str, kind: str, hints: tuple[Any, ...]) -> Collection:
+    """What `name: ListOf[...]` or `name: MapOf[..., ...]` declares."""
+    if name in cls.__dict__:
+        raise _refusal(cls, name, "a list or map begins empty and takes no default")
+    *keys, hint = hints
+    key = None
+    for one in keys:
+        key, nullable = _resolve(cls, name, one)
+        if nullable:
+            raise _refusal(cls, name, f"{_show(one)} cannot be the key of a map, since a null is no key")
+    try:
+        if isinstance(hint, type) and issubclass(hint, State):
+            if hint.__weir_collections__:
+                raise _refusal(cls, name, f"{_show(hint)} has lists or maps itself, and they cannot be nested")
+            return collection(name, kind, key, StateSchema.of(hint), hint)
+        return collection(name, kind, key, _field(cls, name, hint), None)
+    except PipelineError as error:
+        raise PipelineError(f"{cls.__qualname__}.{name}: {error.what}", where=_place(cls), next=error.next) from None
 
 
 def _own_annotations(cls: type, frame: types.FrameType) -> dict[str, Any]:
@@ -157,7 +196,7 @@ def _refusal(cls: type, name: str, why: str) -> PipelineError:
 
 
 def _unknown(cls: type[State], name: str) -> PipelineError:
-    fields = ", ".join(f.name for f in cls.__weir_schema__.fields)
+    fields = ", ".join(_names(cls))
     return PipelineError(
         f"{cls.__qualname__} has no field {name!r}.", where=_place(cls), next=f"Its fields are: {fields or 'none'}."
     )

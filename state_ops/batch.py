@@ -1,0 +1,120 @@
+"""The keys of the rows that a stage's function is called with: all handles number them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from state_ops import frames
+from state_ops.errors import StageError
+from state_ops.keys import encode_keys
+from state_ops.kinds import GROUP
+
+_ROW = "__weir_row"
+
+
+class Batch:
+    """The distinct keys of a batch, in the order of their first row; a key's `code` is its number here.
+
+    rows: the key columns and the key group of every row. where: for errors, the stage.
+    """
+
+    def __init__(self, rows: pl.DataFrame, keys: pa.Schema, where: str) -> None:
+        self.names, self.where = keys.names, where
+        distinct = rows.select([*keys.names, GROUP]).unique(keys.names, maintain_order=True)
+        self._frame = distinct.with_row_index(_ROW)
+        self.keys = distinct.select(keys.names)
+        self.columns = [column.combine_chunks() for column in frames.arrow(self.keys).cast(keys).columns]
+        self.groups = distinct[GROUP].to_numpy().astype(np.uint16)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def encoded(
+        self, kind: int, codes: np.ndarray | None = None, before: Sequence[Any] = (), after: Sequence[pa.Array] = ()
+    ) -> list[bytes]:
+        """Backend keys of a kind of state, for all keys or for those of `codes`, one each.
+
+        before: columns, or a number for all rows, ahead of the key columns, e.g. a tag; after: columns behind them.
+        """
+        groups, columns = self.groups, self.columns
+        if codes is not None:
+            groups = groups[codes]
+            columns = [column.take(pa.array(codes)) for column in columns]
+        ahead = [_repeated(one, len(groups)) if isinstance(one, int) else one for one in before]
+        return encode_keys([*ahead, *columns, *after], groups, kind)
+
+    def codes(self, frame: pl.DataFrame, method: str) -> np.ndarray:
+        """For each row of the frame, the code of its key. StageError for a key that is not of this batch."""
+        missing = [name for name in self.names if name not in frame.columns]
+        if missing:
+            raise StageError(
+                f"{method} needs the key column{'s' if len(missing) > 1 else ''} {', '.join(missing)}.",
+                where=self.where,
+                next="Keep the key columns in the frame that you give to state methods.",
+            )
+        keys = frame.select([pl.col(name).cast(self._frame.schema[name]) for name in self.names])
+        codes = keys.join(self._frame, on=self.names, how="left", maintain_order="left")[_ROW]
+        if codes.null_count():
+            strange = frame.filter(codes.is_null()).select(self.names).head(3).rows()
+            raise StageError(
+                f"{method} was asked for keys that are not in this batch: {strange}.",
+                where=self.where,
+                next="A stage reads and writes the state of the keys it is given; key another stage by the other column.",
+            )
+        return codes.to_numpy().astype(np.int64)
+
+    def of(self, codes: np.ndarray) -> pl.DataFrame:
+        """The key columns of some codes."""
+        return self.keys[codes]
+
+    def sample(self, codes: np.ndarray) -> str:
+        """The first keys of some codes, for errors."""
+        return str(self.keys[codes[:3]].rows())
+
+    def misuse(self, what: str, codes: np.ndarray, next: str) -> StageError:
+        """An error about the keys of some codes."""
+        return StageError(f"{what} (keys: {self.sample(codes)}).", where=self.where, next=next)
+
+
+def given_columns(
+    frame: pl.DataFrame, wanted: Mapping[str, Any], named: Mapping[str, str], method: str, where: str
+) -> dict[str, pl.Series]:
+    """The columns for some fields, cast to their Polars types: `named[field]` or the column of the field's own name.
+
+    Fields that have neither are left out. StageError for a name that is no field, a missing column, or a type that misfits.
+    """
+    for name, column in named.items():
+        if name not in wanted:
+            raise StageError(f"{method} knows no {name!r}.", where=where, next=f"Its columns are: {', '.join(wanted)}.")
+        if column not in frame.columns:
+            raise StageError(
+                f"{method}: {name}={column!r}, but the frame has no column {column!r}.",
+                where=where,
+                next=f"Its columns are: {', '.join(frame.columns)}.",
+            )
+    found = {}
+    for name, type in wanted.items():
+        column = named.get(name, name)
+        if column in frame.columns:
+            try:
+                found[name] = frame[column].cast(type).alias(name)
+            except pl.exceptions.PolarsError as error:
+                raise StageError(
+                    f"{method}: the column {column!r} does not fit {name!r}, which is {type}: {error}",
+                    where=where,
+                    next="Cast the column first.",
+                ) from error
+    return found
+
+
+def _repeated(number: int, times: int) -> pa.Array:
+    return pa.array(np.full(times, number, np.int32))
+
+
+Convert = Callable[[pa.Table], Any]
+"""What turns an Arrow table into the frame that the stage's function asked for."""

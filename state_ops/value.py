@@ -1,0 +1,303 @@
+"""Value state: one typed row per key, read and written by whole batches.
+
+The runtime hands a batch to a stage's function together with this handle. The batch's distinct keys are read with one
+multi-get when the function first touches state, changed in columns, and written with one WriteBatch after the function
+returned. Nothing here loops over rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from state_ops import folding, frames, ttl
+from state_ops.aggregates import Agg
+from state_ops.backends.base import Backend
+from state_ops.batch import Batch, Convert, given_columns
+from state_ops.errors import StageError
+from state_ops.keys import decode_keys, group_prefix
+from state_ops.kinds import VALUE_STATE
+from state_ops.schema import TOUCHED, StateSchema
+from state_ops.ttl import Expiry
+
+_CODE = "__weir_code"
+
+Changes = tuple[list[tuple[bytes, bytes]], list[bytes]]
+"""What to write: puts and deletes."""
+
+
+class ValueState:
+    """The typed row of each key. Every method takes a frame with the key columns, whose keys are keys of the batch.
+
+    Frames come in as pyarrow, pandas or Polars and go out as what the stage's function is annotated with. schema: with the
+    hidden field of `ttl.stamped` if there is an expiry.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        schema: StateSchema,
+        keys: pa.Schema,
+        where: str,
+        convert: Convert = frames.from_arrow,
+        expiry: Expiry | None = None,
+    ) -> None:
+        self._backend, self._schema, self._keys, self._where, self._convert = backend, schema, keys, where, convert
+        self._expiry = expiry
+        fields = ttl.visible(schema)
+        all_types = dict(frames.from_arrow(schema.arrow.empty_table()).schema)
+        self._types: dict[str, Any] = {field.name: all_types[field.name] for field in fields}
+        self._nullable = {field.name: field.nullable for field in fields}
+        self._batch: Batch | None = None
+        self._rows: pl.DataFrame | None = None
+
+    # -- the runtime's half
+
+    def begin(self, batch: pl.DataFrame) -> None:
+        """Start a batch: key columns and the key group of every row."""
+        self._batch = Batch(batch, self._keys, self._where)
+        self._rows = None
+
+    def flush(self) -> None:
+        """Write what the batch changed."""
+        puts, deletes = self.changes()
+        if puts or deletes:
+            self._backend.write(puts, deletes)
+
+    def changes(self) -> Changes:
+        """What the batch changed since it was last asked for."""
+        if self._rows is None or not self._touched.any():
+            return [], []
+        gone = np.flatnonzero(self._touched & ~self._present)
+        kept = np.flatnonzero(self._touched & self._present)
+        values = ttl.encoded(self._schema, self._rows[kept], self._expiry)
+        self._touched[:] = False
+        return (
+            [(self._encoded[index], value) for index, value in zip(kept.tolist(), values, strict=True)],
+            [self._encoded[index] for index in gone.tolist()],
+        )
+
+    # -- the author's half
+
+    def get(self, frame: Any) -> Any:
+        """The state of each row's key, row by row; a key without state has the fields' defaults."""
+        codes = self._known().codes(frames.polars(frame), "state.get")
+        return self._out(self._seen(codes)[codes].select(list(self._types)))
+
+    def join(self, frame: Any, *fields: str) -> Any:
+        """The frame with the state of each row's key beside it: these fields, or all. A key without state has the defaults."""
+        table = frames.arrow(frame, self._where)
+        codes = self._known().codes(frames.from_arrow(table.select(self._key_columns(table))), "state.join")
+        wanted = list(fields) or list(self._types)
+        for name in wanted:
+            if name not in self._types:
+                raise self._no_field(name)
+            if name in table.column_names:
+                raise StageError(
+                    f"state.join adds a column {name!r}, but the frame has one already.",
+                    where=self._where,
+                    next=f'Rename that, or name the fields that you need: state.join(frame, "...") of {", ".join(self._types)}.',
+                )
+        rows = frames.arrow(self._seen(codes)[codes].select(wanted))
+        for name in wanted:
+            table = table.append_column(rows.schema.field(name), rows.column(name))
+        return self._convert(table)
+
+    def put(self, frame: Any) -> None:
+        """Set the state of each row's key from the columns named like fields; other fields stay. One row a key."""
+        given = frames.polars(frame)
+        batch = self._known()
+        codes = batch.codes(given, "state.put")
+        twice = np.flatnonzero(np.bincount(codes, minlength=len(batch)) > 1)
+        if len(twice):
+            raise batch.misuse(
+                "state.put got several rows for one key",
+                twice,
+                "Reduce the frame to one row per key first, or use state.fold.",
+            )
+        columns = given_columns(given, self._types, {}, "state.put", self._where)
+        if not columns:
+            raise StageError(
+                f"state.put got no column named like a field of the state: {', '.join(self._types)}.", where=self._where
+            )
+        self._store(codes, columns, "state.put")
+
+    def delete(self, frame: Any) -> None:
+        """Forget the row of each row's key. Lists, maps and timers stay; `clear` forgets all of it."""
+        codes = np.unique(self._known().codes(frames.polars(frame), "state.delete"))
+        if not self._types:
+            return
+        fresh = frames.from_arrow(folding.defaults(self._schema, len(codes)))
+        self._store(codes, {name: fresh[name] for name in self._types}, "state.delete")
+        self._present[codes] = False
+
+    def lag(self, frame: Any, **fields: str) -> Any:
+        """For each row, the key's previous row: `field="column"` gives the column of the row before, from this frame or,
+        for a key's first row here, from the state; and keeps the key's last row in those fields for the next time.
+
+        Rows of a key must be in order, which `order_by` on the stage gives. A key seen for the first time has the
+        fields' defaults.
+        """
+        given = frames.polars(frame)
+        columns = self._named(given, fields, "state.lag")
+        codes = pl.Series(_CODE, self._known().codes(given, "state.lag"))
+        rows = self._loaded()
+        first = codes.is_first_distinct()
+        work = pl.DataFrame({_CODE: codes, **columns})
+        before = work.select([pl.col(name).shift(1).over(_CODE) for name in fields])
+        result = pl.DataFrame({name: rows[name].gather(codes).zip_with(first, before[name]) for name in fields})
+        last = work.group_by(_CODE, maintain_order=True).last()
+        self._store(last[_CODE].to_numpy(), {name: last[name] for name in fields}, "state.lag")
+        return self._out(result)
+
+    def fold(self, frame: Any, **aggregates: Agg) -> Any:
+        """Merge aggregates of this frame into fields of the same name; returns key columns and the new values, a row a key.
+
+        count, sum, min, max, first and last can be folded; a mean is a sum and a count.
+        """
+        given = frames.polars(frame)
+        check_foldable(aggregates, self._nullable, given, "state.fold", self._where)
+        batch = self._known()
+        coded = given.with_columns(pl.Series(_CODE, batch.codes(given, "state.fold")))
+        rows = self._loaded()
+        wanted = list(aggregates.items())
+        fresh = folding.partials(wanted, coded, [_CODE], self._where).sort(_CODE)
+        codes = fresh[_CODE].to_numpy()
+        merged = folding.merged(wanted, rows[codes], fresh, self._where)
+        self._store(codes, {name: merged[name] for name in aggregates}, "state.fold")
+        return self._out(pl.concat([batch.of(codes), merged], how="horizontal"))
+
+    # -- how
+
+    def _known(self) -> Batch:
+        assert self._batch is not None, "state is used outside a batch"
+        return self._batch
+
+    def _loaded(self) -> pl.DataFrame:
+        if self._rows is not None:
+            return self._rows
+        self._encoded = self._known().encoded(VALUE_STATE)
+        self._rows, self._present = rows_of(self._backend, self._schema, self._encoded, self._expiry)
+        self._touched = np.zeros(len(self._encoded), bool)
+        return self._rows
+
+    def _seen(self, codes: np.ndarray) -> pl.DataFrame:
+        """The rows of the batch, of which the author sees those of some codes; that may count as touching them."""
+        rows = self._loaded()
+        if self._expiry is not None:
+            read = np.zeros(len(rows), bool)
+            read[codes] = True
+            self._touched |= self._expiry.stale(rows[TOUCHED], read=True) & self._present & read
+        return rows
+
+    def _store(self, codes: np.ndarray, columns: dict[str, pl.Series], method: str) -> None:
+        rows = self._loaded()
+        if not len(codes):
+            return
+        check_nulls(columns, self._nullable, codes, self._known(), method)
+        at = np.full(len(rows), -1, np.int64)
+        at[codes] = np.arange(len(codes))
+        mine = pl.Series(at >= 0)
+        taken = np.maximum(at, 0)
+        self._rows = rows.with_columns(
+            [
+                column.cast(self._types[name]).gather(taken).zip_with(mine, rows[name]).alias(name)
+                for name, column in columns.items()
+            ]
+        )
+        self._touched[codes] = True
+        self._present[codes] = True
+
+    def _named(self, frame: pl.DataFrame, fields: dict[str, str], method: str) -> dict[str, pl.Series]:
+        for name in fields:
+            if name not in self._types:
+                raise self._no_field(name)
+        types = {name: self._types[name] for name in fields}
+        return given_columns(frame, types, fields, method, self._where)
+
+    def _key_columns(self, table: pa.Table) -> list[str]:
+        return [name for name in self._keys.names if name in table.column_names]
+
+    def _no_field(self, name: str) -> StageError:
+        return no_field(name, self._types, self._where)
+
+    def _out(self, frame: pl.DataFrame) -> Any:
+        return self._convert(frames.arrow(frame))
+
+
+def no_field(name: str, fields: Sequence[str] | dict[str, Any], where: str) -> StageError:
+    return StageError(
+        f"The state has no field {name!r}.", where=where, next=f"Its fields are: {', '.join(fields) or 'none'}."
+    )
+
+
+def check_foldable(
+    aggregates: dict[str, Agg], nullable: dict[str, bool], frame: pl.DataFrame, method: str, where: str
+) -> None:
+    """StageError unless these aggregates of the frame can be kept in fields of these names."""
+    for name, agg in aggregates.items():
+        if name not in nullable:
+            raise no_field(name, nullable, where)
+        for column in agg.columns:
+            if column not in frame.columns:
+                raise StageError(
+                    f"{method}: {name}={agg.kind}({column!r}), but the frame has no column {column!r}.",
+                    where=where,
+                    next=f"Its columns are: {', '.join(frame.columns)}.",
+                )
+        if agg.kind == "mean":
+            raise StageError(
+                f"{method} cannot keep {name} = mean(...) in one field.",
+                where=where,
+                next="Fold a sum and a count, and divide.",
+            )
+        if agg.kind in ("min", "max", "first") and not nullable[name]:
+            raise StageError(
+                f"{method} keeps {name} = {agg.kind}(...) in a field that cannot be null: nothing tells its default from a value.",
+                where=where,
+                next=f"Declare the field as `{name}: ... | None = None`.",
+            )
+
+
+def check_nulls(
+    columns: dict[str, pl.Series], nullable: dict[str, bool], codes: np.ndarray, batch: Batch, method: str
+) -> None:
+    """StageError for a null where none may be. codes: of the columns' rows."""
+    for name, column in columns.items():
+        if column.null_count() and not nullable[name]:
+            raise batch.misuse(
+                f"{method}: the state field {name!r} is not nullable but was given {column.null_count()} null(s)",
+                codes[column.is_null().to_numpy()],
+                "Fill the column before it is stored, or declare the field `| None`.",
+            )
+
+
+def rows_of(
+    backend: Backend, schema: StateSchema, keys: Sequence[bytes], expiry: Expiry | None = None
+) -> tuple[pl.DataFrame, np.ndarray]:
+    """The state rows of encoded keys, in their order, with the fields' defaults where there is none; and where there is one."""
+    values = backend.multi_get(keys)
+    present = np.fromiter((value is not None for value in values), bool, len(values))
+    stored, alive = ttl.decoded(schema, [value for value in values if value is not None], expiry)
+    at = np.where(present, np.cumsum(present) - 1, len(stored))
+    present[present] = alive
+    at[~present] = len(stored)
+    return pl.concat([stored, frames.from_arrow(folding.defaults(schema, 1))])[at], present
+
+
+def scan_values(
+    backend: Backend, schema: StateSchema, keys: pa.Schema, groups: range, expiry: Expiry | None = None
+) -> Iterator[pa.Table]:
+    """All rows of value state in some key groups, in key order: key columns, then fields; in tables of bounded size."""
+    for group in groups:
+        entries = list(backend.scan(group_prefix(group, VALUE_STATE), group_prefix(group, VALUE_STATE + 1)))
+        if not entries:
+            continue
+        _, columns = decode_keys([key for key, _ in entries], keys.types)
+        rows, alive = ttl.decoded_table(schema, [value for _, value in entries], expiry)
+        table = pa.table([*columns, *rows.columns], names=[*keys.names, *rows.column_names])
+        yield table.filter(pa.array(alive)) if not alive.all() else table
