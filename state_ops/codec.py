@@ -250,29 +250,29 @@ def decode_rows(schema: StateSchema, values: Sequence[bytes]) -> pa.Table:
         half = len(values) // 2
         return pa.concat_tables([decode_rows(schema, values[:half]), decode_rows(schema, values[half:])])
     if schema.older and (written := _written_with(joined, starts, lengths, schema)) is not None:
+        chain = (*schema.older, schema)
+        rows = [np.flatnonzero(written == i).tolist() for i in range(len(chain))]
         tables = [
-            evolution.migrate(
-                _decode_joined(one, *join([values[row] for row in np.flatnonzero(written == i).tolist()])), one, schema
-            )
-            for i, one in enumerate((schema, *schema.older))
+            _decode_joined(one, *join([values[row] for row in own])) for one, own in zip(chain, rows, strict=True)
         ]
         places = np.empty(len(values), np.int64)
         places[np.argsort(written, kind="stable")] = np.arange(len(values))
-        return pa.concat_tables(tables).take(pa.array(places))
+        return evolution.upgraded(tables, chain).take(pa.array(places))
     return _decode_joined(schema, joined, starts, lengths)
 
 
 def _written_with(
     joined: np.ndarray, starts: np.ndarray, lengths: np.ndarray, schema: StateSchema
 ) -> np.ndarray | None:
-    """For each value which schema it has, 0 for `schema` and then `schema.older`; None where all have `schema` or are damaged."""
+    """For each value which of the older schemas and then `schema` it has; None where all have `schema` or are damaged."""
     if not len(starts) or int(lengths.min()) < SCHEMA_ID.stop:
         return None
     ids = items(joined, 8)[starts + SCHEMA_ID.start].view("<u8")
-    written = np.zeros(len(ids), np.int64)
-    for i, one in enumerate(schema.older, 1):
-        written[ids == np.frombuffer(one.schema_id, "<u8")[0]] = i
-    return written if written.any() else None
+    written = np.full(len(ids), len(schema.older), np.int64)
+    for i, one in enumerate(schema.older):
+        written[ids == np.frombuffer(one.schema_id, "<u8")[0]] = i  # of a schema that was come back to, the later era
+    written[ids == np.frombuffer(schema.schema_id, "<u8")[0]] = len(schema.older)
+    return written if (written < len(schema.older)).any() else None
 
 
 def _decode_joined(schema: StateSchema, joined: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> pa.Table:
@@ -291,9 +291,8 @@ def _decode_joined(schema: StateSchema, joined: np.ndarray, starts: np.ndarray, 
     sound(np.equal(rows["version"], FORMAT_VERSION), "has an unknown format version")
     sound(np.equal(rows["schema"], layout.schema_id), "was written with another schema")
     bits = _bits(rows["nulls"])
-    unused = [] if bits is None else [i for i in range(len(layout.slots), bits.shape[1]) if bits[:, i].any()]
-    if bits is not None and unused:
-        sound(~bits[:, unused].any(axis=1), "has a damaged null bitmap")
+    if bits is not None:
+        sound(np.equal(bits[:, len(layout.slots) :].sum(axis=1), 0), "has a damaged null bitmap")
     cursor = Cursor(joined, starts + width, starts + lengths, sound)
     arrays: list[tuple[np.ndarray, pa.Array | None]] = []
     none = np.zeros(n, bool)

@@ -1,12 +1,232 @@
-"""Rows of an older state schema as rows of a newer one."""
+"""State whose class has changed: which changes are possible, and rows of an older schema as rows of a newer one.
+
+A checkpoint records the schema that its state was last written with, and the ones before it that rows may still have. Nothing
+is rewritten when a schema changes: a row is read as if every change since it was written had been applied to it, one after the
+other, and is stored with the newest schema when its key is next updated. That it is one after the other makes the result the
+same whichever rows were updated in between: a field that was dropped and later added again is a new field.
+
+    add a field            older rows read its default, or null
+    drop a field           its values are no longer read, and gone when the row is next updated
+    widen a type           integers, floats and decimals to one that holds all values exactly; string, binary and list to large
+    make nullable          from `int` to `int | None`
+    rename                 where the field declares its old name: `renamed_from`
+    reorder, new default   always
+
+The same holds for the fields of structs, in list elements and map values. Anything else is refused before the first row.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
 import pyarrow as pa
 
-from state_ops.schema import StateSchema
+from state_ops.columns import contiguous, is_list, nulls_of
+from state_ops.errors import DamageError
+from state_ops.nested import elements, elements_type, list_of, struct_of
+from state_ops.schema import Field, Part, StateSchema
+from state_ops.value_types import parts, type_name, value_from_json, value_to_json, zero_of
+
+_MANTISSA = {16: 11, 32: 24, 64: 53}  # bits of an integer that a float of so many bits holds exactly
 
 
-def migrate(table: pa.Table, old: StateSchema, new: StateSchema) -> pa.Table:
-    """The rows of `old` as rows of `new`."""
-    return table if old == new else table.cast(new.arrow)
+# What is possible
+
+
+def obstacles(old: StateSchema, new: StateSchema) -> list[str]:
+    """Why rows of `old` cannot be read as rows of `new`, one sentence a field; empty if they can."""
+    said: list[str] = []
+    before = {f.name: f for f in old.fields}
+    for f in new.fields:
+        source = _source(f.name, f.renamed, before, {other.name for other in new.fields})
+        if source is None:
+            continue
+        was = before[source]
+        a, b = pa.field(source, was.type, was.nullable), pa.field(f.name, f.type, f.nullable)
+        _compare(f.name, a, b, f, (), said)
+    return said
+
+
+def _compare(path: str, a: pa.Field, b: pa.Field, of: Field, at: tuple[str, ...], said: list[str]) -> None:
+    if a.nullable and not b.nullable:
+        said.append(f"field {path} was nullable and no longer is")
+    if _kind(a.type) != _kind(b.type) or (not _kind(b.type) and not _widens(a.type, b.type)):
+        said.append(f"field {path} changed its type from {type_name(a.type)} to {type_name(b.type)}")
+        return
+    for part, source in _matched(a.type, b.type, of, at):
+        if source is not None:
+            _compare(f"{path}.{part.name}", source, part, of, (*at, part.name), said)
+
+
+def _kind(type: pa.DataType) -> str:
+    """What a type must stay if it has parts; "" if it has none."""
+    if pa.types.is_fixed_size_list(type):
+        return f"fixed size {type.list_size}"
+    if pa.types.is_map(type):
+        return "map"
+    if pa.types.is_struct(type):
+        return "struct"
+    return "list" if is_list(type) else ""
+
+
+def _widens(a: pa.DataType, b: pa.DataType) -> bool:
+    """Whether every value of `a` is a value of `b`, and stays what it is."""
+    if a == b:
+        return True
+    if pa.types.is_decimal(a) and pa.types.is_decimal(b):
+        return bool(a.scale == b.scale and a.precision <= b.precision)
+    if pa.types.is_floating(a) and pa.types.is_floating(b):
+        return bool(a.bit_width < b.bit_width)
+    if pa.types.is_integer(a):
+        signed = pa.types.is_signed_integer(a)
+        if pa.types.is_floating(b):
+            return bool(a.bit_width <= _MANTISSA[b.bit_width])
+        if pa.types.is_integer(b) and (pa.types.is_signed_integer(b) or not signed):
+            return bool(a.bit_width < b.bit_width)
+    return (a, b) in ((pa.string(), pa.large_string()), (pa.binary(), pa.large_binary()))
+
+
+def _matched(
+    a: pa.DataType, b: pa.DataType, of: Field, at: tuple[str, ...]
+) -> Iterable[tuple[pa.Field, pa.Field | None]]:
+    """Every part of the new type, with the part of the old one that it was; None where it is new."""
+    if not pa.types.is_struct(b):
+        return zip(parts(b), parts(a), strict=True)
+    old, renamed = {part.name: part for part in a}, {part.path: part.renamed for part in of.parts}
+    names = set(b.names)
+    sources = [_source(part.name, renamed.get((*at, part.name), ()), old, names) for part in b]
+    return [(part, None if source is None else old[source]) for part, source in zip(b, sources, strict=True)]
+
+
+def _source(name: str, renamed: Iterable[str], before: Mapping[str, Any], taken: set[str]) -> str | None:
+    """The old name of a field; None if it is new. An old name that now is another field's is that other field's."""
+    if name in before:
+        return name
+    return next((old for old in renamed if old in before and old not in taken), None)
+
+
+# Rows
+
+
+def migrated(table: pa.Table, old: StateSchema, new: StateSchema) -> pa.Table:
+    """The rows of `old` as rows of `new`, which have no obstacles."""
+    if old == new:
+        return table
+    before = {f.name: f for f in old.fields}
+    columns = []
+    for f in new.fields:
+        source = _source(f.name, f.renamed, before, {other.name for other in new.fields})
+        if source is None:
+            columns.append(_repeated(f.default, f.type, table.num_rows))
+        else:
+            columns.append(_converted(contiguous(table.column(source)), f.type, f, ()))
+    return pa.Table.from_arrays(columns, schema=new.arrow)
+
+
+def _converted(array: pa.Array, type: pa.DataType, of: Field, at: tuple[str, ...]) -> pa.Array:
+    if not _kind(type):
+        return array if array.type == type else array.cast(type)
+    fields, nulls = parts(type), nulls_of(array)
+    missing = np.zeros(len(array), bool) if nulls is None else nulls
+    if pa.types.is_struct(type):
+        children = dict(zip(array.type.names, array.flatten(), strict=True))
+        made = [
+            _added(part, of, (*at, part.name), len(array))
+            if source is None
+            else _converted(children[source.name], part.type, of, (*at, part.name))
+            for part, source in _matched(array.type, type, of, at)
+        ]
+        return struct_of(type, missing, made)
+    inner, counts = elements(array)
+    if pa.types.is_map(type):
+        made = [
+            _converted(child, part.type, of, (*at, part.name))
+            for child, part in zip(inner.flatten(), fields, strict=True)
+        ]
+        pairs = struct_of(elements_type(type).type, np.zeros(len(inner), bool), made)
+        return list_of(type, missing, counts, pairs)
+    return list_of(type, missing, counts, _converted(inner, fields[0].type, of, (*at, fields[0].name)))
+
+
+def _added(part: pa.Field, of: Field, at: tuple[str, ...], rows: int) -> pa.Array:
+    known = {one.path: one.default for one in of.parts}
+    default = known[at] if at in known else None if part.nullable else zero_of(part.type)
+    return _repeated(default, part.type, rows)
+
+
+def _repeated(value: Any, type: pa.DataType, rows: int) -> pa.Array:
+    return pa.array([value], type).take(pa.array(np.zeros(rows, np.int64)))
+
+
+# On record
+
+
+def recorded(schema: StateSchema) -> list[dict[str, Any]]:
+    """As JSON, every schema that rows in state may have, oldest first and `schema` last, and what reading them takes."""
+    return [
+        {
+            "schema": one.to_json(),
+            "renamed": {f.name: list(f.renamed) for f in one.fields if f.renamed},
+            "parts": {f.name: [_part_to_json(f, part) for part in f.parts] for f in one.fields if f.parts},
+        }
+        for one in (*schema.older, schema)
+    ]
+
+
+def from_record(figures: Mapping[str, Any]) -> StateSchema:
+    """The schema of a checkpoint's state, from its operator's figures. Raises DamageError if they cannot be read.
+
+    Records that know of no older schemas have the newest alone.
+    """
+    chain = [_one(entry) for entry in figures.get("schemas") or [{"schema": figures["schema"]}]]
+    return chain[-1].reading(chain[:-1])
+
+
+def successor(figures: Mapping[str, Any], new: StateSchema) -> StateSchema:
+    """`new`, reading also the rows of the state that was recorded in `figures`."""
+    was = from_record(figures)
+    return new.reading(was.older if was == new else (*was.older, was))
+
+
+def upgraded(tables: Iterable[pa.Table], chain: Iterable[StateSchema]) -> pa.Table:
+    """Rows of each schema of a chain, all as rows of its last: those of the first first."""
+    ordered, rows = list(chain), iter(tables)
+    whole = next(rows)
+    for (old, new), table in zip(pairwise(ordered), rows, strict=True):
+        whole = pa.concat_tables([migrated(whole, old, new), table])
+    return whole
+
+
+def _part_to_json(f: Field, part: Part) -> dict[str, Any]:
+    default = value_to_json(_type_at(f.type, part.path), part.default)
+    return {"path": list(part.path), "default": default, "renamed": list(part.renamed)}
+
+
+def _one(entry: Mapping[str, Any]) -> StateSchema:
+    schema = StateSchema.from_json(entry["schema"])
+    try:
+        fields = []
+        for f in schema.fields:
+            known = []
+            for raw in entry.get("parts", {}).get(f.name, []):
+                path = tuple(raw["path"])
+                default = value_from_json(_type_at(f.type, path), raw["default"])
+                known.append(Part(path, default, tuple(raw["renamed"])))
+            renamed = tuple(entry.get("renamed", {}).get(f.name, ()))
+            fields.append(Field(f.name, f.type, f.nullable, f.default, renamed, tuple(known)))
+        return StateSchema(tuple(fields))
+    except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
+        raise DamageError(
+            f"What a checkpoint says of its state's schema cannot be read: {error!r}",
+            where=str(dict(entry))[:200],
+            next="Restore the registry, or read it with the Weir version that wrote it.",
+        ) from error
+
+
+def _type_at(type: pa.DataType, path: tuple[str, ...]) -> pa.DataType:
+    for name in path:
+        (type,) = [part.type for part in parts(type) if part.name == name]
+    return type

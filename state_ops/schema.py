@@ -27,6 +27,20 @@ from state_ops.value_types import (
     zero_of,
 )
 
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something inside a field, as rows that are older than it read it: its default, and the names that it had before.
+
+    path: from the field down, ("street",) of a struct's field, ("item", "street") in a list's elements, ("value", "street")
+    in a map's values.
+    """
+
+    path: tuple[str, ...]
+    default: Any
+    renamed: tuple[str, ...] = ()
+
+
 TOUCHED = "__weir_touched"
 """The one hidden field: when a row with a time to live was last touched (see `ttl`)."""
 
@@ -35,24 +49,24 @@ TOUCHED = "__weir_touched"
 class Field:
     """One column of a state row. `default` is what a key without a row, or a row older than the field, reads as.
 
-    renamed: names that the field, or a part of it, had before: ("", ("legs",)) for itself, ("street", ("road",)) for a field
-    of a struct, ("item.street", ...) of a list's elements, ("value.street", ...) of a map's values. What a field once was
-    called is no part of what it is: neither of its equality nor of the schema's id.
+    renamed: names that it had before; parts: what there is to know of its parts. Neither is anything of how a row is
+    stored, so neither counts for equality or for the schema's id.
     """
 
     name: str
     type: pa.DataType
     nullable: bool
     default: Any
-    renamed: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), compare=False)
+    renamed: tuple[str, ...] = field(default=(), compare=False)
+    parts: tuple[Part, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class StateSchema:
     """The fields of one state, in the order of their definition. Immutable, hashable, picklable.
 
-    older: the schemas that rows in state may also have; they are read as rows of this one (see `evolution`). They are no
-    part of the schema's equality or id, which say how a row is written.
+    older: the schemas that it came from, oldest first, which rows in state may still have; they are read as rows of this one
+    (see `evolution`). They do not count for its equality or id either.
 
     Raises PipelineError, naming the field, for a type that state cannot hold, a bad name or a default that does not fit.
     """
@@ -100,9 +114,8 @@ class StateSchema:
         )
 
     def reading(self, older: Sequence[StateSchema]) -> StateSchema:
-        """This very schema, whose rows may also be stored as rows of these older ones."""
-        known = {one.schema_id: replace(one, older=()) for one in older if one.schema_id != self.schema_id}
-        return replace(self, older=tuple(known.values()))
+        """This very schema, which also reads rows that were written with these older ones, oldest first."""
+        return replace(self, older=tuple(replace(one, older=()) for one in older))
 
     @property
     def schema_id(self) -> bytes:
@@ -205,4 +218,4 @@ def _checked(f: Field) -> Field:
             f"The default {f.default!r} of the state field {f.name!r} does not fit {type_name(type)}: {error}.",
             next="Give a default of the field's type.",
         ) from error
-    return Field(f.name, type, bool(f.nullable), default, f.renamed)
+    return replace(f, type=type, nullable=bool(f.nullable), default=default)

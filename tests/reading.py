@@ -13,13 +13,12 @@ from deltalake import DeltaTable
 
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.operators import open_windows
-from state_ops import snapshot
+from state_ops import evolution, snapshot
 from state_ops.backends.base import BackendOptions
 from state_ops.backends.named import DEFAULT, named
 from state_ops.checkpoint import Checkpoint, snapshots_of
 from state_ops.key_groups import group_range
 from state_ops.registry import Registry
-from state_ops.schema import StateSchema
 from state_ops.state import scan_values
 from state_ops.storage import Storage
 from state_ops.value_types import type_named
@@ -40,7 +39,7 @@ def state_at(storage: Storage, registry: Registry, checkpoint: Checkpoint, stage
     """A stage's state in a checkpoint by key: fields by name, or of a window by (key, window_start) its aggregates so far."""
     figures = checkpoint.operators[stage.uid]
     keys = pa.schema([(name, type_named(kind)) for name, kind in figures["keys"]])
-    schema = StateSchema.from_json(figures["schema"])
+    schema = evolution.from_record(figures)
     found: dict[tuple, dict[str, Any]] = {}
     for subtask, one in snapshots_of(registry.files(checkpoint), stage.uid).items():
         groups = group_range(subtask, figures["parallelism"], figures["max_parallelism"])

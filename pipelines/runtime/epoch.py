@@ -19,10 +19,11 @@ from deltalake.exceptions import DeltaError
 from pipelines.runtime import gates
 from pipelines.runtime.commit import commit, delete_staged, discard, prune, publish_missing, raise_if_fenced, remove
 from pipelines.runtime.definition import Stage
+from pipelines.runtime.operators import duplicates
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.stage_job import check_deadline, is_rows, meaning, run_stage, tables_of
 from pipelines.runtime.workshop import Cut, EpochReport, Working, Workshop, lap
-from state_ops import errors
+from state_ops import errors, evolution
 from state_ops.checkpoint import OUTPUT, STATE, Checkpoint, StateFile, spans_with
 from state_ops.coordinator import Coordinator
 from state_ops.errors import (
@@ -190,6 +191,7 @@ def _figures(shop: Workshop, work: Working, stage: Stage) -> dict[str, Any]:
         "parallelism": shop.settings.spark.parallelism,
         "max_parallelism": shop.pipeline.max_parallelism,
         "schema": fixed.state.to_json() if fixed else None,
+        "schemas": evolution.recorded(fixed.state) if fixed else [],
         "keys": [[key.name, type_name(key.type)] for key in fixed.keys] if fixed else [],
         "backend": shop.settings.state.backend,
         "window": meaning(stage),
@@ -200,6 +202,7 @@ def _figures(shop: Workshop, work: Working, stage: Stage) -> dict[str, Any]:
         "rows_in": sum(ack.rows_in for ack in acks),
         "rows_out": sum(ack.rows_out for ack in acks),
         "rows_late": sum(ack.rows_late for ack in acks),
+        "rows_duplicate": duplicates(acks) if stage.deduplication else 0,
         "rows_null_key": sum(ack.rows_null_key for ack in acks),
         "rows_dropped": work.dropped.get(stage.uid, 0),
         "ms": {phase: max(ack.ms.get(phase, 0.0) for ack in acks) for phase in phases},

@@ -5,19 +5,21 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import structlog
 
 from configs.settings import Settings
 from pipelines.runtime import watermarks
-from pipelines.runtime.definition import FileSource, Stage, source_of
+from pipelines.runtime.definition import FileSource, SessionWindow, Stage, source_of
 from pipelines.runtime.executor import Channel, Landed
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, shapes
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.workshop import Working, Workshop, lap
-from state_ops import errors
+from state_ops import errors, evolution
 from state_ops.aggregates import Agg
 from state_ops.backends import named as backends
 from state_ops.backends.base import BackendOptions
@@ -31,8 +33,9 @@ from state_ops.errors import (
     WeirError,
 )
 from state_ops.pending import FailureReason
-from state_ops.schema import StateSchema
 from state_ops.value_types import type_name
+
+log = structlog.get_logger("weir.epoch")
 
 
 def run_stage(shop: Workshop, work: Working, stage: Stage) -> None:
@@ -115,7 +118,7 @@ def _shapes(shop: Workshop, stage: Stage, rows: Landed | Channel | None) -> Shap
     schema = shop.executor.columns(stage, raw, "what was read before" if rows is None else rows.where)
     fixed = shapes(stage, schema)
     _check_backend(shop, stage)
-    _check_against_head(shop, stage, fixed)
+    fixed = _fitted_to_head(shop, stage, fixed)
     for table, output in tables_of(stage, fixed):
         delta.check_table(shop.storage, table, output)
     shop.inputs[stage.uid], shop.shapes[stage.uid] = schema, fixed
@@ -124,8 +127,7 @@ def _shapes(shop: Workshop, stage: Stage, rows: Landed | Channel | None) -> Shap
 
 def tables_of(stage: Stage, fixed: Shapes) -> list[tuple[str, pa.Schema]]:
     """The tables that a stage writes, with their schemas."""
-    late = stage.window.late if stage.window else None
-    named = [(stage.sink, MAIN), (late, LATE)]
+    named = [(stage.sink, MAIN), (stage.late, LATE)]
     return [(sink.table, fixed.outputs[output]) for sink, output in named if sink is not None]
 
 
@@ -151,20 +153,22 @@ def backend_options(settings: Settings) -> BackendOptions:
     return BackendOptions(state.memory_mb, state.max_state_size_mb, dict(state.options))
 
 
-def _check_against_head(shop: Workshop, stage: Stage, fixed: Shapes) -> None:
-    """Refuse, before the first row, code that does not fit the state in the newest checkpoint."""
+def _fitted_to_head(shop: Workshop, stage: Stage, fixed: Shapes) -> Shapes:
+    """The shapes with a state schema that also reads the rows in the newest checkpoint; refuses, before the first row, code
+    that does not fit them."""
     head = shop.registry.head()
     recorded = head.operators.get(stage.uid) if head else None
     if not recorded or not recorded.get("schema"):
-        return
+        return fixed
     assert head is not None
     where = f"stage {stage.uid}, checkpoint {head.id}"
-    problems = StateSchema.from_json(recorded["schema"]).differences(fixed.state)
+    stored = evolution.from_record(recorded)
+    problems = evolution.obstacles(stored, fixed.state)
     keys = [[field.name, type_name(field.type)] for field in fixed.keys]
     if recorded["keys"] != keys:
         problems.append(f"the key was {recorded['keys']}, is {keys}")
     if (was := recorded.get("window")) != (now := meaning(stage)):
-        problems.append(f"its {'aggregates' if stage.window is None else 'windows'} were {was}, are {now}")
+        problems.append(f"its {_kind(stage)} were {was}, are {now}")
     if recorded["parallelism"] != shop.settings.spark.parallelism:
         problems.append(
             f"spark.parallelism was {recorded['parallelism']}, is {shop.settings.spark.parallelism}; state cannot be rescaled yet"
@@ -177,15 +181,29 @@ def _check_against_head(shop: Workshop, stage: Stage, fixed: Shapes) -> None:
             where=where,
             next="Put the definition back, or give the stage a new uid: it then starts with empty state.",
         )
+    if changes := stored.differences(fixed.state):
+        log.info("state_schema_changed", stage=stage.uid, checkpoint=int(head.id), changes=changes)
+    return replace(fixed, state=evolution.successor(recorded, fixed.state))
 
 
 def meaning(stage: Stage) -> dict[str, Any] | None:
     """What an operator's stored state means: another window size or aggregate must not be merged into it."""
     if stage.aggregation is not None:
         return {"aggregates": _listed(stage.aggregation.aggregates)}
+    if stage.deduplication is not None:
+        return {"on": stage.deduplication.on}  # each key's state says when it ends: another ttl holds for new ones
     if stage.window is None:
         return None
-    return {"on": stage.window.on, "size": stage.window.size, "aggregates": _listed(stage.window.aggregates)}
+    said = {"on": stage.window.on, "aggregates": _listed(stage.window.aggregates)}
+    if isinstance(stage.window, SessionWindow):
+        return {**said, "gap": stage.window.gap}
+    shape = {"every": stage.window.every, "offset": stage.window.offset}
+    usual = {"every": stage.window.size, "offset": 0}
+    return {**said, "size": stage.window.size, **(shape if shape != usual else {})}
+
+
+def _kind(stage: Stage) -> str:
+    return "windows" if stage.window else "aggregates" if stage.aggregation else "rules of what is a duplicate"
 
 
 def _listed(aggregates: Sequence[tuple[str, Agg]]) -> list[list[Any]]:
@@ -196,8 +214,8 @@ def _task(shop: Workshop, work: Working, stage: Stage, fixed: Shapes) -> KeyedTa
     pipeline, settings, parent = shop.pipeline, shop.settings, work.parent
     listing = shop.registry.files(parent) if parent else ()
     tables = {MAIN: stage.sink.table} if stage.sink else {}
-    if stage.window is not None and stage.window.late is not None:
-        tables[LATE] = stage.window.late.table
+    if stage.late is not None:
+        tables[LATE] = stage.late.table
     before = parent.watermarks.get(stage.uid) if parent else None
     return KeyedTask(
         stage=stage,

@@ -19,14 +19,13 @@ from pipelines.runtime.definition import Pipeline, Stage
 from pipelines.runtime.operators import open_windows
 from pipelines.runtime.run import open_storage
 from pipelines.runtime.stage_job import backend_options
-from state_ops import snapshot
+from state_ops import evolution, snapshot
 from state_ops.backends.base import Backend
 from state_ops.backends.named import DEFAULT, named
 from state_ops.checkpoint import Checkpoint, Snapshot, snapshots_of
 from state_ops.errors import ConfigurationError, DamageError, PrunedError, WeirError
 from state_ops.key_groups import group_range, key_groups, subtask_of
 from state_ops.registry import Registry
-from state_ops.schema import StateSchema
 from state_ops.state import scan_values
 from state_ops.storage import Storage
 from state_ops.value_types import type_named
@@ -133,7 +132,7 @@ def _tables(
     found: Sequence[Snapshot],
     groups: range,
 ) -> Iterator[pa.Table]:
-    keys, schema = _keys(figures), StateSchema.from_json(figures["schema"])
+    keys, schema = _keys(figures), evolution.from_record(figures)
     for one in found:
         with opened(storage, settings, one, figures.get("backend", DEFAULT)) as backend:
             if stage.window is not None:
