@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 import types
 import typing
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, dataclass_transform
 
 import pyarrow as pa
 
+from state_ops.annotations import field_of, meaning_of, nested_state, shown
 from state_ops.errors import PipelineError
 from state_ops.kinds import EMPTY, Collection, checked, collection, marked
 from state_ops.schema import Field, StateSchema
-from state_ops.value_types import PYTHON_TYPES, SUPPORTED, python_type, type_name, zero_of
+from state_ops.value_types import SUPPORTED
 
 Timestamp = Annotated[datetime, pa.timestamp("us", tz="UTC")]
 """An instant, microseconds since the epoch, UTC. A plain `datetime` annotation means the same."""
@@ -29,7 +32,8 @@ class State:
             last_dest: str | None = None
 
     A class attribute is the default. `X | None` is nullable and defaults to None; any other field without a default gets
-    the zero of its type (0, 0.0, "", b"", False, 1970-01-01). A subclass of a state class adds to its base's fields.
+    the zero of its type (0, 0.0, "", b"", False, 1970-01-01, [], {}). `list[int]`, `dict[str, float]` and other state classes
+    are fields like any other, read and written as a whole. A subclass of a state class adds to its base's fields.
 
     Instances take keywords, compare by value and refuse names that are not fields. Raises PipelineError, naming class and
     field, where an annotation cannot be resolved or stored: when the class is defined, not when the pipeline runs.
@@ -40,6 +44,7 @@ class State:
 
     __weir_schema__: ClassVar[StateSchema] = StateSchema(())
     __weir_collections__: ClassVar[tuple[Collection, ...]] = ()
+    __weir_nested__: ClassVar[dict[str, type[State]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -56,25 +61,32 @@ class State:
                 collections[name] = _collection(cls, name, kind, typing.get_args(typing.get_args(hint)[0]))
                 continue
             fields[name] = _field(cls, name, hint)
+        nested = {name: nested_state(hint) for name, hint in hints.items()}
+        cls.__weir_nested__ = {**cls.__weir_nested__, **{name: one for name, one in nested.items() if one is not None}}
         for name, f in fields.items():
             # A base's field without annotation here may still get a new default: class Late(Base): legs = 1
             if name not in hints and cls.__dict__.get(name, f.default) is not f.default:
-                fields[name] = Field(name, f.type, f.nullable, cls.__dict__[name])
+                fields[name] = replace(f, default=cls.__dict__[name])
         try:
             cls.__weir_schema__ = StateSchema(tuple(fields.values()))
             cls.__weir_collections__ = checked(tuple(collections.values()), tuple(fields))
         except PipelineError as error:
             raise PipelineError(f"{cls.__qualname__}: {error.what}", where=_place(cls), next=error.next) from None
         for f in cls.__weir_schema__.fields:
-            setattr(cls, f.name, f.default)
+            inner = cls.__weir_nested__.get(f.name)
+            setattr(cls, f.name, inner(**f.default) if inner and f.default is not None else f.default)
 
     def __init__(self, **values: Any) -> None:
-        defaults = {f.name: f.default for f in self.__weir_schema__.fields}
+        defaults = {f.name: getattr(type(self), f.name) for f in self.__weir_schema__.fields}
         defaults |= {one.name: EMPTY[one.kind]() for one in self.__weir_collections__}
         unknown = values.keys() - defaults.keys()
         if unknown:
             raise _unknown(type(self), min(unknown))
-        self.__dict__.update(defaults, **values)
+        # Copies, since a list or dict that two instances share would change in both.
+        self.__dict__.update(copy.deepcopy(defaults))
+        for name, value in values.items():
+            nested = self.__weir_nested__.get(name)
+            self.__dict__[name] = nested(**value) if nested and isinstance(value, dict) else value
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A misspelt field would otherwise be lost without a word when the row is stored.
@@ -84,7 +96,7 @@ class State:
 
     def as_dict(self) -> dict[str, Any]:
         """Field names to values, in the order of the schema; then lists and maps."""
-        return {name: getattr(self, name) for name in _names(type(self))}
+        return {name: _plain(getattr(self, name)) for name in _names(type(self))}
 
     def __eq__(self, other: object) -> bool:
         return self.as_dict() == other.as_dict() if type(other) is type(self) else NotImplemented
@@ -92,7 +104,18 @@ class State:
     __hash__ = None  # type: ignore[assignment]  # mutable, compared by value
 
     def __repr__(self) -> str:
-        return f"{type(self).__qualname__}({', '.join(f'{k}={v!r}' for k, v in self.as_dict().items())})"
+        return (
+            f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in _names(type(self)))})"
+        )
+
+
+def _plain(value: Any) -> Any:
+    """The value with nested states as dicts, as frames have them."""
+    if isinstance(value, State):
+        return value.as_dict()
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return {key: _plain(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 def _fields_of(base: type) -> tuple[Field, ...]:
@@ -116,11 +139,11 @@ def _collection(cls: type, name: str, kind: str, hints: tuple[Any, ...]) -> Coll
     for one in keys:
         key, nullable = _resolve(cls, name, one)
         if nullable:
-            raise _refusal(cls, name, f"{_show(one)} cannot be the key of a map, since a null is no key")
+            raise _refusal(cls, name, f"{shown(one)} cannot be the key of a map, since a null is no key")
     try:
         if isinstance(hint, type) and issubclass(hint, State):
             if hint.__weir_collections__:
-                raise _refusal(cls, name, f"{_show(hint)} has lists or maps itself, and they cannot be nested")
+                raise _refusal(cls, name, f"{shown(hint)} has lists or maps itself, and they cannot be nested")
             return collection(name, kind, key, StateSchema.of(hint), hint)
         return collection(name, kind, key, _field(cls, name, hint), None)
     except PipelineError as error:
@@ -146,45 +169,19 @@ def _own_annotations(cls: type, frame: types.FrameType) -> dict[str, Any]:
 
 
 def _field(cls: type, name: str, hint: Any) -> Field:
-    arrow, nullable = _resolve(cls, name, hint)
-    if name in cls.__dict__:
-        default = cls.__dict__[name]
-        if default is None and not nullable:
-            raise _refusal(cls, name, "its default is None but its type is not nullable: add `| None`")
-    else:
-        default = None if nullable else zero_of(arrow)
-    return Field(name, arrow, nullable, default)
+    try:
+        return field_of(name, hint, cls.__dict__.get(name, ...))
+    except ValueError as error:
+        raise _refusal(cls, name, str(error)) from None
 
 
 def _resolve(cls: type, name: str, hint: Any) -> tuple[pa.DataType, bool]:
     """An annotation's Arrow type and nullability."""
-    if typing.get_origin(hint) is Annotated:
-        python, *extras = typing.get_args(hint)
-        arrow = next((extra for extra in extras if isinstance(extra, pa.DataType)), None)
-        if arrow is None:
-            return _resolve(cls, name, python)
-        bare, nullable = _without_none(python)
-        if type_name(arrow) is None or python_type(arrow) is not bare:
-            raise _refusal(cls, name, f"{_show(hint)} cannot be stored")
-        return arrow, nullable
-    bare, nullable = _without_none(hint)
-    if nullable:
-        return _resolve(cls, name, bare)[0], True
-    if bare not in PYTHON_TYPES:
-        raise _refusal(cls, name, f"the type {_show(hint)} cannot be stored")
-    return PYTHON_TYPES[bare], False
-
-
-def _without_none(hint: Any) -> tuple[Any, bool]:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        rest = [arg for arg in typing.get_args(hint) if arg is not types.NoneType]
-        if len(rest) == 1:
-            return rest[0], True
-    return hint, False
-
-
-def _show(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
+    try:
+        meant = meaning_of(hint)
+    except ValueError as error:
+        raise _refusal(cls, name, str(error)) from None
+    return meant.type, meant.nullable
 
 
 def _place(cls: type) -> str:
