@@ -53,6 +53,8 @@ def canonical_type(type: pa.DataType) -> pa.DataType:
         return pa.timestamp("us", tz="UTC")
     if pa.types.is_date64(type):
         return pa.date32()
+    if pa.types.is_decimal(type) and type.precision <= 38:
+        return pa.decimal128(type.precision, type.scale)
     if pa.types.is_list(type) or pa.types.is_large_list(type) or pa.types.is_fixed_size_list(type):
         return pa.list_(canonical_type(type.value_type))
     if pa.types.is_map(type):
@@ -124,6 +126,12 @@ def polars(frame: Any) -> pl.DataFrame:
 def from_arrow(table: pa.Table) -> pl.DataFrame:
     """An Arrow table as a Polars frame."""
     return pl.from_arrow(table)  # type: ignore[return-value]
+
+
+def stored(frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:
+    """The columns of `schema` in exactly its types, which need not be canonical: state keeps unsigned numbers, nanoseconds,
+    time zones and fixed sizes. Raises ArrowInvalid for a value that its type cannot hold."""
+    return frame.select(schema.names).to_arrow(compat_level=pl.CompatLevel.oldest()).cast(schema)
 
 
 def _to_pandas(table: pa.Table) -> pd.DataFrame:

@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from state_ops import frames
 from state_ops.backends.base import Backend
-from state_ops.codec import contiguous, decode_rows, encode_rows, fixed_values, is_variable, items, variable_values
+from state_ops.codec import decode_rows, encode_rows
+from state_ops.columns import contiguous, fixed_values, is_variable, items, variable_values
 from state_ops.hashed import CollisionError, HashedTable
 from state_ops.key_groups import xxhash64
 from state_ops.keys import encode_keys
@@ -162,7 +163,7 @@ class Rows:
         columns, order = self._in_key_order(rows)
         keys = self._encoded(columns, rows, order)
         kept = present[order]
-        table = frames.arrow(rows[order[kept]].select(self._fields)).select(self._fields).cast(self._schema.arrow)
+        table = frames.stored(rows[order[kept]], self._schema.arrow)
         values = encode_rows(self._schema, table)
         if kept.all():
             self._backend.write(list(zip(keys, values, strict=True)))

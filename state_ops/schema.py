@@ -170,7 +170,10 @@ class StateSchema:
     def differences(self, newer: StateSchema) -> list[str]:
         """What changed from this schema to `newer`, one sentence a field and change; empty if they are the same."""
         old, new = {f.name: f for f in self.fields}, {f.name: f for f in newer.fields}
-        said = []
+        names = {was: f.name for f in newer.fields for was in f.renamed if was in old and not {f.name} & old.keys()}
+        names = {was: name for was, name in names.items() if was not in new}
+        said = [f"field {was} is called {name} now" for was, name in names.items()]
+        old = {names.get(name, name): f for name, f in old.items()}
         for name, a in old.items():
             if (b := new.get(name)) is None:
                 said.append(f"field {name} ({type_name(a.type)}) was removed")
