@@ -43,8 +43,8 @@ def of_definition(pipeline: Pipeline, stage: Stage, storage: Storage) -> dict[st
         path = storage.full(table_path(stage.sink.table))
         shown |= {"table": dg.MetadataValue.path(path), "dagster/uri": path}
         shown["dagster/table_name"] = f"{pipeline.name}.{stage.sink.table}"
-    if stage.window is not None and stage.window.late is not None:
-        shown["table of late rows"] = dg.MetadataValue.path(storage.full(table_path(stage.window.late.table)))
+    if stage.late is not None:
+        shown["table of late rows"] = dg.MetadataValue.path(storage.full(table_path(stage.late.table)))
     return shown
 
 

@@ -35,6 +35,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.runtime import instances as instances_of
 from pipelines.runtime import keyed_stage, watermarks
 from pipelines.runtime.definition import FileSource, Pipeline, Stage, source_of
 from pipelines.runtime.in_memory import filtered, ordered, routed
@@ -45,16 +46,15 @@ from state_ops import frames, snapshot
 from state_ops.backends.base import Backend, BackendOptions
 from state_ops.backends.rocksdb import ROCKSDB
 from state_ops.checkpoint import STATE, Ack, Snapshot, from_micros, snapshots_of, to_micros
-from state_ops.codec import encode_rows
 from state_ops.errors import InputError, PipelineError
 from state_ops.ids import CheckpointId, Generation, new_attempt_id
 from state_ops.key_groups import check_parallelism, group_range, key_groups, subtask_of
-from state_ops.keys import encode_keys
 from state_ops.schema import StateSchema
 from state_ops.snapshot import Attempt
-from state_ops.state import VALUE_STATE, scan_values
 from state_ops.state_class import State
 from state_ops.storage import Storage
+from state_ops.timers import AT, DOMAIN, MOMENT, scan_timers
+from state_ops.ttl import Expiry
 
 _FIRST_NOW = datetime(2020, 1, 1, tzinfo=UTC)
 _GENERATION = Generation(1)
@@ -180,6 +180,16 @@ class StageRun:
         return _States(self)
 
     @property
+    def timers(self) -> pl.DataFrame:
+        """The timers that are set: key columns, `at` and `domain` ("event" or "processing"), in order of time."""
+        fixed = self._shapes
+        if fixed is None:
+            return pl.DataFrame()
+        schema = pa.schema([*fixed.keys, (AT, MOMENT), (DOMAIN, pa.string())])
+        found = [table for groups, backend in self._opened() for table in scan_timers(backend, fixed.keys, groups)]
+        return _frame(found, schema).sort(AT, *fixed.keys.names)
+
+    @property
     def open_windows(self) -> pl.DataFrame:
         """Windows that have not closed: key columns, window_start, window_end and the aggregates so far."""
         if self.stage.window is None:
@@ -194,8 +204,8 @@ class StageRun:
 
     @property
     def late(self) -> pl.DataFrame:
-        """The last epoch's rows that came after their window had closed."""
-        return self._rows(self.acks, LATE) if self.stage.window is not None else pl.DataFrame()
+        """The last epoch's rows that came after their window had closed, or too late to tell whether they are duplicates."""
+        return self._rows(self.acks, LATE) if self.stage.on is not None else pl.DataFrame()
 
     @property
     def acks(self) -> tuple[Ack, ...]:
@@ -261,6 +271,7 @@ class StageRun:
             channel=True,
             event_time=source_of(self.stage).event_time,
             options=_OPTIONS,
+            swept={ack.subtask: ack.swept for ack in self._last.acks if ack.swept is not None},
         )
 
     # -- rows in
@@ -287,7 +298,7 @@ class StageRun:
             return None
         column = source_of(self.stage).event_time
         if column not in rows.column_names and not isinstance(self.stage.input, FileSource):
-            column = self.stage.window.on if self.stage.window else None
+            column = self.stage.on
         return event_time_of(rows, column) if column is not None and column in rows.column_names else None
 
     def _fixed(self, rows: pa.Schema) -> Shapes:
@@ -302,12 +313,8 @@ class StageRun:
         """Snapshots of the state that the run was started with."""
         tuples = [key if isinstance(key, tuple) else (key,) for key in self._initial]
         columns = [pa.array([key[i] for key in tuples], field.type) for i, field in enumerate(fixed.keys)]
-        values = encode_rows(
-            fixed.state,
-            pa.Table.from_pylist([instance.as_dict() for instance in self._initial.values()], fixed.state.arrow),
-        )
+        instances = list(self._initial.values())
         groups = key_groups(columns, self._max_parallelism)
-        keys = encode_keys(columns, groups, VALUE_STATE)
         owners = np.asarray(subtask_of(groups, self._parallelism, self._max_parallelism))
         bases = {}
         for subtask in np.unique(owners).tolist():
@@ -316,7 +323,9 @@ class StageRun:
             forked = snapshot.fork(self._storage, attempt, None)
             backend = ROCKSDB.open(forked.db, _OPTIONS)
             try:
-                backend.write([(keys[row], values[row]) for row in np.flatnonzero(owners == subtask)])
+                mine = np.flatnonzero(owners == subtask)
+                own = [column.take(pa.array(mine)) for column in columns]
+                instances_of.write(backend, fixed, own, groups[mine], [instances[row] for row in mine])
                 files = snapshot.take(attempt, backend)
             finally:
                 backend.close()
@@ -351,12 +360,9 @@ class StageRun:
         if self._read is None:
             made = self.stage.state or _class_of(self.stage.uid, fixed.state)
             found: dict[Any, State] = {}
+            expiry = Expiry(self.stage.ttl, to_micros(self._last.now)) if self.stage.ttl else None
             for groups, backend in self._opened():
-                for table in scan_values(backend, fixed.state, fixed.keys, groups):
-                    keys = [table.column(i).to_pylist() for i in range(len(fixed.keys))]
-                    rows = table.select(range(len(fixed.keys), table.num_columns)).to_pylist()
-                    for key, row in zip(zip(*keys, strict=True), rows, strict=True):
-                        found[key if len(key) > 1 else key[0]] = made(**row)
+                found.update(instances_of.read(backend, fixed, groups, made, expiry))
             self._read = found
         return self._read
 
@@ -445,8 +451,8 @@ class PipelineRun:
             handed[stage.uid] = one._rows(done[stage.uid].acks, MAIN)
             if stage.sink is not None:
                 tables[stage.sink.table] = handed[stage.uid]
-            if stage.window is not None and stage.window.late is not None:
-                tables[stage.window.late.table] = one._rows(done[stage.uid].acks, LATE)
+            if stage.late is not None:
+                tables[stage.late.table] = one._rows(done[stage.uid].acks, LATE)
         for uid, epoch in done.items():
             self.stages[uid]._commit(epoch)
         for name, frame in tables.items():
@@ -602,8 +608,8 @@ def _player(target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], sch
 def _cut(table: pa.Table, readers: Sequence[Stage], slicing: _Slicing, chance: random.Random) -> list[pa.Table]:
     order_by = next((stage.order_by for stage in readers if stage.order_by), ())
     event_time = source_of(readers[0]).event_time
-    if not order_by and event_time is None and readers[0].window is not None:
-        event_time = readers[0].window.on
+    if not order_by and event_time is None:
+        event_time = readers[0].on
     columns = list(order_by) or ([event_time] if event_time and event_time in table.column_names else [])
     table = table.take(_shuffled(table.num_rows, chance))
     if columns:

@@ -7,7 +7,7 @@ The names of the aggregates' fields are the same in partials and in state, so ea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -66,12 +66,15 @@ def partials(aggregates: Aggregates, rows: pl.DataFrame, by: Sequence[str], wher
 
 def combined(aggregates: Aggregates, parts: Sequence[pl.DataFrame], by: Sequence[str], where: str) -> pl.DataFrame:
     """The partials of many batches as one of all their rows."""
-    if len(parts) == 1:
-        return parts[0]
+    return parts[0] if len(parts) == 1 else recombined(aggregates, pl.concat(parts), by, where)
+
+
+def recombined(aggregates: Aggregates, parts: pl.DataFrame, by: Sequence[str], where: str) -> pl.DataFrame:
+    """Partials by other columns, or several by the same, as one row for each value of `by`."""
     exprs = [expr for name, agg in aggregates for expr in agg.combine(name)]
     sums = {name: name for name, agg in aggregates if agg.kind == "sum"}
     rankings = {rank_of(name): agg.rank_columns(name)[1] for name, agg in aggregates}
-    return _reduced(pl.concat(parts), by, exprs, sums, rankings, where)
+    return _reduced(parts, by, exprs, sums, rankings, where)
 
 
 def folded(
@@ -106,11 +109,16 @@ def merged(aggregates: Aggregates, old: pl.DataFrame, fresh: pl.DataFrame, where
         if "overflow in decimal" not in str(error):
             raise
         raise _too_large([name for name, agg in aggregates if agg.kind == "sum"], "decimal128(38)", where) from error
+    return fitted(aggregates, rows, old.schema, where)
+
+
+def fitted(aggregates: Aggregates, rows: pl.DataFrame, types: Mapping[str, pl.DataType], where: str) -> pl.DataFrame:
+    """The fields of the aggregates in the types in which they are stored. InputError for a sum that does not fit."""
     low, high = _INT64
     for name, agg in aggregates:
         if agg.kind == "sum" and rows[name].dtype == pl.Int128 and not rows[name].is_between(low, high).all():
             raise _too_large([name], "int64", where)
-    return rows.select([pl.col(name).cast(old.schema[name]) for name in names])
+    return rows.select([pl.col(field).cast(types[field]) for name, agg in aggregates for field in agg.fields(name)])
 
 
 def _reduced(

@@ -69,12 +69,38 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Event-time tumbling windows. on: timestamp column; size, lateness: microseconds; aggregates: by output column."""
+    """Event-time windows of one size. on: timestamp column; times in microseconds; aggregates: by output column.
+
+    A window begins every `every`, shifted by `offset` from 1970-01-01 UTC: with every = size they tumble, below it they hop.
+    """
 
     on: str
     size: int
+    every: int
+    offset: int
     lateness: int
     aggregates: tuple[tuple[str, Agg], ...]
+    late: DeltaSink | None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWindow:
+    """Event-time sessions: rows of a key that are closer than `gap`, in microseconds. Else like `Window`."""
+
+    on: str
+    gap: int
+    lateness: int
+    aggregates: tuple[tuple[str, Agg], ...]
+    late: DeltaSink | None
+
+
+@dataclass(frozen=True, slots=True)
+class Deduplication:
+    """The first row of each key. ttl: microseconds after which a key is forgotten, in event time of the column `on`, or in
+    processing time without one; None: never. late: rows too old to tell."""
+
+    ttl: int | None
+    on: str | None
     late: DeltaSink | None
 
 
@@ -89,7 +115,7 @@ class Aggregation:
 class Stage:
     """One keyed operator of a pipeline. uid: the stable name by which its state is found.
 
-    Exactly one of `function` (with `state`), `window` and `aggregation` says what it does.
+    Exactly one of `function` (with `state`), `window`, `aggregation` and `deduplication` says what it does.
     """
 
     uid: str
@@ -97,8 +123,9 @@ class Stage:
     key: tuple[str, ...]
     function: Callable[..., Any] | None = None
     state: type[State] | None = None
-    window: Window | None = None
+    window: Window | SessionWindow | None = None
     aggregation: Aggregation | None = None
+    deduplication: Deduplication | None = None
     order_by: tuple[str, ...] = ()
     where: str | None = None
     transform: Callable[[Any], Any] | None = None
@@ -124,8 +151,19 @@ class Stage:
 
     @property
     def sinks(self) -> tuple[DeltaSink, ...]:
-        late = self.window.late if self.window else None
-        return tuple(sink for sink in (self.sink, late) if sink is not None)
+        return tuple(sink for sink in (self.sink, self.late) if sink is not None)
+
+    @property
+    def late(self) -> DeltaSink | None:
+        """Where rows go that came too late."""
+        operator = self.window or self.deduplication
+        return operator.late if operator else None
+
+    @property
+    def on(self) -> str | None:
+        """The column whose event time an operator goes by."""
+        operator = self.window or self.deduplication
+        return operator.on if operator else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A stage that was made from a function still is that function for who calls it."""

@@ -303,12 +303,6 @@ ALL = {
 }
 
 
-@pytest.mark.parametrize("unordered", [agg.first("v"), agg.last("v")])
-def test_a_window_has_no_first_or_last_row(unordered):
-    with pytest.raises(PipelineError, match="rows of a window have no order"):
-        hourly(v=unordered)
-
-
 def test_windows_of_a_source_without_event_time_would_never_close():
     with pytest.raises(PipelineError, match="Nothing would ever close the windows of b"):
         window("b", files("x/*.parquet"), key="k", every="1h", on="at", n=agg.count())
@@ -405,7 +399,7 @@ def test_late_rows_come_out_as_they_came_whatever_their_types(type, value):
     rows = pa.schema([("k", pa.string()), ("odd", type), ("at", pa.timestamp("us", tz="UTC"))])
     fixed = shapes(hourly(), rows)
     noon = int(NOON.timestamp() * 10**6)
-    operator = operators.WindowOperator(hourly(), fixed, MemoryBackend(), Progress(noon, noon, False), range(128))
+    operator = operators.WindowOperator(hourly(), hourly().window, fixed, MemoryBackend(), Progress(noon, noon, False), range(128))
     moments = [NOON - timedelta(hours=2), NOON, NOON - timedelta(hours=1)]
     batch = pa.table(
         [pa.array(["a"] * 3), pa.array([value, None, value], type), pa.array(moments, rows.field("at").type)],

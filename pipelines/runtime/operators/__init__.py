@@ -1,26 +1,44 @@
-"""What happens to the rows of one subtask between two barriers: a stage's function, windows, running
-aggregates. One module for each."""
+"""What happens to the rows of one subtask between two barriers: a stage's function, windows, sessions, running aggregates,
+deduplication. One module for each."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import pyarrow as pa
 
-from pipelines.runtime.definition import Epoch, Stage
+from pipelines.runtime.definition import Epoch, SessionWindow, Stage, Window
 from pipelines.runtime.operators.aggregation import AggregationOperator, aggregation_shapes
 from pipelines.runtime.operators.base import LATE, MAIN, Operator, Progress, Shapes, event_time_of
+from pipelines.runtime.operators.deduplication import DeduplicationOperator, deduplication_shapes
 from pipelines.runtime.operators.function import FunctionOperator, function_shapes
-from pipelines.runtime.operators.windows import WindowOperator, open_windows, window_shapes
+from pipelines.runtime.operators.sessions import SessionOperator, open_sessions, session_shapes
+from pipelines.runtime.operators.windows import WindowOperator, window_shapes
+from pipelines.runtime.operators.windows import open_windows as open_sized_windows
 from state_ops.backends.base import Backend
+from state_ops.checkpoint import Ack
 from state_ops.errors import PipelineError
 from state_ops.key_groups import group_range
 from state_ops.keys import check_key_type
+from state_ops.schema import StateSchema
 
-__all__ = ["LATE", "MAIN", "Operator", "Progress", "Shapes", "build", "event_time_of", "open_windows", "shapes"]
+__all__ = [
+    "LATE",
+    "MAIN",
+    "Operator",
+    "Progress",
+    "Shapes",
+    "build",
+    "duplicates",
+    "event_time_of",
+    "open_windows",
+    "shapes",
+]
 
 
 def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     """A stage's schemas from its input's; the function is tried on an empty table. PipelineError if they do not fit."""
-    names = [*stage.key, *stage.order_by, *([stage.window.on] if stage.window else [])]
+    names = [*stage.key, *stage.order_by, *([stage.on] if stage.on else [])]
     for name in names:
         if name not in rows.names:
             raise PipelineError(
@@ -31,10 +49,14 @@ def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     keys = pa.schema([rows.field(name) for name in stage.key])
     for field in keys:
         check_key_type(field.name, field.type)
-    if stage.window is not None:
+    if isinstance(stage.window, Window):
         return window_shapes(stage, stage.window, rows, keys)
+    if isinstance(stage.window, SessionWindow):
+        return session_shapes(stage, stage.window, rows, keys)
     if stage.aggregation is not None:
         return aggregation_shapes(stage, stage.aggregation, rows, keys)
+    if stage.deduplication is not None:
+        return deduplication_shapes(stage, stage.deduplication, rows, keys)
     return function_shapes(stage, rows, keys)
 
 
@@ -42,9 +64,28 @@ def build(
     stage: Stage, fixed: Shapes, backend: Backend, epoch: Epoch, progress: Progress, max_parallelism: int
 ) -> Operator:
     """The operator of one subtask for one epoch."""
-    if stage.window is not None:
-        groups = group_range(epoch.subtask, epoch.parallelism, max_parallelism)
-        return WindowOperator(stage, fixed, backend, progress, groups)
+    groups = group_range(epoch.subtask, epoch.parallelism, max_parallelism)
+    if isinstance(stage.window, Window):
+        return WindowOperator(stage, stage.window, fixed, backend, progress, groups)
+    if isinstance(stage.window, SessionWindow):
+        return SessionOperator(stage, stage.window, fixed, backend, progress, groups)
     if stage.aggregation is not None:
         return AggregationOperator(stage, stage.aggregation, fixed, backend, epoch.id)
+    if stage.deduplication is not None:
+        return DeduplicationOperator(stage, stage.deduplication, fixed, backend, epoch, progress, groups)
     return FunctionOperator(stage, fixed.keys, fixed.state, backend, epoch, fixed.outputs[MAIN])
+
+
+def open_windows(
+    stage: Stage, keys: pa.Schema, state: StateSchema, backend: Backend, groups: range
+) -> Iterator[pa.Table]:
+    """The windows that are still open in some key groups: key columns, window_start, window_end, aggregates so far."""
+    if isinstance(stage.window, SessionWindow):
+        return open_sessions(stage, stage.window, keys, state, backend, groups)
+    assert stage.window is not None
+    return open_sized_windows(stage, stage.window, keys, state, backend, groups)
+
+
+def duplicates(acks: Iterable[Ack]) -> int:
+    """How many rows a deduplication dropped."""
+    return sum(ack.rows_in - ack.rows_out - ack.rows_late for ack in acks)

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.definition import Stage
 from state_ops import frames
 from state_ops.aggregates import Agg
-from state_ops.errors import PipelineError
+from state_ops.errors import InputError, PipelineError
 from state_ops.schema import StateSchema
 
 MAIN, LATE = "main", "late"
@@ -116,6 +117,27 @@ def state_of(aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema, where: str)
         return StateSchema.build(fields)
     except PipelineError as error:
         raise PipelineError(error.what, where=where, next="Leave it out, or cast its column in transform=.") from error
+
+
+def check_event_time(rows: pa.Schema, on: str, where: str) -> None:
+    """PipelineError unless `on` is a column of timestamps."""
+    if not pa.types.is_timestamp(rows.field(on).type):
+        raise PipelineError(
+            f"The column {on!r} is {rows.field(on).type}, not a timestamp.",
+            where=where,
+            next="Name a timestamp column.",
+        )
+
+
+def event_times(rows: pa.Table, on: str, where: str) -> np.ndarray:
+    """int64[n], the rows' event times in microseconds since 1970 UTC. InputError where one is missing."""
+    if rows.column(on).null_count:
+        raise InputError(
+            f"{rows.column(on).null_count} rows have no event time in {on!r}.",
+            where=where,
+            next=f'Leave them out and count them: where="{on} IS NOT NULL".',
+        )
+    return rows.column(on).cast(pa.timestamp("us", rows.schema.field(on).type.tz)).cast(pa.int64()).to_numpy()
 
 
 def event_time_of(rows: pa.Table, column: str) -> int | None:

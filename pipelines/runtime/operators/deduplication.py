@@ -1,0 +1,132 @@
+"""Deduplication: the first row of each key, handed out as it comes.
+
+State has one value row per key: when it was first seen, and when it is forgotten. With a time to live, an index of keys by
+that moment says what is over, so that a barrier reads what it forgets and nothing else. It forgets a bounded number an
+epoch; what is over but not yet swept away is never consulted, so the bound changes no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from pipelines.runtime.definition import Deduplication, Epoch, Stage
+from pipelines.runtime.operators.base import LATE, MAIN, Progress, Shapes, check_event_time, check_storable, event_times
+from state_ops import folding, frames, moments
+from state_ops.backends.base import Backend
+from state_ops.checkpoint import to_micros
+from state_ops.codec import encode_rows
+from state_ops.keys import encode_keys
+from state_ops.schema import StateSchema
+from state_ops.state import GROUP, VALUE_STATE
+
+SEEN, EXPIRES = "first_seen", "expires"
+_STATE = StateSchema.build(
+    [(SEEN, pa.timestamp("us", tz="UTC"), False, None), (EXPIRES, pa.timestamp("us", tz="UTC"), True, None)]
+)
+_SWEPT = 100_000
+
+
+class DeduplicationOperator:
+    """State: per key when it was seen and when it expires. In event time both go by the column, else by `epoch.now`."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        deduplication: Deduplication,
+        shapes: Shapes,
+        backend: Backend,
+        epoch: Epoch,
+        progress: Progress,
+        groups: range,
+    ) -> None:
+        self._stage, self._rule, self._shapes, self._backend = stage, deduplication, shapes, backend
+        self._progress, self._groups, self._where = progress, groups, f"deduplicate {stage.uid}"
+        self._now = to_micros(epoch.now)
+        # Before: what this epoch takes for expired. After: what the next one will, so that it may be swept away.
+        by_event = deduplication.on is not None
+        self._before, self._after = (progress.before, progress.now) if by_event else (self._now, self._now)
+        self.rows_late = 0
+        self.closed_upto: int | None = None
+
+    def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+        times = self._times(rows)
+        if self._rule.on is not None and self._before is not None:
+            assert self._rule.ttl is not None
+            late = times + self._rule.ttl <= self._before
+            if late.any():
+                self.rows_late += int(late.sum())
+                yield LATE, self._shaped(rows.filter(pa.array(late)), LATE)
+                rows, times = rows.filter(pa.array(~late)), times[~late]
+        if not rows.num_rows:
+            return
+        first = frames.from_arrow(rows.select(self._stage.key)).select(pl.struct(pl.all()).is_first_distinct())
+        kept = np.flatnonzero(first.to_series().to_numpy())
+        groups = rows.column(GROUP).to_numpy().astype(np.uint16)[kept]
+        keys = rows.select(self._stage.key).take(kept).cast(self._shapes.keys)
+        encoded = encode_keys(keys.columns, groups, VALUE_STATE)
+        old, known = folding.rows_of(self._backend, self._shapes.state, encoded)
+        expires = old[EXPIRES].dt.epoch("us").fill_null(_NEVER).to_numpy()
+        expired = known & (expires <= (_ALWAYS if self._before is None else self._before))
+        new = np.flatnonzero(~known | expired)
+        if not len(new):
+            return
+        self._remember(keys, groups, encoded, times[kept], new, expires, expired)
+        yield MAIN, self._shaped(rows.take(kept[new]), MAIN)
+
+    def barrier(self) -> Iterator[tuple[str, pa.Table]]:
+        if self._rule.ttl is not None and self._after is not None:
+            each = max(1, _SWEPT // len(self._groups))  # of each group, so that none waits for the others
+            for group in self._groups:
+                due = moments.first(self._backend, group, self._after, each)
+                if due:
+                    groups, keys = moments.owners(due, self._shapes.keys)
+                    self._backend.write([], due + encode_keys(keys.columns, groups, VALUE_STATE))
+        return iter(())
+
+    def _times(self, rows: pa.Table) -> np.ndarray:
+        if self._rule.on is None:
+            return np.full(rows.num_rows, self._now, np.int64)
+        return event_times(rows, self._rule.on, self._where)
+
+    def _remember(
+        self,
+        keys: pa.Table,
+        groups: np.ndarray,
+        encoded: list[bytes],
+        times: np.ndarray,
+        new: np.ndarray,
+        expires: np.ndarray,
+        expired: np.ndarray,
+    ) -> None:
+        """Store the rows `new` of these keys. Entries of those that had expired are replaced."""
+        moment = self._shapes.state.arrow.field(SEEN).type
+        ttl = self._rule.ttl
+        ends = pa.nulls(len(new), moment) if ttl is None else pa.array(times[new] + ttl).cast(moment)
+        table = pa.table([pa.array(times[new]).cast(moment), ends], schema=self._shapes.state.arrow)
+        puts = list(zip([encoded[row] for row in new], encode_rows(self._shapes.state, table), strict=True))
+        gone = np.flatnonzero(expired)
+        deletes = moments.entries(expires[gone], keys.take(gone).columns, groups[gone])
+        if ttl is not None:
+            index = moments.entries(times[new] + ttl, keys.take(new).columns, groups[new])
+            puts += [(entry, b"") for entry in index]
+        self._backend.write(puts, deletes)
+
+    def _shaped(self, rows: pa.Table, output: str) -> pa.Table:
+        shape = self._shapes.outputs[output]
+        return rows.select(shape.names).cast(shape)
+
+
+_ALWAYS, _NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+
+def deduplication_shapes(stage: Stage, rule: Deduplication, rows: pa.Schema, keys: pa.Schema) -> Shapes:
+    """The output, and the late rows: the input's columns."""
+    where = f"deduplicate {stage.uid}"
+    if rule.on is not None:
+        check_event_time(rows, rule.on, where)
+    check_storable(rows, where, "Cast or drop it in transform=")
+    return Shapes(keys, _STATE, {MAIN: rows, LATE: rows})
