@@ -80,7 +80,7 @@ def field_of(name: str, hint: Any, default: Any) -> Field:
     elif default is None and not meant.nullable:
         raise ValueError("its default is None but its type is not nullable: add `| None`")
     if (kind := _strange_to_frames(meant.type)) is not None:
-        raise ValueError(f"no frame can hold {kind} for a stage's function")
+        raise ValueError(f"no frame can hold {kind} and all its values for a stage's function")
     return Field(name, meant.type, meant.nullable, default, meant.renamed, meant.parts)
 
 
@@ -114,8 +114,11 @@ def _below(name: str, parts: Iterable[Part]) -> tuple[Part, ...]:
 
 
 def _strange_to_frames(type: pa.DataType) -> pa.DataType | None:
-    """The type, or the part of it, that Polars has no equal of."""
+    """The type, or the part of it, that the frames of a stage's function have no equal of: Polars has none, or `frames` makes
+    it one of fewer values (unsigned numbers become signed, timestamps microseconds)."""
     if pa.types.is_interval(type) or pa.types.is_decimal256(type) or (pa.types.is_decimal(type) and type.scale < 0):
+        return type
+    if pa.types.is_uint64(type) or (pa.types.is_timestamp(type) and type.unit == "ns"):
         return type
     return next((found for part in parts(type) if (found := _strange_to_frames(part.type)) is not None), None)
 
