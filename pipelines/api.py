@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from pipelines.operators import aggregate, deduplicate, window
 from pipelines.runtime.definition import DeltaSink, Epoch, FileSource, Gate, Pipeline, Stage
 from state_ops import aggregates as agg
 from state_ops import frames
+from state_ops.durations import micros
 from state_ops.errors import PipelineError
-from state_ops.state import ValueState
+from state_ops.kinds import ListOf, MapOf
+from state_ops.state import KeyedState, ValueState
 from state_ops.state_class import State, Timestamp
+from state_ops.ttl import READ_AND_WRITE, WRITE, Ttl
 
 __all__ = [
     "Epoch",
+    "KeyedState",
+    "ListOf",
+    "MapOf",
     "Pipeline",
     "Stage",
     "State",
@@ -82,19 +89,31 @@ def stage(
     null_keys: str = "fail",
     sink: DeltaSink | None = None,
     gate: Gate | Sequence[Gate] = (),
+    on_timer: Callable[..., Any] | None = None,
+    ttl: str | timedelta | None = None,
+    ttl_on: str = WRITE,
 ) -> Callable[[Callable[..., Any]], Stage]:
     """Make a keyed stage of a function `(rows, state, epoch) -> rows`.
 
     uid: the stable name by which its state is found. source: a source or another stage. key: column or columns.
-    state: one typed row per key. order_by: rows reach the function sorted by key, then by these, across batches; without
+    state: one typed row per key, and its lists and maps. order_by: rows reach the function sorted by key, then by these, across batches; without
     it the order is undefined and the function must not depend on it. where: Spark SQL; the rows that it drops are counted.
     transform: stateless, deterministic part on a Spark DataFrame. null_keys: "fail", or "drop" (counted).
     gate: expectations on the output.
+    on_timer: a function `(fired, state, epoch) -> rows` that is called at the barrier when timers are due which the stage set
+    with `state.timers`. `fired` has the key columns, `at` (timestamp, UTC) and `domain` ("event" or "processing"), and a key
+    at most once: a key's timers come one a call, in order of time. It returns rows like the stage's own.
+    ttl: for how long ("30d") state is kept after it was touched, by `epoch.now`; later it is never seen again. ttl_on:
+    whether only a "write" touches it, or a read too: "read_and_write".
 
     The function is called with bounded batches, possibly several an epoch; a key may span batches. It must be
     deterministic: the same rows, state and epoch give the same rows and state. Its first parameter's annotation says which
     frame it gets (pl.DataFrame, pd.DataFrame, pa.Table); it may return any of them.
     """
+
+    lifetime = _ttl(uid, ttl, ttl_on)
+    if on_timer is not None:
+        frames.converter(on_timer)
 
     def made(function: Callable[..., Any]) -> Stage:
         frames.converter(function)
@@ -111,6 +130,24 @@ def stage(
             sink=sink,
             gates=(gate,) if isinstance(gate, Gate) else tuple(gate),
             description=(function.__doc__ or "").strip(),
+            on_timer=on_timer,
+            ttl=lifetime,
         )
 
     return made
+
+
+def _ttl(uid: str, ttl: str | timedelta | None, ttl_on: str) -> Ttl | None:
+    where = f"stage {uid}"
+    if ttl_on not in (WRITE, READ_AND_WRITE):
+        raise PipelineError(
+            f"ttl_on={ttl_on!r} is no policy.", where=where, next=f'Say "{WRITE}" or "{READ_AND_WRITE}".'
+        )
+    if ttl is None:
+        return None
+    length = micros(ttl, where)
+    if length <= 0:
+        raise PipelineError(
+            f"ttl={ttl!r} would keep nothing.", where=where, next="Say how long, e.g. 30d, or leave it out."
+        )
+    return Ttl(length, on_read=ttl_on == READ_AND_WRITE)

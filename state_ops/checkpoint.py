@@ -63,7 +63,8 @@ class Snapshot:
 class Ack:
     """A subtask's report to the coordinator. `error` set: it is a decline.
 
-    Event times are microseconds since 1970 UTC. ms: durations in milliseconds by phase.
+    Event times are microseconds since 1970 UTC. ms: durations in milliseconds by phase. swept: up to where this epoch has swept
+    expired state, as a key in hex; None: to its end. A hint for the next epoch, and no part of the state.
     """
 
     operator: str
@@ -80,6 +81,7 @@ class Ack:
     closed_upto: int | None = None
     ms: dict[str, float] = field(default_factory=dict)
     error: dict[str, Any] | None = None
+    swept: str | None = None
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

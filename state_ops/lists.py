@@ -49,7 +49,7 @@ class ListState:
         expiry: Expiry | None = None,
     ) -> None:
         self._declared, self._keys, self._where, self._convert, self._expiry = declared, keys, where, convert, expiry
-        self._schema, self._ends_schema = declared.schema, _ends_schema(expiry)
+        self._schema, self._ends_schema = declared.schema, ends_schema(declared.schema)
         all_types = dict(frames.from_arrow(declared.schema.arrow.empty_table()).schema)
         self._types = {field.name: all_types[field.name] for field in declared.fields}
         self._nullable = {field.name: field.nullable for field in declared.fields}
@@ -159,11 +159,11 @@ class ListState:
         self._moved = np.zeros(len(batch), bool)
         values = self._ends.get(batch.encoded(LIST_ENDS, None, [self._declared.tag]))
         here = np.flatnonzero(np.fromiter((value is not None for value in values), bool, len(values)))
-        rows, alive = ttl.decoded(self._ends_schema, [value for value in values if value is not None], self._expiry)
-        self._first[here[alive]] = rows["first"].to_numpy()[alive]
-        self._next[here[alive]] = rows["next"].to_numpy()[alive]
+        # Ends carry a stamp for the sweep alone: which elements live is for these to say.
+        rows, _ = ttl.decoded(self._ends_schema, [value for value in values if value is not None], None)
+        self._first[here], self._next[here] = rows["first"].to_numpy(), rows["next"].to_numpy()
         if self._expiry is not None:
-            self._moved[here[alive & self._expiry.stale(rows[TOUCHED], read=False)]] = True
+            self._moved[here[self._expiry.stale(rows[TOUCHED], read=False)]] = True
 
     def _read(self, codes: np.ndarray, n: int | None) -> Any:
         self._load()
@@ -204,9 +204,14 @@ class ListState:
         return self._known().encoded(LIST_STATE, codes, [self._declared.tag], [pa.array(numbers, pa.int64())])
 
 
-def _ends_schema(expiry: Expiry | None) -> StateSchema:
-    """Ends are read whether they were written with a TTL or without."""
-    return _PLAIN_ENDS.reading([_STAMPED_ENDS]) if expiry is None else _STAMPED_ENDS.reading([_PLAIN_ENDS])
+def ends_schema(elements: StateSchema) -> StateSchema:
+    """The schema of a list's ends, and those that they had before: a TTL came and went for them when it did for elements."""
+    older = [_of_ends(one) for one in elements.older]
+    return _of_ends(elements).reading(older)
+
+
+def _of_ends(elements: StateSchema) -> StateSchema:
+    return _STAMPED_ENDS if any(field.name == TOUCHED for field in elements.fields) else _PLAIN_ENDS
 
 
 def _position(codes: np.ndarray) -> np.ndarray:
@@ -234,7 +239,7 @@ def scan_list(
     backend: Backend, declared: Collection, keys: pa.Schema, groups: range, expiry: Expiry | None = None
 ) -> Iterator[pa.Table]:
     """The lists in some key groups, in key order: key columns, then an element's fields; one table a key group."""
-    schema, ends_schema = declared.schema, _ends_schema(expiry)
+    schema, of_ends = declared.schema, ends_schema(declared.schema)
     types = [pa.int32(), *keys.types]
     for group in groups:
         ends = of_tag(backend, group, LIST_ENDS, declared.tag)
@@ -242,9 +247,9 @@ def scan_list(
         if not ends or not elements:
             continue
         _, columns = decode_keys([key for key, _ in ends], types)
-        bounds, alive = ttl.decoded(ends_schema, [value for _, value in ends], expiry)
+        bounds, _ = ttl.decoded(of_ends, [value for _, value in ends], None)
         owners = pl.DataFrame(pl.from_arrow(pa.table(columns[1:], names=keys.names)))
-        owners = pl.concat([owners, bounds.select("first", "next")], how="horizontal").filter(pl.Series(alive))
+        owners = pl.concat([owners, bounds.select("first", "next")], how="horizontal")
         _, columns = decode_keys([key for key, _ in elements], [*types, pa.int64()])
         rows, alive = ttl.decoded_table(schema, [value for _, value in elements], expiry)
         found = pl.DataFrame(pl.from_arrow(pa.table(columns[1:], names=[*keys.names, _CODE])))

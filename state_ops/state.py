@@ -21,15 +21,25 @@ from state_ops.batch import Convert
 from state_ops.entries import write
 from state_ops.errors import PipelineError, StageError
 from state_ops.folding import rows_of
-from state_ops.kinds import GROUP, LIST, VALUE_STATE, WINDOW_STATE, Collection
-from state_ops.lists import ListState
+from state_ops.kinds import GROUP, LIST, LIST_ENDS, LIST_STATE, MAP_STATE, VALUE_STATE, WINDOW_STATE, Collection
+from state_ops.lists import ListState, ends_schema
 from state_ops.maps import MapState
 from state_ops.schema import StateSchema
 from state_ops.timers import TimerState
 from state_ops.ttl import Expiry
 from state_ops.value import ValueState, scan_values
 
-__all__ = ["GROUP", "VALUE_STATE", "WINDOW_STATE", "KeyedState", "ValueState", "check_names", "rows_of", "scan_values"]
+__all__ = [
+    "GROUP",
+    "VALUE_STATE",
+    "WINDOW_STATE",
+    "KeyedState",
+    "ValueState",
+    "check_names",
+    "rows_of",
+    "scan_values",
+    "sorts",
+]
 
 
 class KeyedState(ValueState):
@@ -108,3 +118,14 @@ def check_names(collections: Sequence[Collection], keys: Sequence[str], where: s
 
 
 _TAKEN = frozenset(name for name in dir(KeyedState) if not name.startswith("_")) | {"timers"}
+
+
+def sorts(schema: StateSchema, collections: Sequence[Collection]) -> dict[bytes, StateSchema]:
+    """The schema of every sort of entry that has rows, by what stands between its key group and its key."""
+    found = {bytes([VALUE_STATE]): schema}
+    for one in collections:
+        tag = (one.tag + (1 << 31)).to_bytes(4, "big")
+        found[bytes([LIST_STATE if one.kind == LIST else MAP_STATE]) + tag] = one.schema
+        if one.kind == LIST:
+            found[bytes([LIST_ENDS]) + tag] = ends_schema(one.schema)
+    return found

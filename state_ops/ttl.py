@@ -82,9 +82,9 @@ def _alive(rows: pa.Table, expiry: Expiry | None) -> np.ndarray:
 
 
 def encoded(schema: StateSchema, rows: pl.DataFrame, expiry: Expiry | None) -> list[bytes]:
-    """Values of rows, touched now."""
-    if expiry is not None:
-        rows = rows.with_columns(pl.lit(expiry.now, pl.Int64).alias(TOUCHED))
+    """Values of rows, touched now; without an expiry, whenever somebody with one first sees them."""
+    if expiry is not None or (TOUCHED in schema.arrow.names and TOUCHED not in rows.columns):
+        rows = rows.with_columns(pl.lit(expiry.now if expiry else None, pl.Int64).alias(TOUCHED))
     table = rows.select(schema.arrow.names).to_arrow(compat_level=pl.CompatLevel.oldest())
     return encode_rows(schema, table.cast(schema.arrow))
 

@@ -53,8 +53,8 @@ MUTANTS = [
     Mutant(
         "judge lateness by the epoch's own watermark",
         "pipelines/runtime/keyed_stage.py",
-        "epoch, task.progress, task.max_parallelism)",
-        "epoch, type(task.progress)(task.progress.now, task.progress.now, False), task.max_parallelism)",
+        "epoch, task.progress, task.max_parallelism, swept)",
+        "epoch, type(task.progress)(task.progress.now, task.progress.now, False), task.max_parallelism, swept)",
         "tests/runtime/test_operators.py::test_a_row_is_late_by_the_epochs_before_its_own",
     ),
     Mutant(

@@ -14,6 +14,7 @@ from state_ops.ids import CheckpointId
 from state_ops.key_groups import check_parallelism
 from state_ops.schema import StateSchema
 from state_ops.state_class import State
+from state_ops.ttl import Ttl
 
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,62}$")
 
@@ -115,7 +116,8 @@ class Aggregation:
 class Stage:
     """One keyed operator of a pipeline. uid: the stable name by which its state is found.
 
-    Exactly one of `function` (with `state`), `window`, `aggregation` and `deduplication` says what it does.
+    Exactly one of `function` (with `state`), `window`, `aggregation` and `deduplication` says what it does. Of a function's
+    state: on_timer is called when a timer fires; ttl: when it is forgotten.
     """
 
     uid: str
@@ -133,6 +135,8 @@ class Stage:
     sink: DeltaSink | None = None
     gates: tuple[Gate, ...] = ()
     description: str = ""
+    on_timer: Callable[..., Any] | None = None
+    ttl: Ttl | None = None
 
     def __post_init__(self) -> None:
         _check_name(self.uid, "stage")

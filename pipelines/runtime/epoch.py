@@ -21,7 +21,7 @@ from pipelines.runtime.commit import commit, delete_staged, discard, prune, publ
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.operators import duplicates
 from pipelines.runtime.sinks import delta
-from pipelines.runtime.stage_job import check_deadline, is_rows, meaning, run_stage, tables_of
+from pipelines.runtime.stage_job import check_deadline, is_rows, meaning, run_stage, stored_collections, tables_of
 from pipelines.runtime.workshop import Cut, EpochReport, Working, Workshop, lap
 from state_ops import errors, evolution
 from state_ops.checkpoint import OUTPUT, STATE, Checkpoint, StateFile, spans_with
@@ -194,6 +194,8 @@ def _figures(shop: Workshop, work: Working, stage: Stage) -> dict[str, Any]:
         "schemas": evolution.recorded(fixed.state) if fixed else [],
         "keys": [[key.name, type_name(key.type)] for key in fixed.keys] if fixed else [],
         "backend": shop.settings.state.backend,
+        "collections": stored_collections(fixed),
+        "swept": {str(ack.subtask): ack.swept for ack in acks if ack.swept is not None},
         "window": meaning(stage),
         "files_total": len(state),
         "files_new": len(new),

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.runtime.definition import Epoch, Stage
-from pipelines.runtime.operators import Operator, Progress, Shapes, build, event_time_of
+from pipelines.runtime.operators import FunctionOperator, Operator, Progress, Shapes, build, event_time_of
 from state_ops import frames, snapshot
 from state_ops.backends.base import Backend, BackendOptions
 from state_ops.backends.named import DEFAULT, named
@@ -47,7 +47,7 @@ class KeyedTask:
     bases: by subtask, the snapshot to build on. tables: by output name, the table that gets it; an output without one
     is staged as a channel if `channel`, else dropped. full: the snapshot is to depend on no other. stages: uids of all stages
     of the pipeline, the only ones whose local files are kept; none: nothing is known of others. seconds: what the epoch
-    has left when its task begins; transfers stop then.
+    has left when its task begins; transfers stop then. swept: by subtask, where the sweep of expired state goes on.
     """
 
     stage: Stage
@@ -69,6 +69,7 @@ class KeyedTask:
     full: bool = False
     stages: tuple[str, ...] = ()
     seconds: float | None = None
+    swept: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -136,7 +137,8 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
         with _closed(backend, staged):
             watermark = None if task.progress.before is None else from_micros(task.progress.before)
             epoch = Epoch(task.epoch, task.now, watermark, attempt.subtask, task.parallelism)
-            operator = build(task.stage, task.shapes, backend, epoch, task.progress, task.max_parallelism)
+            swept = task.swept.get(attempt.subtask)
+            operator = build(task.stage, task.shapes, backend, epoch, task.progress, task.max_parallelism, swept)
             for rows in _data(task, batches, counters):
                 for output, table in operator.process(rows):
                     counters.rows_out += staged.write(output, table)
@@ -212,6 +214,7 @@ def _ack(
         rows_null_key=counters.rows_null_key,
         max_event_time=counters.max_event_time,
         closed_upto=operator.closed_upto,
+        swept=operator.swept if isinstance(operator, FunctionOperator) else None,
         ms=counters.ms,
     )
 

@@ -23,7 +23,7 @@ from state_ops import errors, evolution
 from state_ops.aggregates import Agg
 from state_ops.backends import named as backends
 from state_ops.backends.base import BackendOptions
-from state_ops.checkpoint import STATE, Ack, StateFile, snapshots_of
+from state_ops.checkpoint import STATE, Ack, Checkpoint, StateFile, snapshots_of
 from state_ops.errors import (
     ConfigurationError,
     DamageError,
@@ -32,6 +32,7 @@ from state_ops.errors import (
     TransientError,
     WeirError,
 )
+from state_ops.kinds import Collection
 from state_ops.pending import FailureReason
 from state_ops.value_types import type_name
 
@@ -173,6 +174,8 @@ def _fitted_to_head(shop: Workshop, stage: Stage, fixed: Shapes) -> Shapes:
         problems.append(
             f"spark.parallelism was {recorded['parallelism']}, is {shop.settings.spark.parallelism}; state cannot be rescaled yet"
         )
+    collections, misfits = _collections_fitted(recorded.get("collections") or {}, fixed)
+    problems += misfits
     if recorded["max_parallelism"] != shop.pipeline.max_parallelism:
         problems.append(f"max_parallelism was {recorded['max_parallelism']}, is {shop.pipeline.max_parallelism}")
     if problems:
@@ -183,7 +186,43 @@ def _fitted_to_head(shop: Workshop, stage: Stage, fixed: Shapes) -> Shapes:
         )
     if changes := stored.differences(fixed.state):
         log.info("state_schema_changed", stage=stage.uid, checkpoint=int(head.id), changes=changes)
-    return replace(fixed, state=evolution.successor(recorded, fixed.state))
+    return replace(fixed, state=evolution.successor(recorded, fixed.state), collections=collections)
+
+
+def _collections_fitted(recorded: dict[str, Any], fixed: Shapes) -> tuple[tuple[Collection, ...], list[str]]:
+    """The lists and maps with schemas that also read what is stored; and why some cannot."""
+    problems, fitted = [], []
+    now = stored_collections(fixed)
+    for name, was in recorded.items():
+        if name not in now:
+            problems.append(f"the {was['kind']} {name} is gone, and what it holds would stay behind")
+        elif (was["kind"], was["key"]) != (now[name]["kind"], now[name]["key"]):
+            problems.append(f"{name} was a {_shape(was)}, is a {_shape(now[name])}")
+    for one in fixed.collections:
+        if one.name not in recorded:
+            fitted.append(one)
+            continue
+        obstacles = evolution.obstacles(evolution.from_record(recorded[one.name]), one.schema)
+        problems += [f"{one.name}: {problem}" for problem in obstacles]
+        fitted.append(replace(one, schema=evolution.successor(recorded[one.name], one.schema)))
+    return tuple(fitted), problems
+
+
+def stored_collections(fixed: Shapes | None) -> dict[str, Any]:
+    """A stage's lists and maps as its checkpoint records them, by name: kind, a map's key, the schemas of elements."""
+    return {
+        one.name: {
+            "kind": one.kind,
+            "key": None if one.key is None else type_name(one.key),
+            "schema": one.schema.to_json(),
+            "schemas": evolution.recorded(one.schema),
+        }
+        for one in (fixed.collections if fixed else ())
+    }
+
+
+def _shape(recorded: dict[str, Any]) -> str:
+    return f"map by {recorded['key']}" if recorded["key"] else recorded["kind"]
 
 
 def meaning(stage: Stage) -> dict[str, Any] | None:
@@ -237,7 +276,14 @@ def _task(shop: Workshop, work: Working, stage: Stage, fixed: Shapes) -> KeyedTa
         full=settings.checkpoints.mode == "full",
         stages=tuple(known.uid for known in pipeline.stages),
         seconds=work.deadline - time.monotonic(),
+        swept=_swept(parent, stage),
     )
+
+
+def _swept(parent: Checkpoint | None, stage: Stage) -> dict[int, str]:
+    """By subtask, where the sweep of expired state goes on."""
+    recorded = (parent.operators.get(stage.uid) or {}) if parent else {}
+    return {int(subtask): position for subtask, position in (recorded.get("swept") or {}).items()}
 
 
 # -- event time

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,19 @@ from pipelines.runtime.stage_job import backend_options
 from state_ops import evolution, snapshot
 from state_ops.backends.base import Backend
 from state_ops.backends.named import DEFAULT, named
-from state_ops.checkpoint import Checkpoint, Snapshot, snapshots_of
+from state_ops.checkpoint import Checkpoint, Snapshot, snapshots_of, to_micros
 from state_ops.errors import ConfigurationError, DamageError, PrunedError, WeirError
 from state_ops.key_groups import group_range, key_groups, subtask_of
+from state_ops.kinds import Collection
 from state_ops.registry import Registry
-from state_ops.state import scan_values
+from state_ops.scans import scan_state
 from state_ops.storage import Storage
+from state_ops.ttl import Expiry
 from state_ops.value_types import type_named
 
 
 def get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]) -> list[dict[str, Any]]:
-    """The state of one key in the newest checkpoint: key columns and fields.
+    """The state of one key in the newest checkpoint: key columns, fields, lists and maps; what a TTL has forgotten is not in it.
 
     key: one text per key column, cast to its type. A stage's function has at most one row, a window one for each of its
     windows that are open. Raises ConfigurationError for a key that cannot be one.
@@ -55,7 +58,7 @@ def _get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]) -
     rows = []
     with _retained(registry, head):
         found = _snapshots(registry, head, uid, [subtask])
-        for table in _tables(storage, settings, stage, figures, found, range(group, group + 1)):
+        for table in _tables(storage, settings, stage, figures, found, range(group, group + 1), head.epoch_now):
             for name, column in zip(keys.names, columns, strict=True):
                 table = table.filter(pc.equal(table.column(name), column[0]))
             rows += table.to_pylist()
@@ -63,7 +66,7 @@ def _get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]) -
 
 
 def scan(pipeline: Pipeline, settings: Settings, uid: str) -> Iterator[pa.Table]:
-    """All state of one stage in the newest checkpoint, in tables of bounded size: key columns and fields.
+    """All state of one stage in the newest checkpoint, in tables of bounded size: as `get`.
 
     Raises PrunedError if the checkpoint is pruned before all of it was read.
     """
@@ -73,7 +76,7 @@ def scan(pipeline: Pipeline, settings: Settings, uid: str) -> Iterator[pa.Table]
     with _retained(registry, head):
         for found in _snapshots(registry, head, uid, range(figures["parallelism"])):
             groups = group_range(found.subtask, figures["parallelism"], figures["max_parallelism"])
-            yield from _tables(storage, settings, stage, figures, [found], groups)
+            yield from _tables(storage, settings, stage, figures, [found], groups, head.epoch_now)
 
 
 @contextmanager
@@ -131,14 +134,23 @@ def _tables(
     figures: dict[str, Any],
     found: Sequence[Snapshot],
     groups: range,
+    now: datetime,
 ) -> Iterator[pa.Table]:
     keys, schema = _keys(figures), evolution.from_record(figures)
+    expiry = Expiry(stage.ttl, to_micros(now)) if stage.ttl else None
     for one in found:
         with opened(storage, settings, one, figures.get("backend", DEFAULT)) as backend:
             if stage.window is not None:
                 yield from open_windows(stage, keys, schema, backend, groups)
             else:
-                yield from scan_values(backend, schema, keys, groups)
+                yield from scan_state(backend, schema, _collections(figures), keys, groups, expiry)
+
+
+def _collections(figures: dict[str, Any]) -> tuple[Collection, ...]:
+    return tuple(
+        Collection(name, one["kind"], type_named(one["key"]) if one["key"] else None, evolution.from_record(one), None)
+        for name, one in (figures.get("collections") or {}).items()
+    )
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from state_ops.schema import StateSchema
 __all__ = [
     "LATE",
     "MAIN",
+    "FunctionOperator",
     "Operator",
     "Progress",
     "Shapes",
@@ -61,9 +62,15 @@ def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
 
 
 def build(
-    stage: Stage, fixed: Shapes, backend: Backend, epoch: Epoch, progress: Progress, max_parallelism: int
+    stage: Stage,
+    fixed: Shapes,
+    backend: Backend,
+    epoch: Epoch,
+    progress: Progress,
+    max_parallelism: int,
+    swept: str | None = None,
 ) -> Operator:
-    """The operator of one subtask for one epoch."""
+    """The operator of one subtask for one epoch. swept: where its sweep of expired state goes on."""
     groups = group_range(epoch.subtask, epoch.parallelism, max_parallelism)
     if isinstance(stage.window, Window):
         return WindowOperator(stage, stage.window, fixed, backend, progress, groups)
@@ -73,7 +80,7 @@ def build(
         return AggregationOperator(stage, stage.aggregation, fixed, backend, epoch.id)
     if stage.deduplication is not None:
         return DeduplicationOperator(stage, stage.deduplication, fixed, backend, epoch, progress, groups)
-    return FunctionOperator(stage, fixed.keys, fixed.state, backend, epoch, fixed.outputs[MAIN])
+    return FunctionOperator(stage, fixed, backend, epoch, progress, groups, swept)
 
 
 def open_windows(

@@ -18,6 +18,7 @@ from pipelines.runtime.definition import Stage
 from state_ops import frames
 from state_ops.aggregates import Agg
 from state_ops.errors import InputError, PipelineError
+from state_ops.kinds import Collection
 from state_ops.schema import StateSchema
 
 MAIN, LATE = "main", "late"
@@ -53,11 +54,13 @@ class Operator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The schemas of a stage, fixed before its first row. keys: key columns; outputs: by output name."""
+    """The schemas of a stage, fixed before its first row. keys: key columns; outputs: by output name; collections: lists
+    and maps."""
 
     keys: pa.Schema
     state: StateSchema
     outputs: dict[str, pa.Schema]
+    collections: tuple[Collection, ...] = ()
 
 
 def check_storable(schema: pa.Schema, where: str, remedy: str) -> None:

@@ -1,68 +1,154 @@
-"""A stage's function over batches, with value state at its side."""
+"""A stage's function over batches, with state at its side, and the function that its timers call."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
+import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.definition import Epoch, Stage
-from pipelines.runtime.operators.base import MAIN, Shapes, check_storable, refuse_clash
-from state_ops import frames
+from pipelines.runtime.operators.base import MAIN, Progress, Shapes, check_storable, refuse_clash
+from state_ops import frames, ttl
 from state_ops.backends.base import Backend
 from state_ops.backends.memory import MemoryBackend
-from state_ops.checkpoint import from_micros
+from state_ops.checkpoint import from_micros, to_micros
 from state_ops.errors import StageError, WeirError
+from state_ops.kinds import collections_of
 from state_ops.schema import StateSchema
-from state_ops.state import GROUP, ValueState
+from state_ops.state import GROUP, KeyedState, check_names, sorts
+from state_ops.timers import AT, DOMAIN, EVENT, MOMENT, PROCESSING, Due, TimerState, waves
+
+_FIRE_ROWS = 50_000
+_SWEEP_ENTRIES = 10_000
+_NEVER = -(1 << 63)
 
 
 def function_shapes(stage: Stage, rows: pa.Schema, keys: pa.Schema) -> Shapes:
-    """The schemas of a stage with a function, which is tried on an empty table."""
+    """The schemas of a stage with a function, which is tried on an empty table, as its `on_timer` is."""
     where = f"stage {stage.uid}"
     assert stage.state is not None
-    state = StateSchema.of(stage.state)
+    state = ttl.stamped(StateSchema.of(stage.state), stage.ttl)
     refuse_clash(stage, {field.name for field in state.fields}, "a field of its state")
+    collections = collections_of(stage.state)
+    check_names(collections, keys.names, where)
+    if stage.on_timer is not None:
+        refuse_clash(stage, {AT, DOMAIN}, "a column of the timers that fire")
+    stamped = tuple(replace(one, schema=ttl.stamped(one.schema, stage.ttl)) for one in collections)
+    shapes = Shapes(keys, state, {}, stamped)
     epoch = Epoch(id=0, now=from_micros(0), watermark=None, subtask=0, parallelism=1)  # type: ignore[arg-type]
-    empty = rows.empty_table().append_column(GROUP, pa.array([], pa.int32()))
-    trial = FunctionOperator(stage, keys, state, MemoryBackend(), epoch, None)
+    trial = FunctionOperator(stage, shapes, MemoryBackend(), epoch, Progress(None, None, False), range(0))
     try:
-        produced = [table for _, table in trial.process(empty)]
+        produced = [
+            table for _, table in trial.process(rows.empty_table().append_column(GROUP, pa.array([], pa.int32())))
+        ]
+        output = produced[0].schema if produced else pa.schema([])
+        if stage.on_timer is not None:
+            fired = [table for _, table in trial.fire(frames.from_arrow(_no_timers(keys)), EVENT)]
+            if fired and not produced:
+                output = fired[0].schema
+            elif fired:
+                fitted(stage, fired[0], output, stage.on_timer.__name__)
     except StageError as error:
         error.where = f"{where}, called with no rows to learn its output's columns, before the first epoch"
         error.next = "Correct the function; it must take an empty frame too. Nothing was started."
         raise
-    output = produced[0].schema if produced else pa.schema([])
     check_storable(output, where, "Cast it in the function")
-    return Shapes(keys, state, {MAIN: output})
+    return replace(shapes, outputs={MAIN: output})
+
+
+def _no_timers(keys: pa.Schema) -> pa.Table:
+    return pa.schema([*keys, (GROUP, pa.int32()), (AT, pa.int64())]).empty_table()
 
 
 class FunctionOperator:
-    """A stage's function over batches. output: the schema its rows must have; None while that is being found out."""
+    """A stage's function over batches. groups: the subtask's key groups; swept: where the sweep of expired state goes on, as
+    a key in hex; None: at the beginning. Rows have the schema of the shapes' output, if that is known already."""
 
     def __init__(
         self,
         stage: Stage,
-        keys: pa.Schema,
-        state: StateSchema,
+        shapes: Shapes,
         backend: Backend,
         epoch: Epoch,
-        output: pa.Schema | None,
+        progress: Progress,
+        groups: range,
+        swept: str | None = None,
     ) -> None:
         assert stage.function is not None
-        self._stage, self._keys, self._epoch, self._output = stage, keys, epoch, output
-        self._convert = frames.converter(stage.function)
+        self._stage, self._shapes, self._backend, self._epoch = stage, shapes, backend, epoch
+        self._progress, self._groups = progress, groups
+        self._keys, self._output = shapes.keys, shapes.outputs.get(MAIN)
         self._where = f"stage {stage.uid}"
-        self._state = ValueState(backend, state, keys, self._where, self._convert)
+        self._now = to_micros(epoch.now)
+        self._expiry = ttl.Expiry(stage.ttl, self._now) if stage.ttl else None
+        self._convert = frames.converter(stage.function)
+        self._timers = TimerState(
+            backend, self._keys, self._where, self._now, epoch.id, allowed=stage.on_timer is not None
+        )
+        self._state = KeyedState(
+            backend,
+            shapes.state,
+            self._keys,
+            self._where,
+            lambda table: self._convert(table),
+            self._expiry,
+            collections=shapes.collections,
+            timers=self._timers,
+        )
         self.rows_late = 0
         self.closed_upto: int | None = None
+        self.swept = swept
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-        self._state.begin(frames.from_arrow(rows.select([*self._keys.names, GROUP])))
         assert self._stage.function is not None
+        self._state.begin(frames.from_arrow(rows.select([*self._keys.names, GROUP])))
+        yield from self._called(self._stage.function, rows.drop_columns([GROUP]))
+
+    def barrier(self) -> Iterator[tuple[str, pa.Table]]:
+        if self._stage.on_timer is not None:
+            if self._progress.drain or self._progress.now is not None:
+                yield from self._fire_due(EVENT, self._progress.now, self._progress.drain)
+            yield from self._fire_due(PROCESSING, self._now)
+        if self._expiry is not None:
+            known = sorts(self._shapes.state, self._shapes.collections)
+            position = bytes.fromhex(self.swept or "")
+            after = ttl.sweep(self._backend, known, self._groups, self._expiry, position, _SWEEP_ENTRIES)
+            self.swept = None if after is None else after.hex()
+
+    def _fire_due(self, domain: str, clock: int | None, drain: bool = False) -> Iterator[tuple[str, pa.Table]]:
+        """Fire what a clock has reached; with `drain` all that was set before. See docs/adr/0017-timers.md for what
+        fires when."""
+        upto = None if drain else clock
+        due = Due(self._backend, self._keys, domain, self._groups, upto, self._epoch.id, _FIRE_ROWS)
+        while len(piece := due.piece()):
+            for wave in waves(piece, self._keys.names):
+                due.fired(wave)
+                yield from self.fire(wave, domain, _NEVER if clock is None else clock)
+                if self._timers.disturbed:  # the author set or cleared what is due: look again
+                    break
+
+    def fire(self, timers: pl.DataFrame, domain: str, clock: int = _NEVER) -> Iterator[tuple[str, pa.Table]]:
+        """Call `on_timer`. timers: key columns, key group and `at` (microseconds), a key at most once; clock: what is due."""
+        assert self._stage.on_timer is not None
+        self._state.begin(timers.select([*self._keys.names, GROUP]))
+        self._timers.firing(domain, timers[AT].to_numpy(), clock)
+        if domain == EVENT and len(timers):
+            newest: Any = timers[AT].max()
+            self.closed_upto = newest if self.closed_upto is None else max(self.closed_upto, newest)
+        moments = frames.arrow(timers.select(AT)).column(0).cast(MOMENT)
+        rows = frames.arrow(timers.select(self._keys.names)).cast(self._keys)
+        rows = rows.append_column(AT, moments).append_column(DOMAIN, pa.array([domain] * len(timers), pa.string()))
+        yield from self._called(self._stage.on_timer, rows)
+
+    def _called(self, function: Callable[..., Any], rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+        """What the author's function makes of rows; what it changed is written."""
+        self._convert = frames.converter(function)
         try:
-            result = self._stage.function(self._convert(rows.drop_columns([GROUP])), self._state, self._epoch)
+            result = function(self._convert(rows), self._state, self._epoch)
         except WeirError:
             raise
         except Exception as error:
@@ -70,9 +156,6 @@ class FunctionOperator:
         self._state.flush()
         if result is not None:
             yield MAIN, fitted(self._stage, frames.arrow(result, self._where), self._output)
-
-    def barrier(self) -> Iterator[tuple[str, pa.Table]]:
-        return iter(())
 
 
 def authors_error(error: Exception, stage: Stage, epoch: Epoch, keys: pa.Table) -> StageError:
@@ -88,8 +171,11 @@ def authors_error(error: Exception, stage: Stage, epoch: Epoch, keys: pa.Table) 
     )
 
 
-def fitted(stage: Stage, rows: pa.Table, output: pa.Schema | None) -> pa.Table:
-    """What a stage's function returned, in the columns and types of `output`; as it is while these are being found out."""
+def fitted(stage: Stage, rows: pa.Table, output: pa.Schema | None, by: str | None = None) -> pa.Table:
+    """What a stage's function returned, in the columns and types of `output`; as it is while these are being found out.
+
+    by: the function's name, where it is not the stage's main one.
+    """
     if output is None or rows.schema.equals(output):
         return rows
     problems = [f"{field.name} is missing" for field in output if field.name not in rows.column_names]
@@ -100,7 +186,9 @@ def fitted(stage: Stage, rows: pa.Table, output: pa.Schema | None) -> pa.Table:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             problems = [str(error)]
     raise StageError(
-        f"The stage {stage.uid} returned other columns than for an empty input: {'; '.join(problems)}.",
+        f"{by}() of the stage {stage.uid} returned other columns than its main function: {'; '.join(problems)}."
+        if by
+        else f"The stage {stage.uid} returned other columns than for an empty input: {'; '.join(problems)}.",
         where=f"stage {stage.uid}",
         next="Return the same columns and types whatever the rows are.",
     )
