@@ -89,14 +89,15 @@ def return_files(budget: Budget, share: int) -> None:
 def options(budget: Budget, families: int, files: int) -> Options:
     """A column family's options, of a database with so many families and open files.
 
-    RocksDB holds up to two memtables of each family, so a single database stays within the memtables' share by itself, however
-    fast it is written. The common limit, which only asks for flushes, is for several.
+    RocksDB holds up to two memtables of each family, so a single database stays within 7/8 of the memtables' share by itself,
+    however fast it is written. The common limit only asks for flushes; where several databases together exceed it all the same,
+    each makes room when it is written.
     """
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_block_based_table_factory(_blocks(budget))
     options.set_write_buffer_manager(budget.memtables)
-    options.set_write_buffer_size(max(_LEAST_MEMTABLE, budget.memtable_bytes // 2 // families))
+    options.set_write_buffer_size(max(_LEAST_MEMTABLE, budget.memtable_bytes * 7 // 16 // families))
     options.set_max_write_buffer_number(2)
     options.set_compaction_style(DBCompactionStyle.universal())
     options.set_compression_type(DBCompressionType.lz4())

@@ -122,6 +122,8 @@ class RocksDBBackend:
         self._unchecked += batch.size_in_bytes()
         try:
             self._db.write(batch)
+            if self._budget.memtables.get_usage() > self._budget.memtable_bytes:
+                self._make_room()
             if self._unchecked >= self._threshold:  # in time: cutting a state that has become large takes long
                 self._unchecked = 0
                 self._split()
@@ -130,6 +132,19 @@ class RocksDBBackend:
         except Exception as error:
             raise self._failed("write", error) from error
         self.written = True
+
+    def _make_room(self) -> None:
+        """Flush, and wait for it: several databases together hold more in memtables than they may, or flushes are slow."""
+        held = sum(shard.property_int_value("rocksdb.cur-size-all-mem-tables") or 0 for shard in self._shards)
+        if (
+            held > self._budget.memtable_bytes // 16
+        ):  # else it is others that hold it, and this one would write tiny files
+            self._flush()
+
+    def _flush(self) -> None:
+        for wait in (False, True):  # several at once, as far as there are threads; the second round waits for them
+            for shard in self._shards:
+                shard.flush(wait=wait)
 
     def _by_shard(self, entries: Sequence[_Entry]) -> Sequence[Sequence[_Entry]]:
         """Entries that begin with a key, shard by shard."""
@@ -164,9 +179,7 @@ class RocksDBBackend:
     def snapshot(self, target: Path) -> list[Path]:
         """Flush, merge what is due, and hard-link the live files into `target` (which must not exist)."""
         try:
-            for wait in (False, True):  # several at once, as far as there are threads; the second round waits for them
-                for shard in self._shards:
-                    shard.flush(wait=wait)
+            self._flush()
             self._settle()
             split = self._split()
             merges = shards.due(self._sizes())
