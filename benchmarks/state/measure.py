@@ -1,0 +1,236 @@
+"""One measurement: a fresh process with clean directories, its speed, and whether what it computed is right."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.state import workload as work
+from benchmarks.state.engine import Result, Task
+from benchmarks.state.peers import environment
+from benchmarks.state.rows import Row
+from benchmarks.state.workload import Slices, Workload
+
+_PROJECT = Path(__file__).resolve().parents[2]
+_LARGE_FILE = 1 << 20
+_PORTS = 3
+
+
+class FailedError(Exception):
+    """A measurement that gave no figure. The text says why, without any path of this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """steady: events/s from the end of the first measured epoch to the end; whole: events/s from the start of the process to
+    the end of the last epoch (after a preload: of the measured events); start_seconds: until the engine was up; epoch_ms: of
+    the epochs counted in steady, where the engine has epochs; differing: of the compared keys; load: of the machine, before."""
+
+    workload: str
+    row: str
+    repetition: int
+    epochs: int
+    events: int
+    steady: float = 0.0
+    whole: float = 0.0
+    start_seconds: float = 0.0
+    epoch_ms: list[float] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    keys: int = 0
+    differing: int = 0
+    checked_apart: bool = False
+    load: float = 0.0
+    error: str = ""
+
+
+def measure(scratch: Path, workload: Workload, row: Row, slices: Slices, repetition: int) -> Measurement:
+    """Run a row once. What fails is a measurement too, with an error and without figures."""
+    blank = Measurement(workload.name, row.name, repetition, slices.epochs, slices.events)
+    run = scratch / "run"
+    try:
+        return _measure(scratch, workload, row, slices, repetition, run)
+    except (FailedError, RuntimeError, subprocess.SubprocessError, OSError) as error:
+        told = _scrubbed(f"{type(error).__name__}: {error}", scratch)
+        return Measurement(**{**asdict(blank), "error": told, "load": os.getloadavg()[0]})
+    finally:
+        shutil.rmtree(run, ignore_errors=True)
+
+
+def _measure(scratch: Path, workload: Workload, row: Row, slices: Slices, repetition: int, run: Path) -> Measurement:
+    inputs = work.sliced(scratch, workload, slices)
+    apart = row.checked is not None
+    verdict = _checked_apart(scratch, workload, row) if row.checked is not None else None
+    shutil.rmtree(run, ignore_errors=True)
+    run.mkdir(parents=True)
+    inline = workload.preload and row.peers is not None
+    if inline:
+        inputs = _together(run / "input", [work.preloaded(scratch, workload), inputs])
+    elif workload.preload:
+        _clone(_bootstrap(scratch, workload, row), run / "durable")
+    task = _task(row, run, inputs, slices, workload, row.options, inline)
+    load = os.getloadavg()[0]
+    began = time.time()
+    result = _start(task, row, scratch, run)
+    ended = result.progress[-1][0]
+    first = next(index for index, (_, done) in enumerate(result.progress) if done >= task.preload + slices.events)
+    counted = result.progress[first:]
+    seconds = counted[-1][0] - counted[0][0]
+    if verdict is None:
+        verdict = work.verify(scratch, workload, slices, result.output)
+    phases = {
+        name: statistics.median(epoch.get(name, 0.0) for epoch in result.phases[1:])
+        for name in (result.phases[-1] if len(result.phases) > 1 else {})
+    }
+    return Measurement(
+        workload=workload.name,
+        row=row.name,
+        repetition=repetition,
+        epochs=slices.epochs,
+        events=slices.events,
+        steady=(counted[-1][1] - counted[0][1]) / seconds if seconds > 0 else 0.0,
+        whole=result.progress[-1][1] / (ended - began),
+        start_seconds=result.ready - began,
+        epoch_ms=_epoch_ms(counted) if result.phases else [],
+        phases=phases,
+        figures=result.figures,
+        settings=result.settings,
+        versions=result.versions,
+        keys=verdict["keys"],
+        differing=verdict["differing"],
+        checked_apart=apart,
+        load=load,
+    )
+
+
+def _epoch_ms(progress: list[Any]) -> list[float]:
+    return [round((after[0] - before[0]) * 1e3, 1) for before, after in pairwise(progress)]
+
+
+def _task(
+    row: Row, run: Path, inputs: Path, slices: Slices, workload: Workload, options: dict[str, Any], inline: bool
+) -> Task:
+    ports = _free_ports(_PORTS)
+    return Task(
+        row=row.name,
+        inputs=[str(inputs)],
+        files=work.FILES,
+        epochs=slices.epochs,
+        events=slices.events,
+        preload=workload.keys if inline else 0,
+        durable=str(run / "durable"),
+        local=str(run / "local"),
+        result=str(run / "result.json"),
+        payload=workload.payload,
+        options={**options, "port": ports[0], "ports": ports[1:]},
+    )
+
+
+def _bootstrap(scratch: Path, workload: Workload, row: Row) -> Path:
+    """What the row's engine keeps after the preload; made once, by the engine itself, then cloned for every repetition."""
+    home = scratch / "bootstraps" / workload.name / row.name
+    if not (home / "_DONE").exists():
+        print(f"  loading {workload.keys:,} keys into {row.name}", flush=True)
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(parents=True)
+        slices = Slices(-(-workload.keys // workload.preload_events), workload.preload_events)
+        task = _task(row, home, work.preloaded(scratch, workload), slices, workload, row.options, False)
+        _start(task, row, scratch, home, seconds=4 * row.seconds)
+        shutil.rmtree(home / "local", ignore_errors=True)
+        (home / "_DONE").touch()
+    return home / "durable"
+
+
+def _clone(source: Path, target: Path) -> None:
+    """Copy small files, which may be pointers that are written over; link large ones, which no engine ever changes."""
+
+    def place(origin: str, copy: str) -> str:
+        if Path(origin).stat().st_size >= _LARGE_FILE:
+            os.link(origin, copy)
+            return copy
+        return shutil.copy2(origin, copy)
+
+    shutil.copytree(source, target, copy_function=place)
+
+
+def _together(target: Path, directories: list[Path]) -> Path:
+    target.mkdir(parents=True)
+    for directory in directories:
+        for file in sorted(directory.glob("*.parquet")):
+            os.link(file, target / file.name)
+    return target
+
+
+def _checked_apart(scratch: Path, workload: Workload, row: Row) -> dict[str, int]:
+    """Compare a run of the row's query over two epochs with a sink that keeps everything; once for a workload."""
+    known = scratch / "checked" / f"{workload.name}-{row.name}.json"
+    if not known.exists():
+        slices = Slices(2, workload.events)
+        run = scratch / "run"
+        shutil.rmtree(run, ignore_errors=True)
+        run.mkdir(parents=True)
+        inputs = work.sliced(scratch, workload, slices)
+        assert row.checked is not None
+        task = _task(row, run, inputs, slices, workload, row.checked, False)
+        result = _start(task, row, scratch, run)
+        known.parent.mkdir(parents=True, exist_ok=True)
+        known.write_text(json.dumps(work.verify(scratch, workload, slices, result.output, result.form, loaded=False)))
+    found: dict[str, int] = json.loads(known.read_text())
+    return found
+
+
+def _start(task: Task, row: Row, scratch: Path, run: Path, seconds: int | None = None) -> Result:
+    """Run the engine's program to its end. Raises FailedError with the end of what it said."""
+    place = environment(row.peers, scratch)
+    (run / "task.json").write_text(json.dumps(asdict(task)))
+    variables = {**os.environ, **place.variables, "PYTHONPATH": str(_PROJECT)}
+    with (run / "said.log").open("w") as said:
+        process = subprocess.Popen(
+            [place.python, "-m", f"benchmarks.state.{row.module}", str(run / "task.json")],
+            stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, cwd=run, start_new_session=True,
+        )  # fmt: skip
+        limit = seconds or row.seconds
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise FailedError(f"not done after {limit} s") from None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also what it left behind; its session is its own
+            process.wait()
+    if code or not Path(task.result).exists():
+        raise FailedError(_last_words((run / "said.log").read_text(errors="replace")) or f"ended with {code}")
+    return Result(**json.loads(Path(task.result).read_text()))
+
+
+def _last_words(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if re.search(r"(Error|Exception)\b.*:", line)]
+    return " | ".join(dict.fromkeys([*lines[-3:]]))[:600] or said.strip()[-300:]
+
+
+def _scrubbed(text: str, scratch: Path) -> str:
+    for path in (scratch, _PROJECT, Path.home()):
+        text = text.replace(str(path), "...")
+    return text
+
+
+def _free_ports(number: int) -> list[int]:
+    holders = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [holder.getsockname()[1] for holder in holders]
+    for holder in holders:
+        holder.close()
+    return ports

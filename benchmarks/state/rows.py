@@ -1,0 +1,135 @@
+"""The rows of the comparison and the workloads they run on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.state.workload import Slices, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One engine, set up in one way.
+
+    group: "weir", or the letter of the peer: a Spark's aggregation, b transformWithStateInPandas, c Flink SQL, d
+    KeyedProcessFunction, e Bytewax. module: its program. peers: name of the environment that it needs, if not the project's
+    own. events: of one epoch, where the engine is too slow for all; seconds: after which a measurement is given up.
+    checked: options of a run of its own that is compared instead, where the measured one hands out nothing.
+    """
+
+    name: str
+    title: str
+    group: str
+    module: str
+    options: dict[str, Any] = field(default_factory=dict)
+    peers: str | None = None
+    events: int | None = None
+    seconds: int = 900
+    checked: dict[str, Any] | None = None
+
+    def slices(self, workload: Workload, epochs: int) -> Slices:
+        return Slices(3, self.events) if self.events else Slices(epochs, workload.events)
+
+
+_MINI_BATCH = {
+    "table.exec.mini-batch.enabled": "true",
+    "table.exec.mini-batch.allow-latency": "3 s",
+    "table.exec.mini-batch.size": "250000",
+    "table.optimizer.agg-phase-strategy": "TWO_PHASE",
+}
+_PYTHON = {"python.state.cache-size": "100000", "python.fn-execution.bundle.size": "10000"}
+
+ROWS = (
+    Row("weir-aggregate", "Weir, `aggregate`", "weir", "weir", {"form": "aggregate"}),
+    Row("weir-stage", "Weir, `@stage` with `state.fold`", "weir", "weir", {"form": "stage"}),
+    Row(
+        "spark-changelog",
+        "Spark aggregation, changelog on, Parquet",
+        "a",
+        "spark_native",
+        {"changelog": True, "sink": "parquet"},
+    ),
+    Row(
+        "spark-snapshots",
+        "Spark aggregation, changelog off, Parquet",
+        "a",
+        "spark_native",
+        {"changelog": False, "sink": "parquet"},
+    ),
+    Row(
+        "spark-noop",
+        "Spark aggregation, changelog on, no output",
+        "a",
+        "spark_native",
+        {"changelog": True, "sink": "noop"},
+    ),
+    Row(
+        "spark-tws",
+        "Spark transformWithStateInPandas",
+        "b",
+        "spark_tws",
+        {"changelog": True, "sink": "parquet"},
+        events=10_000,
+    ),
+    Row("flink-sql", "PyFlink SQL, no output", "c", "flink_sql", peers="flink", checked={"checked": True}),
+    Row(
+        "flink-sql-batched",
+        "PyFlink SQL, mini-batches, no output",
+        "c",
+        "flink_sql",
+        {"conf": _MINI_BATCH},
+        "flink",
+        checked={"conf": _MINI_BATCH, "checked": True},
+    ),
+    Row(
+        "flink-process",
+        "PyFlink KeyedProcessFunction, process mode",
+        "d",
+        "flink_process",
+        {"conf": {**_PYTHON, "python.execution-mode": "process"}},
+        "flink",
+        events=10_000,
+    ),
+    Row(
+        "flink-thread",
+        "PyFlink KeyedProcessFunction, thread mode",
+        "d",
+        "flink_process",
+        {"conf": {**_PYTHON, "python.execution-mode": "thread"}},
+        "flink",
+        events=10_000,
+    ),
+    Row("bytewax", "Bytewax, recovery on, two processes", "e", "bytewax_flow", {"epoch_seconds": 3}, "bytewax"),
+)
+
+_SMALL = frozenset(row.name for row in ROWS)
+_LARGE = frozenset(row.name for row in ROWS if row.group in ("weir", "a", "c")) - {"spark-noop"}
+_FLAT = frozenset({"weir-aggregate"})
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A workload and who runs it. disk: bytes that it takes; it is left out where they are not free."""
+
+    workload: Workload
+    rows: frozenset[str]
+    disk: int = 5 << 30
+
+
+SCENARIOS = (
+    Scenario(Workload("uniform-1m", 1_000_000), _SMALL),
+    Scenario(Workload("zipf-1m", 1_000_000, "zipf"), _SMALL),
+    Scenario(Workload("uniform-1m-1kb", 1_000_000, payload=True), _SMALL - {"spark-noop"}, 20 << 30),
+    Scenario(Workload("zipf-1m-1kb", 1_000_000, "zipf", payload=True), _SMALL - {"spark-noop"}, 20 << 30),
+    Scenario(Workload("uniform-20m", 20_000_000, preload=True), _LARGE, 20 << 30),
+    Scenario(Workload("zipf-20m", 20_000_000, "zipf", preload=True), _LARGE, 20 << 30),
+    Scenario(
+        Workload("uniform-20m-1kb", 20_000_000, payload=True, preload=True),
+        frozenset({"weir-aggregate", "spark-changelog"}),
+        75 << 30,
+    ),
+    Scenario(Workload("flat-1m", 1_000_000, preload=True, epochs=20, events=50_000, hot=50_000), _FLAT),
+    Scenario(Workload("flat-5m", 5_000_000, preload=True, epochs=20, events=50_000, hot=50_000), _FLAT),
+    Scenario(Workload("flat-20m", 20_000_000, preload=True, epochs=20, events=50_000, hot=50_000), _FLAT, 20 << 30),
+)

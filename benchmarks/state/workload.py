@@ -1,0 +1,211 @@
+"""The input that every engine gets, as Parquet files, and what must come out of it.
+
+    <scratch>/inputs/<workload>/
+        preload/epoch-00000-{0,1}.parquet    one event per key, in large epochs; only where the state is to be large at once
+        events/epoch-00000-{0,1}.parquet     the measured epochs
+        expected-<slices>.parquet            by DuckDB: key, n, total, top after these slices
+
+An event is `key` (int64), `value` (float64) and, in the 1 KB workloads, `payload` (a JSON text of 1,024 bytes). Two things
+make results comparable to the last bit: a value is a multiple of 1/8, so sums do not depend on the order of adding; and a
+key's payload is always the same text, so "the greatest one" is found wherever one looks. Keys are spread over all of int64 by an odd factor:
+no engine gains from dense or sorted keys.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+FILES = 2
+"""Per epoch, so that two cores read side by side in every engine."""
+
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+_PRELOAD_EVENTS, _PRELOAD_PAYLOADS = 5_000_000, 1_000_000
+_PAYLOADS = 512
+_ROW_GROUP = 125_000
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """keys: how many there are; skew: "uniform" or "zipf" (exponent 1); payload: events and state carry a text of 1,024 bytes;
+    preload: every key has state before the measured epochs; epochs of so many events; hot: only so many keys change at all."""
+
+    name: str
+    keys: int
+    skew: str = "uniform"
+    payload: bool = False
+    preload: bool = False
+    epochs: int = 10
+    events: int = 500_000
+    hot: int | None = None
+
+    @property
+    def preload_events(self) -> int:
+        """Of one epoch of the preload."""
+        return min(self.keys, _PRELOAD_PAYLOADS if self.payload else _PRELOAD_EVENTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """The part of a workload that a row gets: its first epochs, or, for slow engines, the first events in smaller epochs."""
+
+    epochs: int
+    events: int
+
+    @property
+    def total(self) -> int:
+        return self.epochs * self.events
+
+
+def preloaded(scratch: Path, workload: Workload) -> Path:
+    """The directory of the events that give every key a state; written once."""
+    directory = scratch / "inputs" / workload.name / "preload"
+    if not (directory / "_DONE").exists():
+        rng = np.random.default_rng(7)
+        epochs = (
+            np.arange(start, min(start + workload.preload_events, workload.keys), dtype=np.uint64)
+            for start in range(0, workload.keys, workload.preload_events)
+        )
+        _write(directory, workload, epochs, rng, since=0)
+    return directory
+
+
+def sliced(scratch: Path, workload: Workload, slices: Slices) -> Path:
+    """The directory of the measured events, cut as a row gets them; written once."""
+    events = _events(scratch, workload)
+    if slices.events == workload.events and slices.epochs == workload.epochs:
+        return events
+    directory = events.with_name(f"events-{slices.epochs}x{slices.events}")
+    if not (directory / "_DONE").exists():
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        rows = ds.dataset(sorted(events.glob("*.parquet")), format="parquet").head(slices.total)
+        for epoch in range(slices.epochs):
+            _write_epoch(directory, epoch, rows.slice(epoch * slices.events, slices.events), since=1_000_000)
+        (directory / "_DONE").touch()
+    return directory
+
+
+def expected(scratch: Path, workload: Workload, slices: Slices, loaded: bool = True) -> Path:
+    """Parquet of key, n, total, top (and payload's hash) after the preload and these slices, by DuckDB; computed once."""
+    import duckdb
+
+    target = (
+        scratch
+        / "inputs"
+        / workload.name
+        / f"expected-{slices.epochs}x{slices.events}{'' if loaded else '-alone'}.parquet"
+    )
+    if not target.exists():
+        inputs = [f"{sliced(scratch, workload, slices)}/*.parquet"]
+        if workload.preload and loaded:
+            inputs.append(f"{preloaded(scratch, workload)}/*.parquet")
+        text = ", hash(any_value(payload)) AS payload" if workload.payload else ""
+        with duckdb.connect() as db:
+            db.execute(f"SET memory_limit='6GB'; SET threads=2; SET temp_directory='{scratch / 'duckdb'}'")
+            partial = target.with_suffix(".partial")
+            db.execute(
+                f"COPY (SELECT key, count(*) AS n, sum(value) AS total, max(value) AS top{text}"
+                f" FROM read_parquet({inputs}) GROUP BY key) TO '{partial}' (FORMAT parquet)"
+            )
+        partial.rename(target)
+    return target
+
+
+def verify(
+    scratch: Path, workload: Workload, slices: Slices, output: list[str], form: str = "parquet", loaded: bool = True
+) -> dict[str, int]:
+    """Compare an engine's output with DuckDB's result: per key its last row (the one with the highest n) must be equal.
+
+    output, form: as in engine.Result. loaded: whether the engine was
+    given the preload. Returns how many keys there are on either side, and how many differ or are on one side only.
+    """
+    import duckdb
+
+    truth = expected(scratch, workload, slices, loaded)
+    text = " OR o.payload IS DISTINCT FROM e.payload" if workload.payload else ""
+    last = ", hash(any_value(payload)) AS payload" if workload.payload else ""
+    rows = f"read_parquet({output})"
+    if form == "debezium-json":
+        rows = f"(SELECT unnest(after) FROM read_json({output}, format='newline_delimited') WHERE op = 'c')"
+    with duckdb.connect() as db:
+        db.execute(f"SET memory_limit='6GB'; SET threads=2; SET temp_directory='{scratch / 'duckdb'}'")
+        found = db.execute(
+            f"WITH o AS (SELECT key, max(n) AS n, max_by(total, n) AS total, max_by(top, n) AS top{last}"
+            f" FROM {rows} GROUP BY key)"
+            " SELECT count(*), count(*) FILTER (o.n IS DISTINCT FROM e.n OR o.total IS DISTINCT FROM e.total"
+            f" OR o.top IS DISTINCT FROM e.top{text}) FROM o FULL JOIN read_parquet('{truth}') e ON o.key = e.key"
+        ).fetchone()
+    assert found is not None
+    return {"keys": found[0], "differing": found[1]}
+
+
+def _events(scratch: Path, workload: Workload) -> Path:
+    directory = scratch / "inputs" / workload.name / "events"
+    if not (directory / "_DONE").exists():
+        rng = np.random.default_rng(1)
+        _write(directory, workload, _ranks(workload, rng), rng, since=1_000_000)
+    return directory
+
+
+def _ranks(workload: Workload, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    if workload.hot is not None:
+        hot = rng.choice(workload.keys, workload.hot, replace=False).astype(np.uint64)
+        for _ in range(workload.epochs):
+            yield rng.permutation(np.resize(hot, workload.events))
+        return
+    if workload.skew == "uniform":
+        for _ in range(workload.epochs):
+            yield rng.integers(0, workload.keys, workload.events).astype(np.uint64)
+        return
+    cumulative = np.cumsum(1.0 / np.arange(1, workload.keys + 1))
+    cumulative /= cumulative[-1]
+    for _ in range(workload.epochs):
+        yield np.searchsorted(cumulative, rng.random(workload.events)).astype(np.uint64)
+
+
+def _write(
+    directory: Path, workload: Workload, epochs: Iterator[np.ndarray], rng: np.random.Generator, since: int
+) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    texts = _texts() if workload.payload else None
+    for epoch, ranks in enumerate(epochs):
+        with np.errstate(over="ignore"):
+            keys = (ranks * _SPREAD).view(np.int64)
+        columns = {"key": pa.array(keys), "value": pa.array(rng.integers(0, 8_000, len(ranks)) / 8.0)}
+        if texts is not None:
+            columns["payload"] = pa.DictionaryArray.from_arrays(pa.array((ranks % _PAYLOADS).astype(np.int16)), texts)
+        _write_epoch(directory, epoch, pa.table(columns), since)
+    (directory / "_DONE").touch()
+
+
+def _write_epoch(directory: Path, epoch: int, rows: pa.Table, since: int) -> None:
+    if "payload" in rows.column_names:  # a plain text to every reader; only the files stay small
+        rows = rows.set_column(2, "payload", rows["payload"].cast(pa.dictionary(pa.int16(), pa.string())))
+    half = -(-rows.num_rows // FILES)
+    for number in range(FILES):
+        file = directory / f"epoch-{since // 1_000_000}{epoch:05}-{number}.parquet"
+        part = rows.slice(number * half, half)
+        pq.write_table(part, file, row_group_size=_ROW_GROUP, compression="snappy", store_schema=False)
+        at = 1_700_000_000 + since + epoch * 10 + number  # engines that take files by age take them in this order
+        os.utime(file, (at, at))
+
+
+def _texts() -> pa.Array:
+    """Texts of 1,024 bytes that look like records: repeated field names, hexadecimal values."""
+    rng = np.random.default_rng(3)
+    texts = []
+    for _ in range(_PAYLOADS):
+        record = {f"attribute_{number:02}": rng.bytes(8).hex() for number in range(26)}
+        texts.append(json.dumps(record, separators=(",", ":")).ljust(1024)[:1024])
+    return pa.array(texts)
