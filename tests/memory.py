@@ -69,6 +69,7 @@ class _Child:
     def __init__(self, scratch: Path, budget_mb: int, state_mb: int, value_bytes: int) -> None:
         self._scratch, self._budget_mb, self._value_bytes = scratch, budget_mb, value_bytes
         self._entries = (state_mb << 20) // (value_bytes + _KEY_BYTES)
+        self._rounds = state_mb // 12  # so that a small state is not written several times
         self._draw = random.Random(1)
         self._noise = self._draw.randbytes(1 << 20)
         self._batch(range(_BATCH))
@@ -82,10 +83,10 @@ class _Child:
         self._report("load", backend)
         backend.snapshot(self._scratch / "one")
         self._report("snapshot", backend)
-        for _ in range(40):
+        for _ in range(self._rounds):
             assert None not in backend.multi_get(self._keys(self._some()))
         self._report("read at random", backend)
-        for _ in range(40):
+        for _ in range(self._rounds):
             numbers = self._some()
             backend.multi_get(self._keys(numbers))
             backend.write(self._batch(numbers), self._keys(self._some()[:10]))
@@ -95,7 +96,7 @@ class _Child:
         files = backend.snapshot(self._scratch / "two")
         self._report("snapshot again", backend)
         other = RocksDBBackend(_forked(files, self._scratch / "other"), self._budget_mb)
-        for _ in range(20):
+        for _ in range(self._rounds // 2):
             for each in (backend, other):
                 each.multi_get(self._keys(self._some()))
                 each.write(self._batch(self._some()))
