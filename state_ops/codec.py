@@ -58,7 +58,7 @@ from state_ops.nested import (
     struct_of,
 )
 from state_ops.schema import StateSchema
-from state_ops.value_types import parts, stored_type, without_nullability
+from state_ops.value_types import stored_type, without_nullability
 
 FORMAT_VERSION = 1
 SCHEMA_ID = slice(1, 9)  # where a value holds the id of its schema
@@ -293,7 +293,11 @@ def _decode_joined(schema: StateSchema, joined: np.ndarray, starts: np.ndarray, 
     bits = _bits(rows["nulls"])
     if bits is not None:
         sound(np.equal(bits[:, len(layout.slots) :].sum(axis=1), 0), "has a damaged null bitmap")
-    cursor = Cursor(joined, starts + width, starts + lengths, sound)
+
+    def broken(problem: str) -> NoReturn:
+        raise _damage(f"A state value {problem}", schema)
+
+    cursor = Cursor(joined, starts + width, starts + lengths, sound, broken)
     arrays: list[tuple[np.ndarray, pa.Array | None]] = []
     none = np.zeros(n, bool)
     for i, slot in enumerate(layout.slots):
@@ -301,12 +305,6 @@ def _decode_joined(schema: StateSchema, joined: np.ndarray, starts: np.ndarray, 
         inside = none if slot.inside is None or bits is None else bits[:, slot.inside]
         arrays.append((nulls, _decode_slot(rows, i, slot, nulls, inside, cursor)))
     columns = [_column(layout, arrays, i) for i, slot in enumerate(layout.slots) if slot.inside is None]
-    for column, f in zip(columns, schema.fields, strict=True):
-        if _needs_validation(f.type):
-            try:
-                column.validate(full=True)
-            except pa.ArrowInvalid as error:
-                raise _damage(f"A state value holds what is no {f.type} in {f.name!r}: {error}", schema) from error
     sound(np.equal(cursor.at, cursor.ends), "has bytes after its last field")
     return pa.Table.from_arrays(columns, schema=schema.arrow)
 
@@ -340,13 +338,13 @@ def _decode_slot(
         cursor.unsound_unless(~(nulls & filled), f"holds bytes behind the null in {path!r}")
     if is_variable(type):
         sizes = fixed.astype(np.int64)
-        return array_of_variable(type, cursor.take(sizes, path), sizes, nulls)
+        return cursor.checked(array_of_variable(type, cursor.take(sizes, path), sizes, nulls), path)
     if is_list(type):
         counts = fixed.astype(np.int64)
         return list_of(type, nulls, counts, block(cursor, counts, elements_type(type), f"{path}[]"))
     if pa.types.is_boolean(type):
         cursor.unsound_unless(fixed <= 1, f"holds neither true nor false in {path!r}")
-    return array_of_fixed(type, fixed, nulls)
+    return cursor.checked(array_of_fixed(type, fixed, nulls), path)
 
 
 def _column(layout: _Layout, arrays: list[tuple[np.ndarray, pa.Array | None]], i: int) -> pa.Array:
@@ -355,13 +353,6 @@ def _column(layout: _Layout, arrays: list[tuple[np.ndarray, pa.Array | None]], i
         return array
     inside = [j for j, slot in enumerate(layout.slots) if slot.inside == i]
     return struct_of(layout.slots[i].field.type, nulls, [_column(layout, arrays, j) for j in inside])
-
-
-def _needs_validation(type: pa.DataType) -> bool:
-    """Whether Arrow knows bytes that are no value of this type: text that is not UTF-8, a decimal of too many digits."""
-    if inner := parts(type):
-        return any(_needs_validation(field.type) for field in inner)
-    return bool(pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_decimal(type))
 
 
 def _damage(what: str, schema: StateSchema) -> DamageError:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -167,12 +168,14 @@ class Cursor:
     """How far each of the joined values has been read.
 
     unsound_unless: called with a bool per row, and what is wrong with the rows where it is false; raises if any is.
+    broken: called with what is wrong with one of them; raises.
     """
 
     joined: np.ndarray
     at: np.ndarray
     ends: np.ndarray
     unsound_unless: Callable[[np.ndarray, str], None]
+    broken: Callable[[str], NoReturn]
 
     def take(self, sizes: np.ndarray, path: str) -> np.ndarray:
         """The next `sizes[row]` bytes of every row, all rows' one after the other."""
@@ -181,6 +184,16 @@ class Cursor:
         copy_ranges(self.joined, self.at, out, np.cumsum(sizes) - sizes, sizes)
         self.at = self.at + sizes
         return out
+
+    def checked(self, array: pa.Array, path: str) -> pa.Array:
+        """The array, whose bytes are values of its type: text is UTF-8, a decimal has no more digits than it may."""
+        type = array.type
+        if pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_decimal(type):
+            try:
+                array.validate(full=True)
+            except pa.ArrowInvalid as error:
+                self.broken(f"holds what is no {type} in {path!r}: {error}")
+        return array
 
 
 def block(cursor: Cursor, counts: np.ndarray, field: pa.Field, path: str, inside: np.ndarray | None = None) -> pa.Array:
@@ -213,7 +226,7 @@ def block(cursor: Cursor, counts: np.ndarray, field: pa.Field, path: str, inside
     if is_variable(type):
         lengths = cursor.take(counts * 4, path).view("<u4").astype(np.int64)
         sound(~nulls | (lengths == 0), f"holds bytes behind the null in {path!r}")
-        return array_of_variable(type, cursor.take(_sums(lengths, counts), path), lengths, nulls)
+        return cursor.checked(array_of_variable(type, cursor.take(_sums(lengths, counts), path), lengths, nulls), path)
     if pa.types.is_null(type):
         sound(nulls, f"holds a value in {path!r}, which can only be null")
         return pa.nulls(n)
@@ -223,7 +236,7 @@ def block(cursor: Cursor, counts: np.ndarray, field: pa.Field, path: str, inside
         sound(~(nulls & raw.reshape(n, -1).any(axis=1)), f"holds bytes behind the null in {path!r}")
     if pa.types.is_boolean(type):
         sound(raw <= 1, f"holds neither true nor false in {path!r}")
-    return array_of_fixed(type, raw.view(dtype), nulls)
+    return cursor.checked(array_of_fixed(type, raw.view(dtype), nulls), path)
 
 
 def _nulls(cursor: Cursor, counts: np.ndarray, path: str) -> np.ndarray:
