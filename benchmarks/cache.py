@@ -36,7 +36,7 @@ from benchmarks.incremental import Subtask
 from state_ops import snapshot
 from state_ops.backends.base import Backend
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.cache import CacheFigures, StateCache, ValueStore
+from state_ops.cache import CacheFigures, CacheSizes, StateCache, ValueStore
 from state_ops.codec import decode_rows, encode_rows
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
 from state_ops.schema import StateSchema
@@ -228,10 +228,10 @@ def variants(load: Load) -> dict[str, Callable[..., Any]]:
         return Through(below)
 
     def one(below: ValueStore[Value], warm: Any) -> Any:
-        return StateCache(below, load.one, 0, warm)
+        return StateCache(below, CacheSizes(load.one), warm)
 
     def two(below: ValueStore[Value], warm: Any) -> Any:
-        return StateCache(below, load.l1, load.l2, warm)
+        return StateCache(below, CacheSizes(load.l1, load.l2), warm)
 
     return {"none": through, "one layer": one, "two layers": two}
 
@@ -324,7 +324,7 @@ def _batches(width: int, number: int, place: Path) -> Batches:
         lambda rows: encode_rows(schema, _columns(schema, rows)),
         lambda found: _tuples(decode_rows(schema, found)),
     )
-    made = Batches(schema, backend, StateCache(below, number), names)
+    made = Batches(schema, backend, StateCache(below, CacheSizes(number)), names)
     made.cache.get_many(names)
     return made
 

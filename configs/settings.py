@@ -181,6 +181,15 @@ class SparkSettings(_Section):
     conf: dict[str, str] = Field(default_factory=dict, description="Further Spark properties, as they are.")
 
 
+class CacheSettings(_Section):
+    """A state cache of one subtask, above its backend; docs/how-to/per-key.md helps to choose."""
+
+    l1: int = Field(ge=1, description="Entries that are written back at the barrier, or when others push them out.")
+    l2: int = Field(
+        0, ge=0, description="Entries of the second layer, which are written when they enter it; 0: one layer."
+    )
+
+
 class StateSettings(_Section):
     """What keeps the state of keyed stages; docs/reference/backends.md helps to choose."""
 
@@ -197,6 +206,9 @@ class StateSettings(_Section):
         5, gt=0, description="Keys and values in MiB that one subtask may have in the memory backend."
     )
     options: dict[str, str] = Field(default_factory=dict, description="Given to a backend that is not Weir's own.")
+    caches: dict[str, CacheSettings] = Field(
+        default_factory=dict, description="By uid of a stage with a per-key function: its state cache. None by default."
+    )
 
 
 class PipelineSettings(_Section):

@@ -6,23 +6,29 @@ from pipelines.api import Pipeline, State, Timestamp, agg, aggregate, deduplicat
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa
+
 from pipelines.operators import aggregate, deduplicate, window
 from pipelines.runtime.definition import DeltaSink, Epoch, FileSource, Gate, Pipeline, Stage
+from pipelines.runtime.operators.per_key import Fired, slicer_of
 from state_ops import aggregates as agg
 from state_ops import frames
 from state_ops.durations import micros
 from state_ops.errors import PipelineError
 from state_ops.kinds import ListOf, MapOf
+from state_ops.per_key import KeyState
 from state_ops.state import KeyedState, ValueState
 from state_ops.state_class import State, Timestamp
 from state_ops.ttl import READ_AND_WRITE, WRITE, Ttl
 
 __all__ = [
     "Epoch",
+    "Fired",
+    "KeyState",
     "KeyedState",
     "ListOf",
     "MapOf",
@@ -87,6 +93,8 @@ def stage(
     where: str | None = None,
     transform: Callable[[Any], Any] | None = None,
     null_keys: str = "fail",
+    per_key: bool = False,
+    output: Mapping[str, pa.DataType] | None = None,
     sink: DeltaSink | None = None,
     gate: Gate | Sequence[Gate] = (),
     on_timer: Callable[..., Any] | None = None,
@@ -109,14 +117,22 @@ def stage(
     The function is called with bounded batches, possibly several an epoch; a key may span batches. It must be
     deterministic: the same rows, state and epoch give the same rows and state. Its first parameter's annotation says which
     frame it gets (pl.DataFrame, pd.DataFrame, pa.Table); it may return any of them.
+
+    per_key: the function is `(key, rows, state, epoch) -> rows | None` instead, called once for each key of a batch with that
+    key's rows (a frame, or list[dict], by the second parameter's annotation) and that key's state, a `KeyState`; on_timer is
+    then `(key, fired, state, epoch)`. Convenient, and much slower than columns. output: the columns of what they return;
+    needed where that is a list of dicts.
     """
 
     lifetime = _ttl(uid, ttl, ttl_on)
-    if on_timer is not None:
+    if on_timer is not None and not per_key:
         frames.converter(on_timer)
 
     def made(function: Callable[..., Any]) -> Stage:
-        frames.converter(function)
+        if per_key:
+            slicer_of(function)
+        else:
+            frames.converter(function)
         return Stage(
             uid=uid,
             input=source,
@@ -127,6 +143,8 @@ def stage(
             where=where,
             transform=transform,
             null_keys=null_keys,
+            per_key=per_key,
+            output=None if output is None else pa.schema(list(output.items())),
             sink=sink,
             gates=(gate,) if isinstance(gate, Gate) else tuple(gate),
             description=(function.__doc__ or "").strip(),

@@ -61,6 +61,21 @@ class ValueStore(Generic[V]):
 
 
 @dataclass(frozen=True, slots=True)
+class CacheSizes:
+    """Entries in each layer; l2 = 0 is the one-layer cache. Raises PipelineError for sizes that make no cache."""
+
+    l1: int
+    l2: int = 0
+
+    def __post_init__(self) -> None:
+        if self.l1 < 1 or self.l2 < 0:
+            raise PipelineError(
+                f"A state cache of l1={self.l1} and l2={self.l2} entries cannot work.",
+                next="Give l1 at least 1 and l2 0 (one layer) or more (two layers).",
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class CacheFigures:
     """What a cache did since the last barrier, in entries; sums over subtasks.
 
@@ -102,19 +117,14 @@ class Contents(Generic[V]):
 
 
 class StateCache(Generic[V]):
-    """At most `l1` + `l2` entries above `store`; l2 = 0 is the one-layer cache.
+    """At most sizes.l1 + sizes.l2 entries above `store`.
 
     Values are shared with the caller and must not be changed in place: give a new one to `update`. warm: what the cache
-    begins with, which must equal what the store holds. Raises PipelineError for sizes that make no cache.
+    begins with, which must equal what the store holds.
     """
 
-    def __init__(self, store: ValueStore[V], l1: int, l2: int = 0, warm: Contents[V] | None = None) -> None:
-        if l1 < 1 or l2 < 0:
-            raise PipelineError(
-                f"A state cache of l1={l1} and l2={l2} entries cannot work.",
-                next="Give l1 at least 1 and l2 0 (one layer) or more (two layers).",
-            )
-        self._store, self._l1_size, self._l2_size = store, l1, l2
+    def __init__(self, store: ValueStore[V], sizes: CacheSizes, warm: Contents[V] | None = None) -> None:
+        self._store, self._l1_size, self._l2_size = store, sizes.l1, sizes.l2
         self._l1: OrderedDict[bytes, V | None] = OrderedDict()
         self._l2: OrderedDict[bytes, V | None] = OrderedDict()
         self._dirty: dict[bytes, None] = {}  # a set in the order of the updates

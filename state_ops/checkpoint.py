@@ -64,7 +64,8 @@ class Ack:
     """A subtask's report to the coordinator. `error` set: it is a decline.
 
     Event times are microseconds since 1970 UTC. ms: durations in milliseconds by phase. swept: up to where this epoch has swept
-    expired state, as a key in hex; None: to its end. A hint for the next epoch, and no part of the state.
+    expired state, as a key in hex; None: to its end. A hint for the next epoch, and no part of the state. cache: `CacheFigures` of a
+    stage that has a state cache.
     """
 
     operator: str
@@ -82,6 +83,7 @@ class Ack:
     ms: dict[str, float] = field(default_factory=dict)
     error: dict[str, Any] | None = None
     swept: str | None = None
+    cache: dict[str, int] | None = None
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

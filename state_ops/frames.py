@@ -172,9 +172,9 @@ _BY_TEXT = {
 }
 
 
-def converter(function: Callable[..., Any]) -> Callable[[pa.Table], Any]:
-    """What turns an Arrow table into the frame that the function's first parameter is annotated with."""
-    parameters = list(inspect.signature(function).parameters.values())
+def converter(function: Callable[..., Any], parameter: int = 0) -> Callable[[pa.Table], Any]:
+    """What turns an Arrow table into the frame that a parameter of the function, by default its first, is annotated with."""
+    parameters = list(inspect.signature(function).parameters.values())[parameter:]
     written = parameters[0].annotation if parameters else inspect.Parameter.empty
     try:
         hint = typing.get_type_hints(function).get(parameters[0].name, written) if parameters else written
@@ -185,6 +185,7 @@ def converter(function: Callable[..., Any]) -> Callable[[pa.Table], Any]:
         raise PipelineError(
             f"Weir cannot tell which frame {function.__name__}() wants.",
             where=f"{function.__module__}.{function.__qualname__}",
-            next="Annotate its first parameter with pl.DataFrame, pd.DataFrame or pa.Table.",
+            next=f"Annotate its {'second' if parameter else 'first'} parameter with pl.DataFrame, pd.DataFrame or pa.Table"
+            f"{', or with list[dict]' if parameter else ''}.",
         )
     return found

@@ -57,6 +57,11 @@ class ValueState:
 
     # -- the runtime's half
 
+    @property
+    def batch(self) -> Batch:
+        """The keys of the batch."""
+        return self._known()
+
     def begin(self, batch: pl.DataFrame) -> None:
         """Start a batch: key columns and the key group of every row."""
         self._batch = Batch(batch, self._keys, self._where)

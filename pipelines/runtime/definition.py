@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import pyarrow as pa
+
 from state_ops.aggregates import Agg
 from state_ops.errors import PipelineError
 from state_ops.ids import CheckpointId
@@ -117,7 +119,8 @@ class Stage:
     """One keyed operator of a pipeline. uid: the stable name by which its state is found.
 
     Exactly one of `function` (with `state`), `window`, `aggregation` and `deduplication` says what it does. Of a function's
-    state: on_timer is called when a timer fires; ttl: when it is forgotten.
+    state: on_timer is called when a timer fires; ttl: when it is forgotten. per_key: both functions are called once per key;
+    output: the columns that these hand out, if they are declared.
     """
 
     uid: str
@@ -132,6 +135,8 @@ class Stage:
     where: str | None = None
     transform: Callable[[Any], Any] | None = None
     null_keys: str = "fail"
+    per_key: bool = False
+    output: pa.Schema | None = None
     sink: DeltaSink | None = None
     gates: tuple[Gate, ...] = ()
     description: str = ""

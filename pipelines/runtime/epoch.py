@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,7 +25,8 @@ from pipelines.runtime.sinks import delta
 from pipelines.runtime.stage_job import check_deadline, is_rows, meaning, run_stage, stored_collections, tables_of
 from pipelines.runtime.workshop import Cut, EpochReport, Working, Workshop, lap
 from state_ops import errors, evolution
-from state_ops.checkpoint import OUTPUT, STATE, Checkpoint, StateFile, spans_with
+from state_ops.cache import CacheFigures
+from state_ops.checkpoint import OUTPUT, STATE, Ack, Checkpoint, StateFile, spans_with
 from state_ops.coordinator import Coordinator
 from state_ops.errors import (
     GateError,
@@ -208,4 +210,15 @@ def _figures(shop: Workshop, work: Working, stage: Stage) -> dict[str, Any]:
         "rows_null_key": sum(ack.rows_null_key for ack in acks),
         "rows_dropped": work.dropped.get(stage.uid, 0),
         "ms": {phase: max(ack.ms.get(phase, 0.0) for ack in acks) for phase in phases},
+        "cache": _cache_figures(stage, work.pending.id, acks),
     }
+
+
+def _cache_figures(stage: Stage, checkpoint: int, acks: Sequence[Ack]) -> dict[str, int] | None:
+    """The sum over the subtasks, logged; None for a stage without a cache."""
+    found = [CacheFigures(**ack.cache) for ack in acks if ack.cache is not None]
+    if not found:
+        return None
+    figures = sum(found, CacheFigures())
+    figures.log(stage.uid, checkpoint)
+    return asdict(figures)

@@ -22,11 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipelines.runtime.caching import Caching
 from pipelines.runtime.definition import Epoch, Stage
 from pipelines.runtime.operators import FunctionOperator, Operator, Progress, Shapes, build, event_time_of
 from state_ops import frames, snapshot
 from state_ops.backends.base import Backend, BackendOptions
 from state_ops.backends.named import DEFAULT, named
+from state_ops.cache import CacheSizes
 from state_ops.checkpoint import CHANNEL, OUTPUT, Ack, Snapshot, StateFile, from_micros
 from state_ops.errors import InputError, StageError, TransientError, WeirError
 from state_ops.ids import CheckpointId, Generation, epoch_dir, new_attempt_id
@@ -66,6 +68,7 @@ class KeyedTask:
     event_time: str | None
     backend: str = DEFAULT
     options: BackendOptions = field(default_factory=BackendOptions)
+    cache: CacheSizes | None = None
     full: bool = False
     stages: tuple[str, ...] = ()
     seconds: float | None = None
@@ -138,13 +141,17 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
             watermark = None if task.progress.before is None else from_micros(task.progress.before)
             epoch = Epoch(task.epoch, task.now, watermark, attempt.subtask, task.parallelism)
             swept = task.swept.get(attempt.subtask)
-            operator = build(task.stage, task.shapes, backend, epoch, task.progress, task.max_parallelism, swept)
+            caching = Caching(task.cache, task.stage.uid, attempt.subtask, base)
+            operator = build(
+                task.stage, task.shapes, backend, epoch, task.progress, task.max_parallelism, swept, caching.open
+            )
             for rows in _data(task, batches, counters):
                 for output, table in operator.process(rows):
                     counters.rows_out += staged.write(output, table)
             for output, table in operator.barrier():
                 counters.rows_out += staged.write(output, table)
             clock = _lap(counters, "process", clock)
+            caching.barrier()
             changed = backend.written or (task.full and base is not None)
             local = snapshot.take(attempt, backend) if changed else []
             clock = _lap(counters, "sync", clock)
@@ -156,7 +163,8 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
             _lap(counters, "upload", clock)
     if not changed:
         shutil.rmtree(attempt.directory, ignore_errors=True)
-    return _ack(task, attempt, files, operator, counters)
+    caching.keep(files)
+    return _ack(task, attempt, files, operator, counters, caching)
 
 
 @contextmanager
@@ -199,7 +207,12 @@ def _discard(own: tuple[Storage, Attempt, list[str]], cancelled: Event) -> None:
 
 
 def _ack(
-    task: KeyedTask, attempt: Attempt, files: tuple[StateFile, ...], operator: Operator, counters: _Counters
+    task: KeyedTask,
+    attempt: Attempt,
+    files: tuple[StateFile, ...],
+    operator: Operator,
+    counters: _Counters,
+    caching: Caching,
 ) -> Ack:
     return Ack(
         task.stage.uid,
@@ -216,6 +229,7 @@ def _ack(
         closed_upto=operator.closed_upto,
         swept=operator.swept if isinstance(operator, FunctionOperator) else None,
         ms=counters.ms,
+        cache=caching.figures,
     )
 
 

@@ -23,6 +23,7 @@ from state_ops import errors, evolution
 from state_ops.aggregates import Agg
 from state_ops.backends import named as backends
 from state_ops.backends.base import BackendOptions
+from state_ops.cache import CacheSizes
 from state_ops.checkpoint import STATE, Ack, Checkpoint, StateFile, snapshots_of
 from state_ops.errors import (
     ConfigurationError,
@@ -273,6 +274,7 @@ def _task(shop: Workshop, work: Working, stage: Stage, fixed: Shapes) -> KeyedTa
         event_time=source_of(stage).event_time,
         backend=settings.state.backend,
         options=backend_options(settings),
+        cache=CacheSizes(sizes.l1, sizes.l2) if (sizes := settings.state.caches.get(stage.uid)) else None,
         full=settings.checkpoints.mode == "full",
         stages=tuple(known.uid for known in pipeline.stages),
         seconds=work.deadline - time.monotonic(),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from state_ops.backends.memory import MemoryBackend
-from state_ops.cache import CacheFigures, StateCache, ValueStore
+from state_ops.cache import CacheFigures, CacheSizes, StateCache, ValueStore
 from state_ops.errors import DamageError, PipelineError, StageError, TransientError, WeirError
 from state_ops.ids import AttemptId
 from state_ops.warm import Warm
@@ -43,7 +43,7 @@ class Recorded(MemoryBackend):
 
 
 def a_cache(backend: MemoryBackend, l1: int, l2: int = 0, **options) -> StateCache[int]:
-    return StateCache(_store(backend), l1, l2, **options)
+    return StateCache(_store(backend), CacheSizes(l1, l2), **options)
 
 
 class Model:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.cache import CacheFigures, StateCache, ValueStore
+from state_ops.cache import CacheFigures, CacheSizes, StateCache, ValueStore
 
 
 class Counted:
@@ -43,7 +43,7 @@ class Users:
 
     def __init__(self, backend: Counted, l1: int, l2: int = 0) -> None:
         self.backend = backend
-        self.cache: StateCache[int] = StateCache(ValueStore(backend, _encode, _decode), l1, l2)
+        self.cache: StateCache[int] = StateCache(ValueStore(backend, _encode, _decode), CacheSizes(l1, l2))
 
     def event(self, user: str) -> tuple[str, str]:
         """Apply one event; returns the users that it made RocksDB get, and those that it made it put."""

@@ -20,6 +20,7 @@ from state_ops.checkpoint import Ack
 from state_ops.errors import PipelineError
 from state_ops.key_groups import group_range
 from state_ops.keys import check_key_type
+from state_ops.per_key import OpenCache, no_cache
 from state_ops.schema import StateSchema
 
 __all__ = [
@@ -69,8 +70,10 @@ def build(
     progress: Progress,
     max_parallelism: int,
     swept: str | None = None,
+    open_cache: OpenCache = no_cache,
 ) -> Operator:
-    """The operator of one subtask for one epoch. swept: where its sweep of expired state goes on."""
+    """The operator of one subtask for one epoch. swept: where its sweep of expired state goes on; open_cache: for state that is
+    used key by key."""
     groups = group_range(epoch.subtask, epoch.parallelism, max_parallelism)
     if isinstance(stage.window, Window):
         return WindowOperator(stage, stage.window, fixed, backend, progress, groups)
@@ -80,7 +83,7 @@ def build(
         return AggregationOperator(stage, stage.aggregation, fixed, backend, epoch.id)
     if stage.deduplication is not None:
         return DeduplicationOperator(stage, stage.deduplication, fixed, backend, epoch, progress, groups)
-    return FunctionOperator(stage, fixed, backend, epoch, progress, groups, swept)
+    return FunctionOperator(stage, fixed, backend, epoch, progress, groups, swept, open_cache)
 
 
 def open_windows(

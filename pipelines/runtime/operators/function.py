@@ -12,12 +12,14 @@ import pyarrow as pa
 
 from pipelines.runtime.definition import Epoch, Stage
 from pipelines.runtime.operators.base import MAIN, Progress, Shapes, check_storable, refuse_clash
+from pipelines.runtime.operators.per_key import PerKey
 from state_ops import frames, ttl
 from state_ops.backends.base import Backend
 from state_ops.backends.memory import MemoryBackend
 from state_ops.checkpoint import from_micros, to_micros
 from state_ops.errors import StageError, WeirError
 from state_ops.kinds import collections_of
+from state_ops.per_key import OpenCache, no_cache
 from state_ops.schema import StateSchema
 from state_ops.state import GROUP, KeyedState, check_names, sorts
 from state_ops.timers import AT, DOMAIN, EVENT, MOMENT, PROCESSING, Due, TimerState, waves
@@ -77,6 +79,7 @@ class FunctionOperator:
         progress: Progress,
         groups: range,
         swept: str | None = None,
+        open_cache: OpenCache = no_cache,
     ) -> None:
         assert stage.function is not None
         self._stage, self._shapes, self._backend, self._epoch = stage, shapes, backend, epoch
@@ -85,7 +88,11 @@ class FunctionOperator:
         self._where = f"stage {stage.uid}"
         self._now = to_micros(epoch.now)
         self._expiry = ttl.Expiry(stage.ttl, self._now) if stage.ttl else None
-        self._convert = frames.converter(stage.function)
+        self._function, self._on_timer = stage.function, stage.on_timer
+        if stage.per_key:
+            per_key = PerKey(stage, shapes.keys, shapes.state, backend, open_cache)
+            self._function, self._on_timer = per_key.process, per_key.fire
+        self._convert = frames.converter(self._function)
         self._timers = TimerState(
             backend, self._keys, self._where, self._now, epoch.id, allowed=stage.on_timer is not None
         )
@@ -104,9 +111,8 @@ class FunctionOperator:
         self.swept = swept
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-        assert self._stage.function is not None
         self._state.begin(frames.from_arrow(rows.select([*self._keys.names, GROUP])))
-        yield from self._called(self._stage.function, rows.drop_columns([GROUP]))
+        yield from self._called(self._function, rows.drop_columns([GROUP]))
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
         if self._stage.on_timer is not None:
@@ -133,7 +139,7 @@ class FunctionOperator:
 
     def fire(self, timers: pl.DataFrame, domain: str, clock: int = _NEVER) -> Iterator[tuple[str, pa.Table]]:
         """Call `on_timer`. timers: key columns, key group and `at` (microseconds), a key at most once; clock: what is due."""
-        assert self._stage.on_timer is not None
+        assert self._on_timer is not None
         self._state.begin(timers.select([*self._keys.names, GROUP]))
         self._timers.firing(domain, timers[AT].to_numpy(), clock)
         if domain == EVENT and len(timers):
@@ -142,7 +148,7 @@ class FunctionOperator:
         moments = frames.arrow(timers.select(AT)).column(0).cast(MOMENT)
         rows = frames.arrow(timers.select(self._keys.names)).cast(self._keys)
         rows = rows.append_column(AT, moments).append_column(DOMAIN, pa.array([domain] * len(timers), pa.string()))
-        yield from self._called(self._stage.on_timer, rows)
+        yield from self._called(self._on_timer, rows)
 
     def _called(self, function: Callable[..., Any], rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         """What the author's function makes of rows; what it changed is written."""

@@ -1,0 +1,49 @@
+"""The state cache of one attempt: opened by its operator, flushed at the barrier, kept for the next epoch if all went well."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from state_ops import warm
+from state_ops.cache import CacheSizes, StateCache, ValueStore
+from state_ops.checkpoint import STATE, Snapshot, StateFile
+from state_ops.schema import StateSchema
+
+
+class Caching:
+    """sizes: None for no cache. base: the snapshot that the attempt builds on. figures: of the barrier, once it is past."""
+
+    def __init__(self, sizes: CacheSizes | None, operator: str, subtask: int, base: Snapshot | None) -> None:
+        self._sizes, self._operator, self._subtask, self._base = sizes, operator, subtask, base
+        self._cache: StateCache[Any] | None = None
+        self._shape = b""
+        self.figures: dict[str, int] | None = None
+
+    def open(self, store: ValueStore[Any], schema: StateSchema) -> StateCache[Any] | None:
+        """A cache above the store, with what an earlier attempt in this process left behind if that equals the base.
+
+        schema: of the rows; entries of another one are not taken over, since they would not be what the store gives.
+        """
+        if self._sizes is None:
+            return None
+        self._shape = schema.schema_id
+        held = warm.claim(self._operator, self._subtask, self._base.attempt) if self._base else None
+        contents = held[1] if held is not None and held[0] == self._shape else None
+        self._cache = StateCache(store, self._sizes, contents)
+        return self._cache
+
+    def barrier(self) -> None:
+        """Write what is dirty. A failure is fatal to the attempt."""
+        if self._cache is not None:
+            self.figures = asdict(self._cache.barrier())
+
+    def keep(self, files: tuple[StateFile, ...]) -> None:
+        """Leave the entries to the next epoch. files: the attempt's snapshot, complete: nothing can fail any more."""
+        names = {file.snapshot for file in files if file.kind == STATE}
+        if self._cache is None or len(names) != 1:
+            return
+        (attempt,) = names
+        if attempt is not None:
+            kept = (self._shape, self._cache.contents())
+            warm.keep(self._operator, self._subtask, attempt, kept, self._cache.size_bytes())

@@ -1,0 +1,234 @@
+"""A function that is called once per key, made one over batches: convenient, and much slower than columns."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from pipelines.runtime.definition import Epoch, Stage
+from state_ops import frames
+from state_ops.backends.base import Backend
+from state_ops.errors import PipelineError, StageError, WeirError
+from state_ops.per_key import KeyState, KeyStates, OpenCache, row_store
+from state_ops.schema import StateSchema
+from state_ops.state import KeyedState
+from state_ops.value_types import zero_of
+
+_CODE = "__weir_code"
+
+Slicer = Callable[[int, int], Any]
+"""The rows from one number up to another, as the function wants them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """A timer of a key that is due. at: the moment that it was set for; domain: "event" or "processing"."""
+
+    at: datetime
+    domain: str
+
+
+class PerKey:
+    """The functions of a stage as functions over batches: `process` for its rows, `fire` for its timers."""
+
+    def __init__(
+        self, stage: Stage, keys: pa.Schema, schema: StateSchema, backend: Backend, open_cache: OpenCache
+    ) -> None:
+        assert stage.function is not None and stage.state is not None
+        self._stage, self._keys, self._function = stage, keys, stage.function
+        self._where = f"stage {stage.uid}"
+        self._sliced = slicer_of(stage.function)
+        cache = open_cache(row_store(backend, schema, self._where), schema)
+        if cache is not None and stage.ttl is not None:
+            raise PipelineError(
+                f"The stage {stage.uid} has a TTL, which goes by entries that its state cache would hold back.",
+                where=f"state.caches.{stage.uid}",
+                next="Remove the cache from the configuration, or the ttl from the stage.",
+            )
+        self._states = KeyStates(stage.state, schema, self._where, cache)
+        self._state = KeyState(self._states)
+
+    def process(self, rows: pa.Table, state: KeyedState, epoch: Epoch) -> pa.Table | None:
+        """Call the function with each key's rows; what it returned, as one table."""
+        if not rows.num_rows:
+            return self._tried(rows, epoch)
+        batch = state.batch
+        codes = batch.codes(frames.from_arrow(rows.select(self._keys.names)), self._where)
+        if (codes[1:] < codes[:-1]).any():
+            rows = rows.take(np.argsort(codes, kind="stable"))
+        edges = np.concatenate(([0], np.cumsum(np.bincount(codes, minlength=len(batch))))).tolist()
+        part = self._sliced(rows)
+        return self._each(
+            state,
+            epoch,
+            lambda index, key: self._function(key, part(edges[index], edges[index + 1]), self._state, epoch),
+        )
+
+    def fire(self, fired: pa.Table, state: KeyedState, epoch: Epoch) -> pa.Table | None:
+        """Call `on_timer` for each timer, of which a key has one at most."""
+        function = self._stage.on_timer
+        assert function is not None
+        if not fired.num_rows:
+            return None
+        timers = [Fired(*one) for one in zip(fired["at"].to_pylist(), fired["domain"].to_pylist(), strict=True)]
+        return self._each(state, epoch, lambda index, key: function(key, timers[index], self._state, epoch))
+
+    def _each(self, state: KeyedState, epoch: Epoch, call: Callable[[int, Any], Any]) -> pa.Table | None:
+        columns = [column.to_pylist() for column in frames.arrow(state.batch.keys).cast(self._keys).columns]
+        keys = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        self._states.begin(state, keys)
+        results = []
+        for index, key in enumerate(keys):
+            self._states.at(index)
+            try:
+                result = call(index, key)
+            except WeirError:
+                raise
+            except Exception as error:
+                raise self._authors(error, key, epoch) from error
+            if result is not None:
+                results.append(result)
+        self._states.end()
+        return self._together(results, self._stage.output) if results else None
+
+    def _tried(self, rows: pa.Table, epoch: Epoch) -> pa.Table | None:
+        """No rows: what the output's columns are, as declared, or as the function returns for no rows of a made-up key."""
+        if self._stage.output is not None:
+            return self._stage.output.empty_table()
+        key = tuple(zero_of(field.type) for field in self._keys)
+        try:
+            result = self._function(
+                key if len(key) > 1 else key[0], self._sliced(rows)(0, 0), _NoState(self._stage), epoch
+            )
+        except Exception as error:
+            raise PipelineError(
+                f"The function of the stage {self._stage.uid} raised {type(error).__name__}: {error}",
+                where=f"{self._where}, called with no rows to learn its output's columns, before the first epoch",
+                next=f"{_DECLARE} Or let it take no rows.",
+            ) from error
+        if result is None:
+            return None
+        table = self._together([result], None)
+        if not table.column_names:
+            raise PipelineError(
+                f"The columns that {self._stage.uid} returns cannot be told from an empty list.",
+                where=self._where,
+                next=_DECLARE,
+            )
+        return table
+
+    def _authors(self, error: Exception, key: Any, epoch: Epoch) -> StageError:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:  # the author's own frames only
+            trace = trace.tb_next
+        return StageError(
+            f"The function of the stage {self._stage.uid} raised {type(error).__name__}: {error}",
+            where=f"{self._where}, epoch {epoch.id}, subtask {epoch.subtask}, key {key!r}",
+            next="Correct the function; the epoch was declined, and state, offsets and tables are as they were.",
+            traceback="".join(traceback.format_exception(type(error), error, trace)),
+        )
+
+    def _together(self, results: Sequence[Any], output: pa.Schema | None) -> pa.Table:
+        if all(isinstance(result, list) for result in results):
+            return self._of_dicts([row for result in results for row in result], output)
+        if all(isinstance(result, pl.DataFrame) for result in results):
+            try:  # much faster than one by one; but a column may have another type for one key than for another
+                return frames.arrow(pl.concat(results))
+            except pl.exceptions.PolarsError:
+                pass
+        tables = [frames.arrow(result, self._where) for result in results]
+        try:
+            return pa.concat_tables(tables, promote_options="permissive")
+        except pa.ArrowException as error:
+            raise StageError(
+                f"The stage {self._stage.uid} returned columns of different types for different keys: {error}.",
+                where=self._where,
+                next="Return the same columns and types whatever the rows are.",
+            ) from error
+
+    def _of_dicts(self, rows: list[Any], output: pa.Schema | None) -> pa.Table:
+        if output is None:
+            return pa.Table.from_pylist(rows)
+        wanted = set(output.names)
+        for row in rows:
+            if not isinstance(row, Mapping) or row.keys() != wanted:
+                raise StageError(
+                    f"The stage {self._stage.uid} returned {row!r:.300}, but its rows have: {', '.join(output.names)}.",
+                    where=self._where,
+                    next="Return dicts with all of these, and no others; None for what is missing.",
+                )
+        try:
+            return pa.Table.from_pylist(rows, output)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise StageError(
+                f"The stage {self._stage.uid} returned values that do not fit its columns: {error}.",
+                where=self._where,
+                next=f"They are: {', '.join(f'{field.name} {field.type}' for field in output)}.",
+            ) from error
+
+
+_DECLARE = 'Declare them: @stage(..., output={"column": pa.int64()}). Nothing was started.'
+
+
+class _NoState:
+    """The state of the made-up key: nothing is there, and nothing is kept."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._state, self.timers = stage.state, self
+
+    def get(self, *_: Any) -> Any:
+        assert self._state is not None
+        return self._state()
+
+    def update(self, *_: Any) -> None: ...
+    def clear(self) -> None: ...
+    def set(self, *_: Any, **__: Any) -> None: ...
+
+
+def slicer_of(function: Callable[..., Any]) -> Callable[[pa.Table], Slicer]:
+    """What cuts a batch, sorted by key, into the rows of one key, as the function's second parameter is annotated:
+    pl.DataFrame, pd.DataFrame, pa.Table or list[dict]. Raises PipelineError for a function of another shape."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if len(parameters) != 4:
+        raise PipelineError(
+            f"{function.__name__}() takes {len(parameters)} parameters.",
+            where=f"{function.__module__}.{function.__qualname__}",
+            next="A per-key function takes four: (key, rows, state, epoch).",
+        )
+    if _wants_dicts(function, parameters[1]):
+        return lambda rows: _list_slicer(rows.to_pylist())
+    convert = frames.converter(function, parameter=1)
+    return lambda rows: _frame_slicer(convert(rows))
+
+
+def _wants_dicts(function: Callable[..., Any], parameter: inspect.Parameter) -> bool:
+    try:
+        hint = typing.get_type_hints(function).get(parameter.name)
+    except NameError:  # names imported for type checking only
+        hint = parameter.annotation
+    if isinstance(hint, str):
+        return hint == "list" or hint.startswith("list[dict")
+    return hint is list or (typing.get_origin(hint) is list and _is_dict(typing.get_args(hint)))
+
+
+def _is_dict(arguments: tuple[Any, ...]) -> bool:
+    return len(arguments) == 1 and (arguments[0] is dict or typing.get_origin(arguments[0]) is dict)
+
+
+def _list_slicer(rows: list[Any]) -> Slicer:
+    return lambda start, end: rows[start:end]
+
+
+def _frame_slicer(frame: Any) -> Slicer:
+    if isinstance(frame, (pa.Table, pl.DataFrame)):
+        return lambda start, end: frame.slice(start, end - start)
+    return lambda start, end: frame.iloc[start:end].reset_index(drop=True)
