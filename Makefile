@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp
 # What pyproject.toml's requires-python says, and able to make a virtual environment.
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help venv demo demo-clean test s3 lint ui matrix soak mutants lock bench bench-cache
+.PHONY: help venv demo demo-clean test s3 lint ui matrix soak memory mutants lock bench bench-cache
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ matrix: $(STAMP) ## Kill and disturb a run at every single call, and compare wha
 
 soak: $(STAMP) ## Run 2,000 epochs while coordinators are killed and frozen; SEED=N repeats one (15 minutes)
 	@$(PY) -m tests.soak
+
+memory: $(STAMP) ## Show a worker's memory while its state is 20 times the budget (1 minute)
+	@$(PY) -m tests.memory
 
 mutants: $(STAMP) ## Break the code on purpose and see that the tests notice
 	@$(PY) -m tests.mutants

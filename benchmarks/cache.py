@@ -43,7 +43,7 @@ from state_ops.schema import StateSchema
 from state_ops.snapshot import Attempt
 from state_ops.storage import Storage
 
-_WRITE_BUFFER_MB, _BLOCK_CACHE_MB = 32, 64  # as configs/settings.py has them
+_MEMORY_MB = 128  # as configs/settings.py has them
 _LARGE_BYTES = 10 << 10
 _SESSION_EVENTS = 25
 _PREFIX = 10  # without a cache a tenth of each epoch's events is applied, for their time alone
@@ -207,7 +207,7 @@ class Driver:
     def _opened(self, number: int) -> tuple[Attempt, snapshot.Fork, RocksDBBackend]:
         attempt = Attempt("users", 0, Generation(1), CheckpointId(number), AttemptId(new_attempt_id()), self.home)
         forked = snapshot.fork(self.storage, attempt, self.retained[-1] if self.retained else None)
-        return attempt, forked, RocksDBBackend(forked.db, _WRITE_BUFFER_MB, _BLOCK_CACHE_MB)
+        return attempt, forked, RocksDBBackend(forked.db, _MEMORY_MB)
 
     def _taken(
         self, attempt: Attempt, forked: snapshot.Fork, backend: RocksDBBackend
@@ -312,7 +312,7 @@ class Batches:
 
 def _batches(width: int, number: int, place: Path) -> Batches:
     schema = StateSchema.build([("count", pa.int64(), False, None), ("data", pa.binary(), False, None)])
-    backend = RocksDBBackend(place, _WRITE_BUFFER_MB, _BLOCK_CACHE_MB)
+    backend = RocksDBBackend(place, _MEMORY_MB)
     rng = np.random.default_rng(width)
     data = pa.array([rng.bytes(width) for _ in range(number)], pa.binary())
     names = [key_of(user) for user in rng.permutation(number)]

@@ -200,7 +200,7 @@ def test_a_table_above_its_budget_is_given_up(tmp_path):
 
 
 def test_rows_survive_in_rocksdb(tmp_path):
-    backend = RocksDBBackend(tmp_path / "db", 8, 8)
+    backend = RocksDBBackend(tmp_path / "db", 16)
     rows = opened(backend)
     put(rows, {("a", 1): (1, "one"), ("b", 2): (2, None)})
     put(rows, {("a", 1): None})
