@@ -58,14 +58,14 @@ class TimerState:
     def begin(self, batch: Batch) -> None:
         self._batch, self._firing = batch, None
 
-    def firing(self, domain: str, at: np.ndarray, upto: int) -> None:
-        """The batch is of keys whose timers fire, one of each, at these moments; `upto` is the clock, which makes others due.
+    def firing(self, domain: str, at: np.ndarray, clock: int) -> None:
+        """The batch is of keys whose timers fire, one of each, at these moments. clock: what makes others due.
 
         What is set now fires in the same barrier if it is due and later than the timer that set it: in order, and not for
         ever. Any other timer of this domain that is set now is held until the next epoch. `disturbed` then says whether
         timers that are due have changed.
         """
-        self._firing, self.disturbed = (domain, at, upto), False
+        self._firing, self.disturbed = (domain, at, clock), False
 
     def changes(self) -> list[Entries]:
         """What the batch changed and is not written yet."""
@@ -142,13 +142,15 @@ class TimerState:
         return found.dt.epoch("us")
 
     def _set(self, domain: str, codes: np.ndarray, at: np.ndarray) -> None:
+        timers, of_key = self._encoded(domain, codes, at)
         held = np.zeros(len(codes), np.int64)
         if self._firing is not None and self._firing[0] == domain:
-            _, firing, upto = self._firing
-            due = (at <= upto) & (at > firing[codes])
-            held[~due] = self._epoch
+            _, firing, clock = self._firing
+            due = (at <= clock) & (at > firing[codes])
             self.disturbed |= bool(due.any())
-        timers, of_key = self._encoded(domain, codes, at)
+            # One that is set already stays what it is: a drain fires what was set before, whenever it is.
+            fresh = np.fromiter((value is None for value in self._timers.get(timers)), bool, len(timers))
+            held[~due & fresh] = self._epoch
         self._timers.put(timers, held.astype(">i8").view("V8").tolist())
         self._timers.put(of_key, [b""] * len(of_key))
 

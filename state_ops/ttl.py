@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from state_ops import frames
 from state_ops.backends.base import Backend
 from state_ops.codec import decode_rows, encode_rows
 from state_ops.keys import group_prefix
@@ -85,8 +86,7 @@ def encoded(schema: StateSchema, rows: pl.DataFrame, expiry: Expiry | None) -> l
     """Values of rows, touched now; without an expiry, whenever somebody with one first sees them."""
     if expiry is not None or (TOUCHED in schema.arrow.names and TOUCHED not in rows.columns):
         rows = rows.with_columns(pl.lit(expiry.now if expiry else None, pl.Int64).alias(TOUCHED))
-    table = rows.select(schema.arrow.names).to_arrow(compat_level=pl.CompatLevel.oldest())
-    return encode_rows(schema, table.cast(schema.arrow))
+    return encode_rows(schema, frames.stored(rows, schema.arrow))
 
 
 # -- the sweep

@@ -1,0 +1,331 @@
+"""Values, lists and maps against Python's own lists and dicts, with and without a TTL, across batches and epochs."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.api import ListOf, MapOf, State, agg
+from state_ops import ttl
+from state_ops.backends.base import BackendOptions
+from state_ops.backends.memory import MemoryBackend
+from state_ops.backends.rocksdb import ROCKSDB
+from state_ops.key_groups import key_groups
+from state_ops.kinds import collections_of
+from state_ops.lists import scan_list
+from state_ops.maps import scan_map
+from state_ops.schema import StateSchema
+from state_ops.state import GROUP, KeyedState, scan_values, sorts
+from state_ops.ttl import Expiry, Ttl
+
+GROUPS, LIFE = 4, 10
+KEYS = pa.schema([("k", pa.string())])
+NAMES = ("a", "ab", "é", "")  # one is the beginning of another, one is empty
+
+
+class Ride(State):
+    city: str | None = None
+    fare: int = 7
+
+
+class Rider(State):
+    rides: int = 0
+    recent: ListOf[Ride]
+    spent: MapOf[str, int]
+    seen: MapOf[bytes, Ride]
+
+
+def _keyed(keys: list[str], **columns: list) -> pl.DataFrame:
+    types = {"v": pl.Int64, "m": pl.String, "b": pl.Binary}
+    data = {name: pl.Series(name, values, dtype=types[name]) for name, values in columns.items()}
+    return pl.DataFrame({"k": pl.Series(keys, dtype=pl.String), **data})
+
+
+class Kept:
+    """State over a backend, a new handle for each epoch as an attempt has it."""
+
+    def __init__(self, backend: Any, life: Ttl | None) -> None:
+        self.backend, self.life, self.position = backend, life, b""
+        self.schema = ttl.stamped(StateSchema.of(Rider), life)
+        self.collections = tuple(replace(one, schema=ttl.stamped(one.schema, life)) for one in collections_of(Rider))
+
+    def epoch(self, now: int) -> KeyedState:
+        self.expiry = Expiry(self.life, now) if self.life else None
+        self.state = KeyedState(
+            self.backend, self.schema, KEYS, "stage tried", expiry=self.expiry, collections=self.collections
+        )
+        return self.state
+
+    def begin(self) -> None:
+        keys = pl.DataFrame({"k": NAMES})
+        groups = key_groups([pa.array(NAMES)], GROUPS).astype(np.int32)
+        self.state.begin(keys.with_columns(pl.Series(GROUP, groups)))
+
+    def sweep(self, most: int) -> None:
+        if self.expiry is not None:
+            known = sorts(self.schema, self.collections)
+            after = ttl.sweep(self.backend, known, range(GROUPS), self.expiry, self.position, most)
+            self.position = after or b""
+
+    def stored(self) -> dict[str, dict]:
+        """What a reader finds, by kind and key."""
+        found: dict[str, dict] = {"value": {}, "recent": {}, "spent": {}, "seen": {}}
+        every = range(GROUPS)
+        for table in scan_values(self.backend, self.schema, KEYS, every, self.expiry):
+            found["value"] |= {row["k"]: row["rides"] for row in table.to_pylist()}
+        for one in self.collections:
+            scan = scan_list if one.name == "recent" else scan_map
+            for table in scan(self.backend, one, KEYS, every, self.expiry):
+                for row in table.to_pylist():
+                    if one.name == "recent":
+                        found["recent"].setdefault(row["k"], []).append((row["city"], row["fare"]))
+                    else:
+                        value = row["spent"] if one.name == "spent" else (row["city"], row["fare"])
+                        found[one.name].setdefault(row["k"], {})[row[f"{one.name}_key"]] = value
+        return found
+
+
+class Model:
+    """The same with Python's own: each thing with the moment at which it was touched."""
+
+    def __init__(self, life: Ttl | None) -> None:
+        self.life, self.now = life, 0
+        self.value: dict[str, list] = {}
+        self.recent: dict[str, list[list]] = {}
+        self.maps: dict[str, dict[str, dict[Any, list]]] = {"spent": {}, "seen": {}}
+
+    def at(self, now: int) -> None:
+        """Forget what has expired by now."""
+        self.now = now
+        if self.life is None:
+            return
+        oldest = now - self.life.micros
+        self.value = {key: one for key, one in self.value.items() if one[1] > oldest}
+        self.recent = {key: [one for one in kept if one[1] > oldest] for key, kept in self.recent.items()}
+        for name, maps in self.maps.items():
+            self.maps[name] = {
+                key: {entry: one for entry, one in kept.items() if one[1] > oldest} for key, kept in maps.items()
+            }
+
+    def read(self, things: list[list]) -> list:
+        for one in things:
+            if self.life is not None and self.life.on_read:
+                one[1] = self.now
+        return [one[0] for one in things]
+
+    def stored(self) -> dict[str, dict]:
+        return {
+            "value": {key: one[0] for key, one in self.value.items()},
+            "recent": {key: [one[0] for one in kept] for key, kept in self.recent.items() if kept},
+            **{
+                name: {key: {entry: one[0] for entry, one in kept.items()} for key, kept in maps.items() if kept}
+                for name, maps in self.maps.items()
+            },
+        }
+
+    def entries(self) -> int:
+        """How many entries all of it is in a backend."""
+        maps = sum(len(kept) for maps in self.maps.values() for kept in maps.values())
+        lists = [kept for kept in self.recent.values() if kept]
+        return len(self.value) + maps + sum(len(kept) + 1 for kept in lists)
+
+
+def apply(state: KeyedState, model: Model, do: str, rows: list[tuple[str, str, int]]) -> None:
+    """One operation on both; what is read must be the same."""
+    keys = [key for key, _, _ in rows]
+    distinct = list(dict.fromkeys(keys))
+    frame = _keyed(keys, m=[entry for _, entry, _ in rows], v=[value for _, _, value in rows])
+    frame = frame.with_columns(b=pl.col("m").cast(pl.Binary))
+    unique = list({(key, entry): (key, entry, value) for key, entry, value in rows}.values())
+    several = _keyed([key for key, _, _ in unique], m=[m for _, m, _ in unique], v=[v for _, _, v in unique])
+    several = several.with_columns(b=pl.col("m").cast(pl.Binary))
+    one = rows[0][2] % 3
+    if do == "value":
+        state.fold(frame, rides=agg.sum("v"))
+        for key, _, value in rows:
+            model.value[key] = [model.value.get(key, [0])[0] + value, model.now]
+    elif do == "read value":
+        expected = [model.read([model.value[key]])[0] if key in model.value else 0 for key in keys]
+        assert state.join(frame, "rides")["rides"].to_list() == expected
+        assert state.get(frame)["rides"].to_list() == expected
+    elif do == "delete value":
+        state.delete(frame)
+        for key in keys:
+            model.value.pop(key, None)
+    elif do == "append":
+        state.recent.append(frame, city="m", fare="v")
+        for key, entry, value in rows:
+            model.recent.setdefault(key, []).append([(entry, value), model.now])
+    elif do == "append in part":
+        state.recent.append(frame, city="m")
+        for key, entry, _ in rows:
+            model.recent.setdefault(key, []).append([(entry, 7), model.now])
+    elif do == "list":
+        expected = [(key, *one) for key in distinct for one in model.read(model.recent.get(key, []))]
+        assert state.recent.get(frame).rows() == expected
+    elif do == "last":
+        expected = [
+            (key, *element) for key in distinct for element in model.read(model.recent.get(key, [])[-one - 1 :])
+        ]
+        assert state.recent.last(frame, one + 1).rows() == expected
+    elif do == "trim":
+        state.recent.trim(frame, one)
+        for key in distinct:
+            kept = model.recent.get(key, [])
+            model.recent[key] = kept[len(kept) - one :] if one < len(kept) else kept
+    elif do == "put":
+        state.spent.put(several, spent_key="m", spent="v")
+        state.seen.put(several, seen_key="b", fare="v")
+        for key, entry, value in unique:
+            model.maps["spent"].setdefault(key, {})[entry] = [value, model.now]
+            mine = model.maps["seen"].setdefault(key, {})
+            old = mine.get(entry.encode(), [(None, 7)])[0]
+            mine[entry.encode()] = [(old[0], value), model.now]
+    elif do == "fold map":
+        found = state.spent.fold(frame, spent_key="m", spent=agg.sum("v"))
+        for key, entry, value in rows:
+            mine = model.maps["spent"].setdefault(key, {})
+            mine[entry] = [mine.get(entry, [0])[0] + value, model.now]
+        assert sorted(found.rows()) == sorted(
+            {(key, entry, model.maps["spent"][key][entry][0]) for key, entry, _ in rows}
+        )
+    elif do == "get":
+        mine = [model.maps["spent"].get(key, {}).get(entry) for key, entry, _ in rows]
+        there = state.spent.contains(frame, spent_key="m").to_list()
+        assert there == [one is not None for one in mine]
+        found = state.spent.get(frame, spent_key="m")["spent"].to_list()
+        assert found == [0 if one is None else model.read([one])[0] for one in mine]
+    elif do == "all":
+        expected = [
+            (key, entry, *model.read([one])[0])
+            for key in distinct
+            for entry, one in sorted(model.maps["seen"].get(key, {}).items())
+        ]
+        assert state.seen.all(frame).rows() == expected
+    elif do == "delete":
+        state.spent.delete(frame, spent_key="m")
+        for key, entry, _ in rows:
+            model.maps["spent"].get(key, {}).pop(entry, None)
+    elif do == "clear":
+        state.recent.clear(frame)
+        state.spent.clear(frame)
+        state.seen.clear(frame)
+        for key in distinct:
+            model.recent.pop(key, None)
+            model.maps["spent"].pop(key, None)
+            model.maps["seen"].pop(key, None)
+
+
+OPERATIONS = st.tuples(
+    st.sampled_from(
+        ["value", "read value", "delete value", "append", "append", "append in part", "list", "last", "trim", "put"]
+        + ["fold map", "get", "all", "delete", "clear"]
+    ),
+    st.lists(
+        st.tuples(st.sampled_from(NAMES), st.sampled_from(["x", "x\0", "", "y"]), st.integers(-9, 9)),
+        min_size=1,
+        max_size=5,
+    ),
+)
+BATCHES = st.lists(st.lists(OPERATIONS, max_size=5), max_size=2)
+EPOCHS = st.lists(st.tuples(BATCHES, st.integers(0, 6)), min_size=1, max_size=6)
+LIVES = st.sampled_from([None, Ttl(LIFE), Ttl(LIFE, on_read=True)])
+
+
+@given(EPOCHS, LIVES, st.integers(1, 40))
+@settings(max_examples=50, deadline=None)
+def test_any_sequence_gives_what_lists_and_dicts_give(epochs, life, most):
+    _compared(MemoryBackend(), epochs, life, most)
+
+
+@given(EPOCHS, LIVES, st.integers(1, 40))
+@settings(max_examples=8, deadline=None)
+def test_any_sequence_gives_what_lists_and_dicts_give_on_rocksdb(epochs, life, most):
+    with _rocksdb() as backend:
+        _compared(backend, epochs, life, most)
+
+
+def _compared(backend: Any, epochs: list, life: Ttl | None, most: int) -> None:
+    kept, model, now = Kept(backend, life), Model(life), 1_000
+    for batches, later in epochs:
+        now += later
+        kept.epoch(now)
+        model.at(now)
+        for operations in batches:
+            kept.begin()
+            for do, rows in operations:
+                apply(kept.state, model, do, rows)
+            kept.state.flush()
+        kept.sweep(most)
+        assert kept.stored() == model.stored()
+    if life is None:
+        assert _entries(backend) == model.entries()
+        return
+    # Left alone, all that has expired is deleted after as many sweeps as it takes to come round twice.
+    kept.epoch(now)
+    for _ in range(2 * (_entries(backend) // most + 2)):
+        kept.sweep(most)
+    assert kept.stored() == model.stored()
+    # A list that was trimmed lately may keep its ends longer than its elements, at most for another life.
+    assert 0 <= _entries(backend) - model.entries() <= len(NAMES), "the sweep has left what nobody will ever see"
+    kept.epoch(now + LIFE)
+    assert kept.stored() == {"value": {}, "recent": {}, "spent": {}, "seen": {}}
+    for _ in range(2 * (_entries(backend) // most + 2)):
+        kept.sweep(most)
+    assert _entries(backend) == 0
+
+
+def _entries(backend: Any) -> int:
+    return sum(1 for _ in backend.scan(b"\0", b"\xff"))
+
+
+@contextmanager
+def _rocksdb():
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "db").mkdir()
+        backend = ROCKSDB.open(Path(directory) / "db", BackendOptions(memory_mb=16))
+        yield backend
+        backend.close()
+
+
+@pytest.mark.parametrize("before", [None, Ttl(LIFE)])
+def test_a_ttl_that_comes_or_goes_loses_nothing(before):
+    """Rows without a stamp count as touched when they are first seen; stamps that nobody looks at do no harm."""
+    after = None if before else Ttl(LIFE)
+    backend = MemoryBackend()
+    old, new, model = Kept(backend, before), Kept(backend, after), Model(None)
+    rows = [("a", "x", 1), ("ab", "y", 2), ("a", "y", 3)]
+    old.epoch(1_000)
+    old.begin()
+    for do in ("value", "append", "put"):
+        apply(old.state, model, do, rows)
+    old.state.flush()
+    new.schema = new.schema.reading([old.schema])
+    new.collections = tuple(
+        replace(one, schema=one.schema.reading([was.schema]))
+        for one, was in zip(new.collections, old.collections, strict=True)
+    )
+    new.epoch(5_000)
+    assert new.stored() == model.stored()
+    new.sweep(3)
+    new.begin()
+    for do in ("append", "list", "get", "read value"):
+        apply(new.state, model, do, rows)
+    new.state.flush()
+    for _ in range(20):
+        new.sweep(3)
+    assert new.stored() == model.stored()
+    new.epoch(5_000 + LIFE - 1)
+    assert new.stored() == model.stored()
+    new.epoch(5_000 + LIFE)
+    assert new.stored() == (model.stored() if after is None else {name: {} for name in model.stored()})
