@@ -11,6 +11,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from state_ops import frames
 from state_ops.errors import ConfigurationError, PipelineError
 from state_ops.key_groups import MAX_PARALLELISM, check_parallelism, group_range, key_groups, subtask_of, xxhash64
 
@@ -40,6 +41,9 @@ def _random_keys(rows: int) -> pa.Table:
     def text():
         return "".join(rng.choices("abcNM09\0é漢😀", k=rng.choice([0, 1, 3, 4, 7, 8, 9, 31, 32, 33, 100, 700])))
 
+    def canonical(array: pa.Array) -> pa.Array:
+        return array.cast(frames.canonical_type(array.type))
+
     return pa.table(
         {
             "i8": column(pa.int8(), integer(8)),
@@ -54,6 +58,13 @@ def _random_keys(rows: int) -> pa.Table:
             "local": column(pa.timestamp("us"), lambda: moment().replace(tzinfo=None)),
             "small": column(pa.decimal128(18, 2), decimal(18)),
             "large": column(pa.decimal128(38, 2), decimal(38)),
+            # What Weir makes of types that Spark does not have, before either of them hashes it.
+            "u8": canonical(column(pa.uint8(), lambda: rng.randrange(256))),
+            "u32": canonical(column(pa.uint32(), lambda: rng.randrange(2**32))),
+            "d64": canonical(column(pa.date64(), lambda: date(1970, 1, 1) + timedelta(days=rng.randint(-9999, 9999)))),
+            "ms": canonical(column(pa.timestamp("ms"), lambda: moment().replace(tzinfo=None, microsecond=0))),
+            "dec": canonical(column(pa.decimal64(18, 2), decimal(16))),
+            "fixed": canonical(column(pa.binary(4), lambda: rng.randbytes(4))),
         }
     )
 
@@ -68,6 +79,8 @@ def test_key_groups_are_those_of_spark(spark):
         ["large", "raw", "flag"],
         table.column_names,
     ]
+    rng = random.Random(21)
+    composites += [rng.sample(table.column_names, rng.randint(2, 5)) for _ in range(12)]
     frame = spark.createDataFrame(table)
     groups = frame.select(
         *(F.expr(f"pmod(xxhash64({', '.join(names)}), 128)").alias(str(i)) for i, names in enumerate(composites)),
