@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import pickle
+from decimal import Decimal
+from typing import Annotated, Any
+
+import pyarrow as pa
+import pytest
+
+from state_ops import evolution
+from state_ops.annotations import renamed_from
+from state_ops.codec import decode_rows, encode_rows
+from state_ops.errors import DamageError
+from state_ops.schema import StateSchema
+from state_ops.state_class import State
+
+
+def _one(type: pa.DataType, nullable: bool = True) -> StateSchema:
+    return StateSchema.build([("x", type, nullable, None)])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "value", "becomes"),
+    [
+        (pa.int8(), pa.int64(), -128, -128),
+        (pa.uint8(), pa.int16(), 255, 255),
+        (pa.uint32(), pa.uint64(), 2**32 - 1, 2**32 - 1),
+        (pa.int32(), pa.float64(), 2**31 - 1, float(2**31 - 1)),
+        (pa.int16(), pa.float32(), -(2**15), float(-(2**15))),
+        (pa.float32(), pa.float64(), 0.25, 0.25),
+        (pa.decimal128(5, 2), pa.decimal128(38, 2), Decimal("-999.99"), Decimal("-999.99")),
+        (pa.decimal32(5, 2), pa.decimal128(6, 2), Decimal("1.25"), Decimal("1.25")),
+        (pa.string(), pa.large_string(), "é", "é"),
+        (pa.list_(pa.int8()), pa.large_list(pa.int32()), [1, None], [1, None]),
+        (pa.list_(pa.int8(), 2), pa.list_(pa.int16(), 2), [1, None], [1, None]),
+        (pa.map_(pa.int8(), pa.float32()), pa.map_(pa.int64(), pa.float64()), [(1, 0.5)], [(1, 0.5)]),
+        (
+            pa.struct([("a", pa.int8()), ("gone", pa.string())]),
+            pa.struct([pa.field("new", pa.int8(), False), ("a", pa.int64())]),
+            {"a": 1, "gone": "x"},
+            {"new": 0, "a": 1},
+        ),
+        (
+            pa.map_(pa.string(), pa.list_(pa.struct([("a", pa.int8())]))),
+            pa.map_(pa.string(), pa.list_(pa.struct([("b", pa.string()), ("a", pa.int16())]))),
+            [("k", [{"a": 1}, None]), ("l", None)],
+            [("k", [{"b": None, "a": 1}, None]), ("l", None)],
+        ),
+    ],
+)
+def test_what_is_wider_reads_what_was_written(old, new, value, becomes):
+    before, after = _one(old), _one(new)
+    assert evolution.obstacles(before, after) == []
+    written = encode_rows(before, pa.table({"x": pa.array([value, None, value], old)}))
+    newest = encode_rows(after, pa.table({"x": pa.array([becomes], new)}))
+    read = decode_rows(after.reading([before]), [written[0], newest[0], *written[1:]])
+    assert read.schema.equals(after.arrow)
+    assert read["x"].to_pylist() == [becomes, becomes, None, becomes]
+    assert encode_rows(after, read)[1] == newest[0]
+    assert evolution.obstacles(after, before), "the way back is none"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (pa.int64(), pa.int32()),
+        (pa.int64(), pa.float64()),
+        (pa.int32(), pa.float32()),
+        (pa.int8(), pa.uint16()),
+        (pa.uint32(), pa.int32()),
+        (pa.float64(), pa.float32()),
+        (pa.float64(), pa.int64()),
+        (pa.decimal128(10, 2), pa.decimal128(12, 3)),
+        (pa.decimal128(10, 2), pa.decimal128(9, 2)),
+        (pa.string(), pa.binary()),
+        (pa.large_string(), pa.string()),
+        (pa.bool_(), pa.int8()),
+        (pa.date32(), pa.timestamp("us")),
+        (pa.timestamp("ms"), pa.timestamp("us")),
+        (pa.timestamp("us"), pa.timestamp("us", tz="UTC")),
+        (pa.list_(pa.int8()), pa.int8()),
+        (pa.list_(pa.int8()), pa.list_(pa.int8(), 1)),
+        (pa.list_(pa.int8(), 1), pa.list_(pa.int8(), 2)),
+        (pa.map_(pa.string(), pa.int8()), pa.struct([("key", pa.string()), ("value", pa.int8())])),
+        (pa.struct([("a", pa.int64())]), pa.struct([("a", pa.int8())])),
+        (pa.list_(pa.int8()), pa.list_(pa.field("item", pa.int8(), False))),
+    ],
+)
+def test_what_could_lose_a_value_is_an_obstacle(old, new):
+    assert evolution.obstacles(_one(old), _one(new))
+
+
+def test_an_obstacle_names_the_innermost_field():
+    def nested(type: pa.DataType) -> StateSchema:
+        return _one(pa.list_(pa.struct([("a", pa.map_(pa.string(), type))])))
+
+    (said,) = evolution.obstacles(nested(pa.int64()), nested(pa.int8()))
+    assert said == "field x.item.a.value changed its type from int64 to int8"
+    (said,) = evolution.obstacles(_one(pa.int8()), _one(pa.int8(), nullable=False))
+    assert said == "field x was nullable and no longer is"
+
+
+class Old(State):
+    a: int = 0
+    b: str = "b"
+    stops: list[Annotated[dict, pa.struct([("at", pa.string()), ("by", pa.int8())])]]
+
+
+class Stop(State):
+    place: Annotated[str | None, renamed_from("at", "where")] = None
+    by: int | None = None
+    gate: str = "A1"
+
+
+class New(State):
+    b: Annotated[int, renamed_from("a")] = 5
+    c: str | None = "c"
+    stops: list[Stop]
+
+
+def test_an_old_name_that_is_another_fields_now_is_not_taken_for_the_renamed_one():
+    assert evolution.obstacles(StateSchema.of(Old), StateSchema.of(New)) == [
+        "field b changed its type from string to int64"
+    ]
+
+
+class Renamed(State):
+    total: Annotated[int, renamed_from("a")] = 5
+    c: str | None = "c"
+    stops: list[Stop]
+
+
+def _row(**values: Any) -> pa.Table:
+    return pa.Table.from_pylist([Old(**values).as_dict()], StateSchema.of(Old).arrow)
+
+
+def test_renamed_and_added_fields_also_inside_of_lists():
+    old, new = StateSchema.of(Old), StateSchema.of(Renamed)
+    assert evolution.obstacles(old, new) == []
+    values = encode_rows(old, _row(a=3, stops=[{"at": "EWR", "by": 1}, {"at": None, "by": None}]))
+    expected = {
+        "total": 3,
+        "c": "c",
+        "stops": [{"place": "EWR", "by": 1, "gate": "A1"}, {"place": None, "by": None, "gate": "A1"}],
+    }
+    reading = new.reading([old])
+    on_record = evolution.from_record({"schemas": evolution.recorded(reading), "schema": new.to_json()})
+    for schema in (reading, pickle.loads(pickle.dumps(reading)), on_record):
+        assert schema == new and schema.schema_id == new.schema_id and hash(schema) == hash(new)
+        assert decode_rows(schema, values).to_pylist() == [expected]
+    assert "field a is called total now" in old.differences(new)
+
+
+def test_a_field_that_was_dropped_and_added_again_is_a_new_one():
+    with_, without = (
+        StateSchema.build([("k", pa.int8(), False, 0), *more]) for more in ([("x", pa.int8(), False, 1)], [])
+    )
+    again = StateSchema.build([("k", pa.int8(), False, 0), ("x", pa.int8(), False, 9)])
+    (value,) = encode_rows(with_, pa.table({"k": pa.array([4], pa.int8()), "x": pa.array([7], pa.int8())}))
+    assert decode_rows(again.reading([with_, without]), [value]).to_pylist() == [{"k": 4, "x": 9}]
+    assert decode_rows(again.reading([with_]), [value]).to_pylist() == [{"k": 4, "x": 7}]
+
+
+def test_a_chain_grows_only_where_the_schema_changes():
+    old, new = _one(pa.int8()), _one(pa.int16())
+    first = evolution.successor({"schema": old.to_json()}, old)
+    assert first.older == ()
+    second = evolution.successor({"schema": old.to_json(), "schemas": evolution.recorded(first)}, new)
+    assert second.older == (old,)
+    third = evolution.successor({"schema": new.to_json(), "schemas": evolution.recorded(second)}, new)
+    assert third.older == (old,)
+
+
+def test_a_value_of_a_schema_outside_of_the_chain_is_damage():
+    (value,) = encode_rows(_one(pa.int64()), pa.table({"x": [1]}))
+    (known,) = encode_rows(_one(pa.int8()), pa.table({"x": pa.array([1], pa.int8())}))
+    with pytest.raises(DamageError, match="another schema"):
+        decode_rows(_one(pa.int16()).reading([_one(pa.int8())]), [known, value])
+
+
+@pytest.mark.parametrize("parts", [{"x": [{}]}, {"x": [{"path": ["no"], "default": 1, "renamed": []}]}, {"x": 5}])
+def test_a_record_that_cannot_be_read_is_damage(parts):
+    entry = {"schema": _one(pa.list_(pa.int8())).to_json(), "parts": parts}
+    with pytest.raises(DamageError, match="What a checkpoint says"):
+        evolution.from_record({"schemas": [entry]})
