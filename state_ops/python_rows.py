@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 
+from state_ops import frames
 from state_ops.errors import StageError
 from state_ops.schema import Field
 from state_ops.state_class import State
+from state_ops.value_types import without_nullability
 
 Row = tuple[Any, ...]
 """A row's values in the order of its fields."""
@@ -47,6 +50,21 @@ def own(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [own(part) for part in value]
     return value
+
+
+def beside(frame: pl.DataFrame, indices: Sequence[int], table: pa.Table) -> pa.Table:
+    """The key columns of some keys of the batch, and a row of the table beside each."""
+    return widened(frames.arrow(frame[list(indices)]), table)
+
+
+def widened(left: pa.Table, right: pa.Table) -> pa.Table:
+    return pa.Table.from_arrays([*left.columns, *right.columns], schema=pa.schema([*left.schema, *right.schema]))
+
+
+def typed(table: pa.Table, fields: Sequence[Field]) -> pa.Table:
+    """Some columns in their fields' types: on the way through frames a map becomes a list."""
+    types = pa.schema([(field.name, without_nullability(field.type)) for field in fields])
+    return table.select(types.names).cast(types)
 
 
 def _misfit(field: Field, values: Sequence[Any], name_of: Callable[[int], str], where: str) -> StageError:

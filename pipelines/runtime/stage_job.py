@@ -274,7 +274,7 @@ def _task(shop: Workshop, work: Working, stage: Stage, fixed: Shapes) -> KeyedTa
         event_time=source_of(stage).event_time,
         backend=settings.state.backend,
         options=backend_options(settings),
-        cache=CacheSizes(sizes.l1, sizes.l2) if (sizes := settings.state.caches.get(stage.uid)) else None,
+        cache=_cache_sizes(settings, stage),
         full=settings.checkpoints.mode == "full",
         stages=tuple(known.uid for known in pipeline.stages),
         seconds=work.deadline - time.monotonic(),
@@ -286,6 +286,20 @@ def _swept(parent: Checkpoint | None, stage: Stage) -> dict[int, str]:
     """By subtask, where the sweep of expired state goes on."""
     recorded = (parent.operators.get(stage.uid) or {}) if parent else {}
     return {int(subtask): position for subtask, position in (recorded.get("swept") or {}).items()}
+
+
+def _cache_sizes(settings: Settings, stage: Stage) -> CacheSizes | None:
+    configured = settings.state.caches.get(stage.uid)
+    if configured is None:
+        return None
+    if not stage.per_key or stage.ttl is not None:
+        why = "forgets its state by a TTL" if stage.per_key else "works on whole batches, which gain nothing from one"
+        raise ConfigurationError(
+            f"A state cache is configured for the stage {stage.uid}, which {why}.",
+            where=f"state.caches.{stage.uid}",
+            next="Remove it: a cache is for stages with per_key=True and without ttl.",
+        )
+    return CacheSizes(configured.l1, configured.l2)
 
 
 # -- event time
