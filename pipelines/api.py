@@ -17,6 +17,7 @@ from pipelines.runtime.definition import DeltaSink, Epoch, FileSource, Gate, Pip
 from pipelines.runtime.operators.per_key import Fired, slicer_of
 from state_ops import aggregates as agg
 from state_ops import frames
+from state_ops.annotations import renamed_from
 from state_ops.durations import micros
 from state_ops.errors import PipelineError
 from state_ops.kinds import ListOf, MapOf
@@ -43,6 +44,7 @@ __all__ = [
     "delta",
     "expect",
     "files",
+    "renamed_from",
     "stage",
     "window",
 ]

@@ -11,12 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, files, stage
+from pipelines.api import Epoch, Pipeline, State, ValueState, files, renamed_from, stage
 from pipelines.runtime import state_reader
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, open_storage, run
 from state_ops import evolution
-from state_ops.annotations import renamed_from
 from state_ops.errors import PipelineError
 from state_ops.schema import StateSchema
 from tests.recovery.harness import Site
