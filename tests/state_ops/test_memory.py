@@ -62,11 +62,15 @@ def test_memtables_of_all_databases_together_keep_to_one_share(databases):
     assert shared.cache.get_usage() >= shared.memtables.get_usage()
 
 
-def test_index_and_filters_are_in_the_cache_and_not_beside_it(databases):
+def test_blocks_index_and_filters_are_in_the_common_cache_and_not_beside_it(databases):
     some = entries(50_000, 10)
+    cache = memory.budget(BUDGET_MB).cache
     databases[0].write(some)
     databases[0].snapshot(databases[0].path.parent / "snapshot")
+    cache.set_capacity(0)  # empties it
+    cache.set_capacity(BUDGET_MB * 3 << 18)
     databases[0].multi_get([key for key, _ in some])
+    assert cache.get_usage() > 1 << 20  # of blocks, of which 1.1 MB were read
     beside = sum(shard.property_int_value("rocksdb.estimate-table-readers-mem") or 0 for shard in databases[0]._shards)
     assert 0 < beside < 20_000  # the filter alone has 10 bits for each of 50,000 keys
 
