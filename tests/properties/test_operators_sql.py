@@ -245,7 +245,9 @@ def test_the_first_row_of_each_key(sizes, seed, parallelism, batch_rows):
     run.close()
 
 
-def remembered(cut: list[list[dict]], ttl: timedelta) -> tuple[list[int], list[int], list[datetime | None]]:
+def remembered(
+    cut: list[list[dict]], ttl: timedelta, key: str = "k"
+) -> tuple[list[int], list[int], list[datetime | None]]:
     """The numbers of the rows that are handed out and of the late ones, in plain Python, row by row."""
     marks, until, out, late = watermarks(cut), {}, [], []
     for number, rows in enumerate(cut, 1):
@@ -253,8 +255,8 @@ def remembered(cut: list[list[dict]], ttl: timedelta) -> tuple[list[int], list[i
         for row in sorted(rows, key=lambda row: (row["ts"], row["seq"])):
             if before is not None and row["ts"] + ttl <= before:
                 late.append(row["seq"])
-            elif row["k"] not in until or (before is not None and until[row["k"]] <= before):
-                until[row["k"]] = row["ts"] + ttl
+            elif row[key] not in until or (before is not None and until[row[key]] <= before):
+                until[row[key]] = row["ts"] + ttl
                 out.append(row["seq"])
     return out, late, list(until.values())
 

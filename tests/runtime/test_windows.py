@@ -1,0 +1,251 @@
+"""Hopping windows and sessions: which rows are in which, what is late, what a barrier reads."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from pipelines import testing
+from pipelines.api import Stage, agg, delta, files, window
+from pipelines.runtime import operators
+from pipelines.runtime.operators import Progress, shapes
+from state_ops import moments
+from state_ops.backends.memory import MemoryBackend
+from state_ops.errors import InputError, PipelineError
+from state_ops.state import GROUP
+
+NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
+EVENTS = files("x/*.parquet", event_time="at")
+
+
+def at(minutes: float, key: str = "a", **other: object) -> dict:
+    return {"k": key, "at": NOON + timedelta(minutes=minutes), **other}
+
+
+def bounds(frame: pl.DataFrame) -> list[tuple]:
+    """(key, start and end in minutes after noon, n) of each window."""
+    moments_ = [
+        frame["k"],
+        *([(m - NOON) / timedelta(minutes=1) for m in frame[c]] for c in ("window_start", "window_end")),
+    ]
+    return sorted(zip(*moments_, frame["n"], strict=True))
+
+
+def counted(**arguments) -> Stage:
+    return window("counted", EVENTS, key="k", on="at", **{"n": agg.count(), **arguments})
+
+
+# -- hopping
+
+
+def test_a_row_is_in_every_window_that_spans_it():
+    run = testing.run(counted(every="1h", size="3h"))
+    assert bounds(run.epoch([at(0), at(59), at(60)], drain=True)) == [
+        ("a", -120, 60, 2), ("a", -60, 120, 3), ("a", 0, 180, 3), ("a", 60, 240, 1)
+    ]  # fmt: skip
+
+
+def test_a_size_need_not_be_a_multiple_of_the_time_between_windows():
+    run = testing.run(counted(every="20m", size="30m"), batch_rows=1)
+    assert bounds(run.epoch([at(5), at(15)], drain=True)) == [("a", -20, 10, 1), ("a", 0, 30, 2)]
+
+
+def test_an_offset_shifts_windows_from_the_full_hour():
+    run = testing.run(counted(every="1h", offset="15m"))
+    assert bounds(run.epoch([at(14), at(15), at(74)], drain=True)) == [("a", -45, 15, 1), ("a", 15, 75, 2)]
+
+
+def test_of_overlapping_windows_a_row_counts_in_those_that_are_open():
+    run = testing.run(counted(every="1h", size="2h", late=delta.append("late")))
+    assert bounds(run.epoch([at(30), at(61)])) == [("a", -60, 60, 1)]
+    assert run.epoch([at(45)]).is_empty()  # [-60, 60) has closed, [0, 120) has not
+    assert run.late.is_empty()
+    assert bounds(run.epoch([at(120)])) == [("a", 0, 120, 3)]
+    assert run.epoch([at(50)]).is_empty()
+    assert [row["at"] for row in run.late.to_dicts()] == [NOON + timedelta(minutes=50)]
+
+
+def test_first_and_last_of_a_window_are_by_its_event_time():
+    run = testing.run(counted(every="1h", opened=agg.first("v"), closed=agg.last("v")), batch_rows=1)
+    run.epoch([at(30, v=3), at(10, v=1)])
+    run.epoch([at(50, v=5), at(20, v=2), at(5, v=None)])
+    assert run.epoch([], drain=True)[["opened", "closed"]].rows() == [(1, 5)]
+    by = counted(every="1h", order_by=["seq"], closed=agg.last("v"))
+    assert testing.run(by).epoch([at(1, v=1, seq=9), at(2, v=2, seq=3)], drain=True)["closed"].to_list() == [1]
+
+
+def test_a_window_may_drop_rows_without_key():
+    run = testing.run(counted(every="1h", null_keys="drop"))
+    assert run.epoch([at(0), {**at(0), "k": None}], drain=True)["n"].to_list() == [1]
+    assert run.acks[0].rows_null_key == 1
+
+
+# -- sessions
+
+
+def test_rows_closer_than_the_gap_are_one_session_whatever_their_order():
+    run = testing.run(counted(gap="30m", lateness="10h", total=agg.sum("v")), batch_rows=1, parallelism=2)
+    run.epoch([at(0, v=1), at(40, v=2), at(90, "b", v=4)])
+    assert bounds(run.open_windows) == [("a", 0, 30, 1), ("a", 40, 70, 1), ("b", 90, 120, 1)]
+    run.epoch([at(20, v=8)])  # between the two: now they are one
+    assert bounds(run.open_windows) == [("a", 0, 70, 3), ("b", 90, 120, 1)]
+    run.epoch([at(100, v=16)])  # 30 minutes after the end, not closer
+    closed = run.epoch([], drain=True)
+    assert bounds(closed) == [("a", 0, 70, 3), ("a", 100, 130, 1), ("b", 90, 120, 1)]
+    assert sorted(closed["total"]) == [4, 11, 16]
+
+
+def test_rows_a_gap_apart_are_two_sessions():
+    run = testing.run(counted(gap="30m"))
+    closed = run.epoch([at(0), at(30), at(59.999)], drain=True)
+    assert [(start, n) for _, start, _, n in bounds(closed)] == [(0, 1), (30, 2)]
+
+
+def test_a_session_closes_when_the_watermark_reaches_its_end():
+    run = testing.run(counted(gap="30m"))
+    assert run.epoch([at(0), at(29.999)]).is_empty()
+    assert run.epoch([at(59, "b")]).is_empty()
+    assert bounds(run.epoch([at(60, "b")]))[0][3] == 2
+    assert run.open_windows["k"].to_list() == ["b"]
+
+
+def test_a_row_that_belongs_to_an_open_session_is_not_late():
+    run = testing.run(counted(gap="30m", late=delta.append("late")), batch_rows=1)
+    run.epoch([at(10), at(25), at(39)])  # the watermark is 39
+    assert run.epoch([at(5)]).is_empty()  # alone it had ended at 35
+    assert run.late.is_empty()
+    assert bounds(run.open_windows) == [("a", 5, 69, 4)]
+
+
+def test_a_row_that_would_be_a_session_of_the_past_is_late():
+    run = testing.run(counted(gap="30m", late=delta.append("late")), batch_rows=1)
+    run.epoch([at(0), at(60, "b")])
+    assert run.epoch([at(29), at(30), at(5)]).is_empty()
+    assert sorted(row["at"] for row in run.late.to_dicts()) == [NOON + timedelta(minutes=m) for m in (5, 29, 30)]
+    assert run.acks[0].rows_late == 3
+
+
+@pytest.mark.parametrize("order", [(25, 50), (50, 25)])
+def test_of_rows_that_come_in_one_epoch_the_one_keeps_the_other_from_being_late(order):
+    run = testing.run(counted(gap="30m", late=delta.append("late")), batch_rows=1)
+    run.epoch([at(60, "b")])
+    run.epoch([at(minute) for minute in order])  # 25 alone had ended at 55, before 60; with 50 the session ends at 80
+    assert run.late.is_empty()
+    assert ("a", 25, 80, 2) in bounds(run.open_windows)
+
+
+def test_a_closed_session_is_not_opened_again():
+    run = testing.run(counted(gap="30m"))
+    run.epoch([at(0)])
+    assert bounds(run.epoch([at(30, "b")])) == [("a", 0, 30, 1)]
+    assert run.epoch([at(20)]).is_empty()  # on time, for alone it ends at 50; but [0, 30) has been handed out
+    assert bounds(run.epoch([], drain=True)) == [("a", 20, 50, 1), ("b", 30, 60, 1)]
+
+
+def test_sessions_keep_the_types_of_all_that_is_aggregated():
+    run = testing.run(
+        counted(gap="30m", t=agg.max("at"), s=agg.min("s"), m=agg.mean("v"), l=agg.last("s")), batch_rows=1
+    )
+    run.epoch([at(0, s="é", v=1), at(1, s="a", v=None)])
+    found = run.epoch([at(2, s=None, v=2)], drain=True)
+    assert found.drop("window_start", "window_end").rows() == [("a", 3, NOON + timedelta(minutes=2), "a", 1.5, "a")]
+
+
+def test_a_sum_that_does_not_fit_into_a_session_declines_the_epoch():
+    run = testing.run(counted(gap="30m", total=agg.sum("v")))
+    run.epoch([at(0, v=2**62)])
+    with pytest.raises(InputError, match="'total' has become larger than int64"):
+        run.epoch([at(1, v=2**62)])
+    assert run.open_windows["total"].to_list() == [2**62]
+
+
+class Counting(MemoryBackend):
+    """How many entries are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = 0
+
+    def multi_get(self, keys):
+        self.read += len(keys)
+        return super().multi_get(keys)
+
+    def scan(self, start, end):
+        for entry in super().scan(start, end):
+            self.read += 1
+            yield entry
+
+
+def _barrier(
+    made: Stage, backend: MemoryBackend, rows: list[dict], before: int | None, now: int | None
+) -> pl.DataFrame:
+    table = pa.Table.from_pylist(rows, pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC"))]))
+    fixed = shapes(made, table.schema)
+    micros = [None if minute is None else int((NOON.timestamp() + 60 * minute) * 10**6) for minute in (before, now)]
+    operator = operators.SessionOperator(made, made.window, fixed, backend, Progress(*micros, False), range(8))
+    if rows:
+        groups = pa.array([len(row["k"]) % 8 for row in rows], pa.int32())
+        assert list(operator.process(table.append_column(GROUP, groups))) == []
+    return pl.concat([pl.from_arrow(out) for _, out in operator.barrier()] or [pl.DataFrame()])
+
+
+def test_a_barrier_reads_what_closes_and_not_what_is_open():
+    made, backend = counted(gap="30m"), Counting()
+    rows = [at(minute, f"{minute}-{i}") for minute in (0, 100, 200) for i in range(50)]
+    assert _barrier(made, backend, rows, None, 10).is_empty()
+    backend.read = 0
+    assert _barrier(made, backend, [], 10, 20).is_empty()
+    assert backend.read == 0
+    assert len(_barrier(made, backend, [], 20, 130)) == 100
+    assert backend.read == 2 * 100  # the index's entry and the row of each
+    assert len(_barrier(made, backend, [], 130, 1000)) == 50
+    assert list(backend.scan(b"", b"\xff" * 8)) == []  # nothing is left, in the index either
+
+
+def test_the_index_has_one_entry_for_each_key_with_open_sessions():
+    made, backend = counted(gap="30m"), MemoryBackend()
+    _barrier(made, backend, [at(0), at(50), at(100, "b")], None, None)
+    _barrier(made, backend, [at(25), at(70, "b")], None, None)
+    found = [entry for group in range(8) for entry in moments.first(backend, group, None, 99)]
+    assert len(found) == 2
+    assert len(_barrier(made, backend, [], None, 81)) == 1
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "does not say which windows"),
+        ({"every": "1x"}, "every='1x' is no duration"),
+        ({"every": "0s"}, "no time at all"),
+        ({"every": "1h", "size": "30m"}, "smaller than the time between them"),
+        ({"every": "1s", "size": "1d"}, "would be in 86400 windows"),
+        ({"every": "1h", "offset": "1h"}, "offset of counted"),
+        ({"every": "1h", "lateness": 5}, "lateness=5 is no duration"),
+        ({"gap": "30m", "every": "1h"}, "has a gap, which makes sessions"),
+        ({"gap": "30m", "offset": "5m"}, "has a gap, which makes sessions"),
+        ({"gap": "0m"}, "no time at all"),
+        ({"every": "1h", "window_end": agg.count()}, "'window_end', which is taken"),
+    ],
+)
+def test_windows_that_make_no_sense_are_refused_when_they_are_defined(arguments, said):
+    with pytest.raises(PipelineError, match=said) as raised:
+        counted(**arguments)
+    assert "counted" in f"{raised.value.where} {raised.value}"
+
+
+def test_a_session_needs_a_timestamp_and_event_time():
+    rows = pa.schema([("k", pa.string()), ("at", pa.string())])
+    with pytest.raises(PipelineError, match="'at' is string, not a timestamp"):
+        shapes(counted(gap="30m"), rows)
+    with pytest.raises(PipelineError, match="has no event time"):
+        window("w", files("x/*.parquet"), key="k", on="at", gap="30m", n=agg.count())
+    run = testing.run(counted(gap="30m"))
+    run.epoch([at(0)])
+    with pytest.raises(InputError, match="1 rows have no event time"):
+        run.epoch([{"k": "a", "at": None}])
