@@ -226,11 +226,25 @@ def apply(state: KeyedState, model: Model, do: str, rows: list[tuple[str, str, i
             model.maps["seen"].pop(key, None)
 
 
+DOINGS = [
+    "value",
+    "read value",
+    "delete value",
+    "append",
+    "append",
+    "append in part",
+    "list",
+    "last",
+    "trim",
+    "put",
+    "fold map",
+    "get",
+    "all",
+    "delete",
+    "clear",
+]
 OPERATIONS = st.tuples(
-    st.sampled_from(
-        ["value", "read value", "delete value", "append", "append", "append in part", "list", "last", "trim", "put"]
-        + ["fold map", "get", "all", "delete", "clear"]
-    ),
+    st.sampled_from(DOINGS),
     st.lists(
         st.tuples(st.sampled_from(NAMES), st.sampled_from(["x", "x\0", "", "y"]), st.integers(-9, 9)),
         min_size=1,

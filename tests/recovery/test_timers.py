@@ -1,0 +1,219 @@
+"""Lists, timers and a TTL in a run that fails in the middle of firing, is killed after it, and goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from configs.settings import PROJECT
+from pipelines.api import Epoch, KeyedState, ListOf, MapOf, Pipeline, State, agg, delta, files, stage
+from pipelines.runtime import state_reader
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.operators import function
+from pipelines.runtime.run import RunOptions, open_storage, run
+from state_ops.errors import PipelineError, StageError
+from tests.recovery.harness import Site
+
+NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
+KEYS = [f"k{number}" for number in range(6)]
+FAIL = "WEIR_TEST_FAIL_IN_TIMER"
+
+_DOOMED = """
+import os, signal, sys
+from pathlib import Path
+from state_ops import snapshot
+from tests.recovery.test_timers import Parking
+
+real = snapshot.upload
+
+def upload(*args, **options):
+    real(*args, **options)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+snapshot.upload = upload
+Parking(Path(sys.argv[1])).epochs(*map(int, sys.argv[2:]))
+"""
+
+
+class Car(State):
+    """Of one number plate."""
+
+    parked: int = 0
+    stops: ListOf[Annotated[int, pa.int32()]]
+    fees: MapOf[str, int]
+
+
+def overdue(fired: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+    """Nine minutes after each stop."""
+    if os.environ.get(FAIL) and len(fired):
+        raise ValueError("out of order")
+    last = state.stops.last(fired)
+    state.fees.fold(fired.with_columns(kind=pl.lit("fine")), fees_key="kind", fees=agg.count())
+    return fired.join(last, on="id", how="left", maintain_order="left").select(
+        "id", at=pl.col("at"), what=pl.lit("fine"), stop=pl.col("stops")
+    )
+
+
+@stage(
+    "parking",
+    source=files("{landing}/*.parquet", name="landing", event_time="at"),
+    key="id",
+    state=Car,
+    order_by=["at"],
+    sink=delta.append("events"),
+    on_timer=overdue,
+    ttl="365d",
+)
+def parking(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+    """Every stop is counted and listed, and nine minutes later there is a fine."""
+    state.fold(rows, parked=agg.count())
+    state.stops.append(rows, stops="stop")
+    state.timers.set(rows.with_columns(due=pl.col("at") + pl.duration(minutes=9)), at="due")
+    return rows.select("id", "at", what=pl.lit("stop"), stop="stop")
+
+
+pipeline = Pipeline("parking", (parking,), max_parallelism=8)
+
+
+class Parking:
+    """Its site. File n has one stop of each key, the first at n times ten minutes after noon, one a minute."""
+
+    def __init__(self, root: Path, piped: Pipeline = pipeline, **options: str) -> None:
+        options = {"WEIR_EPOCH__MAX_FILES": "1", "WEIR_LEASE__HEARTBEAT_SECONDS": "0.5", **options}
+        self.site = Site(root, options, piped, "tests.recovery.test_timers")
+
+    def epochs(self, *numbers: int, drain: bool = False) -> None:
+        self.site.landing.mkdir(parents=True, exist_ok=True)
+        for number in numbers:
+            moments = [_moment(number, key) for key in range(len(KEYS))]
+            at = pa.array(moments, pa.timestamp("us", tz="UTC"))
+            staging = self.site.landing / f".{number:05}"
+            pq.write_table(pa.table({"id": KEYS, "at": at, "stop": [number] * len(KEYS)}), staging)
+            staging.rename(self.site.landing / f"{number:05}.parquet")
+        asked = RunOptions(until_caught_up=True, drain=drain)
+        list(run(self.site.pipeline, self.site.settings, asked, InMemoryExecutor()))
+
+    def figures(self) -> dict:
+        head = open_storage(self.site.pipeline, self.site.settings)[1].head()
+        assert head is not None
+        return head.operators["parking"]
+
+    def assert_exact(self, upto: int, drained: bool) -> None:
+        """Tables and state after files 1 to `upto`, whatever happened on the way."""
+        newest = _moment(upto, len(KEYS) - 1)
+        stops = [(KEYS[key], _moment(n, key), "stop", n) for n in range(1, upto + 1) for key in range(len(KEYS))]
+        fines = []
+        for plate, at, _, n in stops:
+            due = at + timedelta(minutes=9)
+            # It fires in the epoch whose newest row is not before it: the next one, or its own, or the drain.
+            barrier = next((m for m in range(n, upto + 1) if _moment(m, len(KEYS) - 1) >= due), upto)
+            if due <= newest or drained:
+                fines.append((plate, due, "fine", barrier))
+        table = self.site.table("events")
+        found = sorted(
+            zip(
+                table["id"],
+                [moment.to_pydatetime() for moment in table["at"]],
+                table["what"],
+                table["stop"],
+                strict=True,
+            )
+        )
+        assert found == sorted([*stops, *fines])
+        rows = [
+            row
+            for one in state_reader.scan(self.site.pipeline, self.site.settings, "parking")
+            for row in one.to_pylist()
+        ]
+        assert {row["id"] for row in rows} == set(KEYS)
+        for row in rows:
+            mine = sum(plate == row["id"] for plate, *_ in fines)
+            assert row["parked"] == upto and row["stops"] == list(range(1, upto + 1))
+            assert row["fees"] == ([{"fees_key": "fine", "fees": mine}] if mine else None)
+
+
+def _moment(number: int, key: int) -> datetime:
+    return NOON + timedelta(minutes=10 * number + key)
+
+
+def test_timers_fire_once_although_the_run_fails_is_killed_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(function, "_SWEEP_ENTRIES", 5)
+    lot = Parking(tmp_path)
+    lot.epochs(1, 2)
+    lot.assert_exact(2, drained=False)
+    monkeypatch.setenv(FAIL, "1")
+    with pytest.raises(StageError, match="out of order") as raised:
+        lot.epochs(3)
+    assert "overdue" in raised.value.traceback
+    monkeypatch.delenv(FAIL)
+    doomed = subprocess.run(
+        [sys.executable, "-c", _DOOMED, str(tmp_path), "4"],
+        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+    )
+    assert doomed.returncode == -signal.SIGKILL, doomed.stderr
+    lot.epochs(5)
+    lot.assert_exact(5, drained=False)
+    assert state_reader.get(lot.site.pipeline, lot.site.settings, "parking", ["k0"])[0]["stops"] == [1, 2, 3, 4, 5]
+
+    before = lot.figures()
+    assert before["swept"] and set(before["collections"]) == {"stops", "fees"}
+    lot.epochs(drain=True)
+    lot.assert_exact(5, drained=True)
+    lot.epochs(drain=True)
+    lot.assert_exact(5, drained=True)
+    after = lot.figures()
+    assert after["swept"] != before["swept"], "the sweep goes on from epoch to epoch"
+    assert not after["files_new"], "where nothing has expired, that it was looked at changes nothing"
+
+
+class Less(State):
+    parked: int = 0
+    stops: ListOf[int]
+
+
+class Recast(State):
+    parked: int = 0
+    stops: ListOf[str]
+    fees: MapOf[bytes, int]
+
+
+class Widened(State):
+    parked: int = 0
+    stops: ListOf[int]
+    fees: MapOf[str, int]
+    notes: ListOf[str]
+
+
+def _with(state: type[State]) -> Pipeline:
+    @stage("parking", source=parking.input, key="id", state=state, order_by=["at"], sink=delta.append("events"))
+    def changed(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+        state.stops.append(rows, stops="stop")
+        return rows.select("id", "at", what=pl.lit("stop"), stop="stop")
+
+    return Pipeline("parking", (changed,), max_parallelism=8)
+
+
+def test_lists_and_maps_that_do_not_fit_what_is_stored_are_refused_and_wider_ones_read_it(tmp_path):
+    Parking(tmp_path).epochs(1)
+    for state, said in ((Less, "the map fees is gone"), (Recast, "fees was a map by string, is a map by binary")):
+        with pytest.raises(PipelineError, match=said):
+            Parking(tmp_path, _with(state)).epochs(2)
+    with pytest.raises(PipelineError, match="stops: field stops changed its type from int32 to string"):
+        Parking(tmp_path, _with(Recast)).epochs(2)
+    wider = Parking(tmp_path, _with(Widened))
+    wider.epochs(2)
+    found = state_reader.get(wider.site.pipeline, wider.site.settings, "parking", ["k3"])[0]
+    assert found == {"id": "k3", "parked": 1, "stops": [1, 2], "fees": None, "notes": None}
