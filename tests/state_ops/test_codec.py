@@ -4,6 +4,7 @@ import random
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -121,6 +122,16 @@ def test_bytes_behind_a_null_leave_no_trace():
     schema = StateSchema.build([("s", type, True, None), ("n", n, True, None)])
     plain = pa.table({"s": pa.array(["a", None], type), "n": pa.array([7, None], n)})
     assert encode_rows(schema, pa.table({"s": hidden, "n": number})) == encode_rows(schema, plain)
+
+
+def test_bytes_behind_a_null_in_a_list_leave_no_trace():
+    offsets = pa.py_buffer(np.array([0, 1, 4, 5], np.int32))
+    hidden = pa.Array.from_buffers(pa.string(), 3, [pa.py_buffer(b"\x05"), offsets, pa.py_buffer(b"axyzb")])
+    schema = StateSchema.build([("l", pa.list_(pa.string()), True, None)])
+    behind = pa.table({"l": pa.ListArray.from_arrays([0, 2, 3], hidden)})
+    plain = pa.table({"l": [["a", None], ["b"]]})
+    assert encode_rows(schema, behind) == encode_rows(schema, plain)
+    assert decode_rows(schema, encode_rows(schema, behind)).to_pylist() == plain.to_pylist()
 
 
 def test_many_rows_of_many_lengths():

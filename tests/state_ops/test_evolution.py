@@ -123,6 +123,12 @@ def test_an_old_name_that_is_another_fields_now_is_not_taken_for_the_renamed_one
         "field b changed its type from string to int64"
     ]
 
+    class Beside(State):
+        b: str = "b"
+        d: Annotated[int, renamed_from("b")] = 5
+
+    assert evolution.obstacles(StateSchema.of(Old), StateSchema.of(Beside)) == []
+
 
 class Renamed(State):
     total: Annotated[int, renamed_from("a")] = 5
