@@ -892,6 +892,41 @@ MUTANTS = [
         "        new = np.flatnonzero(~known)\n",
         "tests/runtime/test_deduplication.py::test_forgetting_is_bounded_and_what_has_expired_is_not_consulted",
     ),
+    Mutant(
+        "bytes behind a null in a list are stored",
+        "state_ops/nested.py",
+        "        if nulls is not None and len(starts) and",
+        "        if nulls is None and len(starts) and",
+        "tests/state_ops/test_codec.py::test_bytes_behind_a_null_in_a_list_leave_no_trace",
+    ),
+    Mutant(
+        "a field takes the values of one that is still there",
+        "state_ops/evolution.py",
+        "if old in before and old not in taken)",
+        "if old in before)",
+        "tests/state_ops/test_evolution.py::test_an_old_name_that_is_another_fields_now_is_not_taken_for_the_renamed_one",
+    ),
+    Mutant(
+        "an integer is widened to a float that cannot hold it",
+        "state_ops/evolution.py",
+        "_MANTISSA = {16: 11, 32: 24, 64: 53}",
+        "_MANTISSA = {16: 11, 32: 24, 64: 64}",
+        "tests/state_ops/test_evolution.py::test_what_could_lose_a_value_is_an_obstacle",
+    ),
+    Mutant(
+        "a checkpoint forgets the schemas before its own",
+        "pipelines/runtime/epoch.py",
+        '"schemas": evolution.recorded(fixed.state) if fixed else [],',
+        '"schemas": evolution.recorded(fixed.state)[-1:] if fixed else [],',
+        "tests/recovery/test_evolution.py::test_add_drop_widen_rename_and_reorder_over_three_classes",
+    ),
+    Mutant(
+        "a changed class is not compared with its state",
+        "pipelines/runtime/stage_job.py",
+        "    problems = evolution.obstacles(stored, fixed.state)\n",
+        "    problems: list[str] = []\n",
+        "tests/recovery/test_evolution.py::test_other_changes_are_refused_before_the_first_row",
+    ),
 ]
 
 
