@@ -22,38 +22,53 @@ from state_ops.schema import StateSchema
 
 Aggregates = Sequence[tuple[str, Agg]]
 
+_WAITING_BYTES = 16 << 20
 _OLD, _NEW, _GUARD = "__old_", "__new_", "__weir_guard_"
 _MOST_DIGITS = 1e38 * (1 - 1e-12)  # unscaled; what a float cannot tell from 10**38 is refused too
 _INT64 = (-(1 << 63), (1 << 63) - 1)
 
 
 class Partials:
-    """The partials of the batches so far, by some columns, kept to a row a key where they become many.
+    """The partials of the batches so far, by some columns. Rows wait until they are many, since grouping a large batch costs
+    less than grouping its parts and then their results.
 
-    rows: how many there are. limit: how many may gather before they are combined. full: so many were left then that they
-    should be taken.
+    limit: how many partials may gather before they are combined. full: so many were left then that they should be taken.
     """
 
     def __init__(self, aggregates: Aggregates, by: Sequence[str], where: str, limit: int) -> None:
         self._aggregates, self._by, self._where, self._limit = aggregates, by, where, limit
+        self._waiting: list[pl.DataFrame] = []
+        self._waiting_bytes = 0
         self._parts: list[pl.DataFrame] = []
-        self.rows = 0
         self.full = False
 
+    def __len__(self) -> int:
+        """How many rows have gathered; 0 if there are none."""
+        return sum(map(len, self._parts)) + sum(map(len, self._waiting))
+
     def add(self, rows: pl.DataFrame) -> None:
-        """Reduce a batch of rows."""
-        self._parts.append(partials(self._aggregates, rows, self._by, self._where))
-        self.rows += len(self._parts[-1])
-        if self.rows > self._limit:
+        """Take a batch of rows."""
+        self._waiting.append(rows)
+        self._waiting_bytes += int(rows.estimated_size())
+        if self._waiting_bytes <= _WAITING_BYTES:
+            return
+        self._reduce()
+        if sum(map(len, self._parts)) > self._limit:
             self._parts = [combined(self._aggregates, self._parts, self._by, self._where)]
-            self.rows = len(self._parts[0])
-            self.full = self.rows > self._limit // 2  # else combining would soon be all that is done
+            self.full = len(self._parts[0]) > self._limit // 2  # else combining would soon be all that is done
 
     def take(self) -> pl.DataFrame:
         """A row a key, in any order; then begin anew."""
+        self._reduce()
         taken = combined(self._aggregates, self._parts, self._by, self._where)
-        self._parts, self.rows, self.full = [], 0, False
+        self._parts, self.full = [], False
         return taken
+
+    def _reduce(self) -> None:
+        if self._waiting:
+            rows = pl.concat(self._waiting)
+            self._waiting, self._waiting_bytes = [], 0
+            self._parts.append(partials(self._aggregates, rows, self._by, self._where))
 
 
 def partials(aggregates: Aggregates, rows: pl.DataFrame, by: Sequence[str], where: str) -> pl.DataFrame:

@@ -31,11 +31,13 @@ _WORTH = (
 @dataclass(frozen=True, slots=True)
 class Residence:
     """Where resident tables come from and go to. source: the base's local directory, None if it has none here; target: this
-    attempt's; most_bytes: above it no table is kept; fresh: the state is empty, so that an empty table is all of it."""
+    attempt's; most_bytes: above it no table is kept; groups: the subtask's key groups; fresh: the state is empty, so that an
+    empty table is all of it."""
 
     source: Path | None
     target: Path
     most_bytes: int
+    groups: range
     fresh: bool = False
 
     def load(self, name: str, shape: str, like: pl.DataFrame, keys: tuple[str, ...]) -> HashedTable | None:

@@ -22,13 +22,14 @@ from state_ops.codec import decode_rows, encode_rows
 from state_ops.columns import contiguous, fixed_values, is_variable, items, variable_values
 from state_ops.hashed import CollisionError, HashedTable
 from state_ops.key_groups import xxhash64
-from state_ops.keys import encode_keys
+from state_ops.keys import decode_keys, encode_keys, group_prefix
 from state_ops.resident import Residence
 from state_ops.schema import StateSchema
 
 GROUP = "__weir_group"
 _PRESENT = "__weir_present"
 _PENDING_BYTES = 32 << 20
+_SCAN_PER_GET = 4  # entries that a scan passes in the time of one get, a table for the epochs to come included
 
 
 class Rows:
@@ -51,14 +52,15 @@ class Rows:
         self._fields = schema.arrow.names
         self._default = frames.from_arrow(defaults(schema, 1))
         self._types: dict[str, pl.DataType] = {GROUP: pl.UInt16(), **frames.from_arrow(keys.empty_table()).schema}
-        empty = pl.concat([pl.DataFrame(schema=self._types), self._default.clear()], how="horizontal")
+        self._empty = pl.concat([pl.DataFrame(schema=self._types), self._default.clear()], how="horizontal")
         self._shape = f"{schema.schema_id.hex()} {keys}"
         self._residence = residence
-        self._resident = residence.load(str(state_id), self._shape, empty, self._names) if residence else None
+        self._resident = residence.load(str(state_id), self._shape, self._empty, self._names) if residence else None
         self._pending: HashedTable | None = HashedTable.empty(
-            empty.with_columns(pl.lit(True).alias(_PRESENT)), self._names
+            self._empty.with_columns(pl.lit(True).alias(_PRESENT)), self._names
         )
         self._touched = 0
+        self._scan_tried = False
 
     def get(self, keys: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
         """The rows of these keys, in their order, with the fields' defaults where there is none; and bool[n], where there is."""
@@ -136,6 +138,10 @@ class Rows:
             parts.append(part if _PRESENT in part.columns else part.with_columns(pl.lit(True).alias(_PRESENT)))
             at[missing[hit]] = size + np.arange(len(part))
             size, missing = size + len(part), missing[~hit]
+        if len(missing) and self._resident is None and self._worth_a_scan(len(missing)):
+            self._resident = self._scanned()
+            if self._resident is not None:
+                return self._found(hashes, keys)
         parts = [part.select([*self._fields, _PRESENT]) for part in parts]
         if len(missing) and self._resident is None:
             stored, here = self._stored(keys[missing])
@@ -147,6 +153,36 @@ class Rows:
         present = whole[_PRESENT].to_numpy()[at]
         at[~present] = size  # what was deleted in this epoch has the defaults too
         return whole.drop(_PRESENT)[at], present
+
+    def _worth_a_scan(self, asked: int) -> bool:
+        """Whether reading everything costs about as much as these gets. It is tried once an epoch."""
+        if self._residence is None or not self._residence.most_bytes or self._scan_tried or self._pending is None:
+            return False
+        if asked * _SCAN_PER_GET < self._backend.approximate_entries():
+            return False
+        self._scan_tried = True
+        return True
+
+    def _scanned(self) -> HashedTable | None:
+        """All rows that are stored; None if they do not fit."""
+        assert self._residence is not None
+        tables: list[pl.DataFrame] = []
+        size = 0
+        for group in self._residence.groups:
+            entries = list(
+                self._backend.scan(group_prefix(group, self._state_id), group_prefix(group, self._state_id + 1))
+            )
+            if not entries:
+                continue
+            groups, columns = decode_keys([key for key, _ in entries], self._keys.types)
+            rows = decode_rows(self._schema, [value for _, value in entries])
+            table = pa.table([groups, *columns, *rows.columns], names=[*self._names, *self._fields])
+            tables.append(frames.from_arrow(table))
+            size += int(tables[-1].estimated_size())
+            if size > self._residence.most_bytes:
+                return None
+        whole = pl.concat([self._empty, *tables], rechunk=True)
+        return HashedTable.of(self._hashes(whole), whole, self._names)
 
     def _stored(self, keys: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
         """As `get`, from the backend."""

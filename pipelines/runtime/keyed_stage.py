@@ -32,6 +32,8 @@ from state_ops.cache import CacheSizes
 from state_ops.checkpoint import CHANNEL, OUTPUT, Ack, Snapshot, StateFile, from_micros
 from state_ops.errors import InputError, StageError, TransientError, WeirError
 from state_ops.ids import CheckpointId, Generation, epoch_dir, new_attempt_id
+from state_ops.key_groups import group_range
+from state_ops.resident import Residence
 from state_ops.snapshot import Attempt
 from state_ops.state import GROUP
 from state_ops.storage import Storage
@@ -47,9 +49,9 @@ class KeyedTask:
     """All that the subtasks of one stage need for one epoch; shipped to the executors by value.
 
     bases: by subtask, the snapshot to build on. tables: by output name, the table that gets it; an output without one
-    is staged as a channel if `channel`, else dropped. full: the snapshot is to depend on no other. stages: uids of all stages
-    of the pipeline, the only ones whose local files are kept; none: nothing is known of others. seconds: what the epoch
-    has left when its task begins; transfers stop then. swept: by subtask, where the sweep of expired state goes on.
+    is staged as a channel if `channel`, else dropped. resident_mb: MiB of rows that a subtask keeps as a resident table. full:
+    the snapshot is to depend on no other. stages: uids of all stages of the pipeline, the only ones whose local files are kept;
+    none: nothing is known of others. seconds: what the epoch has left when its task begins; transfers stop then. swept: by subtask, where the sweep of expired state goes on.
     """
 
     stage: Stage
@@ -69,6 +71,7 @@ class KeyedTask:
     backend: str = DEFAULT
     options: BackendOptions = field(default_factory=BackendOptions)
     cache: CacheSizes | None = None
+    resident_mb: int = 64
     full: bool = False
     stages: tuple[str, ...] = ()
     seconds: float | None = None
@@ -140,10 +143,20 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
         with _closed(backend, staged):
             watermark = None if task.progress.before is None else from_micros(task.progress.before)
             epoch = Epoch(task.epoch, task.now, watermark, attempt.subtask, task.parallelism)
+            groups = group_range(attempt.subtask, task.parallelism, task.max_parallelism)
+            residence = Residence(forked.source, attempt.directory, task.resident_mb << 20, groups, fresh=base is None)
             swept = task.swept.get(attempt.subtask)
             caching = Caching(task.cache, task.stage.uid, attempt.subtask, base)
             operator = build(
-                task.stage, task.shapes, backend, epoch, task.progress, task.max_parallelism, swept, caching.open
+                task.stage,
+                task.shapes,
+                backend,
+                epoch,
+                task.progress,
+                task.max_parallelism,
+                swept,
+                caching.open,
+                residence,
             )
             for rows in _data(task, batches, counters):
                 for output, table in operator.process(rows):
@@ -294,7 +307,11 @@ class _Staged:
             return counted
         if output not in self._writers:
             self._writers[output] = pq.ParquetWriter(
-                self._local(output), table.schema, compression="zstd", write_page_checksum=True
+                self._local(output),
+                table.schema,
+                compression="zstd",
+                use_dictionary=[field.name for field in table.schema if pa.types.is_string(field.type)],
+                write_page_checksum=True,
             )
         self._writers[output].write_table(table)
         self._rows[output] = self._rows.get(output, 0) + table.num_rows

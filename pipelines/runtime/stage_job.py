@@ -275,6 +275,7 @@ def _task(shop: Workshop, work: Working, stage: Stage, fixed: Shapes) -> KeyedTa
         backend=settings.state.backend,
         options=backend_options(settings),
         cache=_cache_sizes(settings, stage),
+        resident_mb=settings.state.resident_mb,
         full=settings.checkpoints.mode == "full",
         stages=tuple(known.uid for known in pipeline.stages),
         seconds=work.deadline - time.monotonic(),

@@ -67,6 +67,10 @@ class Backend(Protocol):
         """Entries with start <= key < end, in key order. Nothing is written before the iterator is exhausted or dropped."""
         ...
 
+    def approximate_entries(self) -> int:
+        """How many entries there are, roughly and without looking at them. It decides what is cheaper, never what is right."""
+        ...
+
     def snapshot(self, target: Path) -> list[Path]:
         """Make `target`, which does not exist, and put the state of this moment there as files; returns those.
 

@@ -114,6 +114,8 @@ def options(budget: Budget, families: int, files: int) -> Options:
 def _blocks(budget: Budget) -> BlockBasedOptions:
     blocks = BlockBasedOptions()
     blocks.set_block_cache(budget.cache)
+    # Sparse gets spend most of their time on blocks that are not cached: four times larger ones cost half as much there.
+    blocks.set_block_size(16 << 10)
     blocks.set_bloom_filter(10, False)
     blocks.set_format_version(5)
     # In partitions: a large file's whole filter is larger than one of the cache's own parts, so it would be read for every get,

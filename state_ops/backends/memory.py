@@ -67,6 +67,9 @@ class MemoryBackend:
         keys = self._order.between(start, end, self._entries)
         return zip(keys, map(self._entries.__getitem__, keys), strict=True)
 
+    def approximate_entries(self) -> int:
+        return len(self._entries)
+
     def snapshot(self, target: Path) -> list[Path]:
         target.mkdir()
         files.write(target / FILE, sorted(self._entries), self._entries)

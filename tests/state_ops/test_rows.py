@@ -83,7 +83,7 @@ def test_whatever_is_pending_resident_or_stored_a_dict_says_the_same(modulus, st
         def next_epoch(source: Path | None) -> Rows:
             target = Path(scratch, str(epoch))
             target.mkdir()
-            return opened(backend, Residence(source, target, most_bytes, fresh=epoch == 0))
+            return opened(backend, Residence(source, target, most_bytes, range(GROUPS), fresh=epoch == 0))
 
         rows = next_epoch(None)
         for what, given_ in steps:
@@ -139,7 +139,7 @@ def resident(tmp_path: Path, number: int = 40) -> tuple[Counting, Path]:
     """A backend with so many rows, and the directory with the table that the epoch before left."""
     backend, target = Counting(), tmp_path / "left"
     target.mkdir()
-    rows = opened(backend, Residence(None, target, ROOMY, fresh=True))
+    rows = opened(backend, Residence(None, target, ROOMY, range(GROUPS), fresh=True))
     put(rows, {(f"u{i}", i): (i, None) for i in range(number)})
     rows.barrier()
     backend.asked.clear()
@@ -148,9 +148,37 @@ def resident(tmp_path: Path, number: int = 40) -> tuple[Counting, Path]:
 
 def test_a_resident_table_answers_without_the_backend(tmp_path):
     backend, left = resident(tmp_path)
-    rows = opened(backend, Residence(left, tmp_path, ROOMY))
+    rows = opened(backend, Residence(left, tmp_path, ROOMY, range(GROUPS)))
     assert got(rows, [("u3", 3), ("u3", 4), ("u39", 39)]) == [(3, None), None, (39, None)]
     assert backend.asked == []
+
+
+def test_a_batch_of_many_of_the_keys_reads_them_all_and_keeps_them(tmp_path):
+    backend, _ = resident(tmp_path)
+    target = tmp_path / "next"
+    target.mkdir()
+    rows = opened(backend, Residence(None, target, ROOMY, range(GROUPS)))
+    few = [(f"u{i}", i) for i in range(9)]
+    assert got(rows, few) == [(i, None) for i in range(9)]
+    assert len(backend.asked) == len(few)
+    put(rows, {("u1", 1): (0, "pending"), ("u2", 2): None, ("new", 0): (5, None)})
+    many = [(f"u{i}", i) for i in range(12)]
+    assert got(rows, many) == [(0, None), (0, "pending"), None, *((i, None) for i in range(3, 12))]
+    assert len(backend.asked) == len(few), "the rest was scanned"
+    put(rows, {(f"u{i}", i): (i, "changed") for i in range(20, 24)})
+    rows.barrier()
+    again = opened(backend, Residence(target, tmp_path, ROOMY, range(GROUPS)))
+    assert got(again, [("u39", 39), ("u2", 2), ("new", 0), ("u1", 1)]) == [(39, None), None, (5, None), (0, "pending")]
+    assert len(backend.asked) == len(few)
+
+
+def test_what_does_not_fit_is_not_kept_after_a_scan_either(tmp_path):
+    backend, _ = resident(tmp_path)
+    rows = opened(backend, Residence(None, tmp_path, 200, range(GROUPS)))
+    many = [(f"u{i}", i) for i in range(30)]
+    assert got(rows, many) == [(i, None) for i in range(30)]
+    assert backend.asked
+    assert rows._resident is None
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "note", "gone", "other schema"])
@@ -168,7 +196,7 @@ def test_a_resident_table_that_is_not_what_was_left_is_not_used(tmp_path, damage
     elif damage == "gone":
         table.unlink()
     schema = SCHEMA if damage != "other schema" else StateSchema.build([("n", pa.int32(), False, 7)])
-    rows = Rows(backend, schema, KEYS, VALUE_STATE, Residence(left, tmp_path, ROOMY))
+    rows = Rows(backend, schema, KEYS, VALUE_STATE, Residence(left, tmp_path, ROOMY, range(GROUPS)))
     assert rows._resident is None
     if schema is SCHEMA:
         assert got(rows, [("u3", 3), ("u3", 4)]) == [(3, None), None]
@@ -180,7 +208,7 @@ def test_a_large_table_of_which_little_changes_is_not_kept(tmp_path):
     for touched, kept in ((24, False), (25, True)):
         target = tmp_path / str(touched)
         target.mkdir()
-        rows = opened(backend, Residence(left, target, ROOMY))
+        rows = opened(backend, Residence(left, target, ROOMY, range(GROUPS)))
         put(rows, {(f"u{i}", i): (i, "changed") for i in range(touched)})
         rows.barrier()
         assert bool(list(target.iterdir())) is kept
@@ -188,7 +216,7 @@ def test_a_large_table_of_which_little_changes_is_not_kept(tmp_path):
 
 def test_a_table_above_its_budget_is_given_up(tmp_path):
     backend = Counting()
-    rows = opened(backend, Residence(None, tmp_path, 500, fresh=True))
+    rows = opened(backend, Residence(None, tmp_path, 500, range(GROUPS), fresh=True))
     put(rows, {("u", 1): (1, None)})
     rows.flush()
     assert rows._resident is not None

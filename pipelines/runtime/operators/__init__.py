@@ -21,6 +21,7 @@ from state_ops.errors import PipelineError
 from state_ops.key_groups import group_range
 from state_ops.keys import check_key_type
 from state_ops.per_key import OpenCache, no_cache
+from state_ops.resident import Residence
 from state_ops.schema import StateSchema
 
 __all__ = [
@@ -71,16 +72,17 @@ def build(
     max_parallelism: int,
     swept: str | None = None,
     open_cache: OpenCache = no_cache,
+    residence: Residence | None = None,
 ) -> Operator:
     """The operator of one subtask for one epoch. swept: where its sweep of expired state goes on; open_cache: for state that is
-    used key by key."""
+    used key by key; residence: where tables of its rows come from and go to."""
     groups = group_range(epoch.subtask, epoch.parallelism, max_parallelism)
     if isinstance(stage.window, Window):
         return WindowOperator(stage, stage.window, fixed, backend, progress, groups)
     if isinstance(stage.window, SessionWindow):
         return SessionOperator(stage, stage.window, fixed, backend, progress, groups)
     if stage.aggregation is not None:
-        return AggregationOperator(stage, stage.aggregation, fixed, backend, epoch.id)
+        return AggregationOperator(stage, stage.aggregation, fixed, backend, epoch.id, residence)
     if stage.deduplication is not None:
         return DeduplicationOperator(stage, stage.deduplication, fixed, backend, epoch, progress, groups)
     return FunctionOperator(stage, fixed, backend, epoch, progress, groups, swept, open_cache)

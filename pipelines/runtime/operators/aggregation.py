@@ -17,7 +17,8 @@ from pipelines.runtime.operators.base import MAIN, Shapes, check_storable, refus
 from state_ops import folding, frames
 from state_ops.backends.base import Backend
 from state_ops.ids import CheckpointId
-from state_ops.keys import encode_keys
+from state_ops.resident import Residence
+from state_ops.rows import Rows
 from state_ops.state import GROUP, VALUE_STATE
 
 EPOCH = "epoch"
@@ -29,9 +30,16 @@ class AggregationOperator:
     """State: one value row per key, the fields of the aggregates."""
 
     def __init__(
-        self, stage: Stage, aggregation: Aggregation, shapes: Shapes, backend: Backend, epoch: CheckpointId
+        self,
+        stage: Stage,
+        aggregation: Aggregation,
+        shapes: Shapes,
+        backend: Backend,
+        epoch: CheckpointId,
+        residence: Residence | None = None,
     ) -> None:
-        self._stage, self._aggregates, self._shapes, self._backend = stage, aggregation.aggregates, shapes, backend
+        self._stage, self._aggregates, self._shapes = stage, aggregation.aggregates, shapes
+        self._rows = Rows(backend, shapes.state, shapes.keys, VALUE_STATE, residence)
         self._epoch, self._where = epoch, f"aggregate {stage.uid}"
         self._by = [GROUP, *stage.key]
         columns = [*self._by, *(column for _, agg in self._aggregates for column in agg.columns)]
@@ -49,26 +57,24 @@ class AggregationOperator:
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
         if not self._spilled:
-            if self._partials.rows:
+            if len(self._partials):
                 yield from self._out(*self._fold())
-            return
-        if self._partials.rows:
-            self._spilled.append(self._fold()[0])
-        touched = pl.concat(self._spilled).unique().sort(self._by)
-        for part in touched.iter_slices(_OUT_ROWS):
-            rows, _ = folding.rows_of(self._backend, self._shapes.state, self._encoded(part))
-            yield from self._out(part, rows)
+        else:
+            if len(self._partials):
+                self._spilled.append(self._fold()[0])
+            touched = pl.concat(self._spilled).unique()
+            for part in touched.iter_slices(_OUT_ROWS):
+                yield from self._out(part, self._rows.get(part)[0])
+        self._rows.barrier()
 
     def _fold(self) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Merge what has gathered into state: the keys, in their order in state, and their new rows."""
-        fresh = self._partials.take().sort(self._by)
+        """Merge what has gathered into state: the keys, and their new rows."""
+        fresh = self._partials.take()
         keys = fresh.select(self._by)
-        encoded = self._encoded(keys)
-        return keys, folding.folded(self._backend, self._shapes.state, self._aggregates, encoded, fresh, self._where)
-
-    def _encoded(self, keys: pl.DataFrame) -> list[bytes]:
-        columns = frames.arrow(keys.select(self._stage.key)).cast(self._shapes.keys).columns
-        return encode_keys(columns, keys[GROUP].to_numpy().astype(np.uint16), VALUE_STATE)
+        old, _ = self._rows.get(keys)
+        new = folding.merged(self._aggregates, old, fresh, self._where)
+        self._rows.put(keys, new, np.ones(len(new), bool))
+        return keys, new
 
     def _out(self, keys: pl.DataFrame, rows: pl.DataFrame) -> Iterator[tuple[str, pa.Table]]:
         frame = pl.concat([keys, rows], how="horizontal").select(

@@ -78,7 +78,7 @@ class WindowOperator:
                 self._fold()
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
-        if self._partials.rows:
+        if len(self._partials):
             self._fold()
         now = self._progress.now
         if now is None and not self._progress.drain:
