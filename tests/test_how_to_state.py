@@ -1,0 +1,28 @@
+"""The pipeline on docs/how-to/state.md and its test are run as they stand there."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+
+from configs.settings import PROJECT
+
+PAGE = PROJECT / "docs" / "how-to" / "state.md"
+
+
+def test_the_page_runs(monkeypatch):
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    module = types.ModuleType("state_page")
+    monkeypatch.setitem(sys.modules, "state_page", module)
+    for block in blocks:
+        exec(compile(block, str(PAGE), "exec"), module.__dict__)
+    tests = [value for name, value in vars(module).items() if name.startswith("test_")]
+    assert tests
+    for test in tests:
+        test()
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\((?!http)([^)#]+)", PAGE.read_text()):
+        assert (PAGE.parent / target).exists(), target
