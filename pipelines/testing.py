@@ -40,7 +40,7 @@ from pipelines.runtime import keyed_stage, watermarks
 from pipelines.runtime.definition import FileSource, Pipeline, Stage, source_of
 from pipelines.runtime.in_memory import filtered, ordered, routed
 from pipelines.runtime.keyed_stage import KeyedTask
-from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, event_time_of, open_windows, shapes
+from pipelines.runtime.operators import EPOCH, LATE, MAIN, Progress, Shapes, event_time_of, open_windows, shapes
 from pipelines.runtime.stage_job import declined
 from state_ops import frames, snapshot
 from state_ops.backends.base import Backend, BackendOptions
@@ -592,17 +592,28 @@ def _player(target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], sch
                 lates.append(one.late)
             states = {} if target.window else {target.uid: dict(one.state)}
             one.close()
-            return _Result({"output": _stacked(outs), "late": _stacked(lates)}, states)
+            return _Result({"output": _newest(target, _stacked(outs)), "late": _stacked(lates)}, states)
         several = PipelineRun(target, slicing.parallelism, slicing.batch_rows, fixed)
         for index in range(number):
             several.epoch({name: parts[index] for name, parts in epochs.items()}, now=_FIRST_NOW)
         several.epoch({}, now=_FIRST_NOW, drain=True)
-        result = _Result(several.tables, {uid: dict(states) for uid, states in several.states.items()})
+        made = several.tables
+        for stage in target.stages:
+            if stage.sink is not None:
+                made[stage.sink.table] = _newest(stage, made[stage.sink.table])
+        result = _Result(made, {uid: dict(states) for uid, states in several.states.items()})
         for one in several.stages.values():
             one.close()
         return result
 
     return play
+
+
+def _newest(stage: Stage, rows: pl.DataFrame) -> pl.DataFrame:
+    """What is to be compared of a stage's rows: of running aggregates, which come once an epoch, each key's newest row."""
+    if stage.aggregation is None or not rows.width:
+        return rows
+    return rows.sort(EPOCH).unique(list(stage.key), keep="last", maintain_order=True).drop(EPOCH)
 
 
 def _cut(table: pa.Table, readers: Sequence[Stage], slicing: _Slicing, chance: random.Random) -> list[pa.Table]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines import testing
-from pipelines.api import Stage, agg, aggregate, delta, files
+from pipelines.api import Pipeline, Stage, agg, aggregate, delta, files
 from pipelines.runtime.operators import aggregation, shapes
 from state_ops import folding
 from state_ops.errors import InputError, PipelineError
@@ -188,9 +188,10 @@ def test_an_aggregate_that_does_not_fit_is_refused_before_the_first_row(broken, 
 def test_slicing_does_not_matter():
     made = totals(n=agg.count(), low=agg.min("v"), first=agg.first("v"), last=agg.last("v"), order_by=["at"])
     given = rows(*((key, i * 13 % 17, None if i % 5 == 0 else i * 7 % 11) for i in range(60) for key in "abc"))
-    run, parts = testing.run(made), testing.run(made, parallelism=3, batch_rows=4)
-    whole = run.epoch(given).drop("epoch").sort("k")
-    for start in range(0, 180, 50):
-        parts.epoch(given.slice(start, 50))
-    assert dict(parts.state) == dict(run.state)
-    assert whole["n"].to_list() == [60] * 3
+    testing.assert_slicing_does_not_matter(made, given, trials=6)
+    testing.assert_slicing_does_not_matter(Pipeline("one", (made,)), given, trials=3)
+
+
+def test_an_aggregate_may_have_the_name_of_what_it_reads_and_read_the_key():
+    run = testing.run(totals(v=agg.sum("v"), top=agg.max("v"), same=agg.min("k"), m=agg.first("k"), order_by=["v"]))
+    assert run.epoch(rows(("a", 0, 1), ("a", 0, 2))).rows() == [("a", 3, 2, "a", "a", 1)]

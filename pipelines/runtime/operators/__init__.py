@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 from pipelines.runtime.definition import Epoch, SessionWindow, Stage, Window
-from pipelines.runtime.operators.aggregation import AggregationOperator, aggregation_shapes
+from pipelines.runtime.operators.aggregation import EPOCH, AggregationOperator, aggregation_shapes
 from pipelines.runtime.operators.base import LATE, MAIN, Operator, Progress, Shapes, event_time_of
 from pipelines.runtime.operators.deduplication import DeduplicationOperator, deduplication_shapes
 from pipelines.runtime.operators.function import FunctionOperator, function_shapes
@@ -25,6 +25,7 @@ from state_ops.resident import Residence
 from state_ops.schema import StateSchema
 
 __all__ = [
+    "EPOCH",
     "LATE",
     "MAIN",
     "FunctionOperator",
