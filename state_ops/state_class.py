@@ -17,7 +17,7 @@ from state_ops.annotations import field_of, meaning_of, nested_state, shown
 from state_ops.errors import PipelineError
 from state_ops.kinds import EMPTY, Collection, checked, collection, marked
 from state_ops.schema import Field, StateSchema
-from state_ops.value_types import SUPPORTED
+from state_ops.value_types import SUPPORTED, from_pairs
 
 Timestamp = Annotated[datetime, pa.timestamp("us", tz="UTC")]
 """An instant, microseconds since the epoch, UTC. A plain `datetime` annotation means the same."""
@@ -84,7 +84,9 @@ class State:
             raise _unknown(type(self), min(unknown))
         # Copies, since a list or dict that two instances share would change in both.
         self.__dict__.update(copy.deepcopy(defaults))
-        for name, value in values.items():
+        types = {f.name: f.type for f in self.__weir_schema__.fields}
+        for name, given in values.items():
+            value = from_pairs(types[name], given) if name in types else given
             nested = self.__weir_nested__.get(name)
             self.__dict__[name] = nested(**value) if nested and isinstance(value, dict) else value
 

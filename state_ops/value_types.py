@@ -297,6 +297,20 @@ def canonical_value(type: pa.DataType, value: Any, nullable: bool = False) -> An
     return math.nan if isinstance(value, float) and math.isnan(value) else value
 
 
+def from_pairs(type: pa.DataType, value: Any) -> Any:
+    """A value as Arrow gives it to Python, with its maps as dicts, where Arrow has lists of pairs."""
+    if not isinstance(value, list | dict):
+        return value
+    if pa.types.is_map(type):
+        pairs = value.items() if isinstance(value, dict) else value
+        return {from_pairs(type.key_type, k): from_pairs(type.item_type, v) for k, v in pairs}
+    if pa.types.is_struct(type) and isinstance(value, dict):
+        types = {field.name: field.type for field in type}
+        return {name: from_pairs(types[name], one) if name in types else one for name, one in value.items()}
+    fields = parts(type)
+    return [from_pairs(fields[0].type, one) for one in value] if fields and isinstance(value, list) else value
+
+
 def value_to_json(type: pa.DataType, value: Any) -> Any:
     """A canonical value as JSON."""
     if value is None or isinstance(value, (bool, int, str)):

@@ -72,6 +72,7 @@ def test_instances_have_defaults_of_their_own_and_nested_states():
     assert (one.scores, one.seen, one.at, one.took) == ({}, [], time(), None)
     assert other.home.street == "Elm" and isinstance(other.home, Address)
     assert other.as_dict()["work"] == {"street": "unknown", "number": 3}
+    assert Person(scores=[("a", 1.0)]) == Person(scores={"a": 1.0}), "as a table's rows have a map"
     assert Person(work=Address()) == Person(work={"street": "unknown", "number": None})
 
 
