@@ -64,7 +64,8 @@ def read(backend: Backend, fixed: Shapes, groups: range, made: Any, expiry: Expi
                 if declared.kind == LIST:
                     kept.append(_element(declared, row))
                 else:
-                    kept[row.pop(declared.key_column)] = _element(declared, row)
+                    entry = row.pop(declared.key_column)
+                    kept[entry] = _element(declared, row)
     return found
 
 
