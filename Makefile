@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp
 # What pyproject.toml's requires-python says, and able to make a virtual environment.
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help venv demo demo-clean test s3 lint ui matrix soak memory mutants lock bench bench-cache
+.PHONY: help venv demo demo-clean test s3 lint ui matrix soak memory mutants lock bench bench-cache bench-state
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ bench: $(STAMP) ## Measure incremental against full snapshots; about ten minutes
 
 bench-cache: $(STAMP) ## Measure the state cache: none, one layer, two layers; about five minutes
 	@$(PY) -m benchmarks.cache
+
+bench-state: $(STAMP) ## Measure keyed aggregation beside Spark's, Flink's and Bytewax's; hours, can be interrupted
+	@$(PY) -m benchmarks.state.run --full
 
 lock: $(STAMP) ## Resolve pyproject.toml into requirements.lock again; versions in it stay where they can
 	@$(VENV)/bin/uv pip compile --quiet --universal --generate-hashes --all-extras --python-version 3.11 pyproject.toml \

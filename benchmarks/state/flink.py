@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 import time
 import urllib.request
 from contextlib import suppress
@@ -25,6 +26,9 @@ def configured(task: Task) -> dict[str, str]:
     """Every option that differs from Flink's defaults."""
     return {
         "parallelism.default": "2",
+        "restart-strategy.type": "none",  # a failure is to be seen, not repeated
+        "python.executable": sys.executable,
+        "python.client.executable": sys.executable,
         "execution.runtime-mode": "STREAMING",
         "pipeline.object-reuse": "true",
         "state.backend.type": "rocksdb",

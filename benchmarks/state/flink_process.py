@@ -5,7 +5,6 @@ It hands out the key's new row for every event, which a file sink writes as Parq
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from benchmarks.state import flink
@@ -19,7 +18,6 @@ def run(task: Task, result: Result) -> None:
     from pyflink.table import DataTypes, Schema
 
     tables = flink.environment(task, result)
-    tables.get_config().set("python.executable", sys.executable)
     flink.source(tables, task)
     fields = [Types.LONG(), Types.DOUBLE(), Types.DOUBLE(), *([Types.STRING()] if task.payload else [])]
 

@@ -197,7 +197,8 @@ def _start(task: Task, row: Row, scratch: Path, run: Path, seconds: int | None =
     """Run the engine's program to its end. Raises FailedError with the end of what it said."""
     place = environment(row.peers, scratch)
     (run / "task.json").write_text(json.dumps(asdict(task)))
-    variables = {**os.environ, **place.variables, "PYTHONPATH": str(_PROJECT)}
+    variables = {**os.environ, **place.variables}
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_PROJECT), place.variables.get("PYTHONPATH")]))
     with (run / "said.log").open("w") as said:
         process = subprocess.Popen(
             [place.python, "-m", f"benchmarks.state.{row.module}", str(run / "task.json")],

@@ -57,6 +57,8 @@ def environment(name: str | None, scratch: Path) -> Environment:
         assert pyspark is not None and pyspark.origin is not None, "a dependency of the project"
         jars = [*Path(pyspark.origin).parent.glob("jars/hadoop-client-*.jar"), *fetch([_PARQUET], scratch / "cache")]
         variables["HADOOP_CLASSPATH"] = ":".join(map(str, jars))
+        # Thread mode embeds an interpreter in the JVM, which does not know of virtual environments.
+        variables["PYTHONPATH"] = str(next(directory.glob("lib/python*/site-packages")))
     return Environment(str(directory / "bin" / "python"), variables)
 
 

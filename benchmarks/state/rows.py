@@ -35,10 +35,10 @@ class Row:
 _MINI_BATCH = {
     "table.exec.mini-batch.enabled": "true",
     "table.exec.mini-batch.allow-latency": "3 s",
-    "table.exec.mini-batch.size": "250000",
-    "table.optimizer.agg-phase-strategy": "TWO_PHASE",
+    "table.exec.mini-batch.size": "50000",
+    "table.optimizer.agg-phase-strategy": "ONE_PHASE",
 }
-_PYTHON = {"python.state.cache-size": "100000", "python.fn-execution.bundle.size": "10000"}
+_PYTHON = {"python.state.cache-size": "100000", "python.fn-execution.bundle.size": "1000"}
 
 ROWS = (
     Row("weir-aggregate", "Weir, `aggregate`", "weir", "weir", {"form": "aggregate"}),

@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -42,6 +44,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=report.RESULTS, help="report's path, without suffix")
     parser.add_argument("--again", action="store_true", help="forget earlier measurements")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that the engine's process ends as well
     scratch = given.scratch.resolve()
     scratch.mkdir(parents=True, exist_ok=True)
     log = scratch / ("measurements-quick.jsonl" if given.quick else "measurements.jsonl")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import time
 from datetime import datetime
 from pathlib import Path
@@ -44,6 +45,7 @@ def session(task: Task) -> Any:
     from pipelines.runtime.java import java_home
 
     os.environ["JAVA_HOME"] = str(java_home(Path(task.local) / "cache"))
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName(task.row)
     for key, value in options(task).items():
         builder = builder.config(key, value)
