@@ -927,6 +927,55 @@ MUTANTS = [
         "    problems: list[str] = []\n",
         "tests/recovery/test_evolution.py::test_other_changes_are_refused_before_the_first_row",
     ),
+    Mutant(
+        "give all elements of one append the same number",
+        "state_ops/lists.py",
+        "        self._next += np.bincount(codes, minlength=len(batch))\n",
+        "        self._next += 1\n",
+        "tests/runtime/test_state_kinds.py::test_a_state_may_be_lists_alone",
+    ),
+    Mutant(
+        "leave a fired timer in the index by key",
+        "state_ops/timers.py",
+        "[*batch.encoded(by_time, codes, [moments]), *batch.encoded(of_key, codes, [], [moments])]",
+        "batch.encoded(by_time, codes, [moments])",
+        "tests/runtime/test_state_kinds.py::test_a_timer_that_is_taken_back_while_it_waits_does_not_fire_and_nothing_of_it_stays",
+    ),
+    Mutant(
+        "fire what was due before the author cleared it",
+        "pipelines/runtime/operators/function.py",
+        "if self._timers.disturbed:",
+        "if False:",
+        "tests/runtime/test_state_kinds.py::test_a_timer_that_is_taken_back_while_it_waits_does_not_fire_and_nothing_of_it_stays",
+    ),
+    Mutant(
+        "drain only what is due",
+        "pipelines/runtime/operators/function.py",
+        "upto = None if drain else clock",
+        "upto = clock",
+        "tests/runtime/test_state_kinds.py::test_timers_wait_for_the_watermark_and_a_drain_does_not",
+    ),
+    Mutant(
+        "keep state for a moment longer than its TTL",
+        "state_ops/ttl.py",
+        "stamps > self.now - self.ttl.micros",
+        "stamps >= self.now - self.ttl.micros",
+        "tests/runtime/test_state_kinds.py::test_reading_keeps_state_alive_if_it_is_to",
+    ),
+    Mutant(
+        "forget state that has no stamp yet",
+        "state_ops/ttl.py",
+        "stamps = touched.fill_null(self.now)",
+        "stamps = touched.fill_null(0)",
+        "tests/properties/test_kinds_of_state.py::test_a_ttl_that_comes_or_goes_loses_nothing",
+    ),
+    Mutant(
+        "begin the sweep anew in each epoch",
+        "pipelines/runtime/operators/function.py",
+        "self.swept = None if after is None else after.hex()",
+        "self.swept = None",
+        "tests/runtime/test_state_kinds.py::test_the_sweep_is_bounded_goes_on_where_it_stood_and_writes_nothing_for_nothing",
+    ),
 ]
 
 

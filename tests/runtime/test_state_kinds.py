@@ -189,6 +189,23 @@ def test_a_timer_that_sets_its_next_one_catches_up_in_one_barrier_and_does_not_d
     assert run.timers["at"].to_list() == [NOON + timedelta(minutes=7)]
 
 
+def test_a_timer_that_is_taken_back_while_it_waits_does_not_fire_and_nothing_of_it_stays():
+    def once(fired: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+        state.timers.clear(fired.filter(pl.col("rider") == "a"))
+        return fired.select("rider", "at")
+
+    def begin(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+        state.timers.set(rows, at="at")
+        state.timers.set(rows, after="1d")
+        return rows.select("rider", "at").clear()
+
+    run = testing.run(staged(begin, on_timer=once))
+    out = run.epoch([ride("a", 0), ride("a", 1), ride("b", 0), ride("b", 1), ride("b", 2)], now=NOON)
+    assert out["rider"].to_list() == ["a", "b", "b", "b"]
+    assert run.epoch(now=NOON + timedelta(days=1))["rider"].to_list() == ["b"]
+    assert sum(len(list(backend.scan(b"\0", b"\xff"))) for _, backend in run._opened()) == 0
+
+
 # -- TTL
 
 
