@@ -261,6 +261,21 @@ def decode_rows(schema: StateSchema, values: Sequence[bytes]) -> pa.Table:
     return _decode_joined(schema, joined, starts, lengths)
 
 
+def stored_numbers(schema: StateSchema, values: Sequence[bytes], name: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """The field `name` of rows, a fixed-width one: its raw values and bool[n], which of them are null. Nothing else of the
+    rows is decoded or checked. None if some of them were not written with this very schema."""
+    joined, starts, lengths = join(values)
+    layout = _layout(schema)
+    width = layout.record.itemsize
+    if not len(values) or int(lengths.min()) < width:
+        return None
+    rows = items(joined, width)[starts].view(layout.record)
+    if not (np.equal(rows["version"], FORMAT_VERSION) & np.equal(rows["schema"], layout.schema_id)).all():
+        return None
+    slot = next(i for i, one in enumerate(layout.slots) if one.inside is None and one.field.name == name)
+    return rows[str(slot)], _bit(rows, slot)
+
+
 def _written_with(
     joined: np.ndarray, starts: np.ndarray, lengths: np.ndarray, schema: StateSchema
 ) -> np.ndarray | None:

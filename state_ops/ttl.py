@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from state_ops import frames
 from state_ops.backends.base import Backend
-from state_ops.codec import decode_rows, encode_rows
+from state_ops.codec import decode_rows, encode_rows, stored_numbers
 from state_ops.keys import group_prefix
 from state_ops.kinds import LIST_ENDS, LIST_STATE, MAP_STATE, VALUE_STATE
 from state_ops.schema import TOUCHED, Field, StateSchema
@@ -137,4 +137,8 @@ def sweep(
 
 def _stamps(schema: StateSchema, values: Sequence[bytes]) -> pl.Series:
     """The stamps of rows. Those that were written with this very schema are not decoded for that."""
-    return pl.Series(pl.from_arrow(decode_rows(schema, values).column(TOUCHED)))
+    found = stored_numbers(schema, values, TOUCHED)
+    if found is None:
+        return pl.Series(pl.from_arrow(decode_rows(schema, values).column(TOUCHED)))
+    stamps, nulls = found
+    return pl.Series(np.where(nulls, 0, stamps)).zip_with(pl.Series(~nulls), pl.Series([None], dtype=pl.Int64))
