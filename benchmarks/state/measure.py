@@ -78,10 +78,9 @@ def _measure(scratch: Path, workload: Workload, row: Row, slices: Slices, repeti
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True)
     inline = workload.preload and row.peers is not None
-    if inline:
-        inputs = _together(run / "input", [work.preloaded(scratch, workload), inputs])
-    elif workload.preload:
+    if workload.preload and not inline:
         _clone(_bootstrap(scratch, workload, row), run / "durable")
+    inputs = _landed(scratch, [work.preloaded(scratch, workload), inputs] if inline else [inputs])
     task = _task(row, run, inputs, slices, workload, row.options, inline)
     load = os.getloadavg()[0]
     began = time.time()
@@ -148,7 +147,8 @@ def _bootstrap(scratch: Path, workload: Workload, row: Row) -> Path:
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(parents=True)
         slices = Slices(-(-workload.keys // workload.preload_events), workload.preload_events)
-        task = _task(row, home, work.preloaded(scratch, workload), slices, workload, row.options, False)
+        inputs = _landed(scratch, [work.preloaded(scratch, workload)])
+        task = _task(row, home, inputs, slices, workload, row.options, False)
         _start(task, row, scratch, home, seconds=4 * row.seconds)
         shutil.rmtree(home / "local", ignore_errors=True)
         (home / "_DONE").touch()
@@ -167,7 +167,10 @@ def _clone(source: Path, target: Path) -> None:
     shutil.copytree(source, target, copy_function=place)
 
 
-def _together(target: Path, directories: list[Path]) -> Path:
+def _landed(scratch: Path, directories: list[Path]) -> Path:
+    """Link files to where every engine reads them: what was loaded from one directory cannot go on with another."""
+    target = scratch / "landing"
+    shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     for directory in directories:
         for file in sorted(directory.glob("*.parquet")):
@@ -183,7 +186,7 @@ def _checked_apart(scratch: Path, workload: Workload, row: Row) -> dict[str, int
         run = scratch / "run"
         shutil.rmtree(run, ignore_errors=True)
         run.mkdir(parents=True)
-        inputs = work.sliced(scratch, workload, slices)
+        inputs = _landed(scratch, [work.sliced(scratch, workload, slices)])
         assert row.checked is not None
         task = _task(row, run, inputs, slices, workload, row.checked, False)
         result = _start(task, row, scratch, run)

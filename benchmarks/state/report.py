@@ -75,10 +75,12 @@ def _row(ones: Sequence[Measurement]) -> dict[str, Any]:
 
 
 def _with_ratios(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    ours = rows.get(_OURS, {}).get("steady") or rows.get("weir-stage", {}).get("steady")
-    for row in rows.values():
-        if ours and row.get("steady"):
-            row["ratio"] = ours / row["steady"]
+    """Nobody is fast by being wrong: a row whose result differs has no ratio, nor has any where Weir's own does."""
+    right = {name: row for name, row in rows.items() if row.get("steady") and not row["differing"]}
+    ours = right.get(_OURS) or right.get("weir-stage")
+    if ours is not None:
+        for row in right.values():
+            row["ratio"] = ours["steady"] / row["steady"]
     return rows
 
 
@@ -131,7 +133,7 @@ def _markdown(facts: dict[str, Any], measured: list[Measurement], name: str) -> 
 
 
 def _verdicts(rows: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
-    lines = ["| peer | target | Weir is faster by, over all workloads | reached |", "|---|---:|---:|---|"]
+    lines = ["| peer | target | Weir is faster by | measured | reached |", "|---|---:|---:|---:|---|"]
     titles = {
         "a": "Spark's own aggregation",
         "b": "transformWithStateInPandas",
@@ -149,7 +151,9 @@ def _verdicts(rows: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
             low, high = min(ratios), max(ratios)
             reach = f", reaching for {_REACH[group]:g}" if group in _REACH else ""
             reached = "yes" if low >= target else "in part" if high >= target else "no"
-            lines.append(f"| ({group}) {titles[group]} | {target:g} x{reach} | {low:.1f} to {high:.1f} x | {reached} |")
+            lines.append(
+                f"| ({group}) {titles[group]} | {target:g} x{reach} | {low:.1f} to {high:.1f} x | {len(ratios)} rows | {reached} |"
+            )
     return lines
 
 
@@ -174,7 +178,8 @@ def _table(scenario: Scenario, rows: dict[str, dict[str, Any]]) -> list[str]:
 def _line(row: Row, found: dict[str, Any]) -> str:
     if "steady" not in found:
         return f"| {row.title} | - | | | | | {found['error'].replace('|', '/')} |"
-    ratio = f"{found['ratio']:.2g} x" if found["ratio"] < 10 else f"{found['ratio']:.0f} x"
+    times = found.get("ratio")
+    ratio = "-" if times is None else f"{times:.1f} x" if times < 10 else f"{times:.0f} x"
     epoch = f"{found['epoch_ms']:,.0f}" if found["epoch_ms"] else "-"
     right = f"{found['keys']:,} keys, equal" if not found["differing"] else f"**{found['differing']:,} keys differ**"
     apart = " (in a run of its own)" if found["checked_apart"] else ""

@@ -77,8 +77,8 @@ def _run(
     scratch: Path, log: Path, scenario: Scenario, rows: Sequence[Row], repetitions: int, epochs: int | None
 ) -> None:
     workload = scenario.workload
-    done = {(one.row, one.repetition): one for one in report.load(log) if one.workload == workload.name}
-    failed = {row for (row, _), one in done.items() if one.error}
+    done = {(one.row, one.repetition) for one in report.load(log) if one.workload == workload.name and not one.error}
+    failed: set[str] = set()  # in this run; the next one tries again
     for repetition in range(repetitions):
         for row in rows:
             if (row.name, repetition) in done or row.name in failed:
