@@ -80,11 +80,10 @@ class DeduplicationOperator:
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
         if self._rule.ttl is not None and self._after is not None:
             each = max(1, _SWEPT // len(self._groups))  # of each group, so that none waits for the others
-            for group in self._groups:
-                due = moments.first(self._backend, group, self._after, each)
-                if due:
-                    groups, keys = moments.owners(due, self._shapes.keys)
-                    self._backend.write([], due + encode_keys(keys.columns, groups, VALUE_STATE))
+            due = [entry for group in self._groups for entry in moments.first(self._backend, group, self._after, each)]
+            if due:
+                groups, keys = moments.owners(due, self._shapes.keys)
+                self._backend.write([], due + encode_keys(keys.columns, groups, VALUE_STATE))
         return iter(())
 
     def _times(self, rows: pa.Table) -> np.ndarray:
