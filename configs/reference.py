@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from configs.settings import PROJECT, PipelineSettings, Settings
+from configs.settings import PROJECT, CacheSettings, PipelineSettings, Settings
 
 PAGE = PROJECT / "docs" / "reference" / "configuration.md"
 
@@ -29,6 +29,8 @@ def page() -> str:
             parts.append(_section("pipelines.<name>", PipelineSettings))
         elif isinstance(model, type) and issubclass(model, BaseModel):
             parts.append(_section(name, model))
+        if name == "state":
+            parts.append(_section("state.caches.<uid>", CacheSettings))
     return "\n".join(parts)
 
 
