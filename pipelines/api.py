@@ -165,7 +165,7 @@ def _ttl(uid: str, ttl: str | timedelta | None, ttl_on: str) -> Ttl | None:
         )
     if ttl is None:
         return None
-    length = micros(ttl, where)
+    length = micros(ttl, where, "ttl")
     if length <= 0:
         raise PipelineError(
             f"ttl={ttl!r} would keep nothing.", where=where, next="Say how long, e.g. 30d, or leave it out."

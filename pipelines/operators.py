@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,9 +17,8 @@ from pipelines.runtime.definition import (
     source_of,
 )
 from state_ops.aggregates import Agg
+from state_ops.durations import micros
 from state_ops.errors import PipelineError
-
-_UNITS = {"ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 
 
 def aggregate(
@@ -105,7 +103,7 @@ def window(
     _check_event_time(source, f"Nothing would ever close the windows of {uid}")
     by = _columns(order_by) or (on,)
     made = tuple((name, aggregate.ordered(by)) for name, aggregate in aggregates.items())
-    behind = _micros(lateness, place, "lateness")
+    behind = micros(lateness, place, "lateness")
     kind: Window | SessionWindow
     if gap is not None:
         if (every, size, offset) != (None, None, "0s"):
@@ -152,7 +150,7 @@ def _sized(
 ) -> Window:
     place = f"window {uid}"
     length = every if size is None else _positive(size, place, "size")
-    shift = _micros(offset, place, "offset")
+    shift = micros(offset, place, "offset")
     if length < every:
         raise PipelineError(
             f"The windows of {uid} are smaller than the time between them: rows in between would be in none.",
@@ -260,16 +258,7 @@ def _check_event_time(source: FileSource | Stage, consequence: str) -> None:
 
 
 def _positive(duration: str, where: str, name: str) -> int:
-    found = _micros(duration, where, name)
+    found = micros(duration, where, name)
     if not found:
         raise PipelineError(f"{name}={duration!r} is no time at all.", where=where, next='Write it like "90s" or "1h".')
     return found
-
-
-def _micros(duration: str, where: str, name: str) -> int:
-    found = re.fullmatch(r"(\d+)(ms|s|m|h|d)", duration) if isinstance(duration, str) else None
-    if not found:
-        raise PipelineError(
-            f"{name}={duration!r} is no duration.", where=where, next='Write it like "90s", "15m", "1h" or "1d".'
-        )
-    return int(found[1]) * _UNITS[found[2]]

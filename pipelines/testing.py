@@ -682,6 +682,12 @@ def _sortable(row: tuple) -> tuple[str, str]:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=_CLOSE, abs_tol=_CLOSE) or (math.isnan(a) and math.isnan(b))
+    if isinstance(a, State) and type(a) is type(b):
+        return _same(a.as_dict(), b.as_dict())
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(one, b[key]) for key, one in a.items())
     return type(a) is type(b) and a == b
 
 

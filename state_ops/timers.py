@@ -93,7 +93,7 @@ class TimerState:
             self._set(EVENT, codes[known], moments.drop_nulls().to_numpy())
         else:
             assert after is not None
-            moment = self._now + micros(after, f"{self._where}, state.timers.set(after=...)")
+            moment = self._now + micros(after, f"{self._where}, state.timers.set", "after")
             self._set(PROCESSING, codes, np.full(len(codes), moment, np.int64))
 
     def clear(self, frame: Any, *, at: str | None = None) -> None:

@@ -327,7 +327,7 @@ def test_a_stage_is_refused_before_its_first_row():
     with pytest.raises(StageError, match=r"other\(\) of the stage riding returned other columns .*: at is missing"):
         testing.run(staged(nothing, on_timer=other)).epoch([ride("a", 0)])
     for arguments, said in (
-        ({"ttl": "soon"}, "'soon' is no duration"),
+        ({"ttl": "soon"}, "ttl='soon' is no duration"),
         ({"ttl": "0s"}, "would keep nothing"),
         ({"ttl": "1h", "ttl_on": "read"}, "no policy"),
     ):
