@@ -21,7 +21,7 @@ from state_ops.codec import decode_rows, encode_rows
 from state_ops.errors import StageError
 from state_ops.key_collections import KeyList, KeyMap, KeyTimers
 from state_ops.kinds import LIST, VALUE_STATE, collections_of
-from state_ops.python_rows import Row, beside, columns, own, tuples, typed
+from state_ops.python_rows import Row, as_stored, beside, columns, own, tuples, typed
 from state_ops.schema import StateSchema
 from state_ops.state import KeyedState
 from state_ops.state_class import State
@@ -110,14 +110,16 @@ class KeyStates:
 
     def end(self) -> None:
         """Hand what the calls changed to the cache and the handle, which writes it."""
-        kept = [index for index, row in self._changed.items() if row is not None]
+        changed = {index: row for index, row in self._changed.items() if row is not None}
+        kept, rows = list(changed), list(changed.values())
         gone = [index for index, row in self._changed.items() if row is None]
-        rows = [self._changed[index] for index in kept]
-        table = columns(self._fields, rows, lambda number: f"the key {self._keys[kept[number]]!r}", self._where)  # type: ignore[arg-type]
+        table = columns(self._fields, rows, lambda number: f"the key {self._keys[kept[number]]!r}", self._where)
         if self._cache is not None:
-            # Through Arrow and back, so that a hit gives the very value that a miss would: 1.0 in an int field becomes 1.
+            # A hit gives the very value that a miss would: 1.0 in an int field becomes 1.
             names = self._encoded(kept + gone)
-            self._cache.update_many(dict(zip(names, [*tuples(table), *[None] * len(gone)], strict=True)))
+            self._cache.update_many(
+                dict(zip(names, [*as_stored(table, self._fields, rows), *[None] * len(gone)], strict=True))
+            )
         else:
             if kept:
                 self._handle.put(beside(self._frame, kept, table))

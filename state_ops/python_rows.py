@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import builtins
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from types import NoneType
 from typing import Any
 
 import polars as pl
@@ -55,6 +57,20 @@ def columns(fields: Sequence[Field], rows: Sequence[Row], name_of: Callable[[int
         except (pa.ArrowException, ValueError, TypeError, OverflowError, AttributeError) as error:
             raise _misfit(field, values, name_of, where) from error
     return pa.Table.from_arrays(arrays, schema=pa.schema([pa.field(f.name, f.type, f.nullable) for f in fields]))
+
+
+def as_stored(table: pa.Table, fields: Sequence[Field], rows: Sequence[Row]) -> list[Row]:
+    """What `tuples(table)` gives, where `table` was made of `rows` by `columns`.
+
+    Where the values of a field are of the very types that Arrow would give back, which costs less to see than to do, they
+    are taken as they are.
+    """
+    if not rows:
+        return []
+    taken = []
+    for field, values, column in zip(fields, zip(*rows, strict=True), table.columns, strict=True):
+        taken.append(values if all(_is_exact(value, field.type) for value in values) else _values(contiguous(column)))
+    return list(zip(*taken, strict=True))
 
 
 def own(value: Any) -> Any:
@@ -143,3 +159,32 @@ def _whole(value: Any) -> int:
 
 
 _ATOMS = frozenset({int, float, str, bytes, bool, type(None)})
+
+
+def _is_exact(value: Any, type: pa.DataType) -> bool:
+    """Whether a value is what Arrow makes of it: 1 but not 1.0 in an integer, lists and dicts by their parts."""
+    if value is None:
+        return True
+    if pa.types.is_map(type):
+        return (
+            value.__class__ is dict
+            and _are_exact(value.keys(), type.key_type)
+            and _are_exact(value.values(), type.item_type)
+        )
+    if pa.types.is_list(type):
+        return value.__class__ is list and _are_exact(value, type.value_type)
+    return value.__class__ is _class_of(type)
+
+
+def _are_exact(values: Collection[Any], type: pa.DataType) -> bool:
+    if (one := _class_of(type)) is not None:
+        return set(map(builtins.type, values)) <= {one, NoneType}
+    return all(_is_exact(value, type) for value in values)
+
+
+@lru_cache(maxsize=256)
+def _class_of(type: pa.DataType) -> Any:
+    """The class of Python's values of a type where nothing but the class can differ; else None."""
+    if pa.types.is_integer(type):
+        return int
+    return {pa.float64(): float, pa.string(): str, pa.binary(): bytes, pa.bool_(): bool}.get(type)

@@ -810,7 +810,7 @@ MUTANTS = [
     Mutant(
         "cache what the function gave, not what is stored",
         "state_ops/per_key.py",
-        "[*tuples(table), *[None] * len(gone)]",
+        "[*as_stored(table, self._fields, rows), *[None] * len(gone)]",
         "[*rows, *[None] * len(gone)]",
         "tests/runtime/test_per_key.py::test_state_of_every_type_is_the_same_with_a_cache_as_without",
     ),
