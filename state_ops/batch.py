@@ -27,6 +27,7 @@ class Batch:
         self.names, self.where = keys.names, where
         distinct = rows.select([*keys.names, GROUP]).unique(keys.names, maintain_order=True)
         self._frame = distinct.with_row_index(_ROW)
+        self.grouped = distinct
         self.keys = distinct.select(keys.names)
         self.columns = [column.combine_chunks() for column in frames.arrow(self.keys).cast(keys).columns]
         self.groups = distinct[GROUP].to_numpy().astype(np.uint16)

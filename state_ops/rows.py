@@ -55,7 +55,8 @@ class Rows:
         self._empty = pl.concat([pl.DataFrame(schema=self._types), self._default.clear()], how="horizontal")
         self._shape = f"{schema.schema_id.hex()} {keys}"
         self._residence = residence
-        self._resident = residence.load(str(state_id), self._shape, self._empty, self._names) if residence else None
+        self._resident: HashedTable | None = None
+        self._begun = False
         self._pending: HashedTable | None = HashedTable.empty(
             self._empty.with_columns(pl.lit(True).alias(_PRESENT)), self._names
         )
@@ -64,6 +65,7 @@ class Rows:
 
     def get(self, keys: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
         """The rows of these keys, in their order, with the fields' defaults where there is none; and bool[n], where there is."""
+        self._begin()
         keys = self._typed(keys)
         hashes = self._hashes(keys)
         order = np.argsort(hashes)
@@ -81,6 +83,7 @@ class Rows:
         """Set the rows of these keys; where `present` is false, forget them."""
         if not len(keys):
             return
+        self._begin()
         keys = self._typed(keys)
         whole = pl.concat([keys, rows.select(self._fields)], how="horizontal")
         if self._pending is not None:
@@ -122,6 +125,11 @@ class Rows:
             self._residence.save(str(self._state_id), self._shape, self._resident, self._touched)
 
     # -- how
+
+    def _begin(self) -> None:
+        if self._residence is not None and not self._begun:
+            self._resident = self._residence.load(str(self._state_id), self._shape, self._empty, self._names)
+        self._begun = True
 
     def _found(self, hashes: np.ndarray, keys: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
         """As `get`, for keys in the order of their hashes."""

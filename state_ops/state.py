@@ -20,10 +20,10 @@ from state_ops.backends.base import Backend
 from state_ops.batch import Convert
 from state_ops.entries import write
 from state_ops.errors import PipelineError, StageError
-from state_ops.folding import rows_of
 from state_ops.kinds import GROUP, LIST, LIST_ENDS, LIST_STATE, MAP_STATE, VALUE_STATE, WINDOW_STATE, Collection
 from state_ops.lists import ListState, ends_schema
 from state_ops.maps import MapState
+from state_ops.resident import Residence
 from state_ops.schema import StateSchema
 from state_ops.timers import TimerState
 from state_ops.ttl import Expiry
@@ -36,7 +36,6 @@ __all__ = [
     "KeyedState",
     "ValueState",
     "check_names",
-    "rows_of",
     "scan_values",
     "sorts",
 ]
@@ -58,9 +57,10 @@ class KeyedState(ValueState):
         *,
         collections: Sequence[Collection] = (),
         timers: TimerState | None = None,
+        residence: Residence | None = None,
     ) -> None:
         """schema, collections: with the hidden field of `ttl.stamped` if there is an expiry."""
-        super().__init__(backend, schema, keys, where, convert, expiry)
+        super().__init__(backend, schema, keys, where, convert, expiry, residence)
         self._timers = timers or TimerState(backend, keys, where, now=0, epoch=0, allowed=False)
         self.timers = self._timers
         self._collections = {
@@ -87,9 +87,9 @@ class KeyedState(ValueState):
             one.begin(known)
 
     def flush(self) -> None:
-        puts, deletes = self.changes()
+        super().flush()
         waiting = [entries for one in (*self._collections.values(), self._timers) for entries in one.changes()]
-        write(self._backend, waiting, puts, deletes)
+        write(self._backend, waiting)
 
     def clear(self, frame: Any) -> None:
         """Forget all that is kept for each row's key: its row, lists, maps and timers."""

@@ -1,8 +1,8 @@
 """Value state: one typed row per key, read and written by whole batches.
 
-The runtime hands a batch to a stage's function together with this handle. The batch's distinct keys are read with one
-multi-get when the function first touches state, changed in columns, and written with one WriteBatch after the function
-returned. Nothing here loops over rows.
+The runtime hands a batch to a stage's function together with this handle. The rows of the batch's distinct keys are found at
+once when the function first touches state, and changed in columns; what changed is kept by `rows` after the function returned,
+and written at the barrier. Nothing here loops over rows.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from state_ops.batch import Batch, Convert, given_columns
 from state_ops.errors import StageError
 from state_ops.keys import decode_keys, group_prefix
 from state_ops.kinds import VALUE_STATE
+from state_ops.resident import Residence
+from state_ops.rows import Rows
 from state_ops.schema import TOUCHED, StateSchema
 from state_ops.ttl import Expiry
 
 _CODE = "__weir_code"
-
-Changes = tuple[list[tuple[bytes, bytes]], list[bytes]]
-"""What to write: puts and deletes."""
 
 
 class ValueState:
@@ -45,9 +44,12 @@ class ValueState:
         where: str,
         convert: Convert = frames.from_arrow,
         expiry: Expiry | None = None,
+        residence: Residence | None = None,
     ) -> None:
         self._backend, self._schema, self._keys, self._where, self._convert = backend, schema, keys, where, convert
         self._expiry = expiry
+        # With a TTL no table is kept: the sweep deletes and stamps rows behind its back.
+        self._kept = Rows(backend, schema, keys, VALUE_STATE, residence if expiry is None else None)
         fields = ttl.visible(schema)
         all_types = dict(frames.from_arrow(schema.arrow.empty_table()).schema)
         self._types: dict[str, Any] = {field.name: all_types[field.name] for field in fields}
@@ -68,23 +70,19 @@ class ValueState:
         self._rows = None
 
     def flush(self) -> None:
-        """Write what the batch changed."""
-        puts, deletes = self.changes()
-        if puts or deletes:
-            self._backend.write(puts, deletes)
-
-    def changes(self) -> Changes:
-        """What the batch changed since it was last asked for."""
+        """Keep what the batch changed."""
         if self._rows is None or not self._touched.any():
-            return [], []
-        gone = np.flatnonzero(self._touched & ~self._present)
-        kept = np.flatnonzero(self._touched & self._present)
-        values = ttl.encoded(self._schema, self._rows[kept], self._expiry)
+            return
+        touched = np.flatnonzero(self._touched)
+        rows = self._rows[touched]
+        if TOUCHED in self._schema.arrow.names:  # without an expiry: touched whenever somebody with one first sees it
+            rows = rows.with_columns(pl.lit(self._expiry.now if self._expiry else None, pl.Int64).alias(TOUCHED))
+        self._kept.put(self._known().grouped[touched], rows, self._present[touched])
         self._touched[:] = False
-        return (
-            [(self._encoded[index], value) for index, value in zip(kept.tolist(), values, strict=True)],
-            [self._encoded[index] for index in gone.tolist()],
-        )
+
+    def barrier(self) -> None:
+        """Write what the epoch changed."""
+        self._kept.barrier()
 
     # -- the author's half
 
@@ -185,10 +183,16 @@ class ValueState:
     def _loaded(self) -> pl.DataFrame:
         if self._rows is not None:
             return self._rows
-        self._encoded = self._known().encoded(VALUE_STATE)
-        self._rows, self._present = rows_of(self._backend, self._schema, self._encoded, self._expiry)
-        self._touched = np.zeros(len(self._encoded), bool)
-        return self._rows
+        rows, self._present = self._kept.get(self._known().grouped)
+        if self._expiry is not None:
+            gone = self._present & ~self._expiry.alive(rows[TOUCHED])
+            if gone.any():
+                fresh = frames.from_arrow(folding.defaults(self._schema, 1))
+                rows = pl.concat([rows, fresh])[np.where(gone, len(rows), np.arange(len(rows)))]
+                self._present[gone] = False
+        self._rows = rows
+        self._touched = np.zeros(len(rows), bool)
+        return rows
 
     def _seen(self, codes: np.ndarray) -> pl.DataFrame:
         """The rows of the batch, of which the author sees those of some codes; that may count as touching them."""
@@ -279,19 +283,6 @@ def check_nulls(
                 codes[column.is_null().to_numpy()],
                 "Fill the column before it is stored, or declare the field `| None`.",
             )
-
-
-def rows_of(
-    backend: Backend, schema: StateSchema, keys: Sequence[bytes], expiry: Expiry | None = None
-) -> tuple[pl.DataFrame, np.ndarray]:
-    """The state rows of encoded keys, in their order, with the fields' defaults where there is none; and where there is one."""
-    values = backend.multi_get(keys)
-    present = np.fromiter((value is not None for value in values), bool, len(values))
-    stored, alive = ttl.decoded(schema, [value for value in values if value is not None], expiry)
-    at = np.where(present, np.cumsum(present) - 1, len(stored))
-    present[present] = alive
-    at[~present] = len(stored)
-    return pl.concat([stored, frames.from_arrow(folding.defaults(schema, 1))])[at], present
 
 
 def scan_values(

@@ -48,6 +48,7 @@ def write(
         rows = pa.Table.from_pylist(entries, pa.schema([(declared.key_column, declared.key), *columns]))
         handle.put(pl.concat([keyed[owners], frames.from_arrow(rows)], how="horizontal"))
     state.flush()
+    state.barrier()
 
 
 def read(backend: Backend, fixed: Shapes, groups: range, made: Any, expiry: Expiry | None) -> Mapping[Any, State]:

@@ -156,6 +156,7 @@ def test_every_type_survives_the_handle(type, values):
     state, _ = batch(table["k"].to_pylist())
     state.put(frames.from_arrow(table))
     state.flush()
+    state.barrier()
     stored = pa.concat_tables(scan_values(backend, schema, KEYS, range(8))).sort_by("k")
     assert stored["x"].combine_chunks().equals(column) and stored["n"].to_pylist() == [7] * n
 
@@ -164,6 +165,7 @@ def test_every_type_survives_the_handle(type, values):
         assert state.get(keys)["x"].to_pylist() == [*column.cast(frames.canonical_type(type)).to_pylist(), None]
     state.put(keys.head(n).with_columns(n=pl.lit(8)))  # the other field is read and written again
     state.flush()
+    state.barrier()
     again = pa.concat_tables(scan_values(backend, schema, KEYS, range(8))).sort_by("k")
     assert again["x"].combine_chunks().equals(column) and again["n"].to_pylist() == [8] * n
 
@@ -178,6 +180,7 @@ def test_a_null_inside_a_list_that_may_hold_none_is_the_stages_error():
     with pytest.raises(StageError, match=r"'numbers\[\]' is not nullable"):
         state.put(frame)
         state.flush()
+        state.barrier()
 
 
 def test_fields_of_another_shape_are_not_taken_for_the_declared_ones():

@@ -197,6 +197,7 @@ def test_a_resident_table_that_is_not_what_was_left_is_not_used(tmp_path, damage
         table.unlink()
     schema = SCHEMA if damage != "other schema" else StateSchema.build([("n", pa.int32(), False, 7)])
     rows = Rows(backend, schema, KEYS, VALUE_STATE, Residence(left, tmp_path, ROOMY, range(GROUPS)))
+    rows.get(frame_of([]))
     assert rows._resident is None
     if schema is SCHEMA:
         assert got(rows, [("u3", 3), ("u3", 4)]) == [(3, None), None]

@@ -50,6 +50,7 @@ class Handle:
         self.state.begin(frame.select("k").with_columns(pl.Series(GROUP, groups)))
         result = work(self.state, frame)
         self.state.flush()
+        self.state.barrier()
         return result
 
     def stored(self) -> dict[str, dict]:

@@ -86,7 +86,7 @@ def build(
         return AggregationOperator(stage, stage.aggregation, fixed, backend, epoch.id, residence)
     if stage.deduplication is not None:
         return DeduplicationOperator(stage, stage.deduplication, fixed, backend, epoch, progress, groups)
-    return FunctionOperator(stage, fixed, backend, epoch, progress, groups, swept, open_cache)
+    return FunctionOperator(stage, fixed, backend, epoch, progress, groups, swept, open_cache, residence)
 
 
 def open_windows(

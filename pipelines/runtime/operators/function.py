@@ -20,6 +20,7 @@ from state_ops.checkpoint import from_micros, to_micros
 from state_ops.errors import StageError, WeirError
 from state_ops.kinds import collections_of
 from state_ops.per_key import OpenCache, no_cache
+from state_ops.resident import Residence
 from state_ops.schema import StateSchema
 from state_ops.state import GROUP, KeyedState, check_names, sorts
 from state_ops.timers import AT, DOMAIN, EVENT, MOMENT, PROCESSING, Due, TimerState, waves
@@ -80,6 +81,7 @@ class FunctionOperator:
         groups: range,
         swept: str | None = None,
         open_cache: OpenCache = no_cache,
+        residence: Residence | None = None,
     ) -> None:
         assert stage.function is not None
         self._stage, self._shapes, self._backend, self._epoch = stage, shapes, backend, epoch
@@ -105,6 +107,7 @@ class FunctionOperator:
             self._expiry,
             collections=shapes.collections,
             timers=self._timers,
+            residence=residence,
         )
         self.rows_late = 0
         self.closed_upto: int | None = None
@@ -119,6 +122,7 @@ class FunctionOperator:
             if self._progress.drain or self._progress.now is not None:
                 yield from self._fire_due(EVENT, self._progress.now, self._progress.drain)
             yield from self._fire_due(PROCESSING, self._now)
+        self._state.barrier()
         if self._expiry is not None:
             known = sorts(self._shapes.state, self._shapes.collections)
             position = bytes.fromhex(self.swept or "")
