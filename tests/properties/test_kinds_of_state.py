@@ -72,6 +72,7 @@ class Kept:
         self.state.begin(keys.with_columns(pl.Series(GROUP, groups)))
 
     def sweep(self, most: int) -> None:
+        self.state.barrier()
         if self.expiry is not None:
             known = sorts(self.schema, self.collections)
             after = ttl.sweep(self.backend, known, range(GROUPS), self.expiry, self.position, most)
@@ -324,6 +325,7 @@ def test_a_ttl_that_comes_or_goes_loses_nothing(before):
     for do in ("value", "append", "put"):
         apply(old.state, model, do, rows)
     old.state.flush()
+    old.state.barrier()
     new.schema = new.schema.reading([old.schema])
     new.collections = tuple(
         replace(one, schema=one.schema.reading([was.schema]))
@@ -336,6 +338,7 @@ def test_a_ttl_that_comes_or_goes_loses_nothing(before):
     for do in ("append", "list", "get", "read value"):
         apply(new.state, model, do, rows)
     new.state.flush()
+    new.state.barrier()
     for _ in range(20):
         new.sweep(3)
     assert new.stored() == model.stored()
