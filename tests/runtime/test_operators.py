@@ -399,7 +399,9 @@ def test_late_rows_come_out_as_they_came_whatever_their_types(type, value):
     rows = pa.schema([("k", pa.string()), ("odd", type), ("at", pa.timestamp("us", tz="UTC"))])
     fixed = shapes(hourly(), rows)
     noon = int(NOON.timestamp() * 10**6)
-    operator = operators.WindowOperator(hourly(), hourly().window, fixed, MemoryBackend(), Progress(noon, noon, False), range(128))
+    operator = operators.WindowOperator(
+        hourly(), hourly().window, fixed, MemoryBackend(), Progress(noon, noon, False), range(128)
+    )
     moments = [NOON - timedelta(hours=2), NOON, NOON - timedelta(hours=1)]
     batch = pa.table(
         [pa.array(["a"] * 3), pa.array([value, None, value], type), pa.array(moments, rows.field("at").type)],
