@@ -11,14 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
-from state_ops import frames
 from state_ops.aggregates import Agg, rank_of
-from state_ops.backends.base import Backend
-from state_ops.codec import decode_rows, encode_rows
 from state_ops.errors import InputError
-from state_ops.schema import StateSchema
 
 Aggregates = Sequence[tuple[str, Agg]]
 
@@ -92,22 +87,6 @@ def recombined(aggregates: Aggregates, parts: pl.DataFrame, by: Sequence[str], w
     return _reduced(parts, by, exprs, sums, rankings, where)
 
 
-def folded(
-    backend: Backend,
-    schema: StateSchema,
-    aggregates: Aggregates,
-    keys: Sequence[bytes],
-    fresh: pl.DataFrame,
-    where: str,
-) -> pl.DataFrame:
-    """Merge partials into the stored rows of encoded keys, one a key, and store them. Returns the rows' fields."""
-    old, _ = rows_of(backend, schema, keys)
-    new = merged(aggregates, old, fresh, where)
-    table = frames.arrow(new.select(schema.arrow.names)).cast(schema.arrow)
-    backend.write(list(zip(keys, encode_rows(schema, table), strict=True)))
-    return new
-
-
 def merged(aggregates: Aggregates, old: pl.DataFrame, fresh: pl.DataFrame, where: str) -> pl.DataFrame:
     """The fields of the aggregates after partials, row by row, came to stored rows. The types are the stored ones.
 
@@ -174,19 +153,3 @@ def _too_large(names: Sequence[str], type: str, where: str) -> InputError:
         next="Cast its column to double in transform=, or to a decimal where it is an integer; state, offsets and tables are "
         "as they were.",
     )
-
-
-# -- stored rows
-
-
-def rows_of(backend: Backend, schema: StateSchema, keys: Sequence[bytes]) -> tuple[pl.DataFrame, np.ndarray]:
-    """The state rows of encoded keys, in their order, with the fields' defaults where there is none; and where there is one."""
-    values = backend.multi_get(keys)
-    present = np.fromiter((value is not None for value in values), bool, len(values))
-    stored = decode_rows(schema, [value for value in values if value is not None])
-    at = np.where(present, np.cumsum(present) - 1, stored.num_rows)
-    return frames.from_arrow(pa.concat_tables([stored, defaults(schema, 1)]))[at], present
-
-
-def defaults(schema: StateSchema, number: int) -> pa.Table:
-    return pa.table([pa.array([field.default] * number, field.type) for field in schema.fields], schema=schema.arrow)

@@ -22,6 +22,7 @@ from state_ops.entries import Entries, of_tag
 from state_ops.errors import StageError
 from state_ops.keys import decode_keys
 from state_ops.kinds import MAP_STATE, Collection
+from state_ops.rows import defaults
 from state_ops.schema import TOUCHED
 from state_ops.ttl import Expiry
 from state_ops.value import check_foldable, check_nulls
@@ -215,7 +216,7 @@ class MapState:
         at = np.where(present, np.cumsum(present) - 1, len(stored))
         present[present] = alive
         at[~present] = len(stored)
-        return pl.concat([stored, frames.from_arrow(folding.defaults(self._schema, 1))])[at], present
+        return pl.concat([stored, frames.from_arrow(defaults(self._schema, 1))])[at], present
 
     def _touch(self, encoded: list[bytes], rows: pl.DataFrame, present: np.ndarray) -> None:
         """What the author has read, where that counts."""

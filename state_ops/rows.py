@@ -23,10 +23,10 @@ from state_ops.columns import contiguous, fixed_values, is_variable, items, vari
 from state_ops.hashed import CollisionError, HashedTable
 from state_ops.key_groups import xxhash64
 from state_ops.keys import decode_keys, encode_keys, group_prefix
+from state_ops.kinds import GROUP
 from state_ops.resident import Residence
 from state_ops.schema import StateSchema
 
-GROUP = "__weir_group"
 _PRESENT = "__weir_present"
 _PENDING_BYTES = 32 << 20
 _SCAN_PER_GET = 4  # entries that a scan passes in the time of one get, a table for the epochs to come included
@@ -195,13 +195,10 @@ class Rows:
     def _stored(self, keys: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
         """As `get`, from the backend."""
         columns, order = self._in_key_order(keys)
-        values = self._backend.multi_get(self._encoded(columns, keys, order))
-        here = np.fromiter((value is not None for value in values), bool, len(values))
-        stored = decode_rows(self._schema, [value for value in values if value is not None])
-        at = np.where(here, np.cumsum(here) - 1, stored.num_rows)
+        rows, present = rows_of(self._backend, self._schema, self._encoded(columns, keys, order))
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
-        return frames.from_arrow(pa.concat_tables([stored, defaults(self._schema, 1)]))[at[back]], here[back]
+        return rows[back], present[back]
 
     def _write(self, rows: pl.DataFrame, present: np.ndarray) -> None:
         columns, order = self._in_key_order(rows)
@@ -241,6 +238,15 @@ class Rows:
     def _encoded(self, columns: Sequence[pa.Array], keys: pl.DataFrame, order: np.ndarray) -> list[bytes]:
         groups = keys[GROUP].to_numpy().astype(np.uint16)[order]
         return encode_keys([column.take(pa.array(order)) for column in columns], groups, self._state_id)
+
+
+def rows_of(backend: Backend, schema: StateSchema, keys: Sequence[bytes]) -> tuple[pl.DataFrame, np.ndarray]:
+    """The rows of encoded keys, in their order, with the fields' defaults where there is none; and bool[n], where there is one."""
+    values = backend.multi_get(keys)
+    present = np.fromiter((value is not None for value in values), bool, len(values))
+    stored = decode_rows(schema, [value for value in values if value is not None])
+    at = np.where(present, np.cumsum(present) - 1, stored.num_rows)
+    return frames.from_arrow(pa.concat_tables([stored, defaults(schema, 1)]))[at], present
 
 
 def defaults(schema: StateSchema, number: int) -> pa.Table:

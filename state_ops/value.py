@@ -22,7 +22,7 @@ from state_ops.errors import StageError
 from state_ops.keys import decode_keys, group_prefix
 from state_ops.kinds import VALUE_STATE
 from state_ops.resident import Residence
-from state_ops.rows import Rows
+from state_ops.rows import Rows, defaults
 from state_ops.schema import TOUCHED, StateSchema
 from state_ops.ttl import Expiry
 
@@ -134,7 +134,7 @@ class ValueState:
         codes = np.unique(self._known().codes(frames.polars(frame), "state.delete"))
         if not self._types:
             return
-        fresh = frames.from_arrow(folding.defaults(self._schema, len(codes)))
+        fresh = frames.from_arrow(defaults(self._schema, len(codes)))
         self._store(codes, {name: fresh[name] for name in self._types}, "state.delete")
         self._present[codes] = False
 
@@ -187,7 +187,7 @@ class ValueState:
         if self._expiry is not None:
             gone = self._present & ~self._expiry.alive(rows[TOUCHED])
             if gone.any():
-                fresh = frames.from_arrow(folding.defaults(self._schema, 1))
+                fresh = frames.from_arrow(defaults(self._schema, 1))
                 rows = pl.concat([rows, fresh])[np.where(gone, len(rows), np.arange(len(rows)))]
                 self._present[gone] = False
         self._rows = rows

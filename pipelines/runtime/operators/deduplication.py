@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from pipelines.runtime.definition import Deduplication, Epoch, Stage
 from pipelines.runtime.operators.base import LATE, MAIN, Progress, Shapes, check_event_time, check_storable, event_times
-from state_ops import folding, frames, moments
+from state_ops import frames, moments
 from state_ops.backends.base import Backend
 from state_ops.checkpoint import to_micros
 from state_ops.codec import encode_rows
 from state_ops.keys import encode_keys
+from state_ops.rows import rows_of
 from state_ops.schema import StateSchema
 from state_ops.state import GROUP, VALUE_STATE
 
@@ -68,7 +69,7 @@ class DeduplicationOperator:
         groups = rows.column(GROUP).to_numpy().astype(np.uint16)[kept]
         keys = rows.select(self._stage.key).take(kept).cast(self._shapes.keys)
         encoded = encode_keys(keys.columns, groups, VALUE_STATE)
-        old, known = folding.rows_of(self._backend, self._shapes.state, encoded)
+        old, known = rows_of(self._backend, self._shapes.state, encoded)
         expires = old[EXPIRES].dt.epoch("us").fill_null(_NEVER).to_numpy()
         expired = known & (expires <= (_ALWAYS if self._before is None else self._before))
         new = np.flatnonzero(~known | expired)

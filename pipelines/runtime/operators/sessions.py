@@ -38,6 +38,7 @@ from state_ops.aggregates import Agg
 from state_ops.backends.base import Backend
 from state_ops.codec import encode_rows
 from state_ops.keys import encode_keys
+from state_ops.rows import rows_of
 from state_ops.schema import StateSchema
 from state_ops.state import GROUP, VALUE_STATE, scan_values
 
@@ -164,7 +165,7 @@ class SessionOperator:
         """The open sessions of distinct keys, and the keys encoded."""
         columns = frames.arrow(keys.select(self._stage.key)).cast(self._shapes.keys).columns
         encoded = encode_keys(columns, _groups(keys), VALUE_STATE)
-        rows, _ = folding.rows_of(self._backend, self._shapes.state, encoded)
+        rows, _ = rows_of(self._backend, self._shapes.state, encoded)
         return _opened(pl.concat([keys, rows], how="horizontal")), encoded
 
     def _store(self, keys: pl.DataFrame, encoded: list[bytes], sessions: pl.DataFrame, before: np.ndarray) -> None:

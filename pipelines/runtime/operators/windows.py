@@ -27,7 +27,8 @@ from pipelines.runtime.operators.base import (
 from state_ops import folding, frames
 from state_ops.backends.base import Backend
 from state_ops.codec import decode_rows
-from state_ops.keys import decode_keys, encode_int64, encode_keys, group_prefix
+from state_ops.keys import decode_keys, encode_int64, group_prefix
+from state_ops.rows import Rows
 from state_ops.schema import StateSchema
 from state_ops.state import GROUP, WINDOW_STATE
 
@@ -51,6 +52,7 @@ class WindowOperator:
         columns = [GROUP, *stage.key, *(column for _, agg in window.aggregates for column in agg.columns)]
         self._columns = list(dict.fromkeys(columns))
         by = [GROUP, _FIRST, _NUMBER, *stage.key]
+        self._rows = Rows(backend, shapes.state, pa.schema([(_WINDOW, pa.int64()), *shapes.keys]), WINDOW_STATE)
         self._partials = folding.Partials(window.aggregates, by, self._where, _PARTIAL_ROWS)
         self.rows_late = 0
         self.closed_upto: int | None = None
@@ -80,6 +82,7 @@ class WindowOperator:
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
         if len(self._partials):
             self._fold()
+        self._rows.barrier()
         now = self._progress.now
         if now is None and not self._progress.drain:
             return
@@ -105,8 +108,8 @@ class WindowOperator:
             fresh = fresh.filter(pl.col(_WINDOW) > self._progress.before)
         if self._window.every < self._window.size:
             fresh = folding.recombined(aggregates, fresh, by, self._where)
-        fresh = fresh.sort(by)
-        folding.folded(self._backend, self._shapes.state, aggregates, self._encoded(fresh), fresh, self._where)
+        old, _ = self._rows.get(fresh)
+        self._rows.put(fresh, folding.merged(aggregates, old, fresh, self._where), np.ones(len(fresh), bool))
 
     def _fire(self, keys: list[bytes], values: list[bytes]) -> pa.Table:
         _, columns = decode_keys(keys, [pa.int64(), *self._shapes.keys.types])
@@ -118,11 +121,6 @@ class WindowOperator:
         newest = frame[END].max()
         self.closed_upto = newest if self.closed_upto is None else max(self.closed_upto, newest)  # type: ignore[assignment,type-var]
         return frames.arrow(_results(self._stage, self._window, frame)).cast(self._shapes.outputs[MAIN])
-
-    def _encoded(self, frame: pl.DataFrame) -> list[bytes]:
-        keys = frames.arrow(frame.select(self._stage.key)).cast(self._shapes.keys)
-        ends = frames.arrow(frame.select(_WINDOW)).column(0)
-        return encode_keys([ends, *keys.columns], frame[GROUP].to_numpy().astype(np.uint16), WINDOW_STATE)
 
 
 def _floor(times: np.ndarray, window: Window) -> np.ndarray:
