@@ -53,8 +53,8 @@ MUTANTS = [
     Mutant(
         "judge lateness by the epoch's own watermark",
         "pipelines/runtime/keyed_stage.py",
-        "epoch, task.progress, task.max_parallelism, swept)",
-        "epoch, type(task.progress)(task.progress.now, task.progress.now, False), task.max_parallelism, swept)",
+        "                task.progress,\n",
+        "                type(task.progress)(task.progress.now, task.progress.now, False),\n",
         "tests/runtime/test_operators.py::test_a_row_is_late_by_the_epochs_before_its_own",
     ),
     Mutant(
@@ -128,9 +128,58 @@ MUTANTS = [
         "tests/state_ops/test_snapshot.py::test_sweep_keeps_the_base_and_removes_older_epochs_and_lower_generations",
     ),
     Mutant(
+        "leave what is pending out of a look-up",
+        "state_ops/rows.py",
+        "        for table in (self._pending, self._resident):\n",
+        "        for table in (None, self._resident):\n",
+        "tests/state_ops/test_rows.py::test_a_batch_of_many_of_the_keys_reads_them_all_and_keeps_them",
+    ),
+    Mutant(
+        "forget the resident table's changes",
+        "state_ops/rows.py",
+        "                self._resident = self._resident.merged(newer, present)\n",
+        "                self._resident.merged(newer, present)\n",
+        "tests/state_ops/test_rows.py::test_a_batch_of_many_of_the_keys_reads_them_all_and_keeps_them",
+    ),
+    Mutant(
+        "trust a resident table's bytes unseen",
+        "state_ops/resident.py",
+        "                if xxhash.xxh3_128_hexdigest(memoryview(file.read_buffer())) != note[\"digest\"]:\n",
+        "                if not note[\"digest\"]:\n",
+        "tests/state_ops/test_rows.py::test_a_resident_table_that_is_not_what_was_left_is_not_used[flip]",
+    ),
+    Mutant(
+        "use a resident table of another schema",
+        "state_ops/resident.py",
+        "            if note[\"format\"] != _FORMAT or note[\"shape\"] != shape:\n",
+        "            if note[\"format\"] != _FORMAT:\n",
+        "tests/state_ops/test_rows.py::test_a_resident_table_that_is_not_what_was_left_is_not_used[other schema]",
+    ),
+    Mutant(
+        "take the hash for the key",
+        "state_ops/hashed.py",
+        "        if not all(found[name].equals(asked[name].cast(found.schema[name])) for name in self.keys):\n",
+        "        if False:\n",
+        "tests/state_ops/test_rows.py::test_two_keys_with_one_hash_cannot_live_in_a_table",
+    ),
+    Mutant(
+        "write rows in the order of their hashes",
+        "state_ops/rows.py",
+        "        return arrays, np.lexsort([*reversed(words), keys[GROUP].to_numpy()])\n",
+        "        return arrays, np.arange(len(keys))\n",
+        "tests/state_ops/test_rows.py::test_a_key_is_written_once_an_epoch_and_in_key_order",
+    ),
+    Mutant(
+        "fire windows before what is pending is written",
+        "pipelines/runtime/operators/windows.py",
+        "        self._rows.barrier()\n",
+        "",
+        "tests/runtime/test_operators.py::test_a_window_ends_before_its_end_and_fires_when_the_watermark_reaches_it",
+    ),
+    Mutant(
         "link what RocksDB appends to",
         "state_ops/snapshot.py",
-        "    if _is_sst(file.name):\n        os.link(local",
+        "    if immutable:\n        os.link(local",
         "    if file.name:\n        os.link(local",
         "tests/state_ops/test_snapshot.py::test_a_fork_links_tables_and_copies_what_rocksdb_appends_to",
     ),
@@ -403,8 +452,8 @@ MUTANTS = [
     Mutant(
         "take small local files unseen",
         "state_ops/snapshot.py",
-        "    return hashlib.sha256(content).hexdigest() == file.digest\n",
-        "    return True\n",
+        "        return hashlib.file_digest(copy, \"sha256\").hexdigest() == file.digest\n",
+        "        return True\n",
         "tests/state_ops/test_snapshot.py::test_a_small_local_file_that_rotted_sends_the_whole_fork_to_storage",
     ),
     Mutant(
@@ -1009,6 +1058,9 @@ MUTANTS = [
 
 def main() -> int:
     chosen = [mutant for mutant in MUTANTS if not sys.argv[1:] or any(word in mutant.name for word in sys.argv[1:])]
+    if not chosen:
+        print(f"No mutant's name has any of these words: {' '.join(sys.argv[1:])}", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory(prefix="weir-mutants-") as scratch:
         tree = Path(scratch) / "tree"
         _copy(tree)
