@@ -224,6 +224,14 @@ def test_a_snapshot_is_the_state_whether_its_files_are_here_or_in_storage(lineag
     assert lineage.read(one) == state
 
 
+def test_a_backend_knows_roughly_how_much_it_holds(lineage):
+    entries = {f"k{number:03}".encode(): b"v" for number in range(200)}
+    with lineage.opened(None) as (backend, _):
+        assert backend.approximate_entries() == 0
+        backend.write(list(entries.items()))
+        assert 100 <= backend.approximate_entries() <= 400
+
+
 def test_a_state_that_became_empty_stays_empty(lineage):
     one = lineage.write(None, (some(1, 2), []))
     two = lineage.write(one, ([], [b"key00001", b"key00002"]))
