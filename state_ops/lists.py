@@ -53,6 +53,8 @@ class ListState:
         all_types = dict(frames.from_arrow(declared.schema.arrow.empty_table()).schema)
         self._types = {field.name: all_types[field.name] for field in declared.fields}
         self._nullable = {field.name: field.nullable for field in declared.fields}
+        # Where there is or was a TTL, the sweep has deleted elements that the ends still know of.
+        self._swept = any(TOUCHED in one.arrow.names for one in (declared.schema, *declared.schema.older))
         self._elements, self._ends = Entries(backend), Entries(backend)
         self._name = f"state.{declared.name}"
         self._batch: Batch | None = None
@@ -174,7 +176,7 @@ class ListState:
         owners, numbers = _expanded(codes, first, after)
         values = self._elements.get(self._entry_keys(owners, numbers))
         here = np.fromiter((value is not None for value in values), bool, len(values))
-        if not here.all() and self._expiry is None:
+        if not here.all() and not self._swept:
             raise DamageError(
                 f"{int((~here).sum())} elements of the list {self._declared.name!r} are missing (keys: "
                 f"{self._known().sample(owners[~here])}).",

@@ -199,12 +199,11 @@ class Cursor:
 def block(cursor: Cursor, counts: np.ndarray, field: pa.Field, path: str, inside: np.ndarray | None = None) -> pa.Array:
     """The inverse of `segments`: the array of all rows' elements. counts: int64 per row; inside: where a struct is null."""
     n = int(counts.sum())
-    rows = np.repeat(np.arange(len(counts)), counts)
 
     def sound(ok: np.ndarray, problem: str) -> None:
         if not ok.all():
             whole = np.ones(len(counts), bool)
-            whole[rows[~ok]] = False
+            whole[np.repeat(np.arange(len(counts)), counts)[~ok]] = False
             cursor.unsound_unless(whole, problem)
 
     nulls = _nulls(cursor, counts, path)

@@ -61,6 +61,8 @@ class Residence:
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
             return None
         rows: pl.DataFrame = pl.from_arrow(table)  # type: ignore[assignment]
+        if rows.drop(_HASH).schema != like.schema:  # another release of Polars may name types differently
+            return None
         return HashedTable(rows[_HASH].to_numpy(), rows.drop(_HASH), keys)
 
     def save(self, name: str, shape: str, table: HashedTable, touched: int) -> None:
@@ -68,7 +70,7 @@ class Residence:
         if touched * _WORTH < len(table) or table.rows.estimated_size() > self.most_bytes:
             return
         path = _table(self.target, name)
-        with suppress(OSError):  # a full disk, say: the next epoch does without
+        try:
             rows = table.rows.with_columns(pl.Series(_HASH, table.hashes))
             rows.rechunk().write_ipc(path, compression="uncompressed")
             with pa.memory_map(str(path)) as file:
@@ -76,6 +78,9 @@ class Residence:
             staging = path.with_suffix(".tmp")
             staging.write_text(json.dumps({"format": _FORMAT, "shape": shape, "digest": digest}))
             staging.rename(_note(self.target, name))
+        except OSError:  # a full disk, say: the next epoch does without, and the snapshot needs the room
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def _table(directory: Path, name: str) -> Path:

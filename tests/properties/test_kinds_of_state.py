@@ -346,3 +346,22 @@ def test_a_ttl_that_comes_or_goes_loses_nothing(before):
     assert new.stored() == model.stored()
     new.epoch(5_000 + LIFE)
     assert new.stored() == (model.stored() if after is None else {name: {} for name in model.stored()})
+
+
+def test_elements_that_a_ttl_has_swept_are_no_damage_once_it_is_off():
+    backend = MemoryBackend()
+    old, new = Kept(backend, Ttl(LIFE)), Kept(backend, None)
+    for now, fare in ((100, 1), (100 + LIFE - 1, 2)):
+        old.epoch(now)
+        old.begin()
+        old.state.recent.append(_keyed(["a"]).with_columns(fare=pl.lit(fare)))
+        old.state.flush()
+    old.epoch(100 + LIFE)
+    old.sweep(100)
+    new.collections = tuple(
+        replace(one, schema=one.schema.reading([was.schema]))
+        for one, was in zip(new.collections, old.collections, strict=True)
+    )
+    new.epoch(100 + LIFE)
+    new.begin()
+    assert new.state.recent.get(_keyed(["a"]))["fare"].to_list() == [2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Annotated, Any
@@ -14,7 +15,8 @@ import pytest
 from state_ops import frames
 from state_ops.annotations import renamed_from
 from state_ops.backends.memory import MemoryBackend
-from state_ops.errors import PipelineError, StageError
+from state_ops.codec import decode_rows, encode_rows
+from state_ops.errors import DamageError, PipelineError, StageError
 from state_ops.key_groups import key_groups
 from state_ops.schema import Part, StateSchema
 from state_ops.state import GROUP, ValueState, scan_values
@@ -189,3 +191,15 @@ def test_fields_of_another_shape_are_not_taken_for_the_declared_ones():
     state.begin(frame.select("k").with_columns(pl.Series(GROUP, [1])))
     with pytest.raises((StageError, pl.exceptions.InvalidOperationError), match=r"home|struct"):
         state.put(frame)
+
+
+def test_a_count_that_cannot_be_is_damage_before_anything_is_made_of_that_size():
+    schema = StateSchema.build([("x", pa.list_(pa.int64()), False, None)])
+    (value,) = encode_rows(schema, pa.table({"x": pa.array([[5] * 3], pa.list_(pa.int64()))}))
+    count = value.index(b"\x03\0\0\0", 9)
+    damaged = value[:count] + (2**31 - 1).to_bytes(4, "little") + value[count + 4 :]
+    tracemalloc.start()
+    with pytest.raises(DamageError, match="cut short"):
+        decode_rows(schema, [damaged])
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()

@@ -204,6 +204,23 @@ def test_a_resident_table_that_is_not_what_was_left_is_not_used(tmp_path, damage
         assert len(backend.asked) == 2
 
 
+def test_a_table_whose_columns_are_read_back_as_others_is_not_used(tmp_path):
+    backend, left = resident(tmp_path)
+    rows = opened(backend, Residence(left, tmp_path, ROOMY, range(GROUPS)))
+    residence, names = Residence(left, tmp_path, ROOMY, range(GROUPS)), (GROUP, *KEYS.names)
+    assert residence.load(str(VALUE_STATE), rows._shape, rows._empty, names) is not None
+    other = rows._empty.with_columns(pl.col("n").cast(pl.Int32))
+    assert residence.load(str(VALUE_STATE), rows._shape, other, names) is None
+
+
+def test_a_disk_that_is_full_keeps_nothing_of_a_table(tmp_path):
+    (tmp_path / f"resident-{VALUE_STATE}.arrow").symlink_to("/dev/full")
+    rows = opened(MemoryBackend(), Residence(None, tmp_path, ROOMY, range(GROUPS), fresh=True))
+    put(rows, {("u", 1): (1, None)})
+    rows.barrier()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_large_table_of_which_little_changes_is_not_kept(tmp_path):
     backend, left = resident(tmp_path, 400)
     for touched, kept in ((24, False), (25, True)):
