@@ -96,7 +96,8 @@ class KeyedState(ValueState):
         self.delete(frame)
         for one in self._collections.values():
             one.clear(frame)
-        self._timers.clear(frame)
+        if self._timers.allowed:
+            self._timers.clear(frame)
 
 
 def check_names(collections: Sequence[Collection], keys: Sequence[str], where: str) -> None:

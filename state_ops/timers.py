@@ -47,7 +47,7 @@ class TimerState:
 
     def __init__(self, backend: Backend, keys: pa.Schema, where: str, now: int, epoch: int, allowed: bool) -> None:
         self._backend, self._keys, self._where, self._now, self._epoch = backend, keys, where, now, epoch
-        self._allowed = allowed
+        self.allowed = allowed
         self._timers = Entries(backend)
         self._batch: Batch | None = None
         self._firing: tuple[str, np.ndarray, int] | None = None
@@ -116,7 +116,7 @@ class TimerState:
 
     def _given(self, frame: Any, method: str) -> tuple[pl.DataFrame, np.ndarray]:
         assert self._batch is not None, "state is used outside a batch"
-        if not self._allowed:
+        if not self.allowed:
             raise StageError(
                 f"{method}: nothing is called when a timer fires.",
                 where=self._where,
@@ -148,9 +148,11 @@ class TimerState:
             _, firing, clock = self._firing
             due = (at <= clock) & (at > firing[codes])
             self.disturbed |= bool(due.any())
-            # One that is set already stays what it is: a drain fires what was set before, whenever it is.
-            fresh = np.fromiter((value is None for value in self._timers.get(timers)), bool, len(timers))
-            held[~due & fresh] = self._epoch
+            # One that is set already stays what it is: a drain fires what was set before, and nothing that was held.
+            before = [
+                self._epoch if value is None else int.from_bytes(value, "big") for value in self._timers.get(timers)
+            ]
+            held = np.where(due, 0, np.array(before, np.int64))
         self._timers.put(timers, held.astype(">i8").view("V8").tolist())
         self._timers.put(of_key, [b""] * len(of_key))
 

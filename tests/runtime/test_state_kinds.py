@@ -117,6 +117,17 @@ def lambda_free(fired: pl.DataFrame, state: KeyedState, epoch: Epoch) -> None:
     """Does nothing."""
 
 
+def test_a_stage_without_timers_forgets_everything_of_a_key_too():
+    def work(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> None:
+        state.fold(rows, rides=agg.count())
+        state.recent.append(rows)
+        state.clear(rows.filter(pl.col("rider") == "a"))
+
+    run = testing.run(staged(work))
+    run.epoch([ride("a", 0), ride("b", 0)])
+    assert list(run.state) == ["b"]
+
+
 def test_slicing_does_not_matter_to_lists_and_maps():
     def work(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
         before = state.lag(rows, rides="n")
@@ -187,6 +198,23 @@ def test_a_timer_that_sets_its_next_one_catches_up_in_one_barrier_and_does_not_d
     assert len(run.epoch([ride("b", 5)])) == 2
     assert len(run.epoch(drain=True)) == 1
     assert run.timers["at"].to_list() == [NOON + timedelta(minutes=7)]
+
+
+def test_a_drain_does_not_fire_what_it_had_set_itself_however_often_it_is_set():
+    midnight = NOON + timedelta(hours=12)
+
+    def late(fired: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+        state.timers.set(fired.with_columns(at=pl.lit(midnight)), at="at")
+        return fired.select("rider", "at")
+
+    def begin(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+        state.timers.set(rows, at="at")
+        return rows.select("rider", "at").clear()
+
+    run = testing.run(staged(begin, on_timer=late))
+    run.epoch([ride("a", 0), ride("a", 1)], watermark=NOON - timedelta(hours=1))
+    assert run.epoch(drain=True)["at"].to_list() == [NOON, NOON + timedelta(minutes=1)]
+    assert run.timers["at"].to_list() == [midnight]
 
 
 def test_a_timer_that_is_taken_back_while_it_waits_does_not_fire_and_nothing_of_it_stays():
