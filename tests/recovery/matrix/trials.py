@@ -71,7 +71,7 @@ class Site:
             "WEIR_LEASE__HEARTBEAT_SECONDS": "60",
             "WEIR_RUN__POLL_SECONDS": "0.01",
             "WEIR_SPARK__PARALLELISM": "2",
-            "WEIR_STATE__WRITE_BUFFER_MB": "1",
+            "WEIR_STATE__MEMORY_MB": "16",
         }
 
     def settings(self, work: str = "work") -> Settings:
