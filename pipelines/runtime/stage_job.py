@@ -311,7 +311,7 @@ def _watermark(work: Working, stage: Stage, before: int | None) -> int | None:
     if isinstance(stage.input, FileSource):
         planned = work.cut.slices.get(stage.input.name)
         return watermarks.before_job(stage, before, planned.newest if planned else None)
-    return watermarks.before_job(stage, before, work.watermarks.get(stage.input.uid))
+    return watermarks.before_job(stage, before, work.handed_on.get(stage.input.uid))
 
 
 def _note_progress(work: Working, stage: Stage, had_rows: bool) -> None:
@@ -319,9 +319,10 @@ def _note_progress(work: Working, stage: Stage, had_rows: bool) -> None:
     parent = work.parent
     acks = work.pending.acks_of(stage.uid)
     known = _watermark(work, stage, parent.watermarks.get(stage.uid) if parent else None)
-    known = watermarks.after_job(stage, known, acks, work.cut.drain)
-    if known is not None:
-        work.watermarks[stage.uid] = known
+    after = watermarks.after_job(stage, known, acks, work.cut.drain)
+    work.handed_on[stage.uid] = watermarks.handed_on(stage, known, after, work.cut.drain)
+    if after is not None:
+        work.watermarks[stage.uid] = after
     if had_rows and stage.transform is None:
         read = _rows_offered(work, stage)
         taken = sum(ack.rows_in + ack.rows_null_key for ack in acks)

@@ -23,6 +23,16 @@ def before_job(stage: Stage, before: int | None, arriving: int | None) -> int | 
     return mine if before is None else max(before, mine)
 
 
+def handed_on(stage: Stage, known: int | None, after: int | None, drain: bool) -> int | None:
+    """The watermark that stages downstream go by, from those of `before_job` and `after_job`.
+
+    Where files have no statistics the job itself tells how far event time is. Windows and timers have not gone by that yet:
+    what they hand out in the next epoch must not be late there.
+    """
+    holds_back = stage.window is not None or stage.on_timer is not None
+    return known if holds_back and not drain else after
+
+
 def after_job(stage: Stage, known: int | None, acks: Sequence[Ack], drain: bool) -> int | None:
     """The stage's watermark after its job, from `before_job`'s and from what its subtasks saw."""
     seen = [ack.max_event_time for ack in acks if ack.max_event_time is not None]

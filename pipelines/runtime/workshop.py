@@ -79,6 +79,7 @@ class Working:
     verdicts: list[Verdict] = field(default_factory=list)
     losers: list[StateFile] = field(default_factory=list)
     watermarks: dict[str, int] = field(default_factory=dict)
+    handed_on: dict[str, int | None] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     ms: dict[str, float] = field(default_factory=dict)
 

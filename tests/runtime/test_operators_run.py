@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -171,3 +171,19 @@ def test_on_spark_they_give_what_sql_gives(tmp_path):
     for _ in run(pipeline, site.settings, RunOptions(until_caught_up=True, drain=True)):
         pass
     _check(site, cut)
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_windows_of_windows_lose_nothing_whether_files_tell_their_newest_event_time_or_not(
+    tmp_path: Path, statistics: bool
+) -> None:
+    hourly = window("hourly", EVENTS, key="k", on="ts", every="1h", n=agg.count(), sink=delta.append("hourly"))
+    again = window("again", hourly, key="k", on="window_start", every="1h", n=agg.sum("n"), sink=delta.append("again"))
+    chained = Pipeline("measures", (hourly, again), max_parallelism=16)
+    site = _site(tmp_path, [])
+    noon = datetime(2024, 5, 1, 12, tzinfo=UTC)
+    for number in range(6):
+        rows = pa.Table.from_pylist([{"k": "a", "ts": noon + number * timedelta(minutes=40)}])
+        pq.write_table(rows, site.landing / f"{number}.parquet", write_statistics=statistics)
+    list(run(chained, site.settings, RunOptions(until_caught_up=True, drain=True), InMemoryExecutor()))
+    assert _frame(site, "again").sort("window_start")["n"].to_list() == [2, 1, 2, 1]
