@@ -17,7 +17,7 @@ from state_ops.errors import InputError
 
 Aggregates = Sequence[tuple[str, Agg]]
 
-_WAITING_BYTES = 16 << 20
+_WAITING_BYTES, _PARTIAL_BYTES = 16 << 20, 64 << 20
 _OLD, _NEW, _GUARD = "__old_", "__new_", "__weir_guard_"
 _MOST_DIGITS = 1e38 * (1 - 1e-12)  # unscaled; what a float cannot tell from 10**38 is refused too
 _INT64 = (-(1 << 63), (1 << 63) - 1)
@@ -27,7 +27,8 @@ class Partials:
     """The partials of the batches so far, by some columns. Rows wait until they are many, since grouping a large batch costs
     less than grouping its parts and then their results.
 
-    limit: how many partials may gather before they are combined. full: so many were left then that they should be taken.
+    limit: how many partials may gather before they are combined, if they are not large: text is kept by min, max, first and
+    last. full: so many were left then that they should be taken.
     """
 
     def __init__(self, aggregates: Aggregates, by: Sequence[str], where: str, limit: int) -> None:
@@ -48,9 +49,9 @@ class Partials:
         if self._waiting_bytes <= _WAITING_BYTES:
             return
         self._reduce()
-        if sum(map(len, self._parts)) > self._limit:
+        if self._have_gathered(1):
             self._parts = [combined(self._aggregates, self._parts, self._by, self._where)]
-            self.full = len(self._parts[0]) > self._limit // 2  # else combining would soon be all that is done
+            self.full = self._have_gathered(2)  # else combining would soon be all that is done
 
     def take(self) -> pl.DataFrame:
         """A row a key, in any order; then begin anew."""
@@ -58,6 +59,11 @@ class Partials:
         taken = combined(self._aggregates, self._parts, self._by, self._where)
         self._parts, self.full = [], False
         return taken
+
+    def _have_gathered(self, share: int) -> bool:
+        """Whether the partials are more than this share of what may gather."""
+        rows, size = sum(map(len, self._parts)), sum(part.estimated_size() for part in self._parts)
+        return rows > self._limit // share or size > _PARTIAL_BYTES // share
 
     def _reduce(self) -> None:
         if self._waiting:

@@ -131,6 +131,8 @@ class KeyStates:
     # -- for the current key
 
     def get(self) -> State:
+        if not self._fields:
+            return self._state()
         row = self._changed[self._at] if self._at in self._changed else self._loaded()[self._at]
         if row is None:
             return self._state()
@@ -154,6 +156,8 @@ class KeyStates:
                     where=self._where,
                     next=f"Lists and maps are changed where they are: state.{name}.",
                 )
+        if not self._fields:
+            return
         row = tuple([getattr(value, name) for name in self._names])
         self._changed[self._at] = row if self._plain else tuple(map(own, row))
 

@@ -124,6 +124,7 @@ class ValueState:
             )
         columns = given_columns(given, self._types, {}, "state.put", self._where)
         if not columns:
+            self._check_fields()
             raise StageError(
                 f"state.put got no column named like a field of the state: {', '.join(self._types)}.", where=self._where
             )
@@ -180,9 +181,18 @@ class ValueState:
         assert self._batch is not None, "state is used outside a batch"
         return self._batch
 
+    def _check_fields(self) -> None:
+        if not self._types:
+            raise StageError(
+                "The state has no fields, only lists, maps or timers: there are no rows to read or write.",
+                where=self._where,
+                next="Use its lists and maps, or add a field to the state class.",
+            )
+
     def _loaded(self) -> pl.DataFrame:
         if self._rows is not None:
             return self._rows
+        self._check_fields()
         rows, self._present = self._kept.get(self._known().grouped)
         if self._expiry is not None:
             gone = self._present & ~self._expiry.alive(rows[TOUCHED])

@@ -558,3 +558,20 @@ def test_state_of_a_key_expires_and_such_a_stage_has_no_cache() -> None:
     cached = a_run(made_of(function, output={}, ttl="10m"), CacheSizes(4))
     with pytest.raises(PipelineError, match="TTL"):
         cached.epoch(rows(("a", 1)))
+
+
+@pytest.mark.parametrize("sizes", [None, CacheSizes(2)])
+def test_a_state_of_lists_alone_has_rows_without_fields(sizes: CacheSizes | None) -> None:
+    class Log(State):
+        lines: ListOf[int]
+
+    def log(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> None:
+        assert state.get() == Log()
+        state.lines.append(rows[0]["v"])
+        state.update(Log())
+
+    made = stage("logs", source=EVENTS, key="k", state=Log, per_key=True, output={})(log)
+    run = a_run(made, sizes)
+    run.epoch(rows(("a", 1), ("b", 2)))
+    run.epoch(rows(("a", 3)))
+    assert dict(run.state) == {"a": Log(lines=[1, 3]), "b": Log(lines=[2])}

@@ -16,6 +16,7 @@ from state_ops.backends.memory import MemoryBackend
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.errors import StageError
 from state_ops.key_groups import key_groups
+from state_ops.kinds import ListOf
 from state_ops.schema import StateSchema
 from state_ops.state import GROUP, ValueState, scan_values
 from state_ops.state_class import State
@@ -301,3 +302,15 @@ def test_any_sequence_gives_what_a_dict_gives(batches):
 
         handle.batch(frame, work)
         assert handle.stored() == model
+
+
+@pytest.mark.parametrize("method", ["get", "join", "put"])
+def test_rows_without_fields_are_said_to_have_none(method: str):
+    class Bare(State):
+        lines: ListOf[int]
+
+    state = ValueState(MemoryBackend(), StateSchema.of(Bare), KEYS, "stage tried")
+    frame = pl.DataFrame({"k": ["a"]})
+    state.begin(frame.with_columns(pl.Series(GROUP, [0], pl.Int32)))
+    with pytest.raises(StageError, match="has no fields, only lists"):
+        getattr(state, method)(frame)
