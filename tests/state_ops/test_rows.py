@@ -195,7 +195,8 @@ def test_a_resident_table_that_is_not_what_was_left_is_not_used(tmp_path, damage
         note.write_text("{")
     elif damage == "gone":
         table.unlink()
-    schema = SCHEMA if damage != "other schema" else StateSchema.build([("n", pa.int32(), False, 7)])
+    changed = StateSchema.build([("n", pa.int64(), False, 8), ("word", pa.string(), True, None)])
+    schema = SCHEMA if damage != "other schema" else changed
     rows = Rows(backend, schema, KEYS, VALUE_STATE, Residence(left, tmp_path, ROOMY, range(GROUPS)))
     rows.get(frame_of([]))
     assert rows._resident is None
