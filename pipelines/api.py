@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pipelines.operators import aggregate, deduplicate, window
 from pipelines.runtime.definition import DeltaSink, Epoch, FileSource, Gate, Pipeline, Stage
-from pipelines.runtime.operators.per_key import Fired, slicer_of
+from pipelines.runtime.operators.per_key import Fired, check_parameters, slicer_of
 from state_ops import aggregates as agg
 from state_ops import frames
 from state_ops.annotations import renamed_from
@@ -91,7 +91,7 @@ def stage(
     source: FileSource | Stage,
     key: str | Sequence[str],
     state: type[State],
-    order_by: Sequence[str] = (),
+    order_by: str | Sequence[str] = (),
     where: str | None = None,
     transform: Callable[[Any], Any] | None = None,
     null_keys: str = "fail",
@@ -127,7 +127,15 @@ def stage(
     """
 
     lifetime = _ttl(uid, ttl, ttl_on)
-    if on_timer is not None and not per_key:
+    if output is not None and not per_key:
+        raise PipelineError(
+            f"{uid} declares output=, but its function works on whole batches: what it returns for an empty frame tells.",
+            where=f"stage {uid}",
+            next="Leave it out, or say per_key=True.",
+        )
+    if on_timer is not None and per_key:
+        check_parameters(on_timer, "fired")
+    elif on_timer is not None:
         frames.converter(on_timer)
 
     def made(function: Callable[..., Any]) -> Stage:
@@ -141,7 +149,7 @@ def stage(
             key=(key,) if isinstance(key, str) else tuple(key),
             function=function,
             state=state,
-            order_by=tuple(order_by),
+            order_by=(order_by,) if isinstance(order_by, str) else tuple(order_by),
             where=where,
             transform=transform,
             null_keys=null_keys,

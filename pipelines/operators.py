@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from pipelines.runtime.definition import (
@@ -70,11 +71,11 @@ def window(
     *,
     key: str | Sequence[str],
     on: str,
-    every: str | None = None,
-    size: str | None = None,
-    offset: str = "0s",
-    gap: str | None = None,
-    lateness: str = "0s",
+    every: str | timedelta | None = None,
+    size: str | timedelta | None = None,
+    offset: str | timedelta = "0s",
+    gap: str | timedelta | None = None,
+    lateness: str | timedelta = "0s",
     order_by: str | Sequence[str] = (),
     where: str | None = None,
     transform: Callable[[Any], Any] | None = None,
@@ -103,7 +104,7 @@ def window(
     _check_event_time(source, f"Nothing would ever close the windows of {uid}")
     by = _columns(order_by) or (on,)
     made = tuple((name, aggregate.ordered(by)) for name, aggregate in aggregates.items())
-    behind = micros(lateness, place, "lateness")
+    behind = _length(lateness, place, "lateness")
     kind: Window | SessionWindow
     if gap is not None:
         if (every, size, offset) != (None, None, "0s"):
@@ -142,15 +143,15 @@ def _sized(
     uid: str,
     on: str,
     every: int,
-    size: str | None,
-    offset: str,
+    size: str | timedelta | None,
+    offset: str | timedelta,
     lateness: int,
     aggregates: tuple[tuple[str, Agg], ...],
     late: DeltaSink | None,
 ) -> Window:
     place = f"window {uid}"
     length = every if size is None else _positive(size, place, "size")
-    shift = micros(offset, place, "offset")
+    shift = _length(offset, place, "offset")
     if length < every:
         raise PipelineError(
             f"The windows of {uid} are smaller than the time between them: rows in between would be in none.",
@@ -177,7 +178,7 @@ def deduplicate(
     source: FileSource | Stage,
     *,
     key: str | Sequence[str],
-    ttl: str | None = None,
+    ttl: str | timedelta | None = None,
     on: str | None = None,
     order_by: str | Sequence[str] = (),
     where: str | None = None,
@@ -238,10 +239,10 @@ def _gates(gate: Gate | Sequence[Gate]) -> tuple[Gate, ...]:
 
 def _check_aggregates(where: str, aggregates: dict[str, Agg], taken: set[str]) -> None:
     if not aggregates:
-        raise PipelineError(f"The {where} aggregates nothing.", where=where, next="Add e.g. departures=agg.count().")
+        raise PipelineError("It aggregates nothing.", where=where, next="Add e.g. departures=agg.count().")
     clash = sorted(taken & set(aggregates))
     if clash:
-        raise PipelineError(f"The {where} names an aggregate {clash[0]!r}, which is taken.", next="Rename it.")
+        raise PipelineError(f"An aggregate is named {clash[0]!r}, which is taken.", where=where, next="Rename it.")
     for name, aggregate in aggregates.items():
         if not isinstance(aggregate, Agg):
             raise PipelineError(
@@ -257,8 +258,15 @@ def _check_event_time(source: FileSource | Stage, consequence: str) -> None:
         )
 
 
-def _positive(duration: str, where: str, name: str) -> int:
-    found = micros(duration, where, name)
+def _positive(duration: str | timedelta, where: str, name: str) -> int:
+    found = _length(duration, where, name)
     if not found:
         raise PipelineError(f"{name}={duration!r} is no time at all.", where=where, next='Write it like "90s" or "1h".')
+    return found
+
+
+def _length(duration: str | timedelta, where: str, name: str) -> int:
+    found = micros(duration, where, name)
+    if found < 0:
+        raise PipelineError(f"{name}={duration!r} is negative.", where=where, next='Write it like "90s" or "1h".')
     return found

@@ -163,7 +163,7 @@ class StageRun:
         table = self._table(rows)
         given = self._last.watermark
         if watermark is not None:
-            moment = to_micros(watermark if watermark.tzinfo else watermark.replace(tzinfo=UTC))
+            moment = to_micros(_utc(watermark))
             given = moment if given is None else max(given, moment)
             done = self._run(table, now, drain, given, given)
         else:
@@ -229,7 +229,7 @@ class StageRun:
     ) -> _Epoch:
         """known: the watermark before the job. fixed_after: the one after it, if the caller says so."""
         self._begun = CheckpointId(self._begun + 1)
-        moment = now or self._last.now + timedelta(minutes=1)
+        moment = _utc(now) if now is not None else self._last.now + timedelta(minutes=1)
         if moment < self._last.now:
             raise ValueError(f"processing time never decreases, but {moment} is before {self._last.now}")
         if (
@@ -365,6 +365,10 @@ class StageRun:
                 found.update(instances_of.read(backend, fixed, groups, made, expiry))
             self._read = found
         return self._read
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 @functools.cache

@@ -49,8 +49,9 @@ class Agg:
         """PipelineError unless the columns exist and can be aggregated so."""
         for column in self.columns:
             if column not in schema.names:
+                by = f" by {', '.join(self.order_by)}" if self.order_by else ""
                 raise PipelineError(
-                    f"{name} = {self.kind}({self.column!r}), but the input has no column {column!r}.",
+                    f"{name} = {self.kind}({self.column!r}){by}, but the input has no column {column!r}.",
                     where=where,
                     next=f"Its columns are: {', '.join(schema.names)}.",
                 )

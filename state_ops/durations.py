@@ -9,6 +9,8 @@ from state_ops.errors import PipelineError
 
 _UNITS = {"ms": 1_000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 
+_LONGEST = 36500 * _UNITS["d"]  # added to any moment between the years 0 and 9999 it still is an int64
+
 
 def micros(duration: str | timedelta, where: str, name: str) -> int:
     """Microseconds. Raises PipelineError for what is no duration. name: of the argument."""
@@ -19,4 +21,7 @@ def micros(duration: str | timedelta, where: str, name: str) -> int:
         raise PipelineError(
             f"{name}={duration!r} is no duration.", where=where, next='Write it like "90s", "15m", "1h" or "1d".'
         )
-    return int(found[1]) * _UNITS[found[2]]
+    length = int(found[1]) * _UNITS[found[2]]
+    if length > _LONGEST:
+        raise PipelineError(f"{name}={duration!r} is too long.", where=where, next='Make it at most "36500d".')
+    return length

@@ -45,9 +45,18 @@ _MAX = (1 << 63) - 1
 class TimerState:
     """The timers of each key: `state.timers`. now: processing time of the epoch, in microseconds; epoch: its id."""
 
-    def __init__(self, backend: Backend, keys: pa.Schema, where: str, now: int, epoch: int, allowed: bool) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        keys: pa.Schema,
+        where: str,
+        now: int,
+        epoch: int,
+        allowed: bool,
+        event_time: bool = True,
+    ) -> None:
         self._backend, self._keys, self._where, self._now, self._epoch = backend, keys, where, now, epoch
-        self.allowed = allowed
+        self.allowed, self._event_time = allowed, event_time
         self._timers = Entries(backend)
         self._batch: Batch | None = None
         self._firing: tuple[str, np.ndarray, int] | None = None
@@ -86,6 +95,12 @@ class TimerState:
                 "state.timers.set needs a moment.",
                 where=self._where,
                 next='Say either at="column" (event time) or after="15m" (processing time).',
+            )
+        if at is not None and not self._event_time:
+            raise StageError(
+                f"state.timers.set: nothing would ever fire at={at!r}, since the stage's source has no event time.",
+                where=self._where,
+                next='Name the column at the source: files(..., event_time="..."), or say after="15m" (processing time).',
             )
         if at is not None:
             moments = self._moments(given, at, "state.timers.set")

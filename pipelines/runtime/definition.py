@@ -151,6 +151,19 @@ class Stage:
                 where=f"stage {self.uid}",
                 next='Say key="column" or key=["a", "b"].',
             )
+        if len(set(self.key)) < len(self.key):
+            raise PipelineError(
+                f"The key of {self.uid} names a column twice: {', '.join(self.key)}.",
+                where=f"stage {self.uid}",
+                next="Name each once.",
+            )
+        for sink in self.sinks:
+            if not isinstance(sink, DeltaSink):
+                raise PipelineError(
+                    f"{sink!r} is no table that {self.uid} could write to.",
+                    where=f"stage {self.uid}",
+                    next='Say e.g. sink=delta.append("table"); an aggregate cannot be named like an argument.',
+                )
         if self.null_keys not in ("fail", "drop"):
             raise PipelineError(
                 f"null_keys={self.null_keys!r} is no policy.", where=f"stage {self.uid}", next='Say "fail" or "drop".'

@@ -318,6 +318,9 @@ def _three(rows: pl.DataFrame, state: KeyState, epoch: Epoch) -> None: ...
 def test_a_function_of_the_wrong_shape_is_refused_when_it_is_defined(function: Any, problem: str) -> None:
     with pytest.raises(PipelineError, match=problem):
         made_of(function)
+    if function is _three:
+        with pytest.raises(PipelineError, match=r"takes four: \(key, fired, state, epoch\)"):
+            made_of(_dicts, output=COLUMNS, on_timer=function)
 
 
 # -- the cache

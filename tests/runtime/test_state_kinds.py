@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -39,7 +40,7 @@ def ride(rider: str, minutes: float, city: str = "Oslo", fare: float = 1.0) -> d
 
 def staged(work: Callable[..., Any], **arguments: Any) -> Stage:
     source = files("x/*.parquet", event_time="at")
-    arguments = {"key": "rider", "state": Rider, "order_by": ["at"], **arguments}
+    arguments = {"key": "rider", "state": Rider, "order_by": "at", **arguments}
     return stage("riding", source=source, **arguments)(work)
 
 
@@ -345,6 +346,12 @@ def test_timers_need_a_moment(call, said):
         testing.run(staged(_misused(call), on_timer=lambda_free)).epoch([ride("a", 0)])
 
 
+def test_event_time_timers_need_an_event_time():
+    made = staged(_misused(lambda state, rows: state.timers.set(rows, at="at")), on_timer=lambda_free)
+    with pytest.raises(StageError, match="nothing would ever fire at='at'"):
+        testing.run(replace(made, input=files("x/*.parquet"))).epoch([ride("a", 0)])
+
+
 def test_a_stage_is_refused_before_its_first_row():
     def other(fired: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
         return fired.select("rider")
@@ -358,6 +365,9 @@ def test_a_stage_is_refused_before_its_first_row():
         ({"ttl": "soon"}, "ttl='soon' is no duration"),
         ({"ttl": "0s"}, "would keep nothing"),
         ({"ttl": "1h", "ttl_on": "read"}, "no policy"),
+        ({"ttl": "99999999d"}, "is too long"),
+        ({"key": ["rider", "rider"]}, "names a column twice"),
+        ({"output": {"rider": pa.string()}}, "works on whole batches"),
     ):
         with pytest.raises(PipelineError, match=said):
             staged(nothing, **arguments)

@@ -11,7 +11,7 @@ import pytest
 from pipelines import testing
 from pipelines.api import Stage, agg, delta, files, window
 from pipelines.runtime import operators
-from pipelines.runtime.operators import Progress, shapes
+from pipelines.runtime.operators import Progress, shapes, windows
 from state_ops import moments
 from state_ops.backends.memory import MemoryBackend
 from state_ops.errors import InputError, PipelineError
@@ -51,6 +51,22 @@ def test_a_row_is_in_every_window_that_spans_it():
 def test_a_size_need_not_be_a_multiple_of_the_time_between_windows():
     run = testing.run(counted(every="20m", size="30m"), batch_rows=1)
     assert bounds(run.epoch([at(5), at(15)], drain=True)) == [("a", -20, 10, 1), ("a", 0, 30, 2)]
+
+
+def test_rows_are_handed_out_to_so_many_windows_in_parts(monkeypatch):
+    spread, sizes = windows._spread, []
+
+    def watched(partials: pl.DataFrame, every: int) -> pl.DataFrame:
+        found = spread(partials, every)
+        sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(windows, "_PARTIAL_ROWS", 120)
+    monkeypatch.setattr(windows, "_spread", watched)
+    run = testing.run(counted(every="1m", size="1h"))
+    out = run.epoch([at(minute, key) for minute in (0, 1) for key in "abcde"], drain=True)
+    assert max(sizes) <= 120 and sum(sizes) == 600
+    assert len(out) == 5 * 61 and out["n"].sum() == 600
 
 
 def test_an_offset_shifts_windows_from_the_full_hour():
@@ -231,12 +247,25 @@ def test_the_index_has_one_entry_for_each_key_with_open_sessions():
         ({"gap": "30m", "offset": "5m"}, "has a gap, which makes sessions"),
         ({"gap": "0m"}, "no time at all"),
         ({"every": "1h", "window_end": agg.count()}, "'window_end', which is taken"),
+        ({"every": timedelta(hours=-1)}, "is negative"),
+        ({"every": "1h", "lateness": timedelta(hours=-1)}, "is negative"),
+        ({"every": "1h", "late": agg.count()}, "is no table that counted could write to"),
     ],
 )
 def test_windows_that_make_no_sense_are_refused_when_they_are_defined(arguments, said):
     with pytest.raises(PipelineError, match=said) as raised:
         counted(**arguments)
     assert "counted" in f"{raised.value.where} {raised.value}"
+
+
+@pytest.mark.parametrize("kind", [{"every": "1h"}, {"gap": "1h"}])
+def test_fields_of_the_state_cannot_be_named_alike(kind):
+    rows = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("v", pa.float64())])
+    keyed = window("w", EVENTS, key="v__sum", on="at", v=agg.mean("v"), **kind)
+    with pytest.raises(PipelineError, match="'v__sum' is a key column of w"):
+        shapes(keyed, rows.append(pa.field("v__sum", pa.string())))
+    with pytest.raises(PipelineError, match="Two aggregates would keep a field 'v__sum'"):
+        shapes(window("w", EVENTS, key="k", on="at", v=agg.mean("v"), v__sum=agg.sum("v"), **kind), rows)
 
 
 def test_a_session_needs_a_timestamp_and_event_time():

@@ -116,6 +116,13 @@ def state_of(aggregates: Sequence[tuple[str, Agg]], rows: pa.Schema, where: str)
     for name, agg in aggregates:
         agg.check(name, rows, where)
         fields += agg.parts(name, rows)
+    names = [field[0] for field in fields]
+    if twice := [field for field in names if names.count(field) > 1]:
+        raise PipelineError(
+            f"Two aggregates would keep a field {twice[0]!r} in state.",
+            where=where,
+            next="Rename one: a mean x keeps x__sum and x__count, a first or last x keeps x__by1 and so on.",
+        )
     try:
         return StateSchema.build(fields)
     except PipelineError as error:

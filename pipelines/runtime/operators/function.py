@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from pipelines.runtime.definition import Epoch, Stage
+from pipelines.runtime.definition import Epoch, Stage, source_of
 from pipelines.runtime.operators.base import MAIN, Progress, Shapes, check_storable, refuse_clash
 from pipelines.runtime.operators.per_key import PerKey
 from state_ops import frames, ttl
@@ -96,7 +96,13 @@ class FunctionOperator:
             self._function, self._on_timer = per_key.process, per_key.fire
         self._convert = frames.converter(self._function)
         self._timers = TimerState(
-            backend, self._keys, self._where, self._now, epoch.id, allowed=stage.on_timer is not None
+            backend,
+            self._keys,
+            self._where,
+            self._now,
+            epoch.id,
+            allowed=stage.on_timer is not None,
+            event_time=source_of(stage.input).event_time is not None,
         )
         self._state = KeyedState(
             backend,

@@ -197,17 +197,23 @@ class _NoState:
 def slicer_of(function: Callable[..., Any]) -> Callable[[pa.Table], Slicer]:
     """What cuts a batch, sorted by key, into the rows of one key, as the function's second parameter is annotated:
     pl.DataFrame, pd.DataFrame, pa.Table or list[dict]. Raises PipelineError for a function of another shape."""
+    parameters = check_parameters(function, "rows")
+    if _wants_dicts(function, parameters[1]):
+        return lambda rows: _list_slicer(rows.to_pylist())
+    convert = frames.converter(function, parameter=1)
+    return lambda rows: _frame_slicer(convert(rows))
+
+
+def check_parameters(function: Callable[..., Any], second: str) -> list[inspect.Parameter]:
+    """The parameters of a function that is called once per key. second: what the second one is. PipelineError unless they are four."""
     parameters = list(inspect.signature(function).parameters.values())
     if len(parameters) != 4:
         raise PipelineError(
             f"{function.__name__}() takes {len(parameters)} parameters.",
             where=f"{function.__module__}.{function.__qualname__}",
-            next="A per-key function takes four: (key, rows, state, epoch).",
+            next=f"A per-key function takes four: (key, {second}, state, epoch).",
         )
-    if _wants_dicts(function, parameters[1]):
-        return lambda rows: _list_slicer(rows.to_pylist())
-    convert = frames.converter(function, parameter=1)
-    return lambda rows: _frame_slicer(convert(rows))
+    return parameters
 
 
 def _wants_dicts(function: Callable[..., Any], parameter: inspect.Parameter) -> bool:

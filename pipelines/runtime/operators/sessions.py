@@ -236,6 +236,7 @@ def session_shapes(stage: Stage, window: SessionWindow, rows: pa.Schema, keys: p
     check_event_time(rows, window.on, where)
     bounds = [pa.field(_FROM, pa.int64()), pa.field(_TO, pa.int64())]
     fields = state_of(with_bounds(window), pa.schema([*rows, *bounds]), where).fields
+    refuse_clash(stage, {field.name for field in fields}, "a field of its state")
     one = pa.struct([pa.field(field.name, field.type) for field in fields])
     state = StateSchema.build([(SESSIONS, pa.list_(one), True, None)])
     empty = pa.table([pa.array([], field.type) for field in [*keys, *state.arrow]], names=[*keys.names, SESSIONS])

@@ -102,8 +102,12 @@ class WindowOperator:
 
     def _fold(self) -> None:
         """Merge what has gathered into the state of the windows that are open."""
+        most = max(1, _PARTIAL_ROWS * self._window.every // self._window.size)  # a row may fall into very many windows
+        for some in self._partials.take().iter_slices(most):
+            self._merge(_spread(some, self._window.every))
+
+    def _merge(self, fresh: pl.DataFrame) -> None:
         by, aggregates = [GROUP, _WINDOW, *self._stage.key], self._window.aggregates
-        fresh = _spread(self._partials.take(), self._window.every)
         if self._progress.before is not None:
             fresh = fresh.filter(pl.col(_WINDOW) > self._progress.before)
         if self._window.every < self._window.size:
@@ -157,6 +161,7 @@ def window_shapes(stage: Stage, window: Window, rows: pa.Schema, keys: pa.Schema
     refuse_clash(stage, {START, END}, "what a window adds")
     check_event_time(rows, window.on, where)
     state = state_of(window.aggregates, rows, where)
+    refuse_clash(stage, {field.name for field in state.fields}, "a field of its state")
     empty = frames.from_arrow(
         pa.table([pa.array([], field.type) for field in keys] + [pa.array([], pa.int64())], names=[*keys.names, END])
     )
