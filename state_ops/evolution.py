@@ -3,7 +3,8 @@
 A checkpoint records the schema that its state was last written with, and the ones before it that rows may still have. Nothing
 is rewritten when a schema changes: a row is read as if every change since it was written had been applied to it, one after the
 other, and is stored with the newest schema when its key is next updated. That it is one after the other makes the result the
-same whichever rows were updated in between: a field that was dropped and later added again is a new field.
+same whichever rows were updated in between: a field that was dropped and later added again is a new field. Except where the
+very same schema comes back, to the default: then rows of both times are read as they are (docs/adr/0012).
 
     add a field            older rows read its default, or null
     drop a field           its values are no longer read, and gone when the row is next updated
