@@ -144,15 +144,36 @@ MUTANTS = [
     Mutant(
         "trust a resident table's bytes unseen",
         "state_ops/resident.py",
-        "                if xxhash.xxh3_128_hexdigest(memoryview(file.read_buffer())) != note[\"digest\"]:\n",
-        "                if not note[\"digest\"]:\n",
+        '                if xxhash.xxh3_128_hexdigest(memoryview(file.read_buffer())) != note["digest"]:\n',
+        '                if not note["digest"]:\n',
         "tests/state_ops/test_rows.py::test_a_resident_table_that_is_not_what_was_left_is_not_used[flip]",
+    ),
+    Mutant(
+        "take what a sweep deleted for damage once its TTL is off",
+        "state_ops/lists.py",
+        "        if not here.all() and not self._swept:\n",
+        "        if not here.all() and self._expiry is None:\n",
+        "tests/properties/test_kinds_of_state.py::test_elements_that_a_ttl_has_swept_are_no_damage_once_it_is_off",
+    ),
+    Mutant(
+        "let partials of long text gather without end",
+        "state_ops/folding.py",
+        " or size > _PARTIAL_BYTES // share\n",
+        "\n",
+        "tests/state_ops/test_folding.py::test_partials_are_full_by_their_number_and_by_their_size[200-4000-True]",
+    ),
+    Mutant(
+        "hand all rows out to their windows at once",
+        "pipelines/runtime/operators/windows.py",
+        "_PARTIAL_ROWS * self._window.every // self._window.size)",
+        "_PARTIAL_ROWS)",
+        "tests/runtime/test_windows.py::test_rows_are_handed_out_to_so_many_windows_in_parts",
     ),
     Mutant(
         "use a resident table of another schema",
         "state_ops/resident.py",
-        "            if note[\"format\"] != _FORMAT or note[\"shape\"] != shape:\n",
-        "            if note[\"format\"] != _FORMAT:\n",
+        '            if note["format"] != _FORMAT or note["shape"] != shape:\n',
+        '            if note["format"] != _FORMAT:\n',
         "tests/state_ops/test_rows.py::test_a_resident_table_that_is_not_what_was_left_is_not_used[other schema]",
     ),
     Mutant(
@@ -452,7 +473,7 @@ MUTANTS = [
     Mutant(
         "take small local files unseen",
         "state_ops/snapshot.py",
-        "        return hashlib.file_digest(copy, \"sha256\").hexdigest() == file.digest\n",
+        '        return hashlib.file_digest(copy, "sha256").hexdigest() == file.digest\n',
         "        return True\n",
         "tests/state_ops/test_snapshot.py::test_a_small_local_file_that_rotted_sends_the_whole_fork_to_storage",
     ),
@@ -1052,6 +1073,20 @@ MUTANTS = [
         "self.swept = None if after is None else after.hex()",
         "self.swept = None",
         "tests/runtime/test_state_kinds.py::test_the_sweep_is_bounded_goes_on_where_it_stood_and_writes_nothing_for_nothing",
+    ),
+    Mutant(
+        "what a drain has set and holds back is let go when it is set again",
+        "state_ops/timers.py",
+        "            held = np.where(due, 0, np.array(before, np.int64))",
+        "            held = np.where(due | np.array([one is not None for one in self._timers.get(timers)]), 0, self._epoch)",
+        "tests/runtime/test_state_kinds.py::test_a_drain_does_not_fire_what_it_had_set_itself_however_often_it_is_set",
+    ),
+    Mutant(
+        "downstream goes by event time that the stage before has not closed by",
+        "pipelines/runtime/watermarks.py",
+        "    return known if holds_back and not drain else after",
+        "    return after",
+        "tests/runtime/test_operators_run.py::test_windows_of_windows_lose_nothing_whether_files_tell_their_newest_event_time_or_not",
     ),
 ]
 
