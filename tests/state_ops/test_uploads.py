@@ -511,7 +511,9 @@ def test_a_host_holds_the_base_and_the_running_attempt_of_a_subtask_and_no_more(
     task.run(20)
     assert len(task.local()) == 1, "an attempt that wrote nothing leaves nothing but its base"
     assert not list(task.work.rglob("db")), "working copies go with the upload"
-    on_disk = sum(path.stat().st_size for path in task.work.rglob("*") if path.is_file())
+    files = [path for path in task.work.rglob("*") if path.is_file()]
+    assert sum(path.suffix == ".arrow" for path in files) <= 1, "a resident table stays with its base alone"
+    on_disk = sum(path.stat().st_size for path in files if not path.name.startswith("resident-"))
     assert task.base is not None and on_disk < 2 * sum(file.bytes for file in task.base.files)
 
 
