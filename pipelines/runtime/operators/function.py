@@ -136,7 +136,7 @@ class FunctionOperator:
             self.swept = None if after is None else after.hex()
 
     def _fire_due(self, domain: str, clock: int | None, drain: bool = False) -> Iterator[tuple[str, pa.Table]]:
-        """Fire what a clock has reached; with `drain` all that was set before. See docs/adr/0016-timers.md for what
+        """Fire what a clock has reached; with `drain` all that was set before. See docs/adr/0014-timers.md for what
         fires when."""
         upto = None if drain else clock
         due = Due(self._backend, self._keys, domain, self._groups, upto, self._epoch.id, _FIRE_ROWS)
