@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import sys
 import types
+from datetime import timedelta
 
 from configs.settings import PROJECT
+from pipelines import testing
 
 PAGE = PROJECT / "docs" / "how-to" / "state.md"
 
@@ -21,6 +23,10 @@ def test_the_page_runs(monkeypatch):
     assert tests
     for test in tests:
         test()
+    rides = [
+        {"rider": "ann", "at": module.NOON + timedelta(minutes=n), "city": "Oslo", "fare": 1.0} for n in range(20)
+    ]
+    testing.assert_slicing_does_not_matter(module.riders, rides)
 
 
 def test_links_lead_somewhere():
