@@ -23,9 +23,7 @@ def test_the_page_runs(monkeypatch):
     assert tests
     for test in tests:
         test()
-    rides = [
-        {"rider": "ann", "at": module.NOON + timedelta(minutes=n), "city": "Oslo", "fare": 1.0} for n in range(20)
-    ]
+    rides = [{"rider": "ann", "at": module.NOON + timedelta(minutes=n), "city": "Oslo", "fare": 1.0} for n in range(20)]
     testing.assert_slicing_does_not_matter(module.riders, rides)
 
 
