@@ -118,7 +118,17 @@ def fitted(aggregates: Aggregates, rows: pl.DataFrame, types: Mapping[str, pl.Da
     for name, agg in aggregates:
         if agg.kind == "sum" and rows[name].dtype == pl.Int128 and not rows[name].is_between(low, high).all():
             raise _too_large([name], "int64", where)
-    return rows.select([pl.col(field).cast(types[field]) for name, agg in aggregates for field in agg.fields(name)])
+    fields = [(field, name, agg) for name, agg in aggregates for field in agg.fields(name)]
+    try:
+        return rows.select([pl.col(field).cast(types[field]) for field, _, _ in fields])
+    except pl.exceptions.InvalidOperationError:
+        for field, name, agg in fields:  # which one it was
+            if (
+                agg.kind == "sum"
+                and rows[field].cast(types[field], strict=False).null_count() > rows[field].null_count()
+            ):
+                raise _too_large([name], str(types[field]), where) from None
+        raise
 
 
 def _reduced(
@@ -156,6 +166,6 @@ def _too_large(names: Sequence[str], type: str, where: str) -> InputError:
     return InputError(
         f"The sum {' or '.join(map(repr, names))} has become larger than {type} can hold.",
         where=where,
-        next="Cast its column to double in transform=, or to a decimal where it is an integer; state, offsets and tables are "
-        "as they were.",
+        next="Declare a wider field, or cast the column to double in transform=, or to a decimal where it is an integer; state, "
+        "offsets and tables are as they were.",
     )

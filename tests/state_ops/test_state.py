@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from state_ops import aggregates as agg
 from state_ops.backends.memory import MemoryBackend
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.errors import StageError
+from state_ops.errors import InputError, StageError
 from state_ops.key_groups import key_groups
 from state_ops.kinds import ListOf
 from state_ops.schema import StateSchema
@@ -187,6 +188,15 @@ def test_lag_keeps_nulls_as_what_came_last(handle):
 
 
 # -- fold
+
+
+def test_a_sum_that_its_field_cannot_hold_is_refused_by_name(handle):
+    schema = StateSchema.build([("n", pa.int64(), False, 0), ("spent", pa.decimal128(4, 2), False, None)])
+    handle.state = ValueState(handle.backend, schema, KEYS, "stage tried")
+    rows = pl.DataFrame({"k": ["a", "a"], "fare": [Decimal("60.00"), Decimal("50.00")]})
+    with pytest.raises(InputError, match="The sum 'spent' has become larger than Decimal") as raised:
+        handle.batch(rows, lambda state, rows: state.fold(rows, n=agg.count(), spent=agg.sum("fare")))
+    assert raised.value.where == "stage tried"
 
 
 def test_fold_merges_every_aggregate_across_batches(handle):
