@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,20 @@ class Batch:
         self._frame = distinct.with_row_index(_ROW)
         self.grouped = distinct
         self.keys = distinct.select(keys.names)
-        self.columns = [column.combine_chunks() for column in frames.arrow(self.keys).cast(keys).columns]
-        self.groups = distinct[GROUP].to_numpy().astype(np.uint16)
+        self._types = keys
 
     def __len__(self) -> int:
-        return len(self.groups)
+        return len(self.keys)
+
+    @cached_property
+    def columns(self) -> list[pa.Array]:
+        """The key columns, which only what encodes keys needs."""
+        return [column.combine_chunks() for column in frames.arrow(self.keys).cast(self._types).columns]
+
+    @cached_property
+    def groups(self) -> np.ndarray:
+        """uint16[n]: the key groups."""
+        return self.grouped[GROUP].to_numpy().astype(np.uint16)
 
     def encoded(
         self, kind: int, codes: np.ndarray | None = None, before: Sequence[Any] = (), after: Sequence[pa.Array] = ()

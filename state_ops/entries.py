@@ -64,20 +64,16 @@ class Entries:
         return waiting
 
 
-def write(
-    backend: Backend,
-    several: Iterable[Entries],
-    puts: Sequence[tuple[bytes, bytes]] = (),
-    deletes: Sequence[bytes] = (),
-) -> None:
-    """Write what waits in several, and what else there is, as one batch."""
-    all_puts, all_deletes = list(puts), list(deletes)
+def write(backend: Backend, several: Iterable[Entries]) -> None:
+    """Write what waits in several as one batch."""
+    puts: list[tuple[bytes, bytes]] = []
+    deletes: list[bytes] = []
     for entries in several:
         waiting = entries.take()
-        all_puts += [(key, value) for key, value in waiting.items() if value is not None]
-        all_deletes += [key for key, value in waiting.items() if value is None]
-    if all_puts or all_deletes:
-        backend.write(all_puts, all_deletes)
+        puts += [(key, value) for key, value in waiting.items() if value is not None]
+        deletes += [key for key, value in waiting.items() if value is None]
+    if puts or deletes:
+        backend.write(puts, deletes)
 
 
 def of_tag(backend: Backend, group: int, kind: int, tag: int) -> list[tuple[bytes, bytes]]:

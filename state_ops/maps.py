@@ -22,7 +22,7 @@ from state_ops.entries import Entries, of_tag
 from state_ops.errors import StageError
 from state_ops.keys import decode_keys
 from state_ops.kinds import MAP_STATE, Collection
-from state_ops.rows import defaults
+from state_ops.rows import rows_of
 from state_ops.schema import TOUCHED
 from state_ops.ttl import Expiry
 from state_ops.value import check_foldable, check_nulls
@@ -210,13 +210,8 @@ class MapState:
 
     def _rows(self, encoded: list[bytes]) -> tuple[pl.DataFrame, np.ndarray]:
         """The rows of entries, the defaults where there is none; and where there is one."""
-        values = self._entries.get(encoded)
-        present = np.fromiter((value is not None for value in values), bool, len(values))
-        stored, alive = ttl.decoded(self._schema, [value for value in values if value is not None], self._expiry)
-        at = np.where(present, np.cumsum(present) - 1, len(stored))
-        present[present] = alive
-        at[~present] = len(stored)
-        return pl.concat([stored, frames.from_arrow(defaults(self._schema, 1))])[at], present
+        rows, present = rows_of(self._schema, self._entries.get(encoded))
+        return ttl.unexpired(self._schema, rows, present, self._expiry)
 
     def _touch(self, encoded: list[bytes], rows: pl.DataFrame, present: np.ndarray) -> None:
         """What the author has read, where that counts."""

@@ -195,7 +195,7 @@ class Rows:
     def _stored(self, keys: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
         """As `get`, from the backend."""
         columns, order = self._in_key_order(keys)
-        rows, present = rows_of(self._backend, self._schema, self._encoded(columns, keys, order))
+        rows, present = rows_of(self._schema, self._backend.multi_get(self._encoded(columns, keys, order)))
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
         return rows[back], present[back]
@@ -240,9 +240,8 @@ class Rows:
         return encode_keys([column.take(pa.array(order)) for column in columns], groups, self._state_id)
 
 
-def rows_of(backend: Backend, schema: StateSchema, keys: Sequence[bytes]) -> tuple[pl.DataFrame, np.ndarray]:
-    """The rows of encoded keys, in their order, with the fields' defaults where there is none; and bool[n], where there is one."""
-    values = backend.multi_get(keys)
+def rows_of(schema: StateSchema, values: Sequence[bytes | None]) -> tuple[pl.DataFrame, np.ndarray]:
+    """The rows of values, in their order, with the fields' defaults where there is none; and bool[n], where there is one."""
     present = np.fromiter((value is not None for value in values), bool, len(values))
     stored = decode_rows(schema, [value for value in values if value is not None])
     at = np.where(present, np.cumsum(present) - 1, stored.num_rows)

@@ -20,6 +20,7 @@ from state_ops.backends.base import Backend
 from state_ops.codec import decode_rows, encode_rows, stored_numbers
 from state_ops.keys import group_prefix
 from state_ops.kinds import LIST_ENDS, LIST_STATE, MAP_STATE, VALUE_STATE
+from state_ops.rows import defaults
 from state_ops.schema import TOUCHED, Field, StateSchema
 
 WRITE, READ_AND_WRITE = "write", "read_and_write"
@@ -68,6 +69,19 @@ def decoded(schema: StateSchema, values: Sequence[bytes], expiry: Expiry | None)
     """Rows of values, hidden field included, and bool[n]: which of them live."""
     rows = decode_rows(schema, values)
     return pl.from_arrow(rows), _alive(rows, expiry)  # type: ignore[return-value]
+
+
+def unexpired(
+    schema: StateSchema, rows: pl.DataFrame, present: np.ndarray, expiry: Expiry | None
+) -> tuple[pl.DataFrame, np.ndarray]:
+    """Rows, hidden field included, and where there is one, with the defaults and no row instead of what has expired."""
+    if expiry is None:
+        return rows, present
+    gone = present & ~expiry.alive(rows[TOUCHED])
+    if not gone.any():
+        return rows, present
+    fresh = frames.from_arrow(defaults(schema, 1))
+    return pl.concat([rows, fresh])[np.where(gone, len(rows), np.arange(len(rows)))], present & ~gone
 
 
 def decoded_table(schema: StateSchema, values: Sequence[bytes], expiry: Expiry | None) -> tuple[pa.Table, np.ndarray]:

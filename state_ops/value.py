@@ -193,16 +193,10 @@ class ValueState:
         if self._rows is not None:
             return self._rows
         self._check_fields()
-        rows, self._present = self._kept.get(self._known().grouped)
-        if self._expiry is not None:
-            gone = self._present & ~self._expiry.alive(rows[TOUCHED])
-            if gone.any():
-                fresh = frames.from_arrow(defaults(self._schema, 1))
-                rows = pl.concat([rows, fresh])[np.where(gone, len(rows), np.arange(len(rows)))]
-                self._present[gone] = False
-        self._rows = rows
+        rows, present = self._kept.get(self._known().grouped)
+        self._rows, self._present = ttl.unexpired(self._schema, rows, present, self._expiry)
         self._touched = np.zeros(len(rows), bool)
-        return rows
+        return self._rows
 
     def _seen(self, codes: np.ndarray) -> pl.DataFrame:
         """The rows of the batch, of which the author sees those of some codes; that may count as touching them."""

@@ -153,7 +153,7 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
                 backend,
                 epoch,
                 task.progress,
-                task.max_parallelism,
+                groups,
                 swept,
                 caching.open,
                 residence,

@@ -17,6 +17,7 @@ from pipelines.runtime import state_reader
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, open_storage, run
 from pipelines.runtime.workshop import EpochReport
+from state_ops import lease
 from state_ops.registry import Registry
 from tests.recovery.harness import Site
 
@@ -123,7 +124,12 @@ class Bank:
 
         thread = threading.Thread(target=coordinate, daemon=True)
         thread.start()
-        yield reports
+        try:
+            yield reports
+        except BaseException:  # nobody else would stop it, and later tests would meet it
+            lease.send(open_storage(self.site.pipeline, self.site.settings)[0], lease.Request("stop"))
+            thread.join(60)
+            raise
         thread.join(60)
         assert not thread.is_alive(), "nobody stopped it"
         if failed:

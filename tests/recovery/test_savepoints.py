@@ -404,21 +404,22 @@ def test_a_cancelled_pipeline_can_still_be_pruned_and_cancelled_and_its_tables_s
 def test_a_savepoint_whose_asker_lost_patience_is_not_taken(bank, monkeypatch):
     storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
     bank.land(1)
-    complete = runtime.complete
+    complete, completed = runtime.complete, []
 
     def slow(*arguments):
         done = complete(*arguments)
-        if asked:
-            lease.take(storage, asked.pop())  # meanwhile the command has told that nothing was named
+        for request in lease.pending(storage):
+            lease.take(storage, request)  # meanwhile the command has told that nothing was named
+        completed.append(done)
         return done
 
-    asked: list[lease.Request] = []
     monkeypatch.setattr(runtime, "complete", slow)
     with bank.coordinator():
-        until(lambda: bank.ids() == [1])
-        asked.append(lease.send(storage, lease.Request("savepoint", trigger="savepoint", savepoint="late")))
-        until(lambda: bank.ids() == [2])
+        until(lambda: len(completed) == 1)
+        lease.send(storage, lease.Request("savepoint", trigger="savepoint", savepoint="late"))
+        until(lambda: len(completed) == 2)
         lease.send(storage, lease.Request("stop"))
+    assert bank.ids() == [1, 2]
     assert bank.registry.pins() == []
 
 

@@ -53,7 +53,7 @@ class Driven:
                 self.backends[subtask],
                 epoch,
                 Progress(None, watermark, drain),
-                MAX_PARALLELISM,
+                self.groups(subtask),
                 self.swept[subtask],
             )
             for batch in batches:

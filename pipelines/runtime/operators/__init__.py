@@ -18,7 +18,6 @@ from pipelines.runtime.operators.windows import open_windows as open_sized_windo
 from state_ops.backends.base import Backend
 from state_ops.checkpoint import Ack
 from state_ops.errors import PipelineError
-from state_ops.key_groups import group_range
 from state_ops.keys import check_key_type
 from state_ops.per_key import OpenCache, no_cache
 from state_ops.resident import Residence
@@ -70,14 +69,13 @@ def build(
     backend: Backend,
     epoch: Epoch,
     progress: Progress,
-    max_parallelism: int,
+    groups: range,
     swept: str | None = None,
     open_cache: OpenCache = no_cache,
     residence: Residence | None = None,
 ) -> Operator:
-    """The operator of one subtask for one epoch. swept: where its sweep of expired state goes on; open_cache: for state that is
+    """The operator of one subtask for one epoch. groups: its key groups; swept: where its sweep of expired state goes on; open_cache: for state that is
     used key by key; residence: where tables of its rows come from and go to."""
-    groups = group_range(epoch.subtask, epoch.parallelism, max_parallelism)
     if isinstance(stage.window, Window):
         return WindowOperator(stage, stage.window, fixed, backend, progress, groups)
     if isinstance(stage.window, SessionWindow):

@@ -69,7 +69,7 @@ class DeduplicationOperator:
         groups = rows.column(GROUP).to_numpy().astype(np.uint16)[kept]
         keys = rows.select(self._stage.key).take(kept).cast(self._shapes.keys)
         encoded = encode_keys(keys.columns, groups, VALUE_STATE)
-        old, known = rows_of(self._backend, self._shapes.state, encoded)
+        old, known = rows_of(self._shapes.state, self._backend.multi_get(encoded))
         expires = old[EXPIRES].dt.epoch("us").fill_null(_NEVER).to_numpy()
         expired = known & (expires <= (_ALWAYS if self._before is None else self._before))
         new = np.flatnonzero(~known | expired)

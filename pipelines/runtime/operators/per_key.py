@@ -83,7 +83,7 @@ class PerKey:
         return self._each(state, epoch, lambda index, key: function(key, timers[index], self._state, epoch))
 
     def _each(self, state: KeyedState, epoch: Epoch, call: Callable[[int, Any], Any]) -> pa.Table | None:
-        columns = [column.to_pylist() for column in frames.arrow(state.batch.keys).cast(self._keys).columns]
+        columns = [column.to_pylist() for column in state.batch.columns]
         keys = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
         self._states.begin(state, keys)
         results = []

@@ -165,7 +165,7 @@ class SessionOperator:
         """The open sessions of distinct keys, and the keys encoded."""
         columns = frames.arrow(keys.select(self._stage.key)).cast(self._shapes.keys).columns
         encoded = encode_keys(columns, _groups(keys), VALUE_STATE)
-        rows, _ = rows_of(self._backend, self._shapes.state, encoded)
+        rows, _ = rows_of(self._shapes.state, self._backend.multi_get(encoded))
         return _opened(pl.concat([keys, rows], how="horizontal")), encoded
 
     def _store(self, keys: pl.DataFrame, encoded: list[bytes], sessions: pl.DataFrame, before: np.ndarray) -> None:
