@@ -135,6 +135,12 @@ class CheckpointSettings(_Section):
     min_pause_seconds: float = Field(0, ge=0, description="Least time between two checkpoints of an idle pipeline.")
     timeout_seconds: float = Field(600, gt=0, description="An epoch that takes longer is aborted and replayed.")
     tolerable_failures: int = Field(0, ge=0, description="Consecutive failed epochs that do not fail the run.")
+    max_concurrent: int = Field(
+        2, ge=1, le=8, description="Epochs between their trigger and their end; with 1 nothing overlaps."
+    )
+    max_pending_mb: int = Field(
+        2048, ge=1, description="Bytes in MiB that wait to be uploaded; above it no further epoch is begun."
+    )
     num_retained: int = Field(1, ge=1, description="Completed checkpoints to keep, besides savepoints.")
     on_cancel: Literal["retain", "delete"] = Field(
         "retain", description="What `weir cancel` does with the checkpoints that have no name."
