@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from configs.combinations import RULES
 from configs.settings import PROJECT, CacheSettings, PipelineSettings, Settings
 
 PAGE = PROJECT / "docs" / "reference" / "configuration.md"
@@ -19,6 +20,11 @@ are written as YAML: `WEIR_PIPELINES__FLIGHTS__PARAMS='{landing: /data/flights}'
 All errors are reported at once, each with its key and where it came from.
 """
 
+_REFUSED = """## Refused together
+
+Settings that are right by themselves and make no sense together; the error names both, their values and what to do.
+"""
+
 
 def page() -> str:
     """The page's text."""
@@ -31,12 +37,14 @@ def page() -> str:
             parts.append(_section(name, model))
         if name == "state":
             parts.append(_section("state.caches.<uid>", CacheSettings))
+    parts.append(_REFUSED)
+    parts.append("\n".join(f"- {(rule.__doc__ or '').strip()}" for rule in RULES) + "\n")
     return "\n".join(parts)
 
 
 def _section(name: str, model: type[BaseModel]) -> str:
     lines = [f"## {name}", "", (model.__doc__ or "").strip(), "", "| key | default | meaning |", "|---|---|---|"]
-    below = []
+    below, advice = [], []
     for key, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             lines.append(f"| `{key}` | see {name}.{key} | {field.description or ''} |")
@@ -45,6 +53,10 @@ def _section(name: str, model: type[BaseModel]) -> str:
         value = field.get_default(call_default_factory=True) if not field.is_required() else PydanticUndefined
         default = "required" if value is PydanticUndefined else f"`{value}`"
         lines.append(f"| `{key}` | {default} | {field.description or ''} |")
+        if isinstance(field.json_schema_extra, dict):
+            advice.append(f"- `{key}`: {field.json_schema_extra['advice']}")
+    if advice:
+        lines += ["", "What to choose:", "", *advice]
     return "\n".join(["\n".join(lines) + "\n", *below])
 
 

@@ -723,6 +723,20 @@ MUTANTS = [
         "tests/storage/test_faults.py::test_case_24_what_may_pass_is_tried_again",
     ),
     Mutant(
+        "let an epoch be aborted before the next one is due",
+        "configs/combinations.py",
+        "    if timeout < interval:\n",
+        "    if False:\n",
+        "tests/test_settings.py::test_settings_that_contradict_each_other_are_named_with_their_values_and_what_to_do",
+    ),
+    Mutant(
+        "tell one contradiction at a time",
+        "configs/combinations.py",
+        "for rule in RULES for found in rule(settings)]",
+        "for rule in RULES for found in rule(settings)][:1]",
+        "tests/test_settings.py::test_contradictions_come_all_at_once_with_where_both_sides_were_said",
+    ),
+    Mutant(
         "take a literal secret",
         "configs/settings.py",
         "if not isinstance(name, str) or not _VARIABLE.fullmatch(name):",

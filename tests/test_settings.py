@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from configs import settings
+from configs import combinations, reference, settings
 from configs.errors import ConfigurationError
 from configs.settings import PROJECT
+from state_ops.backends import named
 
 
 @pytest.fixture
@@ -77,9 +78,99 @@ def test_a_missing_key_of_a_pipeline_names_the_pipeline(config):
     assert "pipelines.orders.object: Field required" in error.what
 
 
-def test_settings_that_exclude_each_other(config):
-    error = _refused(config, "checkpoints: {interval_seconds: 5, min_pause_seconds: 6}")
-    assert "checkpoints.min_pause_seconds is longer than checkpoints.interval_seconds" in error.what
+_CACHE = "state: {caches: {riders: {l1: %d, l2: %d}}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "second", "next"),
+    [
+        (
+            "checkpoints: {interval_seconds: 5, min_pause_seconds: 6}",
+            "checkpoints.min_pause_seconds (6)",
+            "checkpoints.interval_seconds (5)",
+            "interval_seconds to 6 or more",
+        ),
+        (
+            "checkpoints: {interval_seconds: 60, timeout_seconds: 59.5}",
+            "checkpoints.timeout_seconds (59.5)",
+            "checkpoints.interval_seconds (60)",
+            "set timeout_seconds to 60 or more",
+        ),
+        (
+            "{run: {poll_seconds: 3}, checkpoints: {interval_seconds: 2}}",
+            "run.poll_seconds (3)",
+            "checkpoints.interval_seconds (2)",
+            "set poll_seconds to 2 or less",
+        ),
+        (
+            "{storage: {root: 's3://b/w', s3: {request_timeout_seconds: 90}}, checkpoints: {timeout_seconds: 90}}",
+            "storage.s3.request_timeout_seconds (90)",
+            "checkpoints.timeout_seconds (90)",
+            "shorten request_timeout_seconds",
+        ),
+        (_CACHE % (20, 19), "state.caches.riders.l2 (19)", "state.caches.riders.l1 (20)", "leave l2 out"),
+        (
+            "state: {backend: memory, options: {path: x}}",
+            "state.options (path)",
+            "state.backend is 'memory'",
+            "name the backend",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_named_with_their_values_and_what_to_do(
+    config, text, first, second, next
+):
+    title, line = _refused(config, text).what.splitlines()
+    assert title == "The configuration has 1 error:"
+    assert first in line and second in line and next in line
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "checkpoints: {interval_seconds: 5, min_pause_seconds: 5, timeout_seconds: 5}",
+        "{checkpoints: {interval_seconds: 2}, run: {poll_seconds: 2}}",
+        "{storage: {s3: {request_timeout_seconds: 90}}, checkpoints: {timeout_seconds: 60}}",  # nothing is on S3
+        _CACHE % (20, 20),
+        _CACHE % (20, 0),
+        "state: {backend: 'sqlite', options: {path: x}}",
+        "checkpoints: {min_pause_seconds: 10, max_concurrent: 8, on_cancel: delete, num_retained: 9}",
+        "{run: {linger_seconds: 99, max_run_seconds: 1}}",
+    ],
+)
+def test_what_is_only_unusual_is_allowed(config, text):
+    config(text)
+
+
+def test_contradictions_come_all_at_once_with_where_both_sides_were_said(config):
+    error = _refused(
+        config, "checkpoints: {min_pause_seconds: 1000}\n" + _CACHE % (2, 1), WEIR_CHECKPOINTS__INTERVAL_SECONDS="900"
+    )
+    title, *lines = error.what.splitlines()
+    assert title == "The configuration has 3 errors:"
+    assert [line.rsplit("  [", 1)[1] for line in lines] == [
+        "test.yaml, WEIR_CHECKPOINTS__INTERVAL_SECONDS]",
+        "default, WEIR_CHECKPOINTS__INTERVAL_SECONDS]",
+        "test.yaml]",
+    ]
+
+
+def test_the_page_advises_on_every_key_of_checkpoints_slices_and_caches():
+    page = reference.page()
+    for title, model in (
+        ("checkpoints", settings.CheckpointSettings),
+        ("epoch", settings.EpochSettings),
+        ("state.caches.<uid>", settings.CacheSettings),
+    ):
+        section = page.split(f"## {title}\n")[1].split("\n## ")[0]
+        for key in model.model_fields:
+            assert f"\n- `{key}`: " in section, (title, key)
+    refused = page.split("## Refused together\n")[1]
+    assert refused.count("\n- ") == len(combinations.RULES)
+
+
+def test_own_backends_are_those_that_the_engine_names():
+    assert set(combinations.OWN_BACKENDS) == set(named._OWN)
 
 
 @pytest.mark.parametrize(

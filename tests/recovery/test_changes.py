@@ -195,7 +195,7 @@ def test_a_stage_that_hangs_is_cancelled_when_the_epochs_time_is_up(tmp_path, sp
     started = time.monotonic()
 
     with pytest.raises(TransientError, match=r"Epoch 1 was aborted: it took longer than 4 s") as aborted:
-        replace(site, options={"WEIR_CHECKPOINTS__TIMEOUT_SECONDS": "4"}).run()
+        replace(site, options={"WEIR_CHECKPOINTS__TIMEOUT_SECONDS": "4", "WEIR_CHECKPOINTS__INTERVAL_SECONDS": "4"}).run()
 
     assert 4 <= time.monotonic() - started < 30, "the job was cancelled, nobody waited for its end"
     assert "checkpoints.timeout_seconds" in str(aborted.value)

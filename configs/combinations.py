@@ -1,0 +1,116 @@
+"""Settings that are right by themselves and make no sense together. Each rule's docstring stands on the reference page.
+
+What is only unusual is not refused: more epochs at a time beside a pause (the pause counts from the last begin or end, so
+epochs overlap all the same), a linger as long as the run, one retained checkpoint that a cancel deletes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from configs.settings import Settings
+
+OWN_BACKENDS = ("rocksdb", "filesystem", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """keys: paths of the settings that contradict each other; told: with their values, why, and what to do."""
+
+    keys: tuple[str, ...]
+    told: str
+
+
+class ContradictionsError(ValueError):
+    """All contradictions of one configuration."""
+
+    def __init__(self, found: list[Contradiction]) -> None:
+        super().__init__("\n".join(one.told for one in found))
+        self.found = found
+
+
+def min_pause_beyond_interval(settings: Settings) -> Iterator[Contradiction]:
+    """`checkpoints.min_pause_seconds` above `checkpoints.interval_seconds`: the pause alone would decide."""
+    pause, interval = settings.checkpoints.min_pause_seconds, settings.checkpoints.interval_seconds
+    if pause > interval:
+        yield Contradiction(
+            ("checkpoints.min_pause_seconds", "checkpoints.interval_seconds"),
+            f"checkpoints.min_pause_seconds ({pause:g}) is longer than checkpoints.interval_seconds ({interval:g}): no"
+            f" barrier could keep the interval; set interval_seconds to {pause:g} or more, or shorten the pause",
+        )
+
+
+def timeout_within_interval(settings: Settings) -> Iterator[Contradiction]:
+    """`checkpoints.timeout_seconds` below `checkpoints.interval_seconds`: an epoch would be aborted before anything waits for it."""
+    timeout, interval = settings.checkpoints.timeout_seconds, settings.checkpoints.interval_seconds
+    if timeout < interval:
+        yield Contradiction(
+            ("checkpoints.timeout_seconds", "checkpoints.interval_seconds"),
+            f"checkpoints.timeout_seconds ({timeout:g}) is shorter than checkpoints.interval_seconds ({interval:g}): an"
+            " epoch would be aborted, and replayed, before the next one is due; set timeout_seconds to"
+            f" {interval:g} or more, or interval_seconds to {timeout:g} or less",
+        )
+
+
+def poll_beyond_interval(settings: Settings) -> Iterator[Contradiction]:
+    """`run.poll_seconds` above `checkpoints.interval_seconds`: nobody would look when a barrier is due."""
+    poll, interval = settings.run.poll_seconds, settings.checkpoints.interval_seconds
+    if poll > interval:
+        yield Contradiction(
+            ("run.poll_seconds", "checkpoints.interval_seconds"),
+            f"run.poll_seconds ({poll:g}) is longer than checkpoints.interval_seconds ({interval:g}): an idle coordinator"
+            f" looks too seldom to keep the interval; set poll_seconds to {interval:g} or less, or lengthen the interval",
+        )
+
+
+def request_beyond_timeout(settings: Settings) -> Iterator[Contradiction]:
+    """On S3, `storage.s3.request_timeout_seconds` not below `checkpoints.timeout_seconds`: no request could be tried again."""
+    request, timeout = settings.storage.s3.request_timeout_seconds, settings.checkpoints.timeout_seconds
+    if settings.storage.root.startswith(("s3://", "s3a://")) and request >= timeout:
+        yield Contradiction(
+            ("storage.s3.request_timeout_seconds", "checkpoints.timeout_seconds"),
+            f"storage.s3.request_timeout_seconds ({request:g}) is not shorter than checkpoints.timeout_seconds ({timeout:g}):"
+            " a request that hangs would cost the epoch before it is tried again; shorten request_timeout_seconds to a"
+            " fraction of the timeout",
+        )
+
+
+def second_layer_below_first(settings: Settings) -> Iterator[Contradiction]:
+    """`l2` of a cache below its `l1`: the barrier waits for the flush of `l1`, which is what a second layer is there to shorten."""
+    for uid, cache in settings.state.caches.items():
+        if 0 < cache.l2 < cache.l1:
+            keys = f"state.caches.{uid}.l2", f"state.caches.{uid}.l1"
+            yield Contradiction(
+                keys,
+                f"{keys[0]} ({cache.l2}) is smaller than {keys[1]} ({cache.l1}): the barrier waits for the flush of all of"
+                " l1, which a second layer is there to shorten; make l1 the small one, or leave l2 out",
+            )
+
+
+def options_of_own_backend(settings: Settings) -> Iterator[Contradiction]:
+    """`state.options` with one of Weir's own backends as `state.backend`: nobody would read them."""
+    backend, options = settings.state.backend, settings.state.options
+    if options and backend in OWN_BACKENDS:
+        yield Contradiction(
+            ("state.options", "state.backend"),
+            f"state.options ({', '.join(sorted(options))}) are for backends that are not Weir's own, and state.backend is"
+            f" {backend!r}, which reads none of them; take them out, or name the backend that they are for",
+        )
+
+
+RULES: tuple[Callable[[Settings], Iterator[Contradiction]], ...] = (
+    min_pause_beyond_interval,
+    timeout_within_interval,
+    poll_beyond_interval,
+    request_beyond_timeout,
+    second_layer_below_first,
+    options_of_own_backend,
+)
+
+
+def contradictions(settings: Settings) -> list[Contradiction]:
+    """What makes no sense together, in the order of the rules."""
+    return [found for rule in RULES for found in rule(settings)]
