@@ -10,14 +10,14 @@ to find it in a resident table; writing in key order takes a quarter of the time
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from state_ops import frames
-from state_ops.backends.base import Backend
+from state_ops.backends.base import Backend, Run
 from state_ops.codec import decode_rows, encode_rows
 from state_ops.columns import contiguous, fixed_values, is_variable, items, variable_values
 from state_ops.hashed import CollisionError, HashedTable
@@ -98,15 +98,18 @@ class Rows:
                 if self._pending.rows.estimated_size() > _PENDING_BYTES:
                     self.flush()
                 return
-        self._write(whole, present)
+        self._write(whole, present, _pairs)
 
     def flush(self) -> None:
         """Write what is pending: after that the backend has everything."""
+        self._flush(_pairs)
+
+    def _flush(self, puts: Callable[[list[bytes], list[bytes]], Sequence[tuple[bytes, bytes]]]) -> None:
         if self._pending is None or not len(self._pending):
             return
         pending, self._pending = self._pending, HashedTable.empty(self._pending.rows, self._names)
         present = pending.rows[_PRESENT].to_numpy()
-        self._write(pending.rows, present)
+        self._write(pending.rows, present, puts)
         self._touched += len(pending)
         if self._resident is not None and self._residence is not None:
             newer = HashedTable(pending.hashes, pending.rows.drop(_PRESENT), self._names)
@@ -120,7 +123,7 @@ class Rows:
 
     def barrier(self) -> None:
         """The epoch's changes are complete: write them, and leave the resident table to the next epoch where that pays."""
-        self.flush()
+        self._flush(Run)
         if self._touched and self._resident is not None and self._residence is not None:
             self._residence.save(str(self._state_id), self._shape, self._resident, self._touched)
 
@@ -200,25 +203,33 @@ class Rows:
         back[order] = np.arange(len(order))
         return rows[back], present[back]
 
-    def _write(self, rows: pl.DataFrame, present: np.ndarray) -> None:
+    def _write(
+        self,
+        rows: pl.DataFrame,
+        present: np.ndarray,
+        puts: Callable[[list[bytes], list[bytes]], Sequence[tuple[bytes, bytes]]],
+    ) -> None:
+        """puts: of ascending keys and their values, what the backend is given."""
         columns, order = self._in_key_order(rows)
         keys = self._encoded(columns, rows, order)
+        if any(
+            is_variable(type) for type in self._keys.types
+        ):  # in order but for what begins alike: that is fast to sort
+            exactly = sorted(range(len(keys)), key=keys.__getitem__)
+            order, keys = order[exactly], [keys[index] for index in exactly]
         kept = present[order]
-        table = frames.stored(rows[order[kept]], self._schema.arrow)
-        values = encode_rows(self._schema, table)
+        values = encode_rows(self._schema, frames.stored(rows[order[kept]], self._schema.arrow))
         if kept.all():
-            self._backend.write(list(zip(keys, values, strict=True)))
+            self._backend.write(puts(keys, values))
             return
         written = [keys[index] for index in np.flatnonzero(kept).tolist()]
-        self._backend.write(
-            list(zip(written, values, strict=True)), [keys[index] for index in np.flatnonzero(~kept).tolist()]
-        )
+        self._backend.write(puts(written, values), [keys[index] for index in np.flatnonzero(~kept).tolist()])
 
     def _go_without_tables(self) -> None:
         """Two keys have one hash: from here on everything goes to the backend at once."""
         pending, self._pending, self._resident = self._pending, None, None
         if pending is not None and len(pending):
-            self._write(pending.rows, pending.rows[_PRESENT].to_numpy())
+            self._write(pending.rows, pending.rows[_PRESENT].to_numpy(), _pairs)
 
     def _typed(self, keys: pl.DataFrame) -> pl.DataFrame:
         return keys.select([pl.col(name).cast(kind) for name, kind in self._types.items()])
@@ -230,14 +241,23 @@ class Rows:
         return xxhash64(self._arrays(keys))
 
     def _in_key_order(self, keys: pl.DataFrame) -> tuple[list[pa.Array], np.ndarray]:
-        """The key columns, and int64[n]: the rows in the order of their encoded keys, or close to it."""
+        """The key columns, and int64[n]: the rows in the order of their encoded keys, or close to it if there is a text."""
         arrays = self._arrays(keys)
-        words = [word for array in arrays for word in _words(array)][:2]
-        return arrays, np.lexsort([*reversed(words), keys[GROUP].to_numpy()])
+        words = [word for array in arrays for word in _words(array)]
+        if any(is_variable(array.type) for array in arrays):
+            words = words[:2]
+        order = np.argsort(words.pop())
+        for word in [*reversed(words), keys[GROUP].to_numpy()]:  # two bytes are sorted stably by radix
+            order = order[np.argsort(word[order], kind="stable")]
+        return arrays, order
 
     def _encoded(self, columns: Sequence[pa.Array], keys: pl.DataFrame, order: np.ndarray) -> list[bytes]:
         groups = keys[GROUP].to_numpy().astype(np.uint16)[order]
         return encode_keys([column.take(pa.array(order)) for column in columns], groups, self._state_id)
+
+
+def _pairs(keys: list[bytes], values: list[bytes]) -> list[tuple[bytes, bytes]]:
+    return list(zip(keys, values, strict=True))
 
 
 def rows_of(schema: StateSchema, values: Sequence[bytes | None]) -> tuple[pl.DataFrame, np.ndarray]:

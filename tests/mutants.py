@@ -186,9 +186,30 @@ MUTANTS = [
     Mutant(
         "write rows in the order of their hashes",
         "state_ops/rows.py",
-        "        return arrays, np.lexsort([*reversed(words), keys[GROUP].to_numpy()])\n",
+        "        return arrays, order\n",
         "        return arrays, np.arange(len(keys))\n",
-        "tests/state_ops/test_rows.py::test_a_key_is_written_once_an_epoch_and_in_key_order",
+        "tests/state_ops/test_rows.py::test_numbers_are_written_in_the_order_of_their_encoded_keys",
+    ),
+    Mutant(
+        "leave texts that begin alike as they come",
+        "state_ops/rows.py",
+        "            order, keys = order[exactly], [keys[index] for index in exactly]\n",
+        "            pass\n",
+        "tests/state_ops/test_rows.py::test_the_last_write_of_an_epoch_is_a_run_whose_keys_ascend_however_alike_they_begin",
+    ),
+    Mutant(
+        "read past a run that is held",
+        "state_ops/backends/rocksdb.py",
+        "        self._release()\n        first, last = ",
+        "        first, last = ",
+        "tests/state_ops/test_runs.py::test_whatever_is_read_and_written_around_runs_a_dict_says_the_same",
+    ),
+    Mutant(
+        "a file of its own for every run",
+        "state_ops/backends/rocksdb.py",
+        "            held, self._held = self._held, None\n            self._put(held, ())\n",
+        "            held, self._held = self._held, None\n            self._ingest(held)\n",
+        "tests/state_ops/test_runs.py::test_a_run_and_what_follows_it_are_one_file",
     ),
     Mutant(
         "fire windows before what is pending is written",

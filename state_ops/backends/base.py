@@ -38,7 +38,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, overload
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Sequence[tuple[bytes, bytes]]):
+    """Puts whose keys ascend strictly, probably the last of an epoch: a backend that keeps sorted runs may keep them as they are.
+
+    To every other one it is a sequence of pairs, which are only made when they are asked for. The field is not called `keys`:
+    dict() would take the run for a mapping.
+    """
+
+    ascending: list[bytes]
+    values: list[bytes]
+
+    def __len__(self) -> int:
+        return len(self.ascending)
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        return zip(self.ascending, self.values, strict=True)
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[bytes, bytes]: ...
+    @overload
+    def __getitem__(self, at: slice) -> Run: ...
+    def __getitem__(self, at: int | slice) -> tuple[bytes, bytes] | Run:
+        if isinstance(at, slice):
+            return Run(self.ascending[at], self.values[at])
+        return self.ascending[at], self.values[at]
 
 
 class Backend(Protocol):
@@ -59,7 +86,7 @@ class Backend(Protocol):
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
         """Apply one batch, all or nothing, visible at once. Deletes come first; of several puts of a key the last counts.
 
-        Deleting a key that is not there is no error. Empty values are values.
+        Deleting a key that is not there is no error. Empty values are values. puts may be a `Run`.
         """
         ...
 

@@ -19,11 +19,21 @@ from itertools import pairwise, starmap
 from pathlib import Path
 from typing import TypeVar
 
-from rocksdict import Checkpoint, ColumnFamily, Options, Rdict, ReadOptions, WriteBatch, WriteOptions
+from rocksdict import (
+    Checkpoint,
+    ColumnFamily,
+    IngestExternalFileOptions,
+    Options,
+    Rdict,
+    ReadOptions,
+    SstFileWriter,
+    WriteBatch,
+    WriteOptions,
+)
 
 from state_ops.backends import budget as memory
 from state_ops.backends import shards
-from state_ops.backends.base import BackendOptions
+from state_ops.backends.base import BackendOptions, Run
 from state_ops.errors import DamageError, TransientError, WeirError
 
 SHARD_MB = 64
@@ -32,6 +42,8 @@ _Entry = TypeVar("_Entry", bound=tuple[bytes, ...])
 _COMPACTION_WAIT_SECONDS = 30.0
 _QUIET_POLLS = 5
 _COPY_BYTES = 4 << 20
+_FILE_ENTRIES = 10_000  # of a run and a shard, from which on a file written here costs less than memtable and flush
+_FILE = "run.unfinished"
 # Not part of the state: RocksDB's own logs, its empty write-ahead log, options (`budget` gives them), rocksdict's notes.
 _STATE_FILES = ("MANIFEST-", "CURRENT")
 
@@ -50,6 +62,8 @@ class RocksDBBackend:
         self._files = memory.lease_files(self._budget)
         self._threshold = int(shard_mb * (1 << 20))
         self._unchecked = 0
+        self._in_memtables = False  # whether this epoch's changes, or some of them, went there
+        self._held: Run | None = None  # the epoch's only changes, if nothing follows
         try:
             self._db = self._open()
         except BaseException:
@@ -58,6 +72,8 @@ class RocksDBBackend:
         self._no_log = WriteOptions()
         self._no_log.disable_wal = True  # type: ignore[method-assign, assignment]  # a property that the stubs call a method
         self._db.set_write_options(self._no_log)
+        self._handed_over = IngestExternalFileOptions()
+        self._handed_over.set_move_files(True)
         self._shards: list[Rdict] = []
         self._handles: list[ColumnFamily] = []
         for start in self._starts:
@@ -92,15 +108,15 @@ class RocksDBBackend:
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         if not keys:
             return []
+        self._release()
         # Gets in key order take about half as long, which is more than the sort costs; and they come shard by shard.
         order = sorted(range(len(keys)), key=keys.__getitem__)
         ordered = [keys[index] for index in order]
-        cuts = [0, *(bisect_left(ordered, start) for start in self._starts[1:]), len(keys)]
         found: list[bytes | None] = []
         try:
-            for shard, (begin, end) in zip(self._shards, pairwise(cuts), strict=True):
-                if begin < end:
-                    found += shard.get(ordered[begin:end])  # type: ignore[arg-type]  # a list gives a list
+            for shard, own in zip(self._shards, self._cut(ordered), strict=True):
+                if own.start < own.stop:
+                    found += shard.get(ordered[own])  # type: ignore[arg-type]  # a list gives a list
         except Exception as error:
             raise self._unreadable(error) from error
         values: list[bytes | None] = [None] * len(keys)
@@ -108,7 +124,26 @@ class RocksDBBackend:
             values[index] = value
         return values
 
+    def _cut(self, ordered: Sequence[bytes]) -> Iterator[slice]:
+        """Where each shard's keys are among keys in their order."""
+        return starmap(slice, pairwise([0, *(bisect_left(ordered, start) for start in self._starts[1:]), len(ordered)]))
+
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
+        self._release()
+        large = len(puts) >= _FILE_ENTRIES * len(self._shards)
+        if isinstance(puts, Run) and large and not deletes and not self._in_memtables:
+            self._held = puts
+            self.written = True
+        else:
+            self._put(puts, deletes)
+
+    def _release(self) -> None:
+        """A run was not the last of the epoch: it goes where what follows will go, so that the epoch adds one file, not two."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._put(held, ())
+
+    def _put(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
         batch = WriteBatch(raw_mode=True)
         for handle, keys in zip(self._handles, self._by_shard([(key,) for key in deletes]), strict=True):
             batch.set_default_column_family(handle)
@@ -119,6 +154,7 @@ class RocksDBBackend:
         if batch.is_empty():
             return
         self._unchecked += batch.size_in_bytes()
+        self._in_memtables = True
         try:
             self._db.write(batch)
             if self._budget.memtables.get_usage() > self._budget.memtable_bytes:
@@ -131,6 +167,18 @@ class RocksDBBackend:
         except Exception as error:
             raise self._failed("write", error) from error
         self.written = True
+
+    def _ingest(self, run: Run) -> None:
+        """Write the file of each shard here and hand it over: half of what the way through a memtable costs."""
+        path = str(self.path / _FILE)
+        for index, own in enumerate(self._cut(run.ascending)):
+            if own.start == own.stop:
+                continue
+            file = SstFileWriter(self._options(index, len(self._shards)))
+            file.open(path)
+            deque(map(file.__setitem__, run.ascending[own], run.values[own]), maxlen=0)
+            file.finish()
+            self._shards[index].ingest_external_file([path], self._handed_over)
 
     def _make_room(self) -> None:
         """Flush, and wait for it: several databases together hold more in memtables than they may, or flushes are slow."""
@@ -156,6 +204,7 @@ class RocksDBBackend:
         return parts
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        self._release()
         first, last = bisect_right(self._starts, start) - 1, bisect_left(self._starts, end)
         for shard in self._shards[first:last]:
             yield from self._scan(shard, start, end)
@@ -177,11 +226,15 @@ class RocksDBBackend:
 
     def approximate_entries(self) -> int:
         # Counts a key once for each sorted run that has it; at most about twice as many as there are.
+        self._release()
         return sum(shard.property_int_value("rocksdb.estimate-num-keys") or 0 for shard in self._shards)
 
     def snapshot(self, target: Path) -> list[Path]:
-        """Flush, merge what is due, and hard-link the live files into `target` (which must not exist)."""
+        """Flush, or write a file, merge what is due, and hard-link the live files into `target` (which must not exist)."""
         try:
+            if self._held is not None:
+                self._ingest(self._held)
+                self._held = None
             self._flush()
             self._settle()
             split = self._split()
@@ -256,7 +309,7 @@ class RocksDBBackend:
     def close(self) -> None:
         """Raises TransientError on a full disk, with the database closed: its files must not hold on to the space."""
         opened = [*reversed(self._shards)]  # the default family last
-        self._shards, self._handles = [], []
+        self._shards, self._handles, self._held = [], [], None
         del self._db
         failed: Exception | None = None
         while opened:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import tempfile
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state_ops import rows as rows_module
+from state_ops.backends.base import Run
 from state_ops.backends.memory import MemoryBackend
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.hashed import CollisionError, HashedTable
@@ -117,6 +120,7 @@ class Counting(MemoryBackend):
         return super().multi_get(keys)
 
     def write(self, puts, deletes=()):
+        self.last = puts
         self.wrote.append([key for key, _ in puts])
         super().write(puts, deletes)
 
@@ -277,3 +281,29 @@ def test_two_keys_with_one_hash_cannot_live_in_a_table():
         table.find(np.array([6], np.uint64), two)
     with pytest.raises(CollisionError):
         table.merged(HashedTable.of(np.array([5], np.uint64), two, ["k"]))
+
+
+def test_the_last_write_of_an_epoch_is_a_run_whose_keys_ascend_however_alike_they_begin(tmp_path):
+    backend = Counting()
+    rows = opened(backend)
+    put(rows, {("the same twenty bytes" + end, day): (1, None) for end in ("c", "a\0", "b", "a") for day in (2, 1)})
+    rows.barrier()
+    assert isinstance(backend.last, Run)
+    assert backend.wrote == [sorted(backend.last.ascending)]
+    assert len(set(backend.last.ascending)) == 8
+
+
+def test_numbers_are_written_in_the_order_of_their_encoded_keys():
+    keys = pa.schema([("paid", pa.bool_()), ("amount", pa.decimal128(25, 2)), ("day", pa.int32())])
+    pick = random.Random(1)
+    distinct = {(pick.random() < 0.5, pick.randrange(-3, 3) * 10**20, pick.randrange(-9, 9)) for _ in range(200)}
+    paid, amount, day = zip(*distinct, strict=True)
+    columns = [pa.array(paid), pa.array([Decimal(one) for one in amount], keys.types[1]), pa.array(day, pa.int32())]
+    frame = pl.DataFrame([pl.Series(GROUP, key_groups(columns, GROUPS)), *map(pl.from_arrow, columns)])
+    frame.columns = [GROUP, *keys.names]
+    backend = Counting()
+    rows = Rows(backend, SCHEMA, keys, VALUE_STATE)
+    rows.put(frame, fields_of([(1, None)] * len(frame)), np.ones(len(frame), bool))
+    rows.barrier()
+    assert backend.wrote == [sorted(backend.wrote[0])]
+    assert len(set(backend.wrote[0])) == len(distinct)

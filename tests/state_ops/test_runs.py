@@ -1,0 +1,152 @@
+"""Runs, the sorted changes of a whole epoch: RocksDB keeps each as a file of its own, as long as nothing else is written."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from state_ops import snapshot
+from state_ops.backends import rocksdb
+from state_ops.backends.base import Run
+from state_ops.backends.rocksdb import RocksDBBackend
+from state_ops.checkpoint import Snapshot
+from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
+from state_ops.snapshot import Attempt
+from state_ops.storage import Storage
+
+Entries = dict[bytes, bytes]
+EVERYTHING = (b"", b"\xff" * 9)
+SMALL = 0.05  # MiB: what makes a state of these tests large
+
+
+@pytest.fixture(autouse=True)
+def _any_run_is_large(monkeypatch):
+    monkeypatch.setattr(rocksdb, "_FILE_ENTRIES", 1)
+
+
+def run_of(entries: Entries) -> Run:
+    keys = sorted(entries)
+    return Run(keys, [entries[key] for key in keys])
+
+
+def some(number: int, seed: int, length: int = 40) -> Entries:
+    pick = random.Random(seed)
+    return {b"%07d" % pick.randrange(20 * number): pick.randbytes(length) for _ in range(number)}
+
+
+def tables(path: Path) -> set[str]:
+    return {file.name for file in path.iterdir() if rocksdb.is_table(file.name)}
+
+
+class Subtask:
+    """One subtask, epoch after epoch; `forget` loses the host."""
+
+    def __init__(self, directory: Path, shard_mb: float = 64) -> None:
+        self.storage, self.home, self.shard_mb = (
+            Storage(str(directory / "storage")),
+            directory / "work" / "s" / "0",
+            shard_mb,
+        )
+        self.base: Snapshot | None = None
+        self.number = 0
+
+    def epoch(self, *writes: tuple) -> Snapshot:
+        self.number += 1
+        attempt = Attempt("s", 0, Generation(1), CheckpointId(self.number), AttemptId(new_attempt_id()), self.home)
+        forked = snapshot.fork(self.storage, attempt, self.base)
+        backend = RocksDBBackend(forked.db, 16, self.shard_mb)
+        for write in writes:
+            backend.write(*write)
+        files = snapshot.take(attempt, backend)
+        backend.close()
+        self.base = snapshot.upload(self.storage, attempt, forked, files)
+        return self.base
+
+    def entries(self, directory: Path) -> Entries:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        assert self.base is not None
+        snapshot.fetch(self.storage, self.base, directory)
+        backend = RocksDBBackend(directory, 16, self.shard_mb)
+        found = dict(backend.scan(*EVERYTHING))
+        assert backend.multi_get(sorted(found)) == [found[key] for key in sorted(found)]
+        backend.close()
+        return found
+
+
+def test_a_run_is_a_sequence_of_pairs():
+    run = run_of({b"b": b"2", b"a": b"1", b"c": b"3"})
+    assert list(run) == [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")]
+    assert dict(run) == {b"a": b"1", b"b": b"2", b"c": b"3"}
+    assert (len(run), run[1], list(run[1:])) == (3, (b"b", b"2"), [(b"b", b"2"), (b"c", b"3")])
+
+
+@pytest.mark.parametrize("shard_mb", [64, SMALL])
+def test_epochs_of_runs_leave_what_was_put_last_and_upload_only_what_changed(tmp_path, shard_mb):
+    subtask, known = Subtask(tmp_path, shard_mb), {}
+    for number in range(20):
+        changed = some(2000 if number == 0 else 300, seed=number)
+        known |= changed
+        before = subtask.base
+        taken = subtask.epoch((run_of(changed),))
+        if number == 12:
+            shutil.rmtree(subtask.home)
+        if before is not None and number < 6 and shard_mb == 64:
+            assert {file.name for file in before.files if rocksdb.is_table(file.name)} < {
+                file.name for file in taken.files
+            }
+            assert [file.new for file in taken.files if rocksdb.is_table(file.name)].count(True) == 1
+    assert subtask.entries(tmp_path / "restored") == known
+
+
+def test_a_run_and_what_follows_it_are_one_file(tmp_path):
+    subtask = Subtask(tmp_path)
+    subtask.epoch((run_of(some(500, seed=1)),))
+    known = subtask.entries(tmp_path / "one")
+    gone, fresh = sorted(known)[:5], some(20, seed=3)
+    taken = subtask.epoch((run_of(some(500, seed=2)),), (list(fresh.items()), gone))
+    assert [file.new for file in taken.files if rocksdb.is_table(file.name)].count(True) == 1
+    expected = {**known, **some(500, seed=2)}
+    assert subtask.entries(tmp_path / "two") == {k: v for k, v in expected.items() if k not in gone} | fresh
+
+
+def test_a_run_overwrites_what_the_epoch_wrote_before_it(tmp_path):
+    subtask = Subtask(tmp_path)
+    subtask.epoch(([(b"a", b"old"), (b"b", b"old")], [b"c"]), (run_of({b"b": b"new", b"c": b"new"}),))
+    assert subtask.entries(tmp_path / "restored") == {b"a": b"old", b"b": b"new", b"c": b"new"}
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_whatever_is_read_and_written_around_runs_a_dict_says_the_same(tmp_path_factory, data):
+    keys = st.binary(min_size=1, max_size=3)
+    entries = st.dictionaries(keys, st.binary(max_size=5), min_size=1, max_size=8)
+    known: Entries = {}
+    path = tmp_path_factory.mktemp("runs")
+    backend = RocksDBBackend(path, 16)
+    for step in data.draw(
+        st.lists(st.sampled_from(["run", "puts", "deletes", "get", "scan", "snapshot"]), max_size=12)
+    ):
+        if step in ("run", "puts"):
+            changed = data.draw(entries)
+            backend.write(run_of(changed) if step == "run" else list(changed.items()))
+            known |= changed
+            assert backend.written
+        elif step == "deletes":
+            gone = data.draw(st.lists(keys, min_size=1, max_size=3))
+            backend.write([], gone)
+            known = {key: value for key, value in known.items() if key not in gone}
+        elif step == "get":
+            asked = [*known, b"not there"]
+            assert backend.multi_get(asked) == [known.get(key) for key in asked]
+        elif step == "scan":
+            assert list(backend.scan(b"", b"\xff" * 4)) == sorted(known.items())
+        else:
+            backend.snapshot(path / f"snapshot{len(list(path.glob('snapshot*')))}")
+    assert list(backend.scan(b"", b"\xff" * 4)) == sorted(known.items())
+    backend.close()
