@@ -14,6 +14,7 @@ import polars as pl
 
 from state_ops.aggregates import Agg, rank_of
 from state_ops.errors import InputError
+from state_ops.kinds import GROUP
 
 Aggregates = Sequence[tuple[str, Agg]]
 
@@ -145,7 +146,9 @@ def _reduced(
     # Polars adds decimals modulo 2**128. A float sum beside it tells how large the true sum is.
     decimals = {name: column for name, column in sums.items() if isinstance(rows.schema[column], pl.Decimal)}
     guards = [pl.col(column).cast(pl.Float64).sum().alias(_GUARD + name) for name, column in decimals.items()]
-    reduced = rows.group_by(by).agg(*exprs, *guards)
+    # A key group follows from the key: one column less to group by.
+    keys = [name for name in by if name != GROUP]
+    reduced = rows.group_by(keys).agg(*(pl.col(name).first() for name in by if name == GROUP), *exprs, *guards)
     for name in decimals:
         scale = reduced.schema[name].scale  # type: ignore[attr-defined]
         if (reduced[_GUARD + name].abs() * 10.0**scale >= _MOST_DIGITS).any():

@@ -30,10 +30,14 @@ class HashedTable:
     def of(cls, hashes: np.ndarray, rows: pl.DataFrame, keys: Sequence[str]) -> HashedTable:
         """From rows with distinct keys, in any order. Raises CollisionError."""
         order = np.argsort(hashes)
-        ordered = hashes[order]
-        if len(ordered) > 1 and (ordered[1:] == ordered[:-1]).any():
+        return cls.sorted(hashes[order], rows[order], keys)
+
+    @classmethod
+    def sorted(cls, hashes: np.ndarray, rows: pl.DataFrame, keys: Sequence[str]) -> HashedTable:
+        """From rows with distinct keys, in the order of their hashes. Raises CollisionError."""
+        if (hashes[1:] == hashes[:-1]).any():
             raise CollisionError
-        return cls(ordered, rows[order], tuple(keys))
+        return cls(hashes, rows, tuple(keys))
 
     @classmethod
     def empty(cls, like: pl.DataFrame, keys: Sequence[str]) -> HashedTable:
@@ -54,14 +58,20 @@ class HashedTable:
             raise CollisionError
         return np.where(hit, at, -1)
 
-    def merged(self, newer: HashedTable, present: np.ndarray | None = None) -> HashedTable:
-        """Both tables' rows, the newer's where both have the key. present: bool[len(newer)], false removes the key.
+    def merged(
+        self, newer: HashedTable, present: np.ndarray | None = None, found: np.ndarray | None = None
+    ) -> HashedTable:
+        """Both tables' rows, the newer's where both have the key. present: bool[len(newer)], false removes the key; found: what
+        `find` says of the newer's keys, if it is known.
 
         Raises CollisionError.
         """
         if not len(newer):
             return self
-        found = self.find(newer.hashes, newer.rows)
+        if not len(self) and (present is None or present.all()):
+            return newer
+        if found is None:
+            found = self.find(newer.hashes, newer.rows)
         mine, new = found >= 0, len(self) + np.arange(len(newer))
         at = np.arange(len(self))
         at[found[mine]] = np.where(True if present is None else present[mine], new[mine], -1)

@@ -11,6 +11,7 @@ to find it in a resident table; writing in key order takes a quarter of the time
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -30,6 +31,26 @@ from state_ops.schema import StateSchema
 _PRESENT = "__weir_present"
 _PENDING_BYTES = 32 << 20
 _SCAN_PER_GET = 4  # entries that a scan passes in the time of one get, a table for the epochs to come included
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The keys that were asked for last: most are put next, so what was found out about them is not found out again.
+
+    keys: the very frame that was given; order: of its rows by their hashes; hashes, typed: in that order; at: their places in
+    `table`, if they were looked for in one.
+    """
+
+    keys: pl.DataFrame
+    order: np.ndarray
+    hashes: np.ndarray
+    typed: pl.DataFrame
+    table: HashedTable | None = None
+    at: np.ndarray | None = None
+
+    def places(self, hashes: np.ndarray, table: HashedTable) -> np.ndarray | None:
+        """Where in a table the keys with these very hashes are; None if that is not known."""
+        return self.at if hashes is self.hashes and table is self.table else None
 
 
 class Rows:
@@ -60,45 +81,43 @@ class Rows:
         self._pending: HashedTable | None = HashedTable.empty(
             self._empty.with_columns(pl.lit(True).alias(_PRESENT)), self._names
         )
+        self._asked: _Asked | None = None
         self._touched = 0
         self._scan_tried = False
 
     def get(self, keys: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
         """The rows of these keys, in their order, with the fields' defaults where there is none; and bool[n], where there is."""
         self._begin()
-        keys = self._typed(keys)
-        hashes = self._hashes(keys)
-        order = np.argsort(hashes)
+        self._asked = asked = self._ordered(keys)
         try:
-            found = self._found(hashes[order], keys[order])
+            whole, at = self._found(asked)
         except CollisionError:
             self._go_without_tables()
-            found = self._stored(keys[order])
-        rows, present = found
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        return rows[back], present[back]
+            stored, here = self._stored(asked.typed)
+            whole, at = stored.with_columns(pl.Series(_PRESENT, here)), np.arange(len(stored))
+        back = np.empty(len(at), np.int64)
+        back[asked.order] = at
+        return whole.select(self._fields)[back], whole[_PRESENT].to_numpy()[back]
 
     def put(self, keys: pl.DataFrame, rows: pl.DataFrame, present: np.ndarray) -> None:
         """Set the rows of these keys; where `present` is false, forget them."""
         if not len(keys):
             return
         self._begin()
-        keys = self._typed(keys)
-        whole = pl.concat([keys, rows.select(self._fields)], how="horizontal")
-        if self._pending is not None:
-            try:
-                newer = HashedTable.of(
-                    self._hashes(keys), whole.with_columns(pl.Series(_PRESENT, present)), self._names
-                )
-                self._pending = self._pending.merged(newer)
-            except CollisionError:
-                self._go_without_tables()
-            else:
-                if self._pending.rows.estimated_size() > _PENDING_BYTES:
-                    self.flush()
-                return
-        self._write(whole, present, _pairs)
+        if self._pending is None:
+            self._write(pl.concat([self._typed(keys), rows.select(self._fields)], how="horizontal"), present, _pairs)
+            return
+        known = self._asked if self._asked is not None and self._asked.keys is keys else self._ordered(keys)
+        fields = rows.select(*self._fields, pl.lit(pl.Series(_PRESENT, present)))[known.order]
+        try:
+            newer = HashedTable.sorted(known.hashes, pl.concat([known.typed, fields], how="horizontal"), self._names)
+            self._pending = self._pending.merged(newer)
+        except CollisionError:
+            self._go_without_tables()
+            self.put(keys, rows, present)
+        else:
+            if self._pending.rows.estimated_size() > _PENDING_BYTES:
+                self.flush()
 
     def flush(self) -> None:
         """Write what is pending: after that the backend has everything."""
@@ -113,8 +132,9 @@ class Rows:
         self._touched += len(pending)
         if self._resident is not None and self._residence is not None:
             newer = HashedTable(pending.hashes, pending.rows.drop(_PRESENT), self._names)
+            places = self._asked.places(pending.hashes, self._resident) if self._asked is not None else None
             try:
-                self._resident = self._resident.merged(newer, present)
+                self._resident = self._resident.merged(newer, present, places)
             except CollisionError:
                 self._go_without_tables()
                 return
@@ -134,8 +154,15 @@ class Rows:
             self._resident = self._residence.load(str(self._state_id), self._shape, self._empty, self._names)
         self._begun = True
 
-    def _found(self, hashes: np.ndarray, keys: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
-        """As `get`, for keys in the order of their hashes."""
+    def _ordered(self, keys: pl.DataFrame) -> _Asked:
+        typed = self._typed(keys)
+        hashes = self._hashes(typed)
+        order = np.argsort(hashes)
+        return _Asked(keys, order, hashes[order], typed[order])
+
+    def _found(self, asked: _Asked) -> tuple[pl.DataFrame, np.ndarray]:
+        """Rows of fields, and whether they are there, the defaults among them; and int64[n], which of them is each key's."""
+        hashes, keys = asked.hashes, asked.typed
         at = np.full(len(keys), -1, np.int64)  # of each key, its row in all parts
         missing = np.arange(len(keys))
         parts: list[pl.DataFrame] = []
@@ -143,27 +170,30 @@ class Rows:
         for table in (self._pending, self._resident):
             if table is None or not len(missing):
                 continue
-            found = table.find(hashes[missing], keys[missing]) if len(missing) < len(keys) else table.find(hashes, keys)
+            if len(missing) < len(keys):
+                found = table.find(hashes[missing], keys[missing])
+            else:
+                found = table.find(hashes, keys)
+                asked.table, asked.at = table, found
             hit = found >= 0
-            part = table.rows[found[hit]]
-            parts.append(part if _PRESENT in part.columns else part.with_columns(pl.lit(True).alias(_PRESENT)))
+            here = pl.col(_PRESENT) if table is self._pending else pl.lit(True).alias(_PRESENT)
+            part = table.rows.select(*self._fields, here)[found[hit]]
+            parts.append(part)
             at[missing[hit]] = size + np.arange(len(part))
             size, missing = size + len(part), missing[~hit]
         if len(missing) and self._resident is None and self._worth_a_scan(len(missing)):
             self._resident = self._scanned()
             if self._resident is not None:
-                return self._found(hashes, keys)
-        parts = [part.select([*self._fields, _PRESENT]) for part in parts]
+                return self._found(asked)
         if len(missing) and self._resident is None:
-            stored, here = self._stored(keys[missing])
-            parts.append(stored.with_columns(pl.Series(_PRESENT, here)))
+            stored, known = self._stored(keys[missing])
+            parts.append(stored.with_columns(pl.Series(_PRESENT, known)))
             at[missing] = size + np.arange(len(missing))
             size += len(missing)
         whole = pl.concat([*parts, self._default.with_columns(pl.lit(False).alias(_PRESENT))])
         at[at < 0] = size
-        present = whole[_PRESENT].to_numpy()[at]
-        at[~present] = size  # what was deleted in this epoch has the defaults too
-        return whole.drop(_PRESENT)[at], present
+        at[~whole[_PRESENT].to_numpy()[at]] = size  # what was deleted in this epoch has the defaults too
+        return whole, at
 
     def _worth_a_scan(self, asked: int) -> bool:
         """Whether reading everything costs about as much as these gets. It is tried once an epoch."""
@@ -218,7 +248,7 @@ class Rows:
             exactly = sorted(range(len(keys)), key=keys.__getitem__)
             order, keys = order[exactly], [keys[index] for index in exactly]
         kept = present[order]
-        values = encode_rows(self._schema, frames.stored(rows[order[kept]], self._schema.arrow))
+        values = encode_rows(self._schema, frames.stored(rows.select(self._fields)[order[kept]], self._schema.arrow))
         if kept.all():
             self._backend.write(puts(keys, values))
             return

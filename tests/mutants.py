@@ -137,8 +137,8 @@ MUTANTS = [
     Mutant(
         "forget the resident table's changes",
         "state_ops/rows.py",
-        "                self._resident = self._resident.merged(newer, present)\n",
-        "                self._resident.merged(newer, present)\n",
+        "                self._resident = self._resident.merged(newer, present, places)\n",
+        "                self._resident.merged(newer, present, places)\n",
         "tests/state_ops/test_rows.py::test_a_batch_of_many_of_the_keys_reads_them_all_and_keeps_them",
     ),
     Mutant(
@@ -189,6 +189,20 @@ MUTANTS = [
         "        return arrays, order\n",
         "        return arrays, np.arange(len(keys))\n",
         "tests/state_ops/test_rows.py::test_numbers_are_written_in_the_order_of_their_encoded_keys",
+    ),
+    Mutant(
+        "take places in one table for those in another",
+        "state_ops/rows.py",
+        "        return self.at if hashes is self.hashes and table is self.table else None\n",
+        "        return self.at\n",
+        "tests/state_ops/test_rows.py::test_what_was_found_out_about_some_keys_is_not_taken_for_others",
+    ),
+    Mutant(
+        "put other keys than those that were asked for in their order",
+        "state_ops/rows.py",
+        "        known = self._asked if self._asked is not None and self._asked.keys is keys else self._ordered(keys)\n",
+        "        known = self._asked if self._asked is not None and len(self._asked.keys) == len(keys) else self._ordered(keys)\n",
+        "tests/state_ops/test_rows.py::test_what_was_found_out_about_some_keys_is_not_taken_for_others",
     ),
     Mutant(
         "leave texts that begin alike as they come",

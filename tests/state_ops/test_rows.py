@@ -47,10 +47,14 @@ def opened(backend, residence: Residence | None = None) -> Rows:
     return Rows(backend, SCHEMA, KEYS, VALUE_STATE, residence)
 
 
-def put(rows: Rows, entries: dict[tuple[str, int], tuple[int, str | None] | None]) -> None:
+def put(rows: Rows, entries: dict[tuple[str, int], tuple[int, str | None] | None], *, asked: bool = False) -> None:
+    """asked: after a get of the very frame of keys, as operators do it."""
+    frame = frame_of(list(entries))
+    if asked:
+        rows.get(frame)
     values = [value or (0, None) for value in entries.values()]
     present = np.array([value is not None for value in entries.values()])
-    rows.put(frame_of(list(entries)), fields_of(values), present)
+    rows.put(frame, fields_of(values), present)
 
 
 def got(rows: Rows, keys: list[tuple[str, int]]) -> list[tuple[int, str | None] | None]:
@@ -67,7 +71,7 @@ def stored(backend) -> dict[tuple[str, int], tuple[int, str | None]]:
 keys = st.tuples(st.sampled_from(["", "a", "ab", "b\0", "żółw", "x" * 40]), st.integers(-2, 2))
 values = st.none() | st.tuples(st.integers(-(2**63), 2**63 - 1), st.none() | st.text(max_size=3))
 steps = st.lists(
-    st.tuples(st.just("put"), st.dictionaries(keys, values, max_size=8))
+    st.tuples(st.sampled_from(["put", "get and put"]), st.dictionaries(keys, values, max_size=8))
     | st.tuples(st.just("get"), st.lists(keys, unique=True, max_size=8))
     | st.tuples(st.sampled_from(["flush", "barrier", "lose"]), st.none()),
     max_size=25,
@@ -90,8 +94,8 @@ def test_whatever_is_pending_resident_or_stored_a_dict_says_the_same(modulus, st
 
         rows = next_epoch(None)
         for what, given_ in steps:
-            if what == "put":
-                put(rows, given_)
+            if what in ("put", "get and put"):
+                put(rows, given_, asked=what != "put")
                 model.update(given_)
             elif what == "get":
                 assert got(rows, given_) == [model.get(key) for key in given_]
@@ -155,6 +159,17 @@ def test_a_resident_table_answers_without_the_backend(tmp_path):
     rows = opened(backend, Residence(left, tmp_path, ROOMY, range(GROUPS)))
     assert got(rows, [("u3", 3), ("u3", 4), ("u39", 39)]) == [(3, None), None, (39, None)]
     assert backend.asked == []
+
+
+def test_what_was_found_out_about_some_keys_is_not_taken_for_others(tmp_path):
+    backend, left = resident(tmp_path)
+    rows = opened(backend, Residence(left, tmp_path, ROOMY, range(GROUPS)))
+    assert got(rows, [("u3", 3)]) == [(3, None)]
+    put(rows, {("u4", 4): (9, None)})
+    rows.flush()
+    assert got(rows, [("u3", 3), ("u4", 4)]) == [(3, None), (9, None)]
+    assert rows._resident is not None  # a wrong place would have been noticed, and cost the table
+    assert stored(backend)["u4", 4] == (9, None)
 
 
 def test_a_batch_of_many_of_the_keys_reads_them_all_and_keeps_them(tmp_path):
