@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp
 # What pyproject.toml's requires-python says, and able to make a virtual environment.
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help venv demo demo-clean test s3 lint ui matrix soak memory mutants lock bench bench-cache bench-state
+.PHONY: help venv demo demo-clean test s3 lint ui matrix soak memory mutants lock bench bench-cache bench-state bench-async
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ bench-cache: $(STAMP) ## Measure the state cache: none, one layer, two layers; a
 
 bench-state: $(STAMP) ## Measure keyed aggregation beside Spark's, Flink's and Bytewax's; hours, can be interrupted
 	@$(PY) -m benchmarks.state.run --full
+
+bench-async: $(STAMP) ## Measure checkpoints on slow storage, and latency beside Spark's; a quarter of an hour, can be interrupted
+	@$(PY) -m benchmarks.asynchronous.run
 
 lock: $(STAMP) ## Resolve pyproject.toml into requirements.lock again; versions in it stay where they can
 	@$(VENV)/bin/uv pip compile --quiet --universal --generate-hashes --all-extras --python-version 3.11 pyproject.toml \

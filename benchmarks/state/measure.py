@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.state import workload as work
 from benchmarks.state.engine import Result, Task
-from benchmarks.state.peers import environment
+from benchmarks.state.peers import Environment, environment
 from benchmarks.state.rows import Row
 from benchmarks.state.workload import Slices, Workload
 
@@ -65,7 +65,7 @@ def measure(scratch: Path, workload: Workload, row: Row, slices: Slices, repetit
     try:
         return _measure(scratch, workload, row, slices, repetition, run)
     except (FailedError, RuntimeError, subprocess.SubprocessError, OSError) as error:
-        told = _scrubbed(f"{type(error).__name__}: {error}", scratch)
+        told = scrubbed(f"{type(error).__name__}: {error}", scratch)
         return Measurement(**{**asdict(blank), "error": told, "load": os.getloadavg()[0]})
     finally:
         shutil.rmtree(run, ignore_errors=True)
@@ -123,7 +123,7 @@ def _epoch_ms(progress: list[Any]) -> list[float]:
 def _task(
     row: Row, run: Path, inputs: Path, slices: Slices, workload: Workload, options: dict[str, Any], inline: bool
 ) -> Task:
-    ports = _free_ports(_PORTS)
+    ports = free_ports(_PORTS)
     return Task(
         row=row.name,
         inputs=[str(inputs)],
@@ -197,17 +197,20 @@ def _checked_apart(scratch: Path, workload: Workload, row: Row) -> dict[str, int
 
 
 def _start(task: Task, row: Row, scratch: Path, run: Path, seconds: int | None = None) -> Result:
-    """Run the engine's program to its end. Raises FailedError with the end of what it said."""
-    place = environment(row.peers, scratch)
+    """Run the row's program to its end, in its environment."""
+    return start(task, f"benchmarks.state.{row.module}", environment(row.peers, scratch), run, seconds or row.seconds)
+
+
+def start(task: Task, module: str, place: Environment, run: Path, limit: int) -> Result:
+    """Run an engine's program to its end, for `limit` seconds at most. Raises FailedError with the end of what it said."""
     (run / "task.json").write_text(json.dumps(asdict(task)))
     variables = {**os.environ, **place.variables}
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_PROJECT), place.variables.get("PYTHONPATH")]))
     with (run / "said.log").open("w") as said:
         process = subprocess.Popen(
-            [place.python, "-m", f"benchmarks.state.{row.module}", str(run / "task.json")],
+            [place.python, "-m", module, str(run / "task.json")],
             stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, cwd=run, start_new_session=True,
         )  # fmt: skip
-        limit = seconds or row.seconds
         try:
             code = process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -226,13 +229,14 @@ def _last_words(said: str) -> str:
     return " | ".join(dict.fromkeys([*lines[-3:]]))[:600] or said.strip()[-300:]
 
 
-def _scrubbed(text: str, scratch: Path) -> str:
+def scrubbed(text: str, scratch: Path) -> str:
+    """Without any path of this machine."""
     for path in (scratch, _PROJECT, Path.home()):
         text = text.replace(str(path), "...")
     return text
 
 
-def _free_ports(number: int) -> list[int]:
+def free_ports(number: int) -> list[int]:
     holders = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
     ports = [holder.getsockname()[1] for holder in holders]
     for holder in holders:

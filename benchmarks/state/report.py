@@ -89,7 +89,7 @@ def write(measured: list[Measurement], target: Path, command: str) -> None:
     rows = summary(measured)
     facts = {
         "command": command,
-        "machine": _machine(),
+        "machine": machine(),
         "versions": {one.row: one.versions for one in measured if one.versions},
         "settings": {one.row: one.settings for one in measured if one.settings},
         "summary": rows,
@@ -103,7 +103,8 @@ def write(measured: list[Measurement], target: Path, command: str) -> None:
     _plot(rows, target.with_suffix(".png"))
 
 
-def _machine() -> str:
+def machine() -> str:
+    """Cores, memory, system and Python, for a report."""
     model = ""
     if (info := Path("/proc/cpuinfo")).exists():
         model = next(

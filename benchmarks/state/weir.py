@@ -16,7 +16,7 @@ from pipelines.runtime.run import RunOptions
 
 def run(task: Task, result: Result) -> None:
     pipeline = PIPELINES[task.options["form"] + ("-payload" if task.payload else "")]
-    done = 0
+    done, triggered = 0, []
     for directory in task.inputs:
         settings = Settings.model_validate(
             {
@@ -34,7 +34,9 @@ def run(task: Task, result: Result) -> None:
             uid = pipeline.stages[0].uid
             inside = {f"task:{phase}": ms for phase, ms in report.checkpoint.operators[uid]["ms"].items()}
             result.phases.append({**report.ms, **inside})
+            triggered.append(report.checkpoint.triggered_at.timestamp())
             result.figures = {
+                "triggered": triggered,
                 "state_bytes": report.checkpoint.bytes_total,
                 "state_files": report.checkpoint.files,
             }

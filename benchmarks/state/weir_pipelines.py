@@ -59,8 +59,10 @@ records_aggregate = aggregate(
     sink=delta.append("records"),
 )
 
+totals_pipeline = Pipeline("bench", (totals_aggregate,))
+
 PIPELINES = {
-    "aggregate": Pipeline("bench", (totals_aggregate,)),
+    "aggregate": totals_pipeline,
     "aggregate-payload": Pipeline("bench", (records_aggregate,)),
     "stage": Pipeline("bench", (totals,)),
     "stage-payload": Pipeline("bench", (records,)),

@@ -1,0 +1,186 @@
+"""The measurements as JSON and tables."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.state.report import machine
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "asynchronous"
+_TARGET = 0.9
+
+Row = dict[str, Any]
+
+
+def load(log: Path) -> list[Row]:
+    """All measurements in a log, the last of each key; a line that an interrupted run left half-written is skipped."""
+    found: dict[str, Row] = {}
+    for line in log.read_text().splitlines() if log.exists() else []:
+        try:
+            one = json.loads(line)
+        except ValueError:
+            continue
+        found[one["key"]] = one
+    return list(found.values())
+
+
+def said(one: Row) -> str:
+    """A line for one measurement."""
+    wrong = f"; {one['differing']:,} OF {one['keys']:,} KEYS DIFFER" if one["differing"] else ""
+    if one["kind"] == "throughput":
+        return f"{one['steady']:,.0f} events/s, at most {max(one['high_water']) / 1e6:,.0f} MB of local disk{wrong}"
+    median, high = np.percentile(one["ms"], [50, 95])
+    return f"median {median:,.0f} ms, p95 {high:,.0f} ms, {one['commits']} commits{wrong}"
+
+
+def write(measured: Sequence[Row], target: Path, command: str) -> None:
+    """Write `target`.json and .md."""
+    good = [one for one in measured if not one["error"]]
+    facts = {
+        "command": command,
+        "machine": machine(),
+        "throughput": [_throughput(ones) for ones in _grouped(good, "throughput", ("variant",))],
+        "latency": [_latency(ones) for ones in _grouped(good, "latency", ("engine", "interval"))],
+        "measurements": list(measured),
+    }
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
+    target.with_suffix(".md").write_text(_markdown(facts))
+
+
+def _grouped(measured: Sequence[Row], kind: str, names: tuple[str, ...]) -> list[list[Row]]:
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for one in measured:
+        if one["kind"] == kind:
+            groups.setdefault(tuple(one[name] for name in names), []).append(one)
+    return list(groups.values())
+
+
+def _throughput(ones: list[Row]) -> Row:
+    def median(value: str) -> float:
+        return statistics.median(one[value] for one in ones)
+
+    def counter(name: str) -> float:
+        return statistics.median(one["counters"][name] / one["epochs"] for one in ones)
+
+    last = ones[-1]
+    return {
+        "variant": last["variant"],
+        "repetitions": len(ones),
+        "epochs": last["epochs"],
+        "events": last["events"],
+        "steady": median("steady"),
+        "drained": median("drained"),
+        "epoch_ms": statistics.median(ms for one in ones for ms in one["epoch_ms"]),
+        "megabytes": counter("bytes_up") / 1e6,
+        "requests": statistics.median(sum(one["counters"]["requests"].values()) / one["epochs"] for one in ones),
+        "link_ms": counter("busy") * 1e3,
+        "server_cpu_ms": (counter("server_cpu") + counter("link_cpu")) * 1e3,
+        "server": last["counters"]["server"],
+        "kinds": {kind: count / last["epochs"] for kind, count in last["counters"]["requests"].items()},
+        "high_water": [max(one["high_water"][half] for one in ones) for half in (0, 1)],
+        "state_bytes": last["state_bytes"],
+        "phases": {
+            name: statistics.median(one["phases"].get(name, 0.0) for one in ones) for name in last["phases"]
+        },
+        "differing": max(one["differing"] for one in ones),
+        "load": median("load"),
+    }  # fmt: skip
+
+
+def _latency(ones: list[Row]) -> Row:
+    ms = [value for one in ones for value in one["ms"]]
+    p50, p95, p99 = np.percentile(ms, [50, 95, 99])
+    return {
+        "engine": ones[-1]["engine"],
+        "interval": ones[-1]["interval"],
+        "files": len(ms),
+        "commits": sum(one["commits"] for one in ones),
+        "p50": float(p50),
+        "p95": float(p95),
+        "p99": float(p99),
+        "max": max(ms),
+        "cpu": statistics.median(one["cpu"] for one in ones),
+        "differing": max(one["differing"] for one in ones),
+        "doubled": max(one["doubled"] for one in ones),
+        "load": statistics.median(one["load"] for one in ones),
+    }
+
+
+def _markdown(facts: Row) -> str:
+    lines = [
+        "# Asynchronous checkpoints",
+        "",
+        f"{facts['machine']}. Made by `{facts['command']}`; what is measured stands in `benchmarks/README.md`.",
+        "",
+        *_on_slow_storage(facts["throughput"]),
+        *_landed_to_visible(facts["latency"]),
+    ]
+    errors = [f"- {one['key']}: {one['error']}" for one in facts["measurements"] if one["error"]]
+    if errors:
+        lines += ["## Failed", "", *errors, ""]
+    return "\n".join(lines)
+
+
+def _on_slow_storage(rows: list[Row]) -> list[str]:
+    if not rows:
+        return []
+    one = rows[0]
+    free = {row["variant"].rpartition(", ")[2]: row for row in rows if row["variant"].startswith("no limit")}
+    lines = [
+        "## Throughput on slow storage",
+        "",
+        f"{one['epochs']} epochs of {one['events']:,} events, a checkpoint each, on S3 ({one['server']}) behind a link. Target:"
+        f" {_TARGET:.0%} of what it is without limits.",
+        "",
+        "| link | events/s | of no limit | to the last commit | epoch, ms | sent, MB an epoch | requests an epoch | local disk at most, MB: first half, second | result |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    for row in rows:
+        against = free.get(row["variant"].rpartition(", ")[2])
+        share = f"{row['steady'] / against['steady']:.0%}" if against else "-"
+        right = "equal to DuckDB's" if not row["differing"] else f"**{row['differing']:,} keys differ**"
+        first, second = (f"{size / 1e6:,.0f}" for size in row["high_water"])
+        lines.append(
+            f"| {row['variant']} | {row['steady']:,.0f} | {share} | {row['drained']:,.0f} | {row['epoch_ms']:,.0f}"
+            f" | {row['megabytes']:,.1f} | {row['requests']:,.0f} | {first}, {second} | {right} |"
+        )
+    lines += [
+        "",
+        "Where an epoch's time goes, in milliseconds, medians; per epoch, what the link and the requests alone take:",
+        "",
+    ]
+    for row in rows:
+        phases = ", ".join(f"{name} {ms:,.0f}" for name, ms in row["phases"].items() if ms >= 1)
+        kinds = ", ".join(f"{kind} {count:,.0f}" for kind, count in sorted(row["kinds"].items(), key=lambda at: -at[1]))
+        lines.append(
+            f"- {row['variant']}: {phases}. Bytes at the link's rate {row['link_ms']:,.0f}; processor time of server and link"
+            f" {row['server_cpu_ms']:,.0f}. Requests: {kinds}. Load before: {row['load']:.1f}."
+        )
+    return [*lines, ""]
+
+
+def _landed_to_visible(rows: list[Row]) -> list[str]:
+    if not rows:
+        return []
+    lines = [
+        "## From a file's landing to its row in the Delta table",
+        "",
+        "| interval | engine | median, ms | p95 | p99 | longest | files | commits | processors busy | result |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    for row in sorted(rows, key=lambda row: (row["interval"], row["engine"] != "weir")):
+        interval = f"{row['interval']:g} s" if row["interval"] else "as soon as possible"
+        wrong = [f"**{row[what]} {what}**" for what in ("differing", "doubled") if row[what]]
+        title = {"weir": "Weir", "spark": "Spark Structured Streaming"}[row["engine"]]
+        lines.append(
+            f"| {interval} | {title} | {row['p50']:,.0f} | {row['p95']:,.0f} | {row['p99']:,.0f} | {row['max']:,.0f}"
+            f" | {row['files']:,} | {row['commits']:,} | {row['cpu']:.2f} | {', '.join(wrong) or 'each row once, equal'} |"
+        )
+    return [*lines, ""]

@@ -1,0 +1,95 @@
+"""Asynchronous checkpoints: throughput on slow storage, and the time from a file's landing to its row in a table.
+
+    make bench-async                                        about a quarter of an hour; writes benchmarks/results/asynchronous.*
+    python -m benchmarks.asynchronous.run --quick --results /tmp/asynchronous
+    python -m benchmarks.asynchronous.run --part latency --reps 3
+
+Repetitions alternate: each goes once through all variants and engines. Every measurement is appended to a file below the scratch
+directory as soon as it is made, so an interrupted run goes on where it was, and more repetitions add to those that there are;
+`--again` forgets what was measured. What is measured: benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.asynchronous import latency, report, throughput
+from benchmarks.asynchronous.latency import Arrivals, Latency
+from benchmarks.asynchronous.store import Limits, gateway
+from benchmarks.asynchronous.throughput import Throughput, Variant
+from benchmarks.state.workload import Workload
+
+LIMITS = (Limits(), Limits(20, 50))
+LOAD = Workload("asynchronous", 1_000_000, epochs=12, events=500_000)
+QUICK = Workload("asynchronous-quick", 200_000, epochs=4, events=100_000)
+INTERVALS = (0.0, 1.0, 5.0)
+ENGINES = ("weir", "spark")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "--quick", action="store_true", help="a look: small epochs, one or two at a time, a few seconds"
+    )
+    parser.add_argument("--part", choices=["throughput", "latency"], help="only this one")
+    parser.add_argument("--reps", type=int, default=1, help="repetitions (1)")
+    parser.add_argument("--concurrent", default="1,2,3", help="values of checkpoints.max_concurrent")
+    parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "weir-bench-async")
+    parser.add_argument("--results", type=Path, default=report.RESULTS, help="report's path, without suffix")
+    parser.add_argument("--again", action="store_true", help="forget earlier measurements")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that the engine's process ends as well
+    scratch = given.scratch.resolve()
+    scratch.mkdir(parents=True, exist_ok=True)
+    log = scratch / ("measurements-quick.jsonl" if given.quick else "measurements.jsonl")
+    if given.again:
+        log.unlink(missing_ok=True)
+    concurrent = [1, 2] if given.quick else [int(number) for number in given.concurrent.split(",")]
+    gateway(scratch)
+    for kind, key, measure in _all(scratch, given.quick, given.part, concurrent, given.reps):
+        if key in {one["key"] for one in report.load(log) if not one["error"]}:
+            continue
+        one = {"kind": kind, "key": key, **asdict(measure())}
+        with log.open("a") as file:
+            file.write(json.dumps(one) + "\n")
+        print(f"{key}: {one['error'] or report.said(one)}", flush=True)
+    defaults = (False, None, 1, "1,2,3")
+    plain = (given.quick, given.part, given.reps, given.concurrent) == defaults
+    command = "make bench-async" if plain else f"python -m benchmarks.asynchronous.run {' '.join(sys.argv[1:])}"
+    report.write(report.load(log), given.results, command)
+    print(given.results.with_suffix(".md").read_text())
+
+
+Measured = Iterator[tuple[str, str, Callable[[], Throughput | Latency]]]
+
+
+def _all(scratch: Path, quick: bool, part: str | None, concurrent: list[int], repetitions: int) -> Measured:
+    """Kind, key and call of every measurement, in the order in which they alternate."""
+    load, arrivals = (QUICK, replace(Arrivals(), measured=10.0)) if quick else (LOAD, Arrivals())
+    for repetition in range(repetitions):
+        for number in concurrent if part != "latency" else ():
+            for limits in LIMITS:
+                variant = Variant(limits, number)
+                yield _one("throughput", variant.name, repetition, throughput.once, scratch, variant, load)
+        for interval in INTERVALS if part != "throughput" else ():
+            for engine in ENGINES:
+                name = f"{engine} every {interval:g} s" if interval else f"{engine} as soon as possible"
+                yield _one("latency", name, repetition, latency.once, scratch, engine, interval, arrivals)
+
+
+def _one(
+    kind: str, name: str, repetition: int, once: Callable[..., Any], *arguments: Any
+) -> tuple[str, str, Callable[[], Any]]:
+    return kind, f"{name}, {repetition + 1}", lambda: once(*arguments, repetition)
+
+
+if __name__ == "__main__":
+    main()

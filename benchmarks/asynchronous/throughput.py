@@ -1,0 +1,175 @@
+"""Epochs of the keyed aggregation on storage behind a link: how fast, and how much local disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.asynchronous.store import Limits, opened
+from benchmarks.state import measure, workload
+from benchmarks.state.engine import Result, Task
+from benchmarks.state.peers import environment
+from benchmarks.state.workload import Slices, Workload
+
+_LIMIT_SECONDS = 600
+_SAMPLE_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How the storage is reached, and how many epochs may be under way."""
+
+    limits: Limits
+    concurrent: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.limits.title}, max_concurrent {self.concurrent}"
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """steady: events/s between the ends of the first and the last epoch. drained: of the epochs after the first, from the
+    trigger of the second to the end of the last, so that nothing that overlaps with neither is left out. high_water: bytes
+    below the work directory, hard links once: the most in the first and in the second half of the run."""
+
+    variant: str
+    repetition: int
+    epochs: int
+    events: int
+    steady: float = 0.0
+    drained: float = 0.0
+    epoch_ms: list[float] = field(default_factory=list)
+    phases: dict[str, float] = field(default_factory=dict)
+    high_water: tuple[int, int] = (0, 0)
+    counters: dict[str, Any] = field(default_factory=dict)
+    state_bytes: int = 0
+    keys: int = 0
+    differing: int = 0
+    load: float = 0.0
+    error: str = ""
+
+
+def once(scratch: Path, variant: Variant, load: Workload, repetition: int) -> Throughput:
+    """Run the variant in a fresh process, on an empty bucket. What fails is a measurement, with an error."""
+    run = scratch / "run"
+    shutil.rmtree(run, ignore_errors=True)
+    try:
+        return _once(scratch, run, variant, load, repetition)
+    except (measure.FailedError, RuntimeError, subprocess.SubprocessError, OSError) as error:
+        told = measure.scrubbed(f"{type(error).__name__}: {error}", scratch)
+        return Throughput(variant.name, repetition, load.epochs, load.events, load=os.getloadavg()[0], error=told)
+    finally:
+        shutil.rmtree(run, ignore_errors=True)
+
+
+def _once(scratch: Path, run: Path, variant: Variant, load: Workload, repetition: int) -> Throughput:
+    slices = Slices(load.epochs, load.events)
+    inputs = workload.sliced(scratch, load, slices)
+    run.mkdir(parents=True)
+    busy = os.getloadavg()[0]
+    with opened(variant.limits, scratch, run / "s3") as store:
+        task = Task(
+            row="throughput",
+            inputs=[str(inputs)],
+            files=workload.FILES,
+            epochs=load.epochs,
+            events=load.events,
+            preload=0,
+            durable=str(run / "durable"),
+            local=str(run / "local"),
+            result=str(run / "result.json"),
+            payload=False,
+            options={
+                "form": "aggregate",
+                "settings": {
+                    "storage": store.settings(),
+                    "local": {"work_dir": str(run / "work"), "cache_dir": str(scratch / "cache")},
+                    "checkpoints": {"timeout_seconds": _LIMIT_SECONDS, "max_concurrent": variant.concurrent},
+                },
+            },
+        )
+        with _sampled(run / "work") as samples:
+            place = environment(None, scratch)
+            result = measure.start(task, "benchmarks.state.weir", place, run, _LIMIT_SECONDS)
+        store.fetch("weir/bench/tables/totals/", run / "output")
+    verdict = workload.verify(scratch, load, slices, [f"{run}/output/*.parquet"])
+    return _figures(variant, load, repetition, result, samples, store.counters, verdict, busy)
+
+
+def _figures(
+    variant: Variant,
+    load: Workload,
+    repetition: int,
+    result: Result,
+    samples: list[int],
+    counters: dict[str, Any],
+    verdict: dict[str, int],
+    busy: float,
+) -> Throughput:
+    (begun, first), (ended, total) = result.progress[0], result.progress[-1]
+    half = len(samples) // 2
+    return Throughput(
+        variant=variant.name,
+        repetition=repetition,
+        epochs=load.epochs,
+        events=load.events,
+        steady=(total - first) / (ended - begun),
+        drained=(total - first) / (ended - result.figures["triggered"][1]),
+        epoch_ms=[round((after[0] - before[0]) * 1e3, 1) for before, after in pairwise(result.progress)],
+        phases={
+            name: statistics.median(epoch.get(name, 0.0) for epoch in result.phases[1:]) for name in result.phases[-1]
+        },
+        high_water=(max(samples[:half], default=0), max(samples[half:], default=0)),
+        counters=counters,
+        state_bytes=result.figures["state_bytes"],
+        keys=verdict["keys"],
+        differing=verdict["differing"],
+        load=busy,
+    )
+
+
+@contextmanager
+def _sampled(directory: Path) -> Iterator[list[int]]:
+    """Look at the bytes below a directory ten times a second."""
+    samples: list[int] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(_SAMPLE_SECONDS):
+            samples.append(_bytes(str(directory)))
+
+    sampler = threading.Thread(target=look)
+    sampler.start()
+    try:
+        yield samples
+    finally:
+        over.set()
+        sampler.join()
+
+
+def _bytes(directory: str) -> int:
+    """Bytes of all files below, each inode once; what disappears meanwhile does not count."""
+    found: dict[int, int] = {}
+    waiting = [directory]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    else:
+                        stat = entry.stat(follow_symlinks=False)
+                        found[stat.st_ino] = stat.st_size
+        except FileNotFoundError:
+            continue
+    return sum(found.values())
