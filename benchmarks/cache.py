@@ -43,7 +43,7 @@ from state_ops.schema import StateSchema
 from state_ops.snapshot import Attempt
 from state_ops.storage import Storage
 
-_MEMORY_MB = 128  # as configs/settings.py has them
+_MEMORY_MB = 128  # as configs/sections.py has them
 _LARGE_BYTES = 10 << 10
 _SESSION_EVENTS = 25
 _PREFIX = 10  # without a cache a tenth of each epoch's events is applied, for their time alone

@@ -12,7 +12,7 @@ PAGE = PROJECT / "docs" / "reference" / "configuration.md"
 
 _HEAD = """# Configuration
 
-<!-- Generated from configs/settings.py by `python -m configs.reference`. -->
+<!-- Generated from configs/sections.py by `python -m configs.reference`. -->
 
 `configs/<env>.yaml`, chosen by `WEIR_ENV` (default `dev`), or the file that `WEIR_CONFIG` names. Every key can be overridden by
 an environment variable: `WEIR_`, then the path with two underscores a level: `WEIR_EPOCH__MAX_FILES=10`. Lists and mappings

@@ -773,7 +773,7 @@ MUTANTS = [
     ),
     Mutant(
         "take a literal secret",
-        "configs/settings.py",
+        "configs/sections.py",
         "if not isinstance(name, str) or not _VARIABLE.fullmatch(name):",
         "if False:",
         "tests/storage/test_secrets.py::test_a_literal_secret_is_refused_and_not_repeated",

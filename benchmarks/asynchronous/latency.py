@@ -18,6 +18,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TextIO
 from urllib.parse import unquote
 
 import numpy as np
@@ -158,7 +159,7 @@ def _land(run: Path, number: int) -> float:
 
 
 def _start(
-    scratch: Path, run: Path, engine: str, interval: float, table: Path, said: object
+    scratch: Path, run: Path, engine: str, interval: float, table: Path, said: TextIO
 ) -> subprocess.Popen[bytes]:
     variables = {**os.environ, **environment(None, scratch).variables, "PYTHONPATH": str(_PROJECT)}
     if engine == "weir":
@@ -171,7 +172,7 @@ def _start(
     return subprocess.Popen(
         [sys.executable, "-m", *command],
         stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, cwd=run, start_new_session=True,
-    )  # type: ignore[call-overload, no-any-return]  # fmt: skip
+    )  # fmt: skip
 
 
 def _configuration(scratch: Path, run: Path, interval: float) -> Path:

@@ -1,0 +1,317 @@
+"""The sections of the settings: every key with its default, its limits, what it means and what to choose."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+# A name, and no key's id that was put there by mistake.
+_VARIABLE = re.compile(r"(?!A[KS]IA[A-Z0-9]{16}$)[A-Z_][A-Z0-9_]{0,99}")
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _advice(text: str) -> dict[str, JsonValue]:
+    """What to set a key to, for the reference page; the advice on checkpoints and caches is Flink's users' own."""
+    return {"advice": text}
+
+
+class SecretReference(Section):
+    """Where a process finds a secret: the name of an environment variable. The secret itself never stands in settings."""
+
+    env: str = Field(description="Name of the environment variable.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_reference(cls, value: Any) -> Any:
+        # Checked before pydantic looks, whose own messages repeat what they refuse.
+        if isinstance(value, cls):
+            return value
+        name = value.get("env") if isinstance(value, dict) and len(value) == 1 else None
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise ValueError(
+                "must be a reference to an environment variable, {env: NAME} in capitals; the secret itself never "
+                "stands in a configuration"
+            )
+        return value
+
+
+class S3Settings(Section):
+    """S3 and stores that speak its protocol, for everything that opens them: Weir itself, delta-rs, pyarrow, Spark."""
+
+    endpoint: str | None = Field(None, description="URL of the service; not set: AWS's own for the region.")
+    region: str | None = Field(None, description="Region; not set: what AWS_REGION says, else us-east-1.")
+    access_key_id: SecretReference | None = Field(
+        None, description="`{env: NAME}`: the variable with the key's id; not set: each library's own credential chain."
+    )
+    secret_access_key: SecretReference | None = Field(None, description="`{env: NAME}`: the variable with the secret.")
+    session_token: SecretReference | None = Field(
+        None, description="`{env: NAME}`: the token of temporary credentials."
+    )
+    allow_http: bool = Field(False, description="Allow an endpoint without TLS.")
+    connect_timeout_seconds: float = Field(5, gt=0, le=600, description="Longest wait for a connection.")
+    request_timeout_seconds: float = Field(
+        30, gt=0, le=3600, description="Longest silence within one request (of at most 8 MiB to send)."
+    )
+    max_attempts: int = Field(5, ge=1, le=20, description="Tries of a request that is throttled or times out.")
+    transfers: int = Field(4, ge=1, le=64, description="Files that one subtask transfers at a time.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_block(cls, value: Any) -> Any:
+        if not isinstance(value, (dict, cls)):
+            raise ValueError("must be a mapping, such as {region: eu-central-1}")
+        if isinstance(value, dict) and "@" in str(value.get("endpoint")):
+            raise ValueError("endpoint must not hold credentials: use access_key_id and secret_access_key")
+        return value
+
+    @model_validator(mode="after")
+    def _whole(self) -> S3Settings:
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            raise ValueError("access_key_id and secret_access_key go together")
+        if self.session_token is not None and self.access_key_id is None:
+            raise ValueError("session_token needs access_key_id and secret_access_key")
+        if self.endpoint and self.endpoint.startswith("http://") and not self.allow_http:
+            raise ValueError("endpoint has no TLS: write https://, or set allow_http: true")
+        return self
+
+
+class StorageSettings(Section):
+    """Where durable things live."""
+
+    root: str = Field(".weir/storage", description="Directory or URI; registry, state and tables of every pipeline.")
+    s3: S3Settings = Field(S3Settings(), description="How s3:// is reached, for the root and for sources.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_secret_in_root(cls, value: Any) -> Any:
+        if not isinstance(value, (dict, cls)):
+            raise ValueError("must be a mapping, such as {root: s3://bucket/prefix}")
+        root = value.get("root") if isinstance(value, dict) else None
+        if isinstance(root, str) and "://" in root and ("@" in root or "?" in root):
+            raise ValueError("root must be a plain URI such as s3://bucket/prefix: keys and options go to storage.s3")
+        return value
+
+
+class LocalSettings(Section):
+    """Directories on each machine; everything in them can be lost at any time."""
+
+    work_dir: str = Field(".weir/work", description="Working copies of state; a fast local disk.")
+    cache_dir: str = Field(".weir/cache", description="Fetched jars and the like.")
+
+
+class CheckpointSettings(Section):
+    """When epochs are cut and how many checkpoints stay."""
+
+    interval_seconds: float = Field(
+        60,
+        gt=0,
+        description="`weir run` cuts a barrier this often when data is waiting.",
+        json_schema_extra=_advice(
+            "1 to 10 minutes. Longer leaves more to replay after a failure, and rows reach the tables later; much shorter pays for requests and small files although little has changed. Below a minute only where readers wait for the rows."
+        ),
+    )
+    min_pause_seconds: float = Field(
+        0,
+        ge=0,
+        description="Least time between two checkpoints of an idle pipeline.",
+        json_schema_extra=_advice(
+            "0 while checkpoints are short beside the interval. Where large state makes them take most of it, a pause of a tenth to a half of the interval leaves time for the work between them, so that they do not queue up. It does not slow a run that catches up, and how many overlap is `max_concurrent`'s business."
+        ),
+    )
+    timeout_seconds: float = Field(
+        600,
+        gt=0,
+        description="An epoch that takes longer is aborted and replayed.",
+        json_schema_extra=_advice(
+            "Usually left at 10 minutes. At least the interval; at most the longest time between two checkpoints that you can bear. A replay takes as long again: if epochs exceed it without a fault, cut smaller slices first (`epoch`)."
+        ),
+    )
+    tolerable_failures: int = Field(
+        0,
+        ge=0,
+        description="Consecutive failed epochs that do not fail the run.",
+        json_schema_extra=_advice(
+            "0 while you develop, so that every failure is seen; 2 or so in production, where a store may be away for a moment. Errors that a replay would only repeat end the run at once, whatever it says."
+        ),
+    )
+    max_concurrent: int = Field(
+        2,
+        ge=1,
+        le=8,
+        description="Epochs between their trigger and their end; with 1 nothing overlaps.",
+        json_schema_extra=_advice(
+            "2: the upload of one epoch beside the work of the next. 3 or 4 where an upload takes longer than an epoch's work. More hides no more: a store that is too slow for the rate stays so, and a failure replays all that are under way."
+        ),
+    )
+    max_pending_mb: int = Field(
+        2048,
+        ge=1,
+        description="Bytes in MiB that wait to be uploaded; above it no further epoch is begun.",
+        json_schema_extra=_advice(
+            "What the disk below `local.work_dir` can spare, and at least what the largest epoch uploads (`weir checkpoints`: its new bytes). A full checkpoint, or one after a large merge, uploads up to the whole state."
+        ),
+    )
+    num_retained: int = Field(
+        1,
+        ge=1,
+        description="Completed checkpoints to keep, besides savepoints.",
+        json_schema_extra=_advice(
+            "1 is enough to recover; 3 in production, so that there is something to go back to when the newest turns out bad. More lets you run a longer past again, and costs storage alone. For a release, take a savepoint."
+        ),
+    )
+    on_cancel: Literal["retain", "delete"] = Field(
+        "retain",
+        description="What `weir cancel` does with the checkpoints that have no name.",
+        json_schema_extra=_advice(
+            "`retain`: after a change of the logic you may want to start from one of them. Clean up by hand then, all the more with many retained ones (`weir prune`, `weir cancel --delete`): nothing else frees their storage. `delete` for what is made again anyway."
+        ),
+    )
+    mode: Literal["incremental", "full"] = Field(
+        "incremental",
+        description="incremental: upload only new state files and re-reference the rest; full: upload all of them, so that a checkpoint depends on no other. Restore works from either, and it can be changed between runs.",
+        json_schema_extra=_advice(
+            "`incremental`; the larger the state and the less of it changes, the more it saves. `full` for small state whose checkpoints are copied away or kept for long, one by one."
+        ),
+    )
+
+
+class EpochSettings(Section):
+    """Slice limits: a barrier falls where one is reached."""
+
+    max_files: int = Field(
+        100,
+        ge=1,
+        description="Files of one source in one epoch.",
+        json_schema_extra=_advice(
+            "Above what lands in an interval: the limits are for catching up. Raise it for many tiny files, whose footers cost more than their rows."
+        ),
+    )
+    max_rows: int = Field(
+        5_000_000,
+        ge=1,
+        description="Rows of one source in one epoch; at least one file is taken.",
+        json_schema_extra=_advice(
+            "So many that an epoch ends well within `checkpoints.timeout_seconds`: a slice that is too large is aborted, and replayed just as large. Smaller slices mean less to replay and less lag; larger ones spread an epoch's fixed cost over more rows."
+        ),
+    )
+    max_bytes: int = Field(
+        1 << 30,
+        ge=1,
+        description="Bytes of one source in one epoch; at least one file is taken.",
+        json_schema_extra=_advice(
+            "For wide rows, where a number of rows says little; otherwise let `max_rows` decide."
+        ),
+    )
+
+
+class RunSettings(Section):
+    """How long one run of the coordinator lasts."""
+
+    max_run_seconds: float = Field(
+        3600,
+        gt=0,
+        description="A run started by Dagster ends at the first barrier after this time, so that the next one runs the code deployed then.",
+    )
+    linger_seconds: float = Field(30, ge=0, description="A caught-up run started by Dagster waits this long for more.")
+    poll_seconds: float = Field(0.5, gt=0, le=60, description="How often an idle coordinator looks for work.")
+
+
+class LeaseSettings(Section):
+    """How others see that a coordinator lives."""
+
+    heartbeat_seconds: float = Field(5, gt=0, le=60, description="A coordinator silent for three of these is dead.")
+
+
+class SparkSettings(Section):
+    """The Spark session, and the parallelism of keyed stages."""
+
+    master: str = Field("local[2]", description="Spark master URL.")
+    parallelism: int = Field(2, ge=1, le=32768, description="Subtasks of every keyed stage.")
+    batch_rows: int = Field(65_536, ge=1, description="Largest Arrow batch that a stage function gets, in rows.")
+    driver_memory: str = Field("2g", pattern=r"^\d+[kmgt]$", description="Heap of the driver's JVM.")
+    conf: dict[str, str] = Field(default_factory=dict, description="Further Spark properties, as they are.")
+
+
+class CacheSettings(Section):
+    """A state cache of one subtask, above its backend; docs/how-to/per-key.md helps to choose."""
+
+    l1: int = Field(
+        ge=1,
+        description="Entries that are written back at the barrier, or when others push them out.",
+        json_schema_extra=_advice(
+            "One layer: the keys that are active between two barriers. With a second layer a tenth of that, for the barrier waits for the flush of what is dirty in `l1`, and of nothing in `l2`."
+        ),
+    )
+    l2: int = Field(
+        0,
+        ge=0,
+        description="Entries of the second layer, which are written when they enter it; 0: one layer.",
+        json_schema_extra=_advice(
+            "Ten times `l1` and more, as far as memory goes: size shortens no barrier here. In a production of large values and sessions, 2,000 + 23,000 in place of 20,000 in one layer took 61 % off the highest latency and 78 % off the average sync phase, for checkpoints 25 % larger. 0 where values are cheap to encode or barriers may wait: a second layer writes an entry more often."
+        ),
+    )
+
+
+class StateSettings(Section):
+    """What keeps the state of keyed stages; docs/reference/backends.md helps to choose."""
+
+    backend: str = Field(
+        "rocksdb",
+        description="rocksdb: state of any size, on disk; filesystem: in memory, a file per subtask and checkpoint; memory: the same up to a limit; the name of an installed backend, or `package.module:factory`.",
+        json_schema_extra=_advice(
+            "`rocksdb`, the only one for state beyond memory and for incremental checkpoints. `filesystem` for state that surely fits and is mostly rewritten each epoch. `memory` to debug and to try things, not in production."
+        ),
+    )
+    memory_mb: int = Field(
+        128,
+        ge=16,
+        description="Memory of a worker process for RocksDB in MiB, shared by all its databases: block cache with index and filters, memtables, merges, open files.",
+        json_schema_extra=_advice(
+            "What the machine can spare for each worker process. More where the keys of an epoch are read from all over a large state."
+        ),
+    )
+    resident_mb: int = Field(
+        64,
+        ge=0,
+        description="Rows of a subtask's state in MiB that are kept beside its local snapshot as one mapped table, where an epoch touches a good part of them: found ten times faster than in RocksDB. 0 keeps none.",
+        json_schema_extra=_advice(
+            "Above the size of a subtask's rows where an epoch touches a tenth of them and more; 0 where it touches few, or memory is short."
+        ),
+    )
+    max_state_size_mb: float = Field(
+        5,
+        gt=0,
+        description="Keys and values in MiB that one subtask may have in the memory backend.",
+        json_schema_extra=_advice("Left at 5: state that outgrows it belongs in another backend."),
+    )
+    options: dict[str, str] = Field(default_factory=dict, description="Given to a backend that is not Weir's own.")
+    caches: dict[str, CacheSettings] = Field(
+        default_factory=dict,
+        description="By uid of a stage with a per-key function: its state cache. None by default.",
+        json_schema_extra=_advice(
+            "For per-key functions with many rows per key between two barriers, or with large values. Keep one only if its hit rate in `weir checkpoints --json` and the epoch's time say so."
+        ),
+    )
+
+
+class PipelineSettings(Section):
+    """One pipeline: where its code is, and the values of its placeholders."""
+
+    object: str = Field(description="`module:attribute` of the Pipeline, e.g. pipelines.flights:pipeline.")
+    params: dict[str, str] = Field(default_factory=dict, description="Values for {placeholders} in its sources.")
+
+
+class DagsterSettings(Section):
+    """The checkpoint sensor."""
+
+    sensor_seconds: int = Field(
+        10, ge=5, description="Seconds between the checkpoint sensor's ticks (Dagster's least is 5)."
+    )
+    max_lag_files: int = Field(
+        0, ge=0, description="Backlog in files that a tick lets wait without asking for a barrier."
+    )
