@@ -73,11 +73,13 @@ class ValueState:
         """Keep what the batch changed."""
         if self._rows is None or not self._touched.any():
             return
-        touched = np.flatnonzero(self._touched)
-        rows = self._rows[touched]
+        keys, rows, present = self._known().grouped, self._rows, self._present
+        if not self._touched.all():  # else they are put as they were asked for, which `Rows` remembers
+            touched = np.flatnonzero(self._touched)
+            keys, rows, present = keys[touched], rows[touched], present[touched]
         if TOUCHED in self._schema.arrow.names:  # without an expiry: touched whenever somebody with one first sees it
             rows = rows.with_columns(pl.lit(self._expiry.now if self._expiry else None, pl.Int64).alias(TOUCHED))
-        self._kept.put(self._known().grouped[touched], rows, self._present[touched])
+        self._kept.put(keys, rows, present)
         self._touched[:] = False
 
     def barrier(self) -> None:
