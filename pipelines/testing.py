@@ -329,7 +329,7 @@ class StageRun:
                 files = snapshot.take(attempt, backend)
             finally:
                 backend.close()
-            bases[subtask] = snapshot.upload(self._storage, attempt, forked, files)
+            bases[subtask] = snapshot.upload(self._storage, attempt, snapshot.prepare(attempt, forked, files), None)
         return bases
 
     # -- results out

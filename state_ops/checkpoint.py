@@ -60,12 +60,66 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalFile:
+    """One file of a snapshot that has not been uploaded.
+
+    digest: sha256, of a file that its backend changes in place (`fork` copies those); None for an immutable one. inherited: it is
+    the base's file of that name, the very inode.
+    """
+
+    name: str
+    bytes: int
+    digest: str | None
+    inherited: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSnapshot:
+    """One subtask's state at an epoch, on the disk of the host that made it and nowhere else."""
+
+    subtask: int
+    attempt: AttemptId
+    files: tuple[LocalFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """Rows that a subtask hands out, on its host's disk. local: where; the rest as in `StateFile`, once it is uploaded."""
+
+    kind: str
+    name: str
+    local: str
+    path: str
+    sink: str | None
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What a subtask leaves at the barrier for the coordinator to upload, which shares its disk.
+
+    base: the attempt whose snapshot it was built on. snapshot: None where the subtask wrote nothing, so that its state is the base's.
+    directory: the attempt's.
+    """
+
+    base: AttemptId | None
+    snapshot: LocalSnapshot | None
+    staged: tuple[StagedFile, ...]
+    directory: str
+
+    @property
+    def bytes(self) -> int:
+        """Of the state that is to be uploaded, at most."""
+        return sum(file.bytes for file in self.snapshot.files if not file.inherited) if self.snapshot else 0
+
+
+@dataclass(frozen=True, slots=True)
 class Ack:
     """A subtask's report to the coordinator. `error` set: it is a decline.
 
     Event times are microseconds since 1970 UTC. ms: durations in milliseconds by phase. swept: up to where this epoch has swept
     expired state, as a key in hex; None: to its end. A hint for the next epoch, and no part of the state. cache: `CacheFigures` of a
-    stage that has a state cache.
+    stage that has a state cache. handover: what is still to be uploaded; the coordinator counts only acks that have none.
     """
 
     operator: str
@@ -84,6 +138,7 @@ class Ack:
     error: dict[str, Any] | None = None
     swept: str | None = None
     cache: dict[str, int] | None = None
+    handover: Handover | None = None
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -91,7 +146,21 @@ class Ack:
     @classmethod
     def from_json(cls, text: str) -> Ack:
         raw = json.loads(text)
-        return cls(**{**raw, "files": tuple(StateFile(**file) for file in raw["files"])})
+        files = tuple(StateFile(**file) for file in raw["files"])
+        handover = _handover(raw["handover"]) if raw["handover"] else None
+        return cls(**{**raw, "files": files, "handover": handover})
+
+    def staged(self, name: str) -> list[StagedFile | StateFile]:
+        """The rows of one output, uploaded or still local."""
+        files: tuple[StagedFile | StateFile, ...] = self.handover.staged if self.handover else self.files
+        return [file for file in files if file.kind != STATE and file.name == name]
+
+
+def _handover(raw: dict[str, Any]) -> Handover:
+    local = raw["snapshot"]
+    if local is not None:
+        local = LocalSnapshot(**{**local, "files": tuple(LocalFile(**file) for file in local["files"])})
+    return Handover(**{**raw, "snapshot": local, "staged": tuple(StagedFile(**file) for file in raw["staged"])})
 
 
 @dataclass(frozen=True, slots=True)

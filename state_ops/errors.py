@@ -63,6 +63,10 @@ class TransientError(WeirError):
     """Retry: storage or the cluster failed in a way that may pass."""
 
 
+class LocalBaseError(TransientError):
+    """Wait for durable files: the snapshot that the epoch before left on one host's disk is not on this one."""
+
+
 class RunEndedError(TransientError):
     """Run again: this run cannot know or do more, but the next one, which takes over, can. Nothing was deleted."""
 

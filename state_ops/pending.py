@@ -74,17 +74,26 @@ class PendingCheckpoint:
     committing: bool = False
 
     def record(self, ack: Ack) -> AckOutcome:
-        """Of an ack of this epoch and generation. The first one of a subtask is the winner among its attempts."""
+        """Of an ack of this epoch and generation. The first one of a subtask is the winner among its attempts; the same attempt's
+        ack comes again when what it handed over has been uploaded.
+        """
         key = (ack.operator, ack.subtask)
         if not 0 <= ack.subtask < self.expected.get(ack.operator, 0):
             return AckOutcome.UNKNOWN
         if ack.error is not None and not self.committing:
             self.declines.append(ack)
             return AckOutcome.DECLINED
-        if key in self.acks:
+        known = self.acks.get(key)
+        uploaded = known is not None and known.attempt == ack.attempt and known.handover is not None
+        if known is not None and (not uploaded or ack.handover is not None):
             return AckOutcome.DUPLICATE
         self.acks[key] = ack
         return AckOutcome.ACCEPTED
+
+    def retract(self, operator: str) -> None:
+        """Forget what an operator's subtasks have said: it runs again in this very epoch, which has not failed."""
+        self.declines = [ack for ack in self.declines if ack.operator != operator]
+        self.acks = {key: ack for key, ack in self.acks.items() if key[0] != operator}
 
     def missing(self, operator: str) -> list[int]:
         """Subtasks of one operator that have not acked."""
@@ -92,7 +101,9 @@ class PendingCheckpoint:
 
     @property
     def complete(self) -> bool:
-        return not self.declines and all(not self.missing(operator) for operator in self.expected)
+        """Whether every subtask has acked, and all that their acks stand for is in storage."""
+        acked = not self.declines and all(not self.missing(operator) for operator in self.expected)
+        return acked and all(ack.handover is None for ack in self.acks.values())
 
     def acks_of(self, operator: str) -> list[Ack]:
         return [ack for (name, _), ack in sorted(self.acks.items()) if name == operator]

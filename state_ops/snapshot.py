@@ -1,4 +1,4 @@
-"""Local snapshots of one subtask's state: fork, take, upload what is new or everything, restore, sweep.
+"""Local snapshots of one subtask's state: fork, take, prepare, upload what is new or everything, restore.
 
     <work>/<pipeline>/<operator uid>/<subtask>/
         g2-e17-<attempt>/            one attempt's directory, never shared, never opened by another attempt
@@ -18,6 +18,9 @@ Why each step is safe:
   in place.
 - A base directory is used only if its manifest says what the checkpoint's row says: the attempt, and for every file the
   object and the digest. Else everything is fetched, each digest checked on the way.
+- An epoch may build on a snapshot that is still being uploaded (`LocalSnapshot`): the coordinator names the attempt whose ack it
+  has, and the names and sizes in that ack must be what lies there. What such a fork inherits is uploaded only after the epoch
+  before is confirmed, and refers to the objects that the confirmed checkpoint names.
 - Local disks rot too. The digests of copied files are checked at every fork. A linked file is only checked for its size,
   because hashing the whole state at every epoch would cost more than the epoch; its backend finds damage when it reads it.
   RocksDB verifies the checksum of each block that it reads, compactions included, and on opening an SST the unique id that
@@ -35,7 +38,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,8 +47,8 @@ from typing import Any
 
 from state_ops.backends.base import Backend
 from state_ops.backends.rocksdb import is_table
-from state_ops.checkpoint import STATE, Snapshot, StateFile
-from state_ops.errors import DamageError, PipelineError, TransientError
+from state_ops.checkpoint import STATE, LocalFile, LocalSnapshot, Snapshot, StateFile
+from state_ops.errors import DamageError, LocalBaseError, PipelineError, TransientError
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir
 from state_ops.storage import CancelledError, Storage
 from state_ops.sweep import attempts, owner
@@ -79,27 +82,28 @@ class Attempt:
 class Fork:
     """A working copy of the base.
 
-    inherited: local name -> (inode, the file as the base checkpoint names it). source: the local directory that it was
-    linked from; None if it came from storage, digests checked, or starts empty.
+    inherited: local name -> inode, of the base's immutable files. source: the local directory that it was linked from; None if it
+    came from storage, digests checked, or starts empty.
     """
 
     db: Path
-    inherited: dict[str, tuple[int, StateFile]]
+    inherited: dict[str, int]
     source: Path | None = None
 
 
 def fork(
     storage: Storage,
     attempt: Attempt,
-    base: Snapshot | None,
+    base: Snapshot | LocalSnapshot | None,
     deadline: float | None = None,
     is_immutable: Callable[[str], bool] = is_table,
 ) -> Fork:
     """Make the attempt's working copy: by hard links where the base's local files are still there, else from storage.
 
     is_immutable: which files the backend never changes in place (`BackendFactory.is_immutable`), so that they may be linked.
-    Raises DamageError that names the file when an object is missing or is not what the checkpoint recorded, and
-    TransientError when storage takes longer than `deadline`, on time.monotonic().
+    Raises DamageError that names the file when an object is missing or is not what the checkpoint recorded,
+    TransientError when storage takes longer than `deadline`, on time.monotonic(), and LocalBaseError when a base that is nowhere
+    but on a local disk is not there, or not whole.
     """
     db = attempt.directory / "db"
     db.mkdir(parents=True)
@@ -107,12 +111,21 @@ def fork(
         return Fork(db, {})
     for name in (base.attempt, *(file.name for file in base.files)):
         _check_name(name)
-    source = _local_directory(attempt.home, base)
-    if source is None or not _link_all(source, base, db, is_immutable):
-        source = None
-        fetch(storage, base, db, deadline)
-        _keep(attempt, base, db, is_immutable)
-    inherited = {file.name: ((db / file.name).stat().st_ino, file) for file in base.files if is_immutable(file.name)}
+    if isinstance(base, LocalSnapshot):
+        source = next((found for found in attempts(attempt.home) if owner(found) == base.attempt), None)
+        if source is None or not _link_all(source, base.files, db, is_immutable):
+            raise LocalBaseError(
+                f"The snapshot of attempt {base.attempt}, which is still being uploaded, is not on this host's disk.",
+                where=str(attempt.home),
+                next="The stage runs again as soon as it is in storage.",
+            )
+    else:
+        source = _local_directory(attempt.home, base)
+        if source is None or not _link_all(source, base.files, db, is_immutable):
+            source = None
+            fetch(storage, base, db, deadline)
+            _keep(attempt, base, db, is_immutable)
+    inherited = {file.name: (db / file.name).stat().st_ino for file in base.files if is_immutable(file.name)}
     return Fork(db, inherited, source)
 
 
@@ -144,10 +157,12 @@ def _keep(attempt: Attempt, base: Snapshot, db: Path, is_immutable: Callable[[st
         kept.rename(attempt.home / f"{epoch_dir(attempt.generation, attempt.epoch)}-{base.attempt}")
 
 
-def _link_all(source: Path, base: Snapshot, db: Path, is_immutable: Callable[[str], bool]) -> bool:
-    """Fill `db` from a local directory; False, with `db` empty, if that visibly is not what the checkpoint recorded."""
+def _link_all(
+    source: Path, files: Sequence[StateFile | LocalFile], db: Path, is_immutable: Callable[[str], bool]
+) -> bool:
+    """Fill `db` from a local directory; False, with `db` empty, if that visibly is not what was recorded."""
     try:
-        if all(_bring(source / "snapshot" / file.name, file, db, is_immutable(file.name)) for file in base.files):
+        if all(_bring(source / "snapshot" / file.name, file, db, is_immutable(file.name)) for file in files):
             return True
     except FileNotFoundError:  # never there, or swept away by another attempt this very moment
         pass
@@ -155,7 +170,7 @@ def _link_all(source: Path, base: Snapshot, db: Path, is_immutable: Callable[[st
     return False
 
 
-def _bring(local: Path, file: StateFile, db: Path, immutable: bool) -> bool:
+def _bring(local: Path, file: StateFile | LocalFile, db: Path, immutable: bool) -> bool:
     """Bring one file of the base into the working copy; False if it visibly is not what the checkpoint recorded."""
     if local.stat().st_size != file.bytes:
         return False
@@ -163,8 +178,12 @@ def _bring(local: Path, file: StateFile, db: Path, immutable: bool) -> bool:
         os.link(local, db / file.name)
         return True
     shutil.copyfile(local, db / file.name)
-    with (db / file.name).open("rb") as copy:
-        return hashlib.file_digest(copy, "sha256").hexdigest() == file.digest
+    return _digest(db / file.name) == file.digest
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _local_directory(home: Path, base: Snapshot) -> Path | None:
@@ -186,13 +205,24 @@ def healing(forked: Fork) -> Iterator[None]:
     except DamageError as error:
         if forked.source is None:
             raise
-        (forked.source / _MANIFEST).unlink(missing_ok=True)  # first: without it nothing else is trusted
-        shutil.rmtree(forked.source, ignore_errors=True)
+        _drop(forked.source)
         raise TransientError(
             f"The local copy of the state is damaged and was removed. {error.what}",
             where=error.where or str(forked.source),
             next="The replay fetches the state from storage. If this comes back, look at the disk.",
         ) from error
+
+
+def distrust(home: Path, attempt: AttemptId | None) -> None:
+    """Remove an attempt's directory from a subtask's home, as something in it is damaged."""
+    for directory in attempts(home):
+        if owner(directory) == attempt:
+            _drop(directory)
+
+
+def _drop(directory: Path) -> None:
+    (directory / _MANIFEST).unlink(missing_ok=True)  # first: without it nothing else is trusted
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def take(attempt: Attempt, backend: Backend) -> list[Path]:
@@ -212,44 +242,70 @@ def take(attempt: Attempt, backend: Backend) -> list[Path]:
     return files
 
 
+def prepare(
+    attempt: Attempt, forked: Fork, files: Sequence[Path], is_immutable: Callable[[str], bool] = is_table
+) -> LocalSnapshot:
+    """The files that `take` returned, as the next epoch and `upload` need to know them; the working copy, closed, goes."""
+
+    def described(file: Path) -> LocalFile:
+        found = file.stat()
+        digest = None if is_immutable(file.name) else _digest(file)
+        return LocalFile(file.name, found.st_size, digest, forked.inherited.get(file.name) == found.st_ino)
+
+    prepared = LocalSnapshot(attempt.subtask, attempt.id, tuple(described(file) for file in files))
+    shutil.rmtree(forked.db, ignore_errors=True)
+    return prepared
+
+
 def upload(
     storage: Storage,
     attempt: Attempt,
-    forked: Fork,
-    files: list[Path],
+    local: LocalSnapshot,
+    base: Snapshot | None,
     *,
     full: bool = False,
     deadline: float | None = None,
 ) -> Snapshot:
-    """The rest: upload what the base does not have, re-reference what it has, write the local manifest last.
+    """Upload what the base does not have, re-reference what it has, write the local manifest last.
 
-    full: upload everything, so that the snapshot depends on no other. deadline: on time.monotonic().
+    base: what the attempt was forked from, as a confirmed checkpoint names it. full: upload everything, so that the snapshot depends
+    on no other. deadline: on time.monotonic().
     Raises the first failure, after the other transfers have stopped; what was uploaded by then is for `discard`.
     """
 
-    def one(file: Path, cancelled: Event) -> StateFile:
-        known = forked.inherited.get(file.name)
-        if known is not None and known[0] == file.stat().st_ino:
-            if not full:
-                return replace(known[1], new=False, snapshot=attempt.id)
-            sent = send(file, cancelled)
-            if sent.digest != known[1].digest:  # else rot on the local disk would get a digest that vouches for it
-                raise DamageError("A local state file is not what was uploaded when it was new.", where=str(file))
-            return sent
-        return send(file, cancelled)
+    def one(file: LocalFile, cancelled: Event) -> StateFile:
+        return sent(storage, attempt, file, base, full, cancelled)
 
-    def send(file: Path, cancelled: Event) -> StateFile:
-        path = f"{attempt.prefix}/{file.name}"
-        size, digest = storage.put_file(file, path, cancelled=cancelled)
-        return StateFile(
-            attempt.operator, attempt.subtask, STATE, file.name, path, size, digest, True, attempt.id, attempt.id
-        )
-
-    listed = tuple(together(one, files, at_once=storage.transfers, deadline=deadline))
+    listed = tuple(together(one, local.files, at_once=storage.transfers, deadline=deadline))
     snapshot = Snapshot(attempt.subtask, attempt.id, listed)
-    _write_manifest(attempt.directory, snapshot)
-    shutil.rmtree(forked.db, ignore_errors=True)
+    vouch(attempt, snapshot)
     return snapshot
+
+
+def sent(
+    storage: Storage, attempt: Attempt, file: LocalFile, base: Snapshot | None, full: bool, cancelled: Event
+) -> StateFile:
+    """One file of a snapshot, uploaded, or as the base names it."""
+    local, known = attempt.directory / "snapshot" / file.name, None
+    if file.inherited:
+        known = next((of_base for of_base in base.files if of_base.name == file.name), None) if base else None
+        if known is None:
+            raise DamageError(f"{file.name} was inherited from a base that does not have it.", where=str(local))
+        if not full:
+            return replace(known, new=False, snapshot=attempt.id)
+    path = f"{attempt.prefix}/{file.name}"
+    size, digest = storage.put_file(local, path, cancelled=cancelled)
+    expected = known.digest if known else file.digest
+    if expected is not None and digest != expected:  # else rot on the local disk would get a digest that vouches for it
+        raise DamageError("A local state file is not what it was when it was new.", where=str(local))
+    return StateFile(
+        attempt.operator, attempt.subtask, STATE, file.name, path, size, digest, True, attempt.id, attempt.id
+    )
+
+
+def vouch(attempt: Attempt, snapshot: Snapshot) -> None:
+    """Say in the attempt's directory which objects its files are: from now on a confirmed checkpoint's base may be taken from it."""
+    _write_manifest(attempt.directory, snapshot)
 
 
 def discard(storage: Storage, attempt: Attempt) -> None:

@@ -95,15 +95,15 @@ MUTANTS = [
     Mutant(
         "reuse by name and size",
         "state_ops/snapshot.py",
-        "known[0] == file.stat().st_ino:",
-        "known[1].bytes == file.stat().st_size:",
+        "forked.inherited.get(file.name) == found.st_ino)",
+        "file.name in forked.inherited)",
         "tests/state_ops/test_snapshot.py::test_a_file_that_is_not_the_inherited_inode_is_uploaded",
     ),
     Mutant(
         "upload everything again",
         "state_ops/snapshot.py",
-        "        if known is not None and known[0]",
-        "        if known is None and known[0]",
+        "        if not full:\n            return replace(known",
+        "        if full:\n            return replace(known",
         "tests/state_ops/test_snapshot.py::test_only_new_tables_are_uploaded",
     ),
     Mutant(
@@ -312,8 +312,8 @@ MUTANTS = [
     Mutant(
         "let the last ack win",
         "state_ops/pending.py",
-        "        if key in self.acks:\n",
-        "        if key in ():\n",
+        "        if known is not None and (not uploaded or ack.handover is not None):\n",
+        "        if known == ():\n",
         "tests/state_ops/test_coordinator.py::test_the_first_ack_of_a_subtask_wins_among_its_attempts",
     ),
     Mutant(
@@ -451,8 +451,8 @@ MUTANTS = [
     ),
     Mutant(
         "leave what a losing attempt uploaded",
-        "pipelines/runtime/epoch.py",
-        "    remove(shop, work.losers)\n",
+        "pipelines/runtime/commit.py",
+        "    remove(shop, flight.losers)\n",
         "",
         "tests/runtime/test_coordination.py::test_case_13_of_two_attempts_that_ack_the_loser_leaves_nothing_behind",
     ),
@@ -508,15 +508,15 @@ MUTANTS = [
     Mutant(
         "take small local files unseen",
         "state_ops/snapshot.py",
-        '        return hashlib.file_digest(copy, "sha256").hexdigest() == file.digest\n',
-        "        return True\n",
+        "    return _digest(db / file.name) == file.digest\n",
+        "    return True\n",
         "tests/state_ops/test_snapshot.py::test_a_small_local_file_that_rotted_sends_the_whole_fork_to_storage",
     ),
     Mutant(
         "let a full snapshot re-reference",
         "state_ops/snapshot.py",
-        "            if not full:\n",
-        "            if file:\n",
+        "        if not full:\n            return",
+        "        if file:\n            return",
         "tests/state_ops/test_uploads.py::test_incremental_and_full_snapshots_follow_each_other_without_conversion",
     ),
     Mutant(
@@ -529,8 +529,8 @@ MUTANTS = [
     Mutant(
         "vouch for a local file that rotted",
         "state_ops/snapshot.py",
-        "            if sent.digest != known[1].digest:",
-        "            if sent.digest is None:",
+        "    if expected is not None and digest != expected:",
+        "    if digest is None:",
         "tests/state_ops/test_uploads.py::test_a_full_snapshot_refuses_to_vouch_for_a_local_file_that_rotted",
     ),
     Mutant(
@@ -682,9 +682,9 @@ MUTANTS = [
     ),
     Mutant(
         "let a zombie blame its input",
-        "pipelines/runtime/epoch.py",
-        "        raise_if_fenced(shop, error)\n",
-        "",
+        "pipelines/runtime/in_flight.py",
+        "            raise_if_fenced(self._shop, failure.error)\n",
+        "            pass\n",
         "tests/recovery/test_racers.py::test_a_zombie_whose_staged_rows_its_successor_removed_says_that_it_is_fenced",
     ),
     Mutant(
@@ -829,9 +829,9 @@ MUTANTS = [
     ),
     Mutant(
         "name a checkpoint for nobody",
-        "pipelines/runtime/run.py",
-        "request.kind == upkeep.NAME and asked_still and",
-        "request.kind == upkeep.NAME and",
+        "pipelines/runtime/epoch.py",
+        "request.kind == upkeep.NAME and asked_still:",
+        "request.kind == upkeep.NAME:",
         "tests/recovery/test_savepoints.py::test_a_savepoint_whose_asker_lost_patience_is_not_taken",
     ),
     Mutant(
@@ -1136,6 +1136,41 @@ MUTANTS = [
         "    return known if holds_back and not drain else after",
         "    return after",
         "tests/runtime/test_operators_run.py::test_windows_of_windows_lose_nothing_whether_files_tell_their_newest_event_time_or_not",
+    ),
+    Mutant(
+        "upload what the epoch before has not confirmed",
+        "pipelines/runtime/in_flight.py",
+        "            and self._free(_UPLOADS, flight, stage.uid)\n            and self._follows_confirmed(flight)",
+        "            and self._free(_UPLOADS, flight, stage.uid)",
+        "tests/recovery/test_schedules.py::test_every_checkpoint_of_a_schedule_is_a_replay_of_its_files",
+    ),
+    Mutant(
+        "read the next stage's rows from what has been uploaded",
+        "pipelines/runtime/stage_job.py",
+        "    acks = flight.acks[upstream]\n",
+        "    acks = flight.pending.acks_of(upstream)\n",
+        "tests/recovery/test_schedules.py::test_every_checkpoint_of_a_schedule_is_a_replay_of_its_files",
+    ),
+    Mutant(
+        "go on from the frontier of an epoch that fell",
+        "pipelines/runtime/in_flight.py",
+        "        self.frontier = Frontier.at(head)\n        files",
+        "        self.frontier = self.frontier if head else Frontier.at(head)\n        files",
+        "tests/recovery/test_schedules.py::test_every_checkpoint_of_a_schedule_is_a_replay_of_its_files",
+    ),
+    Mutant(
+        "sweep away what is being uploaded",
+        "pipelines/runtime/keyed_stage.py",
+        " | task.keep\n",
+        "\n",
+        "tests/recovery/test_schedules.py::test_every_checkpoint_of_a_schedule_is_a_replay_of_its_files",
+    ),
+    Mutant(
+        "start a stage before it has done the epoch before",
+        "pipelines/runtime/in_flight.py",
+        "(before is not None and stage.uid not in before.acks)",
+        "False",
+        "tests/recovery/test_schedules.py::test_every_checkpoint_of_a_schedule_is_a_replay_of_its_files",
     ),
 ]
 

@@ -7,14 +7,17 @@ from typing import Any
 
 from state_ops import warm
 from state_ops.cache import CacheSizes, StateCache, ValueStore
-from state_ops.checkpoint import STATE, Snapshot, StateFile
+from state_ops.checkpoint import LocalSnapshot, Snapshot
+from state_ops.ids import AttemptId
 from state_ops.schema import StateSchema
 
 
 class Caching:
     """sizes: None for no cache. base: the snapshot that the attempt builds on. figures: of the barrier, once it is past."""
 
-    def __init__(self, sizes: CacheSizes | None, operator: str, subtask: int, base: Snapshot | None) -> None:
+    def __init__(
+        self, sizes: CacheSizes | None, operator: str, subtask: int, base: Snapshot | LocalSnapshot | None
+    ) -> None:
         self._sizes, self._operator, self._subtask, self._base = sizes, operator, subtask, base
         self._cache: StateCache[Any] | None = None
         self._shape = b""
@@ -38,12 +41,8 @@ class Caching:
         if self._cache is not None:
             self.figures = asdict(self._cache.barrier())
 
-    def keep(self, files: tuple[StateFile, ...]) -> None:
-        """Leave the entries to the next epoch. files: the attempt's snapshot, complete: nothing can fail any more."""
-        names = {file.snapshot for file in files if file.kind == STATE}
-        if self._cache is None or len(names) != 1:
-            return
-        (attempt,) = names
-        if attempt is not None:
+    def keep(self, attempt: AttemptId | None) -> None:
+        """Leave the entries to the epoch that builds on this attempt's snapshot, which is complete; None: there is none."""
+        if self._cache is not None and attempt is not None:
             kept = (self._shape, self._cache.contents())
             warm.keep(self._operator, self._subtask, attempt, kept, self._cache.size_bytes())

@@ -10,26 +10,24 @@ from datetime import UTC, datetime
 import structlog
 
 from pipelines.runtime.sinks import delta
-from pipelines.runtime.workshop import Working, Workshop, lap
+from pipelines.runtime.workshop import Flight, Workshop, lap
 from state_ops import errors, retention
 from state_ops.checkpoint import OUTPUT, Checkpoint, StateFile
 from state_ops.errors import (
     RunEndedError,
     TransientError,
 )
-from state_ops.ids import CheckpointId, epoch_dir
+from state_ops.ids import CheckpointId, Generation, epoch_dir
 from state_ops.pins import Held
 from state_ops.registry import Publication, Registry
 
 log = structlog.get_logger("weir.epoch")
 
 
-def commit(
-    shop: Workshop, work: Working, checkpoint: Checkpoint, files: Sequence[StateFile], started: float
-) -> Checkpoint:
+def commit(shop: Workshop, flight: Flight, checkpoint: Checkpoint, files: Sequence[StateFile]) -> Checkpoint:
     """The one commit point. An error leaves the outcome unknown, so the registry is asked under a fresh claim."""
-    work.ms["to_commit"] = round((time.perf_counter() - started) * 1000, 3)
-    checkpoint = replace(checkpoint, completed_at=datetime.now(UTC), ms=dict(work.ms))
+    lap(flight.ms, "to_commit", flight.started)
+    checkpoint = replace(checkpoint, completed_at=datetime.now(UTC), ms=dict(flight.ms))
     clock = time.perf_counter()
     try:
         shop.registry.commit(checkpoint, files)
@@ -37,12 +35,13 @@ def commit(
         raise
     except Exception as error:
         _settle(shop, checkpoint, error)
-    lap(work.ms, "commit", clock)
+    lap(flight.ms, "commit", clock)
+    remove(shop, flight.losers)
     return checkpoint
 
 
 def _settle(shop: Workshop, checkpoint: Checkpoint, error: Exception) -> None:
-    """After a commit of unknown outcome: return if it landed; raise, with everything discarded, if it cannot land any more."""
+    """After a commit of unknown outcome: return if it landed, raise if it cannot land any more."""
     try:
         claimed = shop.registry.take_over(after=shop.generation)
         landed = shop.registry.holds(checkpoint)
@@ -54,23 +53,21 @@ def _settle(shop: Workshop, checkpoint: Checkpoint, error: Exception) -> None:
             where=shop.storage.full("registry/checkpoints"),
             next="Look at the storage, then run again: the next run finds out. Nothing was deleted.",
         ) from error
-    if not landed:
-        discard(shop, checkpoint.id)
     shop.generation = claimed
     if not landed:
         raise TransientError(
             f"The registry could not be committed: {error}",
             where=shop.storage.full("registry/checkpoints"),
-            next="The epoch was discarded and will be replayed. Look at the storage.",
+            next="The epoch was declined and will be replayed. Look at the storage.",
         ) from error
 
 
-def discard(shop: Workshop, epoch: CheckpointId) -> None:
+def discard(shop: Workshop, generation: Generation, epoch: CheckpointId) -> None:
     """Delete what a declined epoch staged. Its id is never used again and was not committed, so nothing can name this.
 
     A failure is logged, not raised: it must not replace the error that declined the epoch, and the next take-over cleans up.
     """
-    name = epoch_dir(shop.generation, epoch)
+    name = epoch_dir(generation, epoch)
     try:
         delete_staged(shop, name)
     except OSError as error:
@@ -145,16 +142,20 @@ def needed(registry: Registry, holds: Mapping[str, Held]) -> dict[CheckpointId, 
     return found
 
 
-def prune(shop: Workshop, keep: int | None = None) -> tuple[CheckpointId, ...]:
+def prune(
+    shop: Workshop, keep: int | None = None, also: Mapping[CheckpointId, Sequence[str]] | None = None
+) -> tuple[CheckpointId, ...]:
     """Drop the checkpoints beyond the retained number, rows first, then the objects that only they named.
 
-    keep: how many without a name stay, by default as the settings say.
+    keep: how many without a name stay, by default as the settings say. also: what epochs in flight need, in words.
     """
     keep = shop.settings.checkpoints.num_retained if keep is None else keep
     completed = shop.registry.checkpoints()
     listings = {row.id: shop.registry.files(row) for row in completed}
-    also = needed(shop.registry, shop.watcher.live(shop.storage))
-    decided = retention.plan(completed, listings, keep, shop.registry.pins(), also)
+    why = needed(shop.registry, shop.watcher.live(shop.storage))
+    for id, reasons in (also or {}).items():
+        why.setdefault(id, []).extend(reasons)
+    decided = retention.plan(completed, listings, keep, shop.registry.pins(), why)
     retention.apply(shop.registry, shop.storage, shop.generation, decided, shop.watcher)
     for path in shop.watcher.dead(shop.storage):
         shop.storage.delete(path)

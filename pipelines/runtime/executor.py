@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.sources.files import FilesReader, SourceFile
-from state_ops.checkpoint import Ack, StateFile
+from state_ops.checkpoint import Ack, StagedFile, StateFile
+from state_ops.errors import InputError
 from state_ops.storage import Storage
 
 
@@ -29,15 +32,38 @@ class Landed:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Rows that the stage before has staged in this epoch. schema: its output's."""
+    """Rows that the stage before has staged in this epoch, uploaded or not. schema: its output's."""
 
     schema: pa.Schema
     storage: Storage
-    files: tuple[StateFile, ...]
+    files: tuple[StagedFile | StateFile, ...]
 
     @property
     def where(self) -> str:
-        return self.storage.full(self.files[0].path)
+        return uri(self.storage, self.files[0])
+
+
+def uri(storage: Storage, file: StagedFile | StateFile) -> str:
+    """Where staged rows are read from: the disk that their subtask shares with the coordinator, or storage."""
+    return file.local if isinstance(file, StagedFile) else storage.full(file.path)
+
+
+def staged_table(storage: Storage, file: StagedFile | StateFile) -> pa.Table:
+    """Staged rows, read in this process. Raises InputError if they are gone."""
+    if isinstance(file, StagedFile):
+        try:
+            data: bytes | None = Path(file.local).read_bytes()
+        except FileNotFoundError:
+            data = None
+    else:
+        data = storage.read_bytes(file.path)
+    if data is None:
+        raise InputError(
+            "A file that was there when the epoch was planned is gone.",
+            where=uri(storage, file),
+            next="Run again, which plans anew; the epoch was declined.",
+        )
+    return pq.read_table(pa.BufferReader(data), use_threads=False)  # why not: see state_ops.delta_log
 
 
 class Executor(Protocol):
@@ -56,4 +82,8 @@ class Executor(Protocol):
         rows: None for an epoch without data. columns: as `columns` said. deadline: on time.monotonic(), when the work is
         cancelled. Raises the WeirError that says what the operator should do when the job as a whole failed.
         """
+        ...
+
+    def cancel(self) -> None:
+        """End what runs, soon: nobody waits for its result. From any thread."""
         ...

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipelines.runtime.definition import Gate, Stage
+from pipelines.runtime.executor import staged_table
 from pipelines.runtime.spark import name_main_module
-from state_ops.checkpoint import StateFile
+from state_ops.checkpoint import StagedFile, StateFile
 from state_ops.errors import GateError, PipelineError
 from state_ops.storage import Storage
 
@@ -36,15 +36,11 @@ class Verdict:
     sample: tuple[Any, ...]
 
 
-def check(storage: Storage, stage: Stage, files: Sequence[StateFile]) -> list[Verdict]:
+def check(storage: Storage, stage: Stage, files: Sequence[StagedFile | StateFile]) -> list[Verdict]:
     """Evaluate a stage's gates on its staged rows. Raises GateError if one fails, PipelineError if one cannot be evaluated."""
     if not stage.gates or not files:
         return []
-    tables = []
-    for file in files:
-        data = storage.read_bytes(file.path)
-        assert data is not None, f"{file.path} was staged a moment ago"
-        tables.append(pq.read_table(pa.BufferReader(data), use_threads=False))  # why not: see state_ops.delta_log
+    tables = [staged_table(storage, file) for file in files]
     batch = _batch(pa.concat_tables(tables).to_pandas(use_threads=False))
     verdicts = [_evaluate(stage, gate, batch) for gate in stage.gates]
     failed = [verdict for verdict in verdicts if not verdict.passed]

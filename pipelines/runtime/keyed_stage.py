@@ -1,7 +1,7 @@
 """The keyed task: one subtask of one stage in one epoch. It runs inside a Spark task and knows nothing of Spark.
 
     fork the base snapshot -> run the operator over the batches -> barrier -> flush and snapshot (sync phase)
-    -> upload new SSTs and staged rows -> one ack
+    -> one ack, which hands new SSTs and staged rows over to whoever uploads them
 
 Rows never travel back through the JVM: what a stage hands out is staged as Parquet by the task itself.
 """
@@ -25,13 +25,22 @@ import pyarrow.parquet as pq
 from pipelines.runtime.caching import Caching
 from pipelines.runtime.definition import Epoch, Stage
 from pipelines.runtime.operators import FunctionOperator, Operator, Progress, Shapes, build, event_time_of
-from state_ops import frames, snapshot
+from state_ops import frames, handover, snapshot
 from state_ops.backends.base import Backend, BackendOptions
 from state_ops.backends.named import DEFAULT, named
 from state_ops.cache import CacheSizes
-from state_ops.checkpoint import CHANNEL, OUTPUT, Ack, Snapshot, StateFile, from_micros
-from state_ops.errors import InputError, StageError, TransientError, WeirError
-from state_ops.ids import CheckpointId, Generation, epoch_dir, new_attempt_id
+from state_ops.checkpoint import (
+    CHANNEL,
+    OUTPUT,
+    Ack,
+    Handover,
+    LocalSnapshot,
+    Snapshot,
+    StagedFile,
+    from_micros,
+)
+from state_ops.errors import InputError, LocalBaseError, StageError, TransientError, WeirError
+from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir, new_attempt_id
 from state_ops.key_groups import group_range
 from state_ops.resident import Residence
 from state_ops.snapshot import Attempt
@@ -52,6 +61,8 @@ class KeyedTask:
     is staged as a channel if `channel`, else dropped. resident_mb: MiB of rows that a subtask keeps as a resident table. full:
     the snapshot is to depend on no other. stages: uids of all stages of the pipeline, the only ones whose local files are kept;
     none: nothing is known of others. seconds: what the epoch has left when its task begins; transfers stop then. swept: by subtask, where the sweep of expired state goes on.
+    keep: attempts whose local directories are still needed, besides the bases'. here: a file of the coordinator's: a subtask that sees it
+    shares its disk, and leaves the uploads to it; None: each subtask uploads by itself.
     """
 
     stage: Stage
@@ -64,7 +75,7 @@ class KeyedTask:
     max_parallelism: int
     storage: Storage
     work_dir: Path
-    bases: Mapping[int, Snapshot]
+    bases: Mapping[int, Snapshot | LocalSnapshot]
     tables: Mapping[str, str]
     channel: bool
     event_time: str | None
@@ -76,6 +87,8 @@ class KeyedTask:
     stages: tuple[str, ...] = ()
     seconds: float | None = None
     swept: Mapping[int, str] = field(default_factory=dict)
+    keep: frozenset[AttemptId] = frozenset()
+    here: Path | None = None
 
 
 @dataclass
@@ -131,7 +144,8 @@ def run(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Ack
 def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], counters: _Counters) -> Ack:
     deadline = None if task.seconds is None else time.monotonic() + task.seconds
     base = task.bases.get(attempt.subtask)
-    sweep(attempt, {known.attempt for known in task.bases.values()}, task.stages, task.parallelism)
+    keep = {known.attempt for known in task.bases.values()} | task.keep
+    sweep(attempt, keep, task.stages, task.parallelism)
     clock = time.perf_counter()
     kind = named(task.backend)
     forked = snapshot.fork(task.storage, attempt, base, deadline, kind.is_immutable)
@@ -166,18 +180,38 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
             clock = _lap(counters, "process", clock)
             caching.barrier()
             changed = backend.written or (task.full and base is not None)
-            local = snapshot.take(attempt, backend) if changed else []
-            clock = _lap(counters, "sync", clock)
-        with _discarded_on_failure(task, attempt, staged):
-            files = snapshot.unchanged(base)
-            if changed:
-                files = snapshot.upload(task.storage, attempt, forked, local, full=task.full, deadline=deadline).files
-            files += staged.upload(deadline)
-            _lap(counters, "upload", clock)
-    if not changed:
-        shutil.rmtree(attempt.directory, ignore_errors=True)
-    caching.keep(files)
-    return _ack(task, attempt, files, operator, counters, caching)
+            taken = snapshot.take(attempt, backend) if changed else []
+            _lap(counters, "sync", clock)
+    if changed:
+        prepared = snapshot.prepare(attempt, forked, taken, kind.is_immutable)
+    else:
+        prepared = None
+        shutil.rmtree(forked.db, ignore_errors=True)
+    handed = Handover(base.attempt if base else None, prepared, staged.files(), str(attempt.directory))
+    ack = _ack(task, attempt, handed, operator, counters, caching)
+    if task.here is None or not task.here.exists():
+        ack = _uploaded(task, attempt, base, ack, deadline)
+    caching.keep(attempt.id if changed else base.attempt if base else None)
+    return ack
+
+
+def _uploaded(
+    task: KeyedTask, attempt: Attempt, base: Snapshot | LocalSnapshot | None, ack: Ack, deadline: float | None
+) -> Ack:
+    """The ack of a subtask that uploads by itself: nobody else sees this disk."""
+    if isinstance(base, LocalSnapshot):
+        raise LocalBaseError(
+            "The epoch before is still being uploaded by a coordinator that does not see this disk.",
+            where=str(attempt.directory),
+            next="The stage runs again as soon as it is in storage.",
+        )
+    bases = {} if base is None else {attempt.subtask: base}
+    with _discarded_on_failure(task, attempt, ack):
+        (durable,) = handover.upload(
+            task.storage, [ack], bases, full=task.full, channels=task.channel, deadline=deadline
+        )
+    handover.clear([ack])
+    return durable
 
 
 @contextmanager
@@ -195,7 +229,7 @@ def _closed(backend: Backend, staged: _Staged) -> Iterator[None]:
 
 
 @contextmanager
-def _discarded_on_failure(task: KeyedTask, attempt: Attempt, staged: _Staged) -> Iterator[None]:
+def _discarded_on_failure(task: KeyedTask, attempt: Attempt, ack: Ack) -> Iterator[None]:
     """Leave no object of an attempt that will not ack, as far as storage still answers; the coordinator does the rest."""
     try:
         yield
@@ -203,7 +237,7 @@ def _discarded_on_failure(task: KeyedTask, attempt: Attempt, staged: _Staged) ->
         with suppress(OSError, WeirError):
             together(
                 _discard,
-                [(task.storage, attempt, [staged.path(output) for output in staged.outputs])],
+                [(task.storage, attempt, [file.path for file in ack.handover.staged] if ack.handover else [])],
                 at_once=1,
                 deadline=time.monotonic() + _DISCARD_SECONDS,
                 grace=0,
@@ -222,7 +256,7 @@ def _discard(own: tuple[Storage, Attempt, list[str]], cancelled: Event) -> None:
 def _ack(
     task: KeyedTask,
     attempt: Attempt,
-    files: tuple[StateFile, ...],
+    handed: Handover,
     operator: Operator,
     counters: _Counters,
     caching: Caching,
@@ -233,7 +267,6 @@ def _ack(
         attempt.id,
         task.epoch,
         task.generation,
-        files=files,
         rows_in=counters.rows_in,
         rows_out=counters.rows_out,
         rows_late=operator.rows_late,
@@ -243,6 +276,7 @@ def _ack(
         swept=operator.swept if isinstance(operator, FunctionOperator) else None,
         ms=counters.ms,
         cache=caching.figures,
+        handover=handed,
     )
 
 
@@ -291,7 +325,7 @@ def _lap(counters: _Counters, phase: str, since: float) -> float:
 
 
 class _Staged:
-    """The rows that one attempt hands out: a Parquet file for each output, written locally, then uploaded whole."""
+    """The rows that one attempt hands out: a Parquet file for each output, written locally, to be uploaded whole."""
 
     def __init__(self, task: KeyedTask, attempt: Attempt) -> None:
         self._task, self._attempt = task, attempt
@@ -321,38 +355,15 @@ class _Staged:
         for writer in self._writers.values():
             writer.close()
 
-    @property
-    def outputs(self) -> list[str]:
-        return sorted(self._writers)
+    def files(self) -> tuple[StagedFile, ...]:
+        return tuple(self._file(output) for output in sorted(self._writers))
 
-    def path(self, output: str) -> str:
-        """Where the rows of an output go in storage."""
+    def _file(self, output: str) -> StagedFile:
         attempt, table = self._attempt, self._task.tables.get(output)
         directory = f"tables/{table}/data" if table else f"channels/{attempt.operator}"
-        return f"{directory}/{epoch_dir(attempt.generation, attempt.epoch)}/{attempt.subtask}-{attempt.id}.parquet"
-
-    def upload(self, deadline: float | None) -> tuple[StateFile, ...]:
-        return tuple(together(self._send, self.outputs, at_once=self._task.storage.transfers, deadline=deadline))
-
-    def _send(self, output: str, cancelled: Event) -> StateFile:
-        attempt, table, path = self._attempt, self._task.tables.get(output), self.path(output)
-        size, digest = self._task.storage.put_file(self._local(output), path, cancelled=cancelled)
-        self._local(output).unlink()
+        path = f"{directory}/{epoch_dir(attempt.generation, attempt.epoch)}/{attempt.subtask}-{attempt.id}.parquet"
         kind = OUTPUT if table else CHANNEL
-        return StateFile(
-            attempt.operator,
-            attempt.subtask,
-            kind,
-            output,
-            path,
-            size,
-            digest,
-            True,
-            attempt.id,
-            None,
-            table,
-            self._rows[output],
-        )
+        return StagedFile(kind, output, str(self._local(output)), path, table, self._rows[output])
 
     def _local(self, output: str) -> Path:
         return self._attempt.directory / f"{output}.parquet"

@@ -1,6 +1,6 @@
 """One run of a pipeline's coordinator: take over, recover, then epochs until there is a reason to stop.
 
-`run` is a generator: it yields a report for each completed epoch, to whoever called it (CLI, Dagster, a test). Only
+Here it is decided when a barrier is cut, and where; `in_flight` takes the epochs from there to their end. `run` is a generator: it yields a report for each completed epoch, to whoever called it (CLI, Dagster, a test). Only
 the generation gives rights; everything that a dead predecessor left is found and finished or removed here.
 """
 
@@ -9,14 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from configs.settings import Settings
 from pipelines.runtime import upkeep
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.epoch import complete, finish
 from pipelines.runtime.executor import Executor
+from pipelines.runtime.in_flight import InFlight
+from pipelines.runtime.lanes import Lanes, Threads
 from pipelines.runtime.start_from import start
 from pipelines.runtime.tenure import open_storage as open_storage
 from pipelines.runtime.tenure import owning, readers
@@ -26,7 +28,6 @@ from state_ops.checkpoint import Checkpoint
 from state_ops.coordinator import Coordinator, Policy, retry_pause
 from state_ops.errors import (
     ConfigurationError,
-    FencedError,
     GateError,
     InputError,
     PipelineError,
@@ -37,7 +38,7 @@ from state_ops.errors import (
 )
 from state_ops.ids import CheckpointId
 from state_ops.lease import Heartbeat, Request
-from state_ops.pending import FailureReason, Refusal, Trigger
+from state_ops.pending import Trigger
 
 log = structlog.get_logger("weir.run")
 
@@ -70,9 +71,10 @@ class RunOptions:
 
 @dataclass
 class Loop:
-    """Where the run stands between two epochs."""
+    """Where the run stands between two barriers."""
 
     coordinator: Coordinator
+    air: InFlight
     catching_up: bool = True
     to_drain: set[tuple[str, str]] | None = None
 
@@ -82,19 +84,30 @@ class Loop:
 
 
 def run(
-    pipeline: Pipeline, settings: Settings, options: RunOptions, executor: Executor | None = None
+    pipeline: Pipeline,
+    settings: Settings,
+    options: RunOptions,
+    executor: Executor | None = None,
+    lanes: Lanes | None = None,
 ) -> Iterator[EpochReport]:
-    """Coordinate the pipeline until the options say to stop; yields a report for each completed epoch.
+    """Coordinate the pipeline until the options say to stop; yields a report for each completed epoch, in their order.
 
-    executor: what runs the stages, by default Spark, which the first epoch starts.
+    executor: what runs the stages, by default Spark, which the first epoch starts. lanes: what runs steps beside each other, by default
+    threads.
     Raises BusyError when a coordinator is alive, FencedError when a newer one took over, and the error of an epoch that
     failed for good. Everything that a failed epoch staged has been discarded by then.
     """
     with owning(pipeline, settings, executor, options.run_id) as tenure:
         head = tenure.head if options.start_from is None else start(tenure, settings, options.start_from)
         check_fits(pipeline, head)
-        loop = Loop(_coordinator(tenure.shop, options, tenure.last_id))
-        yield from _epochs(tenure.shop, options, loop, tenure.heartbeat)
+        coordinator = _coordinator(tenure.shop, options, tenure.last_id)
+        threads = Threads()
+        air = InFlight(tenure.shop, coordinator, tenure.heartbeat, lanes or threads, partial(_tolerated, coordinator))
+        try:
+            yield from _epochs(tenure.shop, options, Loop(coordinator, air), tenure.heartbeat)
+        finally:
+            air.close()
+            threads.close()
 
 
 def _coordinator(shop: Workshop, options: RunOptions, last_id: CheckpointId) -> Coordinator:
@@ -104,6 +117,7 @@ def _coordinator(shop: Workshop, options: RunOptions, last_id: CheckpointId) -> 
         interval=options.interval,
         min_pause=configured.min_pause_seconds,
         timeout=configured.timeout_seconds,
+        max_concurrent=configured.max_concurrent,
         tolerable_failures=configured.tolerable_failures,
         num_retained=configured.num_retained,
     )
@@ -134,21 +148,26 @@ def check_fits(pipeline: Pipeline, head: Checkpoint | None) -> None:
 
 
 def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbeat) -> Iterator[EpochReport]:
-    started = time.monotonic()
+    started, air = time.monotonic(), loop.air
     waiting_since: float | None = None
     while True:
-        requests = lease.pending(shop.storage)
+        yield from air.turn(shop.settings.run.poll_seconds)
+        requests = [request for request in lease.pending(shop.storage) if not air.answers(request.name)]
         stop = _stop(requests, failing=loop.coordinator.failures > 0)
         expired = options.max_seconds is not None and time.monotonic() - started > options.max_seconds
         for name, reader in shop.readers.items():
-            reader.check(_position(loop.head, name))
-        waiting = _waiting(shop, loop.head)
+            reader.check(air.frontier.offsets.get(name))
+        waiting = _waiting(shop, air)
         if stop is not None and stop.drain and loop.to_drain is None:
             loop.to_drain = waiting  # what lands from now on is for the next run
         draining = loop.to_drain is not None and bool(waiting & loop.to_drain)
-        if stop is not None and not draining:
+        if expired if stop is None else not draining:
+            if not air.empty:  # what is in flight ends first; if it fails, there is more to do
+                continue
+            if stop is None:
+                return
             reason = stop.reason or "weir stop --drain"
-            if stop.drain and not (yield from _drain(shop, loop, heartbeat, reason)):
+            if stop.drain and not (yield from _drain(shop, loop, reason)):
                 time.sleep(shop.settings.run.poll_seconds)
                 continue
             _stopped(shop, loop, heartbeat, stop, requests)
@@ -156,11 +175,12 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
                 if request.kind == upkeep.STOP:
                     lease.take(shop.storage, request)
             return
-        if expired and stop is None:
-            return
         barriers = [request for request in requests if request.kind in (upkeep.BARRIER, upkeep.NAME)]
-        for request in requests:
-            if request.kind not in (upkeep.STOP, upkeep.BARRIER, upkeep.NAME):
+        others = [request for request in requests if request not in barriers and request.kind != upkeep.STOP]
+        if others:
+            if not air.empty:  # they may delete, so nothing is in flight then
+                continue
+            for request in others:
                 upkeep.carry_out(shop, request)
                 left = {row.id for row in shop.registry.checkpoints()}
                 loop.coordinator.pruned(loop.coordinator.confirmed - left)
@@ -170,19 +190,21 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
             for request in [request for request in barriers if request.trigger == Trigger.SENSOR]:
                 barriers.remove(request)
                 lease.take(shop.storage, request)
+        loop.catching_up |= loop.coordinator.failures > 0  # what fell is to be read again
         catching_up = loop.catching_up or draining
-        if loop.coordinator.due(time.monotonic(), backlog=backlog, requested=bool(barriers), catching_up=catching_up):
-            waiting_since, before = None, loop.head
+        if air.has_room and loop.coordinator.due(
+            time.monotonic(), backlog=backlog, requested=bool(barriers), catching_up=catching_up
+        ):
+            waiting_since = None
             cut = _planned(shop, loop, options, barriers)
             if cut is not None:
-                yield from _one(shop, loop, heartbeat, cut)
-            if loop.head is not before:  # else it was declined, and what was asked for is still to be done
-                for request in barriers:
-                    _answer(shop, loop, request)
+                air.begin(cut)
             continue
         if not backlog:
             loop.catching_up = False
-        if options.drain and not backlog and (yield from _drain(shop, loop, heartbeat, options.reason)):
+        if not air.empty:
+            continue
+        if options.drain and not backlog and (yield from _drain(shop, loop, options.reason)):
             heartbeat.outcome = "drained"
             return
         waiting_since = waiting_since if waiting_since is not None else time.monotonic()
@@ -213,26 +235,10 @@ def _stopped(shop: Workshop, loop: Loop, heartbeat: Heartbeat, stop: Request, re
     heartbeat.outcome = "drained" if stop.drain else "stopped"
 
 
-def _answer(shop: Workshop, loop: Loop, request: Request) -> None:
-    """A barrier that was asked for has been cut."""
-    asked_still = shop.storage.read_bytes(request.name) is not None  # who lost patience was told that nothing was named
-    if request.kind == upkeep.NAME and asked_still and loop.head is not None:
-        try:
-            upkeep.save(shop, loop.head, request.savepoint, request.reason)
-        except WeirError as error:  # the name was taken meanwhile: no reason to end the run, and who asked sees it
-            log.warning("no savepoint was taken", name=request.savepoint, error=str(error))
-    lease.take(shop.storage, request)
-
-
-def _waiting(shop: Workshop, head: Checkpoint | None) -> set[tuple[str, str]]:
-    """Source and name of every file that has arrived and was not read."""
-    return {
-        (name, file.name) for name, reader in shop.readers.items() for file in reader.backlog(_position(head, name))
-    }
-
-
-def _position(head: Checkpoint | None, source: str) -> dict | None:
-    return head.offsets.get(source) if head else None
+def _waiting(shop: Workshop, air: InFlight) -> set[tuple[str, str]]:
+    """Source and name of every file that has arrived and that no epoch reads."""
+    offsets = air.frontier.offsets
+    return {(name, file.name) for name, reader in shop.readers.items() for file in reader.backlog(offsets.get(name))}
 
 
 def _planned(shop: Workshop, loop: Loop, options: RunOptions, barriers: list[Request]) -> Cut | None:
@@ -243,77 +249,62 @@ def _planned(shop: Workshop, loop: Loop, options: RunOptions, barriers: list[Req
         if isinstance(error, _FINAL):
             raise
         loop.coordinator.failed(time.monotonic())
-        _tolerated(loop, "the next slice could not be planned, will be tried again", error)
+        _counted(loop.coordinator, "the next slice could not be planned, will be tried again", error)
         return None
 
 
 def _cut(shop: Workshop, loop: Loop, options: RunOptions, barriers: list[Request]) -> Cut:
     """Fix the slices of the next epoch, and say what cut it there."""
+    frontier, asked = loop.air.frontier, tuple(barriers)
     slices = {
-        name: reader.plan(_position(loop.head, name), shop.settings.epoch, shop.expected.get(name))
+        name: reader.plan(frontier.offsets.get(name), shop.settings.epoch, frontier.expected.get(name))
         for name, reader in shop.readers.items()
     }
     named = next((request for request in barriers if request.kind == upkeep.NAME), None)
     if named is not None:
-        return Cut(Trigger.SAVEPOINT, f"savepoint {named.savepoint!r}: {named.reason}", slices)
+        why = f"savepoint {named.savepoint!r}: {named.reason}"
+        return Cut(Trigger.SAVEPOINT, why, slices, requests=asked)
     full = [name for name, planned in slices.items() if planned.limited]
     if full:
-        return Cut(Trigger.SLICE_LIMIT, f"slice limit reached in {', '.join(full)}", slices)
+        return Cut(Trigger.SLICE_LIMIT, f"slice limit reached in {', '.join(full)}", slices, requests=asked)
     if barriers:
-        asked = barriers[0]
-        tick = f" (tick {asked.tick})" if asked.tick else ""
-        known = Trigger(asked.trigger) if asked.trigger in set(Trigger) else Trigger.MANUAL
-        return Cut(known, f"{asked.reason}{tick}", slices)
+        first = barriers[0]
+        tick = f" (tick {first.tick})" if first.tick else ""
+        known = Trigger(first.trigger) if first.trigger in set(Trigger) else Trigger.MANUAL
+        return Cut(known, f"{first.reason}{tick}", slices, requests=asked)
     if loop.catching_up or options.interval is None:
         return Cut(options.trigger, options.reason, slices)
     return Cut(Trigger.INTERVAL, f"every {options.interval:g} s", slices)
 
 
-def _drain(shop: Workshop, loop: Loop, heartbeat: Heartbeat, reason: str) -> Generator[EpochReport, None, bool]:
-    """Close every window, unless a failure is too recent; returns whether that was done. A run that says it has drained has."""
-    before = loop.head
+def _drain(shop: Workshop, loop: Loop, reason: str) -> Generator[EpochReport, None, bool]:
+    """Close every window, unless a failure is too recent; returns whether that was done. A run that says it has drained has.
+
+    Nothing is in flight."""
+    before, air = loop.head, loop.air
     if loop.coordinator.due(time.monotonic(), backlog=True, requested=True, catching_up=True):
-        yield from _one(shop, loop, heartbeat, Cut(Trigger.DRAIN, reason, {}, drain=True))
+        air.begin(Cut(Trigger.DRAIN, reason, {}, drain=True))
+        while not air.empty:
+            yield from air.turn(shop.settings.run.poll_seconds)
     return loop.head is not before
 
 
-def _one(shop: Workshop, loop: Loop, heartbeat: Heartbeat, cut: Cut) -> Iterator[EpochReport]:
-    """Run one epoch; a failure is tolerated as often in a row as the settings say, then raised."""
-    coordinator = loop.coordinator
-    expected = {stage.uid: shop.settings.spark.parallelism for stage in shop.pipeline.stages}
-    # It was due before its slice was planned, or nobody was to wait for it: no pause is kept twice.
-    pending = coordinator.trigger(time.monotonic(), cut.trigger, expected, catching_up=True)
-    if isinstance(pending, Refusal):
-        log.warning("no epoch was begun", reason=pending.reason)
-        return
-    heartbeat.begin(pending.id)
-    try:
-        report = complete(shop, coordinator, pending, cut)
-    except FencedError:
-        raise
-    except WeirError as error:
-        heartbeat.renew(shop.generation)
-        if isinstance(error, _FINAL):
-            raise
-        coordinator.abort(time.monotonic(), pending.id, FailureReason.JOB)
-        coordinator.renew(shop.generation)
-        _tolerated(loop, f"epoch {pending.id} declined, will be replayed", error)
-        return
-    heartbeat.renew(shop.generation)
-    coordinator.renew(shop.generation)
-    report = finish(shop, report)
-    coordinator.pruned(report.pruned)
-    yield report
+def _tolerated(coordinator: Coordinator, epoch: int, error: WeirError) -> None:
+    """An epoch failed, everything that it staged is discarded: raise its error if a replay is of no use, or was one too many."""
+    if isinstance(error, _FINAL):
+        raise error
+    _counted(coordinator, f"epoch {epoch} declined, will be replayed", error)
 
 
-def _tolerated(loop: Loop, event: str, error: Exception) -> None:
+def _counted(coordinator: Coordinator, event: str, error: Exception) -> None:
     """A failure was counted: raise it if it was one too many."""
-    failures = loop.coordinator.failures
-    if loop.coordinator.failed_for_good:
+    failures = coordinator.failures
+    if coordinator.failed_for_good:
         raise error
     log.warning(event, failure=failures, retry_seconds=retry_pause(failures), error=str(error))
 
 
 def lag(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapping[str, int]:
     """Files that wait, by source."""
-    return {name: len(reader.backlog(_position(head, name))) for name, reader in readers(pipeline, settings).items()}
+    offsets = head.offsets if head else {}
+    return {name: len(reader.backlog(offsets.get(name))) for name, reader in readers(pipeline, settings).items()}

@@ -14,9 +14,10 @@ import pyarrow as pa
 from configs.settings import Settings
 from pipelines.runtime import gates, spark, stateless
 from pipelines.runtime.definition import Stage
-from pipelines.runtime.executor import Channel, Landed
+from pipelines.runtime.executor import Channel, Landed, uri
 from pipelines.runtime.keyed_stage import KeyedTask, in_spark
-from state_ops.checkpoint import Ack
+from pipelines.runtime.sources.files import literal
+from state_ops.checkpoint import Ack, StagedFile, StateFile
 from state_ops.errors import InputError, TransientError, WeirError
 
 if TYPE_CHECKING:
@@ -58,7 +59,17 @@ class SparkExecutor:
     def _read(self, rows: Landed | Channel) -> DataFrame:
         if isinstance(rows, Landed):
             return _read_source(self.session, rows)
-        return _read(self.session, rows.schema, [rows.storage.full(file.path) for file in rows.files])
+        return _read(self.session, rows.schema, [_path(rows, file) for file in rows.files])
+
+    def cancel(self) -> None:
+        if "session" in self.__dict__:
+            self.session.interruptAll()
+
+
+def _path(rows: Channel, file: StagedFile | StateFile) -> str:
+    """A staged file's place as Spark reads it, which takes a path for a pattern unless its special characters are escaped."""
+    place = uri(rows.storage, file)
+    return f"file://{literal(place)}" if isinstance(file, StagedFile) else place
 
 
 def _cancel_late(session: SparkSession, deadline: float, done: threading.Event) -> None:

@@ -6,25 +6,27 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import structlog
 
 from configs.settings import Settings
-from pipelines.runtime import watermarks
+from pipelines.runtime import gates, watermarks
 from pipelines.runtime.definition import FileSource, SessionWindow, Stage, source_of
 from pipelines.runtime.executor import Channel, Landed
+from pipelines.runtime.gates import Verdict
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, shapes
 from pipelines.runtime.sinks import delta
-from pipelines.runtime.workshop import Working, Workshop, lap
+from pipelines.runtime.workshop import Flight, StageResult, Tip, Workshop, lap
 from state_ops import errors, evolution
 from state_ops.aggregates import Agg
 from state_ops.backends import named as backends
 from state_ops.backends.base import BackendOptions
 from state_ops.cache import CacheSizes
-from state_ops.checkpoint import STATE, Ack, Checkpoint, StateFile, snapshots_of
+from state_ops.checkpoint import Ack
 from state_ops.errors import (
     ConfigurationError,
     DamageError,
@@ -33,51 +35,53 @@ from state_ops.errors import (
     TransientError,
     WeirError,
 )
+from state_ops.ids import AttemptId
 from state_ops.kinds import Collection
-from state_ops.pending import FailureReason
 from state_ops.value_types import type_name
 
 log = structlog.get_logger("weir.epoch")
 
 
-def run_stage(shop: Workshop, work: Working, stage: Stage) -> None:
-    started = time.perf_counter()
-    rows = _input(shop, work, stage)
-    fixed = _shapes(shop, stage, rows)
+def run_stage(
+    shop: Workshop, flight: Flight, stage: Stage, tip: Tip, keep: frozenset[AttemptId], here: Path | None
+) -> StageResult:
+    """Run a stage's job, then its gates unless a subtask declined.
+
+    tip: what the epoch builds on. keep: attempts whose local files other epochs in flight need. here: as in `KeyedTask`.
+    """
+    started, ms = time.perf_counter(), dict[str, float]()
+    rows = _input(shop, flight, stage)
+    fixed = _shapes(shop, flight, stage, rows)
     if fixed is None:  # nothing has ever arrived: there is no schema yet, hence no state and no rows
-        _ack_nothing(work, stage)
-        return
-    task = _task(shop, work, stage, fixed)
-    try:
-        acks = shop.executor.run(task, rows, shop.inputs[stage.uid], work.deadline)
-    except WeirError as error:
-        check_deadline(shop, work, error)
-        raise
-    for ack in acks:
-        received = work.coordinator.receive(ack)
-        work.losers += received.discard
-        if received.error is not None:
-            work.coordinator.abort(time.monotonic(), work.pending.id, FailureReason.DECLINED)
-            raise declined(received.error)
-    missing = work.pending.missing(stage.uid)
+        return StageResult(_nothing(shop, flight, stage))
+    task = replace(_task(shop, flight, stage, fixed, tip), keep=keep, here=here)
+    acks = shop.executor.run(task, rows, shop.inputs[stage.uid], flight.deadline)
+    verdicts: list[Verdict] = []
+    clock = lap(ms, f"stage:{stage.uid}", started)
+    if stage.gates and all(ack.error is None for ack in acks):
+        verdicts = gates.check(shop.storage, stage, [file for ack in acks for file in ack.staged(MAIN)])
+        lap(ms, f"gate:{stage.uid}", clock)
+    return StageResult(tuple(acks), tuple(verdicts), ms)
+
+
+def check_acks(flight: Flight, stage: Stage) -> None:
+    """Whether every subtask has acked."""
+    missing = flight.pending.missing(stage.uid)
     if missing:
-        work.coordinator.abort(time.monotonic(), work.pending.id, FailureReason.MISSING_ACKS)
         raise TransientError(
             f"The subtasks {missing} of {stage.uid} did not ack.",
-            where=f"epoch {work.pending.id}",
+            where=f"epoch {flight.pending.id}",
             next="The epoch was declined and will be replayed. Look at the executors' logs.",
         )
-    _note_progress(work, stage, rows is not None)
-    lap(work.ms, f"stage:{stage.uid}", started)
 
 
-def check_deadline(shop: Workshop, work: Working, cause: Exception | None = None) -> None:
-    if work.coordinator.expire(time.monotonic()):
-        raise TransientError(
-            f"Epoch {work.pending.id} was aborted: it took longer than {shop.settings.checkpoints.timeout_seconds:g} s.",
-            where=f"pipeline {shop.pipeline.name}",
-            next="Raise checkpoints.timeout_seconds, or cut smaller slices (epoch.max_files, max_rows, max_bytes).",
-        ) from cause
+def late(shop: Workshop, flight: Flight) -> TransientError:
+    """The error of an epoch whose time is up."""
+    return TransientError(
+        f"Epoch {flight.pending.id} was aborted: it took longer than {shop.settings.checkpoints.timeout_seconds:g} s.",
+        where=f"pipeline {shop.pipeline.name}",
+        next="Raise checkpoints.timeout_seconds, or cut smaller slices (epoch.max_files, max_rows, max_bytes).",
+    )
 
 
 def declined(report: dict[str, Any]) -> WeirError:
@@ -88,30 +92,33 @@ def declined(report: dict[str, Any]) -> WeirError:
     return kind(report["what"], where=report["where"], next=report["next"])
 
 
-def _input(shop: Workshop, work: Working, stage: Stage) -> Landed | Channel | None:
+def _input(shop: Workshop, flight: Flight, stage: Stage) -> Landed | Channel | None:
     """What the stage reads in this epoch; None if that is nothing."""
     if isinstance(stage.input, FileSource):
-        planned = work.cut.slices.get(stage.input.name)
+        planned = flight.cut.slices.get(stage.input.name)
         if planned is None or not planned.files:
             return None
         assert planned.schema is not None
         return Landed(planned.schema, shop.readers[stage.input.name], planned.files)
     upstream = stage.input.uid
-    staged = tuple(file for ack in work.pending.acks_of(upstream) for file in ack.files if is_rows(file))
+    acks = flight.acks[upstream]
+    staged = tuple(file for ack in acks for file in ack.staged(MAIN))
+    if (found := sum(file.rows or 0 for file in staged)) != (told := sum(ack.rows_out for ack in acks)):
+        raise DamageError(
+            f"{upstream} has handed out {told} rows, of which {found} are staged for {stage.uid}.",
+            where=f"epoch {flight.pending.id}",
+            next="Nothing was applied. If it happens again, report it: it must not.",
+        )
     return Channel(shop.shapes[upstream].outputs[MAIN], shop.storage, staged) if staged else None
 
 
-def is_rows(file: StateFile) -> bool:
-    return file.kind != STATE and file.name == MAIN
-
-
-def _shapes(shop: Workshop, stage: Stage, rows: Landed | Channel | None) -> Shapes | None:
+def _shapes(shop: Workshop, flight: Flight, stage: Stage, rows: Landed | Channel | None) -> Shapes | None:
     if stage.uid in shop.shapes:
         return shop.shapes[stage.uid]
     if rows is not None:
         raw: pa.Schema | None = rows.schema
     elif isinstance(stage.input, FileSource):  # no rows, but the schema may be known: from the files read before,
-        raw = shop.expected.get(stage.input.name)
+        raw = flight.frontier.expected.get(stage.input.name)
     else:  # or from the stage before
         known = shop.shapes.get(stage.input.uid)
         raw = known.outputs[MAIN] if known else None
@@ -137,7 +144,7 @@ def _check_backend(shop: Workshop, stage: Stage) -> None:
     """Refuse, before the first row, a backend that is not there or cannot read the state in the newest checkpoint."""
     configured = shop.settings.state.backend
     backends.named(configured)
-    head = shop.registry.head()
+    head = shop.head
     recorded = head.operators.get(stage.uid) if head else None
     if head is None or not recorded or not recorded.get("schema"):
         return
@@ -158,7 +165,7 @@ def backend_options(settings: Settings) -> BackendOptions:
 def _fitted_to_head(shop: Workshop, stage: Stage, fixed: Shapes) -> Shapes:
     """The shapes with a state schema that also reads the rows in the newest checkpoint; refuses, before the first row, code
     that does not fit them."""
-    head = shop.registry.head()
+    head = shop.head
     recorded = head.operators.get(stage.uid) if head else None
     if not recorded or not recorded.get("schema"):
         return fixed
@@ -250,25 +257,23 @@ def _listed(aggregates: Sequence[tuple[str, Agg]]) -> list[list[Any]]:
     return [[name, agg.kind, agg.column, *([list(agg.order_by)] if agg.order_by else [])] for name, agg in aggregates]
 
 
-def _task(shop: Workshop, work: Working, stage: Stage, fixed: Shapes) -> KeyedTask:
-    pipeline, settings, parent = shop.pipeline, shop.settings, work.parent
-    listing = shop.registry.files(parent) if parent else ()
+def _task(shop: Workshop, flight: Flight, stage: Stage, fixed: Shapes, tip: Tip) -> KeyedTask:
+    pipeline, settings = shop.pipeline, shop.settings
     tables = {MAIN: stage.sink.table} if stage.sink else {}
     if stage.late is not None:
         tables[LATE] = stage.late.table
-    before = parent.watermarks.get(stage.uid) if parent else None
     return KeyedTask(
         stage=stage,
         shapes=fixed,
-        epoch=work.pending.id,
-        generation=shop.generation,
-        now=work.now,
-        progress=Progress(before, _watermark(work, stage, before), work.cut.drain),
+        epoch=flight.pending.id,
+        generation=flight.pending.generation,
+        now=flight.now,
+        progress=Progress(tip.watermark, known_watermark(flight, stage, tip), flight.cut.drain),
         parallelism=settings.spark.parallelism,
         max_parallelism=pipeline.max_parallelism,
         storage=shop.storage,
-        work_dir=settings.work_dir / f"{pipeline.name}-{hashlib.sha256(shop.storage.uri.encode()).hexdigest()[:8]}",
-        bases=snapshots_of(listing, stage.uid),
+        work_dir=work_dir(shop),
+        bases=tip.bases,
         tables=tables,
         channel=pipeline.feeds_others(stage) or bool(stage.gates),
         event_time=source_of(stage).event_time,
@@ -278,15 +283,15 @@ def _task(shop: Workshop, work: Working, stage: Stage, fixed: Shapes) -> KeyedTa
         resident_mb=settings.state.resident_mb,
         full=settings.checkpoints.mode == "full",
         stages=tuple(known.uid for known in pipeline.stages),
-        seconds=work.deadline - time.monotonic(),
-        swept=_swept(parent, stage),
+        seconds=flight.deadline - time.monotonic(),
+        swept=tip.swept,
     )
 
 
-def _swept(parent: Checkpoint | None, stage: Stage) -> dict[int, str]:
-    """By subtask, where the sweep of expired state goes on."""
-    recorded = (parent.operators.get(stage.uid) or {}) if parent else {}
-    return {int(subtask): position for subtask, position in (recorded.get("swept") or {}).items()}
+def work_dir(shop: Workshop) -> Path:
+    """Where the pipeline's subtasks have their local files, on each host."""
+    where = hashlib.sha256(shop.storage.uri.encode()).hexdigest()[:8]
+    return shop.settings.work_dir / f"{shop.pipeline.name}-{where}"
 
 
 def _cache_sizes(settings: Settings, stage: Stage) -> CacheSizes | None:
@@ -306,42 +311,45 @@ def _cache_sizes(settings: Settings, stage: Stage) -> CacheSizes | None:
 # -- event time
 
 
-def _watermark(work: Working, stage: Stage, before: int | None) -> int | None:
+def known_watermark(flight: Flight, stage: Stage, tip: Tip) -> int | None:
     """The stage's watermark as far as it is known before its job: from file statistics or from the stage upstream."""
     if isinstance(stage.input, FileSource):
-        planned = work.cut.slices.get(stage.input.name)
-        return watermarks.before_job(stage, before, planned.newest if planned else None)
-    return watermarks.before_job(stage, before, work.handed_on.get(stage.input.uid))
+        planned = flight.cut.slices.get(stage.input.name)
+        return watermarks.before_job(stage, tip.watermark, planned.newest if planned else None)
+    return watermarks.before_job(stage, tip.watermark, flight.handed_on.get(stage.input.uid))
 
 
-def _note_progress(work: Working, stage: Stage, had_rows: bool) -> None:
-    """Record the stage's watermark after its job, and what its where dropped."""
-    parent = work.parent
-    acks = work.pending.acks_of(stage.uid)
-    known = _watermark(work, stage, parent.watermarks.get(stage.uid) if parent else None)
-    after = watermarks.after_job(stage, known, acks, work.cut.drain)
-    work.handed_on[stage.uid] = watermarks.handed_on(stage, known, after, work.cut.drain)
+def note_progress(flight: Flight, stage: Stage, tip: Tip) -> Tip:
+    """Record the stage's watermark after its job, and what its where dropped; returns where the stage stands now."""
+    acks = flight.pending.acks_of(stage.uid)
+    known = known_watermark(flight, stage, tip)
+    after = watermarks.after_job(stage, known, acks, flight.cut.drain)
+    flight.handed_on[stage.uid] = watermarks.handed_on(stage, known, after, flight.cut.drain)
     if after is not None:
-        work.watermarks[stage.uid] = after
-    if had_rows and stage.transform is None:
-        read = _rows_offered(work, stage)
+        flight.watermarks[stage.uid] = after
+    offered = _rows_offered(flight, stage)
+    if offered and stage.transform is None:
         taken = sum(ack.rows_in + ack.rows_null_key for ack in acks)
-        work.dropped[stage.uid] = read - taken
+        flight.dropped[stage.uid] = offered - taken
+    return tip.after(acks, after)
 
 
-def _rows_offered(work: Working, stage: Stage) -> int:
+def _rows_offered(flight: Flight, stage: Stage) -> int:
     if isinstance(stage.input, FileSource):
-        return work.cut.slices[stage.input.name].rows
-    return sum(file.rows or 0 for ack in work.pending.acks_of(stage.input.uid) for file in ack.files if is_rows(file))
+        planned = flight.cut.slices.get(stage.input.name)
+        return planned.rows if planned else 0
+    return sum(file.rows or 0 for ack in flight.acks[stage.input.uid] for file in ack.staged(MAIN))
 
 
-def _ack_nothing(work: Working, stage: Stage) -> None:
-    recorded = work.parent.operators.get(stage.uid) if work.parent else None
+def _nothing(shop: Workshop, flight: Flight, stage: Stage) -> tuple[Ack, ...]:
+    recorded = shop.head.operators.get(stage.uid) if shop.head else None
     if recorded and recorded["schema"]:
         raise DamageError(
-            f"Checkpoint {work.parent.id if work.parent else '?'} has state of {stage.uid}, but not what its input looks like.",
+            f"Checkpoint {shop.head.id if shop.head else '?'} has state of {stage.uid}, but not what its input looks like.",
             where=f"stage {stage.uid}",
             next="Nothing was changed. Let a file arrive and run again.",
         )
-    for subtask in work.pending.missing(stage.uid):
-        work.coordinator.receive(Ack(stage.uid, subtask, "", work.pending.id, work.pending.generation))  # type: ignore[arg-type]
+    pending = flight.pending
+    return tuple(
+        Ack(stage.uid, subtask, AttemptId(""), pending.id, pending.generation) for subtask in pending.missing(stage.uid)
+    )

@@ -25,7 +25,6 @@ from pipelines.runtime.tenure import Tenure
 from pipelines.runtime.workshop import Workshop
 from state_ops.checkpoint import STATE, Checkpoint, StateFile, spans_with
 from state_ops.errors import ConfigurationError, PipelineError, WeirError
-from state_ops.frames import schema_from_json
 from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id
 from state_ops.pins import Hold
 from state_ops.registry import SAVEPOINT, Registry
@@ -92,7 +91,6 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
     # Before the commit: without a checkpoint it says nothing, with one it tells a later run where that came from.
     shop.storage.put_bytes(ORIGIN, json.dumps({"origin": origin}).encode())
     shop.registry.commit(made, copied)
-    shop.expected.update({source: schema_from_json(raw) for source, raw in made.inputs.items()})
     log.info("started", pipeline=shop.pipeline.name, origin=origin, checkpoint=saved.id, bytes=made.bytes_new)
     return made
 

@@ -24,7 +24,6 @@ from pipelines.runtime.workshop import Workshop
 from state_ops import lease, retention
 from state_ops.checkpoint import STATE, Checkpoint, is_abandoned
 from state_ops.errors import BusyError, DamageError, TransientError
-from state_ops.frames import schema_from_json
 from state_ops.ids import CheckpointId, parse_epoch_dir
 from state_ops.layout import is_staged_rows
 from state_ops.lease import Heartbeat
@@ -96,8 +95,7 @@ def claimed(
         last_id = CheckpointId(max([head.id if head else 0, predecessor.last_id if predecessor else 0]))
         with Heartbeat(storage, generation, last_id, settings.lease.heartbeat_seconds, run_id) as heartbeat:
             runs = executor or SparkExecutor(settings, app=f"weir {pipeline.name}")
-            shop = Workshop(pipeline, settings, storage, registry, generation, runs, sources, run_id)
-            shop.expected.update({name: schema_from_json(raw) for name, raw in (head.inputs if head else {}).items()})
+            shop = Workshop(pipeline, settings, storage, registry, generation, runs, sources, run_id, head)
             try:
                 yield Tenure(shop, heartbeat, head, last_id)
             except Exception as error:

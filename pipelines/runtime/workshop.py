@@ -1,11 +1,12 @@
-"""What the steps of an epoch hand to each other: the run's workshop, the cut, the epoch in work, the report."""
+"""What the steps of an epoch hand to each other: the run's workshop, the cut, the epoch in flight, the report."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 
@@ -15,9 +16,10 @@ from pipelines.runtime.executor import Executor
 from pipelines.runtime.gates import Verdict
 from pipelines.runtime.operators import Shapes
 from pipelines.runtime.sources.files import FilesReader, Slice
-from state_ops.checkpoint import Checkpoint, StateFile
-from state_ops.coordinator import Coordinator
+from state_ops.checkpoint import Ack, Checkpoint, LocalSnapshot, Snapshot, StateFile
+from state_ops.frames import schema_from_json
 from state_ops.ids import CheckpointId, Generation
+from state_ops.lease import Request
 from state_ops.pending import PendingCheckpoint, Trigger
 from state_ops.pins import Watcher
 from state_ops.registry import Publication, Registry
@@ -26,12 +28,76 @@ from state_ops.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Why this barrier is cut. slices: by source; drain: close every window."""
+    """Why this barrier is cut. slices: by source; drain: close every window; requests: those that it answers."""
 
     trigger: Trigger
     reason: str
     slices: Mapping[str, Slice]
     drain: bool = False
+    requests: tuple[Request, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """How far sources have been read, by epochs in flight too. expected: the columns of each one's files; now: the newest
+    processing time."""
+
+    offsets: Mapping[str, Any]
+    expected: Mapping[str, pa.Schema]
+    now: datetime | None
+
+    @classmethod
+    def at(cls, head: Checkpoint | None) -> Frontier:
+        if head is None:
+            return cls({}, {}, None)
+        expected = {name: schema_from_json(raw) for name, raw in head.inputs.items()}
+        return cls(head.offsets, expected, head.epoch_now)
+
+    def after(self, slices: Mapping[str, Slice], readers: Mapping[str, FilesReader], at: datetime) -> Frontier:
+        """The frontier of the epoch that reads these slices. at: the time of its trigger."""
+        offsets, expected = dict(self.offsets), dict(self.expected)
+        for name, planned in slices.items():
+            offsets[name] = readers[name].advance(offsets.get(name), planned.files)
+            if planned.schema is not None:
+                expected[name] = planned.schema
+        return Frontier(offsets, expected, at if self.now is None else max(at, self.now))
+
+
+@dataclass(frozen=True, slots=True)
+class Tip:
+    """Where a stage stands after its newest epoch, confirmed or not: what its next one builds on.
+
+    watermark: microseconds since 1970 UTC. swept: by subtask, where the sweep of expired state goes on. bases: snapshots by subtask.
+    settled: every base is confirmed, or on the disk that workers share with the coordinator; else the next epoch waits.
+    """
+
+    watermark: int | None = None
+    swept: Mapping[int, str] = field(default_factory=dict)
+    bases: Mapping[int, Snapshot | LocalSnapshot] = field(default_factory=dict)
+    settled: bool = True
+
+    @classmethod
+    def at(cls, head: Checkpoint | None, stage: str, bases: Mapping[int, Snapshot]) -> Tip:
+        """The tip of a stage in a confirmed checkpoint, whose snapshots of it these are."""
+        recorded = (head.operators.get(stage) or {}) if head else {}
+        swept = {int(subtask): position for subtask, position in (recorded.get("swept") or {}).items()}
+        return cls(head.watermarks.get(stage) if head else None, swept, bases)
+
+    def after(self, acks: list[Ack], watermark: int | None) -> Tip:
+        """The tip after an epoch whose acks these are."""
+        bases, settled = dict(self.bases), True
+        for ack in acks:
+            if ack.handover is not None:
+                if ack.handover.snapshot is not None:
+                    bases[ack.subtask] = ack.handover.snapshot
+            elif ack.attempt:  # it has uploaded by itself
+                settled = False
+        swept = {ack.subtask: ack.swept for ack in acks if ack.swept is not None}
+        return Tip(watermark, swept, bases, settled)
+
+    def confirmed(self, bases: Mapping[int, Snapshot]) -> Tip:
+        """The same, once the registry names these snapshots."""
+        return replace(self, bases=bases, settled=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +113,9 @@ class EpochReport:
 
 @dataclass
 class Workshop:
-    """What all epochs of one run share. shapes: the stages' schemas, found once; expected: the sources' schemas.
+    """What all epochs of one run share. shapes: the stages' schemas, found once; inputs: the columns that they see.
 
-    watcher: what this process knows of running restores.
+    head: the newest confirmed checkpoint, as the coordinator knows it. watcher: what this process knows of running restores.
     """
 
     pipeline: Pipeline
@@ -60,33 +126,56 @@ class Workshop:
     executor: Executor
     readers: Mapping[str, FilesReader]
     run_id: str | None = None
+    head: Checkpoint | None = None
     shapes: dict[str, Shapes] = field(default_factory=dict)
     inputs: dict[str, pa.Schema] = field(default_factory=dict)
-    expected: dict[str, pa.Schema] = field(default_factory=dict)
     discarded: list[str] = field(default_factory=list)
     watcher: Watcher = field(default_factory=Watcher)
 
 
-@dataclass
-class Working:
-    """One epoch while it is being worked on; gone when it ends, whichever way. losers: objects of attempts that do not count."""
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """What a stage's job and its gates gave. acks: as they came, declines and strays among them."""
 
-    coordinator: Coordinator
+    acks: tuple[Ack, ...]
+    verdicts: tuple[Verdict, ...] = ()
+    ms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Flight:
+    """One epoch between its trigger and its end. frontier: after its slices. acks: by stage, as its subtasks gave them, once all are
+    in; what is uploaded meanwhile does not change them. uploaded: uids of stages.
+
+    losers: objects of attempts that do not count. started: on time.perf_counter(); deadline: on time.monotonic().
+    """
+
     pending: PendingCheckpoint
     cut: Cut
-    now: datetime
+    frontier: Frontier
+    triggered_at: datetime
+    started: float
     deadline: float
+    acks: dict[str, list[Ack]] = field(default_factory=dict)
+    uploaded: set[str] = field(default_factory=set)
     verdicts: list[Verdict] = field(default_factory=list)
     losers: list[StateFile] = field(default_factory=list)
     watermarks: dict[str, int] = field(default_factory=dict)
     handed_on: dict[str, int | None] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     ms: dict[str, float] = field(default_factory=dict)
+    handed_over: list[Ack] = field(default_factory=list)
 
     @property
-    def parent(self) -> Checkpoint | None:
-        """What it continues. Epochs run one after the other here, so that is confirmed."""
-        return self.pending.base
+    def waiting_bytes(self) -> int:
+        """Of state that is still to be uploaded, at most."""
+        left = [ack.handover for uid, acks in self.acks.items() if uid not in self.uploaded for ack in acks]
+        return sum(handed.bytes for handed in left if handed is not None)
+
+    @property
+    def now(self) -> datetime:
+        assert self.frontier.now is not None, "it is set when an epoch is begun"
+        return self.frontier.now
 
 
 def lap(ms: dict[str, float], phase: str, since: float) -> float:

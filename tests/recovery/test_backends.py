@@ -13,7 +13,7 @@ import pytest
 
 from configs.settings import PROJECT
 from pipelines.runtime import epoch
-from state_ops import snapshot
+from state_ops import handover
 from state_ops.checkpoint import STATE
 from state_ops.errors import ConfigurationError, StateSizeError, TransientError
 from tests.recovery.small import Bank
@@ -23,16 +23,16 @@ from tests.state_ops import installed
 _DOOMED = """
 import os, signal, sys
 from pathlib import Path
-from state_ops import snapshot
+from state_ops import handover
 from tests.recovery.small import Bank
 
-real = snapshot.upload
+real = handover.upload
 
 def upload(*args, **options):
     real(*args, **options)
     os.kill(os.getpid(), signal.SIGKILL)
 
-snapshot.upload = upload
+handover.upload = upload
 bank = Bank.at(Path(sys.argv[1]), WEIR_STATE__BACKEND=sys.argv[2], WEIR_LEASE__HEARTBEAT_SECONDS="0.5")
 bank.epochs(*map(int, sys.argv[3:]))
 """
@@ -64,14 +64,14 @@ def test_a_run_that_is_killed_fails_and_loses_its_files_equals_a_replay(tmp_path
     bank.epochs(3, 4)
     bank.assert_exact(1, 2, 3, 4)
 
-    real = snapshot.upload
+    real = handover.upload
 
     def failing(*args, **options):
-        monkeypatch.setattr(snapshot, "upload", real)
+        monkeypatch.setattr(handover, "upload", real)
         real(*args, **options)
         raise TransientError("the storage went away")
 
-    monkeypatch.setattr(snapshot, "upload", failing)
+    monkeypatch.setattr(handover, "upload", failing)
     with pytest.raises(TransientError, match="the storage went away"):
         bank.epochs(5)
     bank.assert_exact(1, 2, 3, 4)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.runtime import epoch
+from pipelines.runtime import epoch, in_flight
 from state_ops.errors import DamageError, TransientError, WeirError
 from state_ops.registry import Registry
 from tests.recovery.small import Bank
@@ -130,7 +130,7 @@ def test_case_19_what_an_abandoned_line_left_never_comes_back(bank, monkeypatch,
     base = bank.site.objects()
     with monkeypatch.context() as patched:
         patched.setattr(epoch, "_completed", lost)
-        patched.setattr(epoch, "discard", lambda *_: None)
+        patched.setattr(in_flight, "discard", lambda *_: None)
         for numbers in ([2], [3], [4]):
             with pytest.raises(TransientError):
                 bank.epochs(*numbers)

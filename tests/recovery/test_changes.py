@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage, window
-from pipelines.runtime import run, state_reader
+from pipelines.runtime import in_flight, run, state_reader
 from pipelines.runtime.definition import FileSource, Stage
 from pipelines.runtime.run import RunOptions
 from state_ops import lease, snapshot
@@ -195,7 +195,9 @@ def test_a_stage_that_hangs_is_cancelled_when_the_epochs_time_is_up(tmp_path, sp
     started = time.monotonic()
 
     with pytest.raises(TransientError, match=r"Epoch 1 was aborted: it took longer than 4 s") as aborted:
-        replace(site, options={"WEIR_CHECKPOINTS__TIMEOUT_SECONDS": "4", "WEIR_CHECKPOINTS__INTERVAL_SECONDS": "4"}).run()
+        replace(
+            site, options={"WEIR_CHECKPOINTS__TIMEOUT_SECONDS": "4", "WEIR_CHECKPOINTS__INTERVAL_SECONDS": "4"}
+        ).run()
 
     assert 4 <= time.monotonic() - started < 30, "the job was cancelled, nobody waited for its end"
     assert "checkpoints.timeout_seconds" in str(aborted.value)
@@ -371,20 +373,22 @@ def test_stop_drain_drains_itself_if_the_coordinator_had_ended(meters, weir, end
 
 def test_a_coordinator_that_is_asked_to_drain_does_so_through_failures_and_beyond_its_time(meters, weir, monkeypatch):
     options = {"WEIR_EPOCH__MAX_FILES": "1", "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "1"}
+    options["WEIR_CHECKPOINTS__MAX_CONCURRENT"] = "1"  # else one would be in flight when the clock jumps
     site = replace(meters, options=options)
     storage, _ = run.open_storage(pipeline, site.settings)
     for hour in (1, 2):
         _deliver(site, hour)
-    complete, errors, late = run.complete, [TransientError("the cluster was away")], 0.0
+    run_stage, errors, late = in_flight.run_stage, [TransientError("the cluster was away")], 0.0
 
-    def flaky(shop, coordinator, pending, cut):
-        if cut.drain and errors:
+    def flaky(shop, flight, *work):
+        if flight.cut.drain and errors:
             raise errors.pop()
-        return complete(shop, coordinator, pending, cut)
+        return run_stage(shop, flight, *work)
 
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late, sleep=time.sleep)
-    monkeypatch.setattr(run, "complete", flaky)
-    monkeypatch.setattr(run, "time", clock)
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late, sleep=time.sleep, perf_counter=time.perf_counter)
+    monkeypatch.setattr(in_flight, "run_stage", flaky)
+    for module in (run, in_flight):
+        monkeypatch.setattr(module, "time", clock)
     with ThreadPoolExecutor(1) as pool:
         reports = run.run(pipeline, site.settings, RunOptions(max_seconds=3600))
         assert next(reports).checkpoint.id == 2

@@ -31,7 +31,7 @@ from state_ops.fsck.repair import plan_repair
 from state_ops.pins import Hold
 from state_ops.registry import SAVEPOINT, Registry
 from state_ops.storage import Storage
-from tests.recovery.small import Bank
+from tests.recovery.small import Apart, Bank
 
 
 class Account(State):
@@ -67,12 +67,12 @@ def bank_at(root: Path) -> Bank:
 def made(tmp_path_factory) -> Bank:
     """Two generations, five files, one file an epoch; retained: the savepoint 2, and 4 and 5."""
     bank = bank_at(tmp_path_factory.mktemp("made") / "site")
-    bank.epochs(1, 2)
+    bank.epochs(1, 2, executor=Apart())
     with claimed(bank.site.pipeline, bank.site.settings) as tenure:
         from pipelines.runtime.upkeep import save
 
         save(tenure.shop, tenure.head, "before", "a test")
-    bank.epochs(3, 4, 5)
+    bank.epochs(3, 4, 5, executor=Apart())
     assert bank.ids() == [2, 4, 5]
     return bank
 
@@ -325,7 +325,7 @@ def killed_in(owner, name: str, when: Callable[..., bool] = lambda *_: True):
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(owner, name, dies)
-            patched.setattr("pipelines.runtime.epoch.discard", lambda *_: None)
+            patched.setattr("pipelines.runtime.in_flight.discard", lambda *_: None)
             with pytest.raises(Killed):
                 bank.epochs(6)
 

@@ -10,8 +10,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from pipelines.runtime import in_flight
 from pipelines.runtime import run as run_module
-from pipelines.runtime import run as runtime
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, open_storage, run
 from pipelines.runtime.stopping import ask_to_stop
@@ -404,22 +404,22 @@ def test_a_cancelled_pipeline_can_still_be_pruned_and_cancelled_and_its_tables_s
 def test_a_savepoint_whose_asker_lost_patience_is_not_taken(bank, monkeypatch):
     storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
     bank.land(1)
-    complete, completed = runtime.complete, []
+    commit, completed = in_flight.commit, []
 
     def slow(*arguments):
-        done = complete(*arguments)
+        done = commit(*arguments)
         for request in lease.pending(storage):
             lease.take(storage, request)  # meanwhile the command has told that nothing was named
         completed.append(done)
         return done
 
-    monkeypatch.setattr(runtime, "complete", slow)
+    monkeypatch.setattr(in_flight, "commit", slow)
     with bank.coordinator():
         until(lambda: len(completed) == 1)
         lease.send(storage, lease.Request("savepoint", trigger="savepoint", savepoint="late"))
         until(lambda: len(completed) == 2)
         lease.send(storage, lease.Request("stop"))
-    assert bank.ids() == [1, 2]
+    assert bank.ids() == [2]
     assert bank.registry.pins() == []
 
 

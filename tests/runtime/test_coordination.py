@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.runtime import epoch, keyed_stage, run, stage_job, upkeep
+from pipelines.runtime import epoch, in_flight, keyed_stage, run, stage_job, upkeep
 from pipelines.runtime.executor import Channel, Landed
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.keyed_stage import KeyedTask
@@ -48,7 +48,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    for module in (run, epoch, stage_job):
+    for module in (run, epoch, in_flight, stage_job):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -132,7 +132,7 @@ def test_a_success_resets_the_count_of_failures(site, clock):
             self.failures = len(self.tries) + 1 if len(self.tries) % 2 == 0 else 0
             return super().run(*work)
 
-    assert _run(counts, EveryOther(clock, 0)) == [2, 4]
+    assert _run(counts, EveryOther(clock, 0)) == [3, 5], "2 was begun when 1 failed, and 4 was the second failure"
     _assert_exact(counts, 2)
 
 

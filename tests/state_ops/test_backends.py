@@ -59,7 +59,8 @@ class Lineage:
             def take() -> Snapshot:
                 files = snapshot.take(attempt, backend)
                 backend.close()
-                taken.append(snapshot.upload(self.storage, attempt, forked, files, full=self.full))
+                prepared = snapshot.prepare(attempt, forked, files, self.factory.is_immutable)
+                taken.append(snapshot.upload(self.storage, attempt, prepared, base, full=self.full))
                 return taken[0]
 
             try:
@@ -283,7 +284,8 @@ def test_what_is_written_after_a_snapshot_is_not_in_it(lineage):
     backend.write(some(3))
     assert {file.name: file.read_bytes() for file in files} == before
     backend.close()
-    taken = snapshot.upload(lineage.storage, attempt, forked, files, full=lineage.full)
+    prepared = snapshot.prepare(attempt, forked, files, lineage.factory.is_immutable)
+    taken = snapshot.upload(lineage.storage, attempt, prepared, one, full=lineage.full)
     assert lineage.read(taken) == dict(some(1, 2))
 
 

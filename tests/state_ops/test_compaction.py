@@ -49,7 +49,8 @@ class Subtask:
             files = snapshot.take(attempt, backend)
         finally:
             backend.close()
-        before, self.base = self.base, snapshot.upload(self.storage, attempt, forked, files)
+        prepared = snapshot.prepare(attempt, forked, files)
+        before, self.base = self.base, snapshot.upload(self.storage, attempt, prepared, self.base)
         for directory in self.home.glob(f"*-{before.attempt}" if before else "nothing"):
             shutil.rmtree(directory)
         return self.base
@@ -233,7 +234,8 @@ def test_a_state_that_was_written_in_one_family_goes_on(subtask, tmp_path):
         files = snapshot.take(attempt, backend)
     finally:
         backend.close()
-    subtask.base = snapshot.upload(subtask.storage, attempt, snapshot.Fork(db, {}), files)
+    prepared = snapshot.prepare(attempt, snapshot.Fork(db, {}), files)
+    subtask.base = snapshot.upload(subtask.storage, attempt, prepared, None)
     subtask.number = 1
     assert len(subtask.starts()) == 8
     newer = filled(list(state)[:100], seed=2)

@@ -38,7 +38,7 @@ class Subtask:
             files = snapshot.take(attempt, backend)
         finally:
             backend.close()
-        return snapshot.upload(self.storage, attempt, forked, files, full=full)
+        return snapshot.upload(self.storage, attempt, snapshot.prepare(attempt, forked, files), base, full=full)
 
     def epoch(
         self, number: int, base: Snapshot | None, entries: Entries, generation: int = 1, *, full: bool = False
@@ -178,7 +178,8 @@ def test_a_file_that_is_not_the_inherited_inode_is_uploaded(subtask):
     changed = bytearray((forked.db / name).read_bytes())
     changed[10] ^= 1
     (target / name).write_bytes(changed)  # same name, same size, other content
-    uploaded = snapshot.upload(subtask.storage, attempt, forked, [target / name])
+    prepared = snapshot.prepare(attempt, forked, [target / name])
+    uploaded = snapshot.upload(subtask.storage, attempt, prepared, base)
     assert uploaded.files[0].new
     assert uploaded.files[0].path != tables(base)[name]
 
@@ -201,8 +202,9 @@ def test_case_18_an_attempt_that_uploads_after_another_one_was_committed_changes
     backend.write(list(entries(2, value=b"late").items()))
     files = snapshot.take(late, backend)
     backend.close()
+    prepared = snapshot.prepare(late, forked, files)
     won = subtask.epoch(2, base, entries(2, value=b"won!"), generation)
-    snapshot.upload(subtask.storage, late, forked, files)
+    snapshot.upload(subtask.storage, late, prepared, base)
     for forget in (False, True):
         if forget:
             subtask.forget_local()

@@ -28,10 +28,10 @@ from pipelines.runtime.in_memory import InMemoryExecutor, routed
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.operators import Progress, shapes
 from pipelines.runtime.run import RunOptions, run
-from state_ops import snapshot
+from state_ops import handover, snapshot
 from state_ops.backends.base import BackendOptions
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.checkpoint import STATE, Ack, Snapshot, StateFile, snapshots_of
+from state_ops.checkpoint import STATE, Ack, Handover, Snapshot, StateFile, snapshots_of
 from state_ops.errors import TransientError
 from state_ops.ids import CheckpointId, Generation
 from state_ops.storage import Storage
@@ -238,8 +238,11 @@ def test_a_full_snapshot_refuses_to_vouch_for_a_local_file_that_rotted(subtask):
     backend.close()
     (table,) = [file for file in local if file.suffix == ".sst"]
     flip(table)
-    with pytest.raises(TransientError, match="is not what was uploaded when it was new"), snapshot.healing(forked):
-        snapshot.upload(subtask.storage, attempt, forked, local, full=True)
+    prepared = snapshot.prepare(attempt, forked, local)
+    handed = Handover(base.attempt, prepared, (), str(attempt.directory))
+    ack = Ack("counts", 0, attempt.id, attempt.epoch, attempt.generation, handover=handed)
+    with pytest.raises(TransientError, match="is not what it was when it was new"):
+        handover.upload(subtask.storage, [ack], {0: base}, full=True, channels=False, deadline=None)
     assert not subtask.home.joinpath("manifest.json").exists()
     assert subtask.read(base) == entries(*range(50)), "from storage: the local copy is not used again"
 
@@ -700,7 +703,7 @@ def test_case_25_disk_full_in_storage(tmp_path, disk):
     backend.close()
     disk.leave(1 << 20)
     with pytest.raises(OSError, match=r"large|space"):
-        snapshot.upload(task.storage, attempt, forked, local)
+        snapshot.upload(task.storage, attempt, snapshot.prepare(attempt, forked, local), None)
     snapshot.discard(task.storage, attempt)
     assert objects(task.storage) == before
     disk.free()

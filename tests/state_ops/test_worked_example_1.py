@@ -69,7 +69,8 @@ class Subtask:
             files = snapshot.take(attempt, backend)
         finally:
             backend.close()
-        listing = snapshot.upload(self.storage, attempt, forked, files).files
+        prepared = snapshot.prepare(attempt, forked, files)
+        listing = snapshot.upload(self.storage, attempt, prepared, base).files
         made = a_checkpoint(id, head.id if head else None, listing, self.generation)
         self.registry.commit(made, listing)
         completed = self.registry.checkpoints()

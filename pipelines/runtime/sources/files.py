@@ -37,6 +37,11 @@ _OBJECT_STORES = frozenset({"abfs", "gcs", "s3"})  # where a directory is no mor
 log = structlog.get_logger("weir.source")
 
 
+def literal(path: str) -> str:
+    """A path that Spark takes for itself and not for a pattern."""
+    return _GLOB.sub(r"\\\g<0>", path)
+
+
 @dataclass(frozen=True, slots=True)
 class SourceFile:
     """One file as the slice saw it. size in bytes, mtime in ns since 1970; rows from its footer.
@@ -109,7 +114,7 @@ class FilesReader:
 
     def spark_path(self, file: SourceFile) -> str:
         """The file's place as Spark reads it, which takes a path for a pattern unless its special characters are escaped."""
-        return _GLOB.sub(r"\\\g<0>", self.uri(file))
+        return literal(self.uri(file))
 
     # -- what is there
 

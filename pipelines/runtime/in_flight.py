@@ -1,0 +1,443 @@
+"""The epochs in flight: which of them takes which step now, and what falls when one fails.
+
+    lane of a stage    1 2 3 4        a stage takes epochs in order, each on the snapshot that the one before left
+    next stage           1 2 3 4      ... and after the stage upstream
+    uploads                1 2 3      state is uploaded once the epoch before is confirmed: it refers to its objects
+    commits                 1 2 3     commit, publish, prune, answer: one epoch after the other
+
+Nothing of an epoch waits for a later one. If one fails, every later one falls with it; earlier ones go on to their end; then
+what fell is discarded, and the next epoch builds on the newest confirmed checkpoint. Only this thread touches the coordinator.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from pipelines.runtime import epoch
+from pipelines.runtime.commit import commit, discard, raise_if_fenced
+from pipelines.runtime.definition import Stage
+from pipelines.runtime.lanes import Ended, Lanes
+from pipelines.runtime.stage_job import check_acks, declined, late, note_progress, run_stage, work_dir
+from pipelines.runtime.workshop import Cut, EpochReport, Flight, Frontier, StageResult, Tip, Workshop
+from state_ops import handover
+from state_ops.checkpoint import Ack, Checkpoint, Snapshot, StateFile, snapshots_of
+from state_ops.coordinator import Coordinator
+from state_ops.errors import FencedError, GateError, LocalBaseError, RunEndedError, WeirError
+from state_ops.ids import AttemptId
+from state_ops.lease import Heartbeat
+from state_ops.pending import FailureReason, Refusal
+
+log = structlog.get_logger("weir.run")
+
+_UPLOADS, _COMMITS = "uploads", "commits"  # lanes, besides the stages'
+_JOB, _SEAL, _COMMIT, _FINISH = "job", "seal", "commit", "finish"
+_MIB = 1 << 20
+_GOODBYE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why epochs fall. epoch: the oldest that failed by itself. final: no replay by this run can help. keep: discard nothing."""
+
+    epoch: int
+    error: BaseException
+    final: bool = False
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What a lane is at. then: what follows, in the coordinator's thread; failed: what follows an error."""
+
+    flight: Flight
+    then: Callable[[Flight, Any], None]
+    failed: Callable[[Flight, BaseException], None]
+
+
+class InFlight:
+    """Epochs between their trigger and their end, oldest first.
+
+    tolerated: called with a failure once everything that fell is discarded; raises it if the run must not go on.
+    """
+
+    def __init__(
+        self,
+        shop: Workshop,
+        coordinator: Coordinator,
+        heartbeat: Heartbeat,
+        lanes: Lanes,
+        tolerated: Callable[[int, WeirError], None],
+    ) -> None:
+        self._shop, self._coordinator, self._heartbeat, self._lanes = shop, coordinator, heartbeat, lanes
+        self._tolerated = tolerated
+        self._flights: list[Flight] = []
+        self._fallen: list[Flight] = []
+        self._failure: _Failure | None = None
+        self._steps: dict[str, _Step] = {}
+        self._begun: set[tuple[int, str, str]] = set()
+        self._confirming: set[int] = set()
+        self._sealed: dict[int, tuple[Checkpoint, tuple[StateFile, ...]]] = {}
+        self._confirmed: dict[int, Checkpoint] = {}
+        self._elsewhere: set[tuple[int, str]] = set()
+        self._reports: list[EpochReport] = []
+        self._here = _mark(work_dir(shop))
+        self.frontier = Frontier.at(None)
+        self._bases: dict[str, dict[int, Snapshot]] = {}
+        self._tips: dict[str, Tip] = {}
+        self._stand_on_head()
+
+    # -- what the run asks
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is in flight, fallen epochs included."""
+        return not (self._flights or self._fallen or self._steps)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more epoch may begin: so many in flight, so many bytes that wait to be uploaded."""
+        if self._fallen or self._failure is not None:
+            return False
+        configured = self._shop.settings.checkpoints
+        waiting = sum(flight.waiting_bytes for flight in self._flights)
+        return len(self._flights) < configured.max_concurrent and waiting <= configured.max_pending_mb * _MIB
+
+    def answers(self, request: str) -> bool:
+        """Whether an epoch in flight will answer a request, by its name."""
+        return any(request == known.name for flight in self._flights for known in flight.cut.requests)
+
+    # -- what the run does
+
+    def begin(self, cut: Cut) -> bool:
+        """Trigger an epoch. False if the coordinator refuses."""
+        shop, coordinator = self._shop, self._coordinator
+        expected = {stage.uid: shop.settings.spark.parallelism for stage in shop.pipeline.stages}
+        # It was due before its slice was planned, or nobody was to wait for it: no pause is kept twice.
+        pending = coordinator.trigger(time.monotonic(), cut.trigger, expected, catching_up=True)
+        if isinstance(pending, Refusal):
+            log.warning("no epoch was begun", reason=pending.reason)
+            return False
+        self._heartbeat.begin(pending.id)
+        triggered_at = datetime.now(UTC)
+        self.frontier = self.frontier.after(cut.slices, shop.readers, triggered_at)
+        deadline = time.monotonic() + coordinator.policy.timeout
+        self._flights.append(Flight(pending, cut, self.frontier, triggered_at, time.perf_counter(), deadline))
+        self._start()
+        return True
+
+    def turn(self, seconds: float) -> list[EpochReport]:
+        """Go on as steps end, for so long at most, until there is room, a report, or nothing left; returns epochs that ended.
+
+        Raises what `tolerated` raises.
+        """
+        until = time.perf_counter() + seconds
+        while True:
+            left = until - time.perf_counter()
+            ended = self._lanes.next(max(0.0, left) if self._steps else 0.0)
+            if ended is not None:
+                self._take(ended)
+            self._expire()
+            self._start()
+            if not self._steps and not self._flights:
+                self._land()
+            if self._reports or self.empty or ended is None or self.has_room:
+                break
+        reports, self._reports = self._reports, []
+        return reports
+
+    def close(self) -> None:
+        """The run ends with epochs in flight: nobody waits for them."""
+        if self.empty:
+            self._here.unlink(missing_ok=True)
+            return
+        self._shop.executor.cancel()
+        until = time.monotonic() + _GOODBYE_SECONDS
+        while self._steps and time.monotonic() < until:
+            ended = self._lanes.next(max(0.0, until - time.monotonic()))
+            if ended is not None:
+                self._steps.pop(ended.lane, None)
+        with suppress(FencedError):
+            raise_if_fenced(self._shop, RuntimeError("the run ended"))
+            for flight in [*self._fallen, *self._flights]:
+                if flight.pending.id not in self._confirmed and not flight.pending.committing:
+                    self._discard(flight)
+        self._here.unlink(missing_ok=True)
+
+    # -- steps
+
+    def _start(self) -> None:
+        """Start every step whose time has come."""
+        for flight in list(self._flights):
+            for stage in self._shop.pipeline.stages:
+                if self._may_work(flight, stage):
+                    self._begin_stage(flight, stage)
+                elif self._may_upload(flight, stage):
+                    bases = self._bases.get(stage.uid, {})
+                    uploading = partial(epoch.upload, self._shop, flight, stage, bases)
+                    self._begin(_UPLOADS, flight, stage.uid, uploading, partial(self._uploaded, stage))
+            if self._may_seal(flight):
+                sealing = partial(epoch.completed, self._shop, flight, self._coordinator.head)
+                self._begin(_UPLOADS, flight, _SEAL, sealing, self._seal)
+            if flight.pending.id in self._sealed and _COMMITS not in self._steps:
+                self._commit(flight)
+            if flight.pending.id in self._confirmed and _COMMITS not in self._steps:
+                self._finish(flight)
+
+    def _begin(
+        self,
+        lane: str,
+        flight: Flight,
+        what: str,
+        step: Callable[[], object],
+        then: Callable[[Flight, Any], None],
+        failed: Callable[[Flight, BaseException], None] | None = None,
+    ) -> None:
+        self._begun.add((flight.pending.id, lane, what))
+        self._steps[lane] = _Step(flight, then, failed or self._fail)
+        self._lanes.start(lane, step)
+
+    def _free(self, lane: str, flight: Flight, what: str) -> bool:
+        return lane not in self._steps and (flight.pending.id, lane, what) not in self._begun
+
+    def _may_work(self, flight: Flight, stage: Stage) -> bool:
+        before = self._before(flight)
+        if not self._free(stage.uid, flight, _JOB) or (before is not None and stage.uid not in before.acks):
+            return False
+        if any(uid not in flight.acks for uid in self._upstream(stage)):
+            return False
+        waits = not self._tips[stage.uid].settled or (flight.pending.id, stage.uid) in self._elsewhere
+        return not waits or before is None or before.pending.id in self._confirmed
+
+    def _may_upload(self, flight: Flight, stage: Stage) -> bool:
+        """One after the other, and not before what the epoch builds on is confirmed."""
+        return (
+            stage.uid in flight.acks
+            and stage.uid not in flight.uploaded
+            and self._free(_UPLOADS, flight, stage.uid)
+            and self._follows_confirmed(flight)
+        )
+
+    def _may_seal(self, flight: Flight) -> bool:
+        return (
+            len(flight.uploaded) == len(self._shop.pipeline.stages)
+            and self._free(_UPLOADS, flight, _SEAL)
+            and self._follows_confirmed(flight)
+        )
+
+    def _follows_confirmed(self, flight: Flight) -> bool:
+        before = self._before(flight)
+        return before is None or before.pending.id in self._confirmed
+
+    def _before(self, flight: Flight) -> Flight | None:
+        index = self._flights.index(flight)
+        return self._flights[index - 1] if index else None
+
+    def _upstream(self, stage: Stage) -> Iterable[str]:
+        return [stage.input.uid] if isinstance(stage.input, Stage) else []
+
+    def _begin_stage(self, flight: Flight, stage: Stage) -> None:
+        keep = {
+            AttemptId(name)
+            for other in self._flights
+            for ack in other.handed_over
+            if ack.operator == stage.uid and ack.handover is not None
+            for name in (ack.attempt, ack.handover.base or "")
+        }
+        keep |= {known.attempt for known in self._bases.get(stage.uid, {}).values()}
+        step = partial(run_stage, self._shop, flight, stage, self._tips[stage.uid], frozenset(keep), self._here)
+        self._begin(stage.uid, flight, _JOB, step, partial(self._worked, stage), partial(self._not_worked, stage))
+
+    # -- what follows a step
+
+    def _take(self, ended: Ended) -> None:
+        step = self._steps.pop(ended.lane)
+        if step.flight in self._fallen:
+            if isinstance(ended.result, StageResult):
+                step.flight.handed_over += [ack for ack in ended.result.acks if ack.handover is not None]
+            return
+        try:
+            if ended.error is not None:
+                raise ended.error
+            step.then(step.flight, ended.result)
+        except BaseException as error:
+            step.failed(step.flight, error)
+
+    def _worked(self, stage: Stage, flight: Flight, result: StageResult) -> None:
+        flight.handed_over += [ack for ack in result.acks if ack.handover is not None]
+        for ack in result.acks:
+            self._receive(flight, ack)
+        check_acks(flight, stage)
+        flight.verdicts += result.verdicts
+        flight.ms |= result.ms
+        self._tips[stage.uid] = note_progress(flight, stage, self._tips[stage.uid])
+        if all(ack.handover is None for ack in flight.pending.acks_of(stage.uid)):
+            flight.uploaded.add(stage.uid)
+        flight.acks[stage.uid] = flight.pending.acks_of(stage.uid)
+
+    def _not_worked(self, stage: Stage, flight: Flight, error: BaseException) -> None:
+        if isinstance(error, LocalBaseError) and (flight.pending.id, stage.uid) not in self._elsewhere:
+            log.info("a subtask runs where its base is not", stage=stage.uid, epoch=flight.pending.id)
+            flight.pending.retract(stage.uid)
+            self._elsewhere.add((flight.pending.id, stage.uid))
+            self._begun.discard((flight.pending.id, stage.uid, _JOB))
+            return
+        self._fail(flight, error)
+
+    def _receive(self, flight: Flight, ack: Ack) -> None:
+        received = self._coordinator.receive(ack)
+        flight.losers += received.discard
+        if received.error is not None:
+            raise declined(received.error)
+
+    def _uploaded(self, stage: Stage, flight: Flight, acks: list[Ack]) -> None:
+        for ack in acks:
+            self._receive(flight, ack)
+        flight.uploaded.add(stage.uid)
+
+    def _seal(self, flight: Flight, sealed: tuple[Checkpoint, tuple[StateFile, ...]]) -> None:
+        self._sealed[flight.pending.id] = sealed
+
+    def _commit(self, flight: Flight) -> None:
+        checkpoint, files = self._sealed.pop(flight.pending.id)
+        committing = self._coordinator.begin_commit()
+        assert committing is flight.pending, "its predecessor is confirmed, and every ack is in"
+        step = partial(commit, self._shop, flight, checkpoint, files)
+        self._begin(_COMMITS, flight, _COMMIT, step, self._committed, self._not_committed)
+
+    def _committed(self, flight: Flight, checkpoint: Checkpoint) -> None:
+        files = flight.pending.files()
+        self._coordinator.completed(time.monotonic(), checkpoint)
+        self._shop.head = checkpoint
+        self._confirmed[checkpoint.id] = checkpoint
+        self._bases = {stage.uid: snapshots_of(files, stage.uid) for stage in self._shop.pipeline.stages}
+        follower = next((other for other in self._flights if other.pending.id > checkpoint.id), None)
+        for uid, tip in self._tips.items():
+            if follower is None or uid not in follower.acks:  # the tip is this epoch's
+                self._tips[uid] = tip.confirmed(self._bases[uid])
+        self._renew()
+
+    def _not_committed(self, flight: Flight, error: BaseException) -> None:
+        keep = isinstance(error, RunEndedError) or not isinstance(
+            error, WeirError
+        )  # only the registry knows its outcome
+        if not keep and not isinstance(error, FencedError):
+            self._coordinator.abort(time.monotonic(), flight.pending.id, FailureReason.COMMIT)
+        self._fall(flight, _Failure(flight.pending.id, error, keep=keep))
+        self._renew()
+
+    def _finish(self, flight: Flight) -> None:
+        checkpoint = self._confirmed[flight.pending.id]
+        if not self._free(_COMMITS, flight, _FINISH):
+            return
+        step = partial(epoch.finish, self._shop, flight, checkpoint, self._coordinator.needed())
+        self._begin(_COMMITS, flight, _FINISH, step, self._finished, self._not_finished)
+
+    def _finished(self, flight: Flight, report: EpochReport) -> None:
+        self._coordinator.pruned(report.pruned)
+        self._leave(flight)
+        self._reports.append(report)
+
+    def _not_finished(self, flight: Flight, error: BaseException) -> None:
+        self._leave(flight)
+        pending = self._coordinator.pending
+        if pending:
+            self._coordinator.abort(time.monotonic(), pending[0].id, FailureReason.PREDECESSOR)
+        self._fallen += self._flights
+        self._flights = []
+        self._failure = _Failure(flight.pending.id, error, final=True)
+
+    def _leave(self, flight: Flight) -> None:
+        self._flights.remove(flight)
+        id = flight.pending.id
+        self._confirmed.pop(id)
+        self._begun = {known for known in self._begun if known[0] > id}
+        self._elsewhere = {known for known in self._elsewhere if known[0] > id}
+
+    def _renew(self) -> None:
+        """The commit may have claimed a new generation: what is in flight carries the old one and falls, through no fault."""
+        if self._coordinator.generation == self._shop.generation:
+            return
+        self._heartbeat.renew(self._shop.generation)
+        fallen = {aborted.pending.id for aborted in self._coordinator.renew(self._shop.generation)}
+        self._fallen += [flight for flight in self._flights if flight.pending.id in fallen]
+        self._flights = [flight for flight in self._flights if flight.pending.id not in fallen]
+
+    # -- failures
+
+    def _expire(self) -> None:
+        aborted = self._coordinator.expire(time.monotonic())
+        if aborted:
+            flight = next(one for one in self._flights if one.pending is aborted[0].pending)
+            self._fall(flight, _Failure(flight.pending.id, late(self._shop, flight)))
+
+    def _fail(self, flight: Flight, error: BaseException) -> None:
+        if time.monotonic() >= flight.deadline and isinstance(error, WeirError):
+            cause, error = error, late(self._shop, flight)
+            error.__cause__ = cause
+        reason = FailureReason.GATE if isinstance(error, GateError) else FailureReason.JOB
+        self._coordinator.abort(time.monotonic(), flight.pending.id, reason)
+        self._fall(flight, _Failure(flight.pending.id, error))
+
+    def _fall(self, flight: Flight, failure: _Failure) -> None:
+        """An epoch failed: it falls, and all that were built on it."""
+        index = self._flights.index(flight)
+        self._fallen += self._flights[index:]
+        self._flights = self._flights[:index]
+        self._failure = failure  # a later epoch's failure says less: it was built on this one
+
+    def _land(self) -> None:
+        """Everything has come down: discard what fell, and stand on the newest confirmed checkpoint."""
+        failure, self._failure = self._failure, None
+        fallen, self._fallen = self._fallen, []
+        if failure is None and not fallen:
+            return
+        if failure is not None:
+            raise_if_fenced(self._shop, failure.error)
+        if failure is None or not (failure.keep or isinstance(failure.error, FencedError)):
+            for flight in reversed(fallen):
+                self._discard(flight)
+        self._begun.clear()
+        self._sealed.clear()
+        self._elsewhere.clear()
+        self._stand_on_head()
+        if failure is None:
+            return
+        typed = epoch.typed(failure.error, f"pipeline {self._shop.pipeline.name}, epoch {failure.epoch}")
+        if typed is not None:
+            raise typed from failure.error
+        if failure.final or isinstance(failure.error, FencedError) or not isinstance(failure.error, WeirError):
+            raise failure.error
+        self._tolerated(failure.epoch, failure.error)
+
+    def _discard(self, flight: Flight) -> None:
+        discard(self._shop, flight.pending.generation, flight.pending.id)
+        handover.clear(flight.handed_over)
+
+    def _stand_on_head(self) -> None:
+        """What the next epoch builds on: the newest confirmed checkpoint, and nothing else."""
+        head = self._coordinator.head
+        self._shop.head = head
+        self.frontier = Frontier.at(head)
+        files = self._shop.registry.files(head) if head else ()
+        stages = [stage.uid for stage in self._shop.pipeline.stages]
+        self._bases = {uid: snapshots_of(files, uid) for uid in stages}
+        self._tips = {uid: Tip.at(head, uid, self._bases[uid]) for uid in stages}
+
+
+def _mark(directory: Path) -> Path:
+    """A file that tells a subtask whether it sees the coordinator's disk."""
+    directory.mkdir(parents=True, exist_ok=True)
+    mark = directory / f"coordinator-{os.getpid()}-{uuid.uuid4().hex}"
+    mark.touch()
+    return mark

@@ -1,0 +1,217 @@
+"""Epochs in flight under a scheduler that puts their steps in a random order, fails them, lets time run out and ends the run.
+
+Every schedule is told by its number: steps, faults and ends come from one seeded generator, and nothing runs beside anything else.
+`make schedules` plays thousands. A number that has found something is kept in FOUND.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
+from pipelines.runtime import epoch as steps_of_an_epoch
+from pipelines.runtime import in_flight, run, state_reader
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.lanes import Ended
+from pipelines.runtime.lanes import run as run_step
+from pipelines.runtime.run import RunOptions
+from state_ops.errors import TransientError
+from state_ops.registry import Registry
+from tests.recovery.harness import Site
+from tests.recovery.small import Apart
+
+FOUND: tuple[int, ...] = ()
+_MANY = int(os.environ.get("WEIR_SCHEDULES", "40"))
+_FILES = 7
+_KEYS = 6
+_ASKED = RunOptions(until_caught_up=True)
+
+
+class Tally(State):
+    """Of one key."""
+
+    rows: int = 0
+
+
+class Account(State):
+    """Of one key."""
+
+    rows: int = 0
+    total: int = 0
+
+
+@stage("tallied", source=files("{landing}/*.parquet", name="landing"), key="id", state=Tally)
+def tallied(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Each row with the number of its key's rows so far; a key has one row a file."""
+    return rows.join(state.fold(rows, rows=agg.count()), on="id")
+
+
+@stage("ledger", source=tallied, key="id", state=Account, sink=delta.append("ledger"))
+def ledger(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Each row with its key's sum so far."""
+    sums = state.fold(rows, rows=agg.count(), total=agg.sum("amount"))
+    return rows.select("id", "file").join(sums, on="id")
+
+
+pipeline = Pipeline("schedules", (tallied, ledger), max_parallelism=4)
+
+
+class Killed(BaseException):
+    """The process is gone: nothing of it does anything any more."""
+
+
+@dataclass
+class Shuffled:
+    """Lanes whose steps end one at a time, in any order, or fail before they have begun or after they are done."""
+
+    chance: random.Random
+    faults: float
+    kills: float
+    clock: Clock
+    _waiting: dict[str, Callable[[], object]] = field(default_factory=dict)
+    killed: bool = False
+
+    def start(self, lane: str, step: Callable[[], object]) -> None:
+        assert lane not in self._waiting, "a lane takes one step at a time"
+        self._waiting[lane] = step
+
+    def next(self, seconds: float) -> Ended | None:
+        if self.killed or self.chance.random() < self.kills:
+            self.killed = True
+            raise Killed
+        if (
+            not self._waiting or self.chance.random() < 0.3
+        ):  # nothing ends now: the run may look for requests or cut a barrier
+            self.clock.slept += seconds
+            return None
+        if self.chance.random() < self.faults / 4:
+            self.clock.slept += 1000.0  # so long that every epoch's time is up
+        lane = self.chance.choice(sorted(self._waiting))
+        step = self._waiting.pop(lane)
+        if self.chance.random() < self.faults:
+            if lane != "commits" and self.chance.random() < 0.5:
+                run_step(lane, step)  # all of it is done, and yet it is reported as failed
+            return Ended(lane, None, TransientError(f"a step in the lane {lane} failed"))
+        return run_step(lane, step)
+
+
+@dataclass
+class Clock:
+    """The time of a schedule passes when its steps say so."""
+
+    slept: float = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.slept
+
+    def perf_counter(self) -> float:
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+
+
+def _land(site: Site, chance: random.Random) -> pd.DataFrame:
+    """All files' rows, and what they are to become."""
+    site.landing.mkdir(parents=True)
+    parts = []
+    for number in range(_FILES):
+        ids = sorted(chance.sample([f"k{key}" for key in range(_KEYS)], chance.randint(1, _KEYS)))
+        part = pd.DataFrame({"id": ids, "file": number, "amount": [chance.randint(1, 99) for _ in ids]})
+        pq.write_table(pa.Table.from_pandas(part, preserve_index=False), site.landing / f"{number:03}.parquet")
+        parts.append(part)
+    rows = pd.concat(parts, ignore_index=True)
+    rows["rows"] = rows.groupby("id").cumcount() + 1
+    rows["total"] = rows.groupby("id")["amount"].cumsum()
+    return rows
+
+
+def _assert_is_replay(site: Site, rows: pd.DataFrame, read: int) -> None:
+    """State and table are those of so many files."""
+    seen = rows[rows["file"] < read]
+    wanted = seen.groupby("id")[["rows", "total"]].last()
+    for uid, columns in (("tallied", ["rows"]), ("ledger", ["rows", "total"])):
+        tables = list(state_reader.scan(site.pipeline, site.settings, uid))
+        found = pa.concat_tables(tables).to_pandas(use_threads=False).set_index("id")[columns].sort_index()
+        pd.testing.assert_frame_equal(found, wanted[columns].sort_index(), check_dtype=False, check_names=False)
+    table = site.table("ledger").sort_values(["file", "id"], ignore_index=True)[["id", "file", "rows", "total"]]
+    pd.testing.assert_frame_equal(table, seen.drop(columns="amount").reset_index(drop=True), check_dtype=False)
+
+
+def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One schedule, to its end: as many runs as it takes, of which only the last is left in peace."""
+    chance = random.Random(number)
+    options = {
+        "WEIR_EPOCH__MAX_FILES": "1",
+        "WEIR_SPARK__PARALLELISM": str(chance.choice([1, 2])),
+        "WEIR_STATE__BACKEND": chance.choice(["memory", "memory", "rocksdb"]),
+        "WEIR_CHECKPOINTS__MODE": chance.choice(["incremental", "full"]),
+        "WEIR_CHECKPOINTS__MAX_CONCURRENT": str(chance.choice([1, 2, 2, 3, 4])),
+        "WEIR_CHECKPOINTS__NUM_RETAINED": str(chance.choice([1, 2, 3])),
+        "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "1000",
+    }
+    site = Site(root / "site", options, pipeline, "tests.recovery.test_schedules")
+    rows, clock = _land(site, chance), Clock()
+    faults, kills = chance.choice([0.0, 0.05, 0.2]), chance.choice([0.0, 0.01, 0.03])
+    apart = chance.random() < 0.2  # now and then a stage runs where the coordinator's disk is not
+    commit = Registry.commit
+
+    def unsure(*arguments: object) -> None:
+        """A commit whose outcome nobody is told."""
+        if chance.random() < faults:
+            if chance.random() < 0.5:
+                commit(*arguments)
+            raise OSError("the answer to the commit was lost")
+        commit(*arguments)
+
+    class Somewhere(InMemoryExecutor):
+        def run(self, *work):
+            return (Apart() if apart and chance.random() < 0.5 else super()).run(*work)
+
+    for module in (run, in_flight, steps_of_an_epoch):
+        monkeypatch.setattr(module, "time", clock)
+    close = in_flight.InFlight.close
+
+    def closed(air: in_flight.InFlight) -> None:
+        if not lanes.killed:  # who is dead cleans nothing up
+            close(air)
+
+    monkeypatch.setattr(in_flight.InFlight, "close", closed)
+    monkeypatch.setattr(Registry, "commit", unsure)
+    for attempt in range(40):
+        if attempt == 39:
+            faults, kills = 0.0, 0.0
+        lanes = Shuffled(chance, faults, kills, clock)
+        try:
+            for report in run.run(site.pipeline, site.settings, _ASKED, Somewhere(), lanes):
+                assert report.checkpoint.id == _head(site), (
+                    "reports come in order, each when nothing newer is confirmed"
+                )
+                _assert_is_replay(site, rows, report.checkpoint.totals["epochs"])  # each has read one file
+            break
+        except (Killed, TransientError):
+            continue
+    _assert_is_replay(site, rows, _FILES)
+    assert list(run.run(site.pipeline, site.settings, _ASKED, InMemoryExecutor())) == []
+    site.assert_no_orphans()
+
+
+def _head(site: Site) -> int | None:
+    head = run.open_storage(site.pipeline, site.settings)[1].head()
+    return head.id if head else None
+
+
+@pytest.mark.parametrize("number", [*FOUND, *range(_MANY)])
+def test_every_checkpoint_of_a_schedule_is_a_replay_of_its_files(number, tmp_path, monkeypatch):
+    play(number, tmp_path, monkeypatch)
