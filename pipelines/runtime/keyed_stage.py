@@ -39,7 +39,7 @@ from state_ops.checkpoint import (
     StagedFile,
     from_micros,
 )
-from state_ops.errors import InputError, LocalBaseError, StageError, TransientError, WeirError
+from state_ops.errors import ConfigurationError, InputError, LocalBaseError, StageError, TransientError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir, new_attempt_id
 from state_ops.key_groups import group_range
 from state_ops.resident import Residence
@@ -49,7 +49,6 @@ from state_ops.storage import Storage
 from state_ops.sweep import sweep
 from state_ops.transfers import together
 
-SUBTASK = "__weir_subtask"
 _DISCARD_SECONDS = 10.0
 
 
@@ -281,15 +280,9 @@ def _ack(
 
 
 def _data(task: KeyedTask, batches: Iterator[pa.RecordBatch], counters: _Counters) -> Iterator[pa.Table]:
-    """The batches without control rows and internal columns, in canonical types, null keys treated by policy."""
+    """The batches in canonical types, null keys treated by policy."""
     for batch in batches:
-        rows = pa.Table.from_batches([batch])
-        if SUBTASK in rows.column_names:
-            rows = rows.drop_columns([SUBTASK])
-        group = rows.column(GROUP)
-        if group.null_count:  # the control row, which is there so that a subtask without data acks too
-            rows = rows.filter(pc.is_valid(group))
-        rows = frames.canonical(rows)
+        rows = frames.canonical(pa.Table.from_batches([batch]))
         rows = _without_null_keys(task, rows, counters)
         if not rows.num_rows:
             continue
@@ -370,15 +363,30 @@ class _Staged:
 
 
 def in_spark(task: KeyedTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What `mapInArrow` runs: the subtask's number comes with its control row, the result is its ack."""
-    first = next(batches, None)
-    if first is None:
-        return
-    subtask = first.column(first.schema.get_field_index(SUBTASK))[0].as_py()
+    """What `mapInArrow` runs: the partition's number is the subtask's, the result is its ack."""
+    from pyspark import TaskContext
 
-    def all_batches() -> Iterator[pa.RecordBatch]:
-        yield first
-        yield from batches
-
-    ack = run(task, subtask, all_batches())
+    context = TaskContext.get()
+    assert context is not None, "it runs in a Spark task"
+    subtask = context.partitionId()
+    ack = run(task, subtask, _routed(task, subtask, batches))
     yield pa.RecordBatch.from_pydict({"ack": [ack.to_json()]})
+
+
+def _routed(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches, each looked at: that a partition's number is a subtask's is Spark's doing, and a plan that it changed
+    (an adaptive one joins small partitions) would write state where nobody finds it again. Raises ConfigurationError."""
+    own = group_range(subtask, task.parallelism, task.max_parallelism)
+    for batch in batches:
+        if batch.num_rows:
+            found = pc.min_max(batch.column(GROUP))
+            low, high = found["min"].as_py(), found["max"].as_py()
+            if low not in own or high not in own:
+                raise ConfigurationError(
+                    f"Spark gave the partition {subtask} rows of the key groups {low} to {high}, but that subtask owns"
+                    f" {own.start} to {own.stop - 1}: it has changed the partitions of the shuffle.",
+                    where=f"stage {task.stage.uid}, epoch {task.epoch}, subtask {subtask}",
+                    next="Take out of spark.conf what changes plans (spark.sql.adaptive.*, spark.sql.extensions);"
+                    " nothing of this epoch was applied.",
+                )
+        yield batch

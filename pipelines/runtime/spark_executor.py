@@ -6,7 +6,7 @@ import functools
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+_ACK = "ack string"
+
+
 class SparkExecutor:
     """Runs stages on the process's one Spark session, which is started by the first of them."""
 
@@ -38,23 +41,42 @@ class SparkExecutor:
         empty = self.session.createDataFrame([], stateless.spark_schema(schema, where))
         return stateless.schema_of(stateless.prepared(stage, empty), stage)
 
-    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: float) -> list[Ack]:
+    def run(
+        self,
+        task: KeyedTask,
+        rows: Landed | Channel | None,
+        columns: pa.Schema,  # noqa: ARG002 - Spark finds them itself
+        deadline: float,
+    ) -> list[Ack]:
+        frame = None if rows is None else stateless.prepared(task.stage, self._read(rows))
+        if task.stage.gates:
+            gates.load_meanwhile()
+        done = threading.Event()
+        threading.Thread(target=_cancel_late, args=(self.session, deadline, done), daemon=True).start()
+        try:
+            acks = self._acks(task, frame)
+            if not acks:
+                # Spark sees by itself that some plans give no row (where="1 = 0") and runs no task then. Every task that
+                # runs gives an ack or fails the job, so this is no lost one; and every subtask has to ack.
+                acks = self._acks(task, None)
+            return acks
+        finally:
+            done.set()
+
+    def _acks(self, task: KeyedTask, rows: DataFrame | None) -> list[Ack]:
+        """One job; without rows there is nothing to shuffle, and a task for each subtask."""
         from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
 
-        frame = None if rows is None else stateless.prepared(task.stage, self._read(rows))
-        keyed = stateless.exchanged(task.stage, frame, columns, self.session, task.parallelism, task.max_parallelism)
-        acks = keyed.mapInArrow(lambda batches: in_spark(task, batches), "ack string")
-        done = threading.Event()
-        threading.Thread(target=_cancel_late, args=(self.session, deadline, done), daemon=True).start()
-        if task.stage.gates:
-            gates.load_meanwhile()
+        if rows is None:
+            acks = self.session.range(0, task.parallelism, 1, task.parallelism).mapInArrow(_without_rows(task), _ACK)
+        else:
+            keyed = stateless.exchanged(task.stage, rows, task.parallelism, task.max_parallelism)
+            acks = keyed.mapInArrow(lambda batches: in_spark(task, batches), _ACK)
         try:
             return [Ack.from_json(row.ack) for row in acks.collect()]
         except (PySparkException, Py4JJavaError) as error:  # without Connect, a job's own failure comes untranslated
             raise _from_spark(task.stage, error) from error
-        finally:
-            done.set()
 
     def _read(self, rows: Landed | Channel) -> DataFrame:
         if isinstance(rows, Landed):
@@ -70,6 +92,18 @@ def _path(rows: Channel, file: StagedFile | StateFile) -> str:
     """A staged file's place as Spark reads it, which takes a path for a pattern unless its special characters are escaped."""
     place = uri(rows.storage, file)
     return f"file://{literal(place)}" if isinstance(file, StagedFile) else place
+
+
+def _without_rows(task: KeyedTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What `mapInArrow` runs over the numbers that only make Spark start the tasks. They are read all the same: Spark
+    ends a worker that leaves some of its input, and the next epoch would wait for another."""
+
+    def tasked(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in numbers:
+            pass
+        return in_spark(task, iter(()))
+
+    return tasked
 
 
 def _cancel_late(session: SparkSession, deadline: float, done: threading.Event) -> None:

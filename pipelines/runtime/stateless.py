@@ -17,13 +17,12 @@ from weakref import WeakValueDictionary
 import pyarrow as pa
 
 from pipelines.runtime.definition import Stage
-from pipelines.runtime.keyed_stage import SUBTASK
 from state_ops import frames
 from state_ops.errors import InputError, PipelineError, StageError, WeirError
 from state_ops.state import GROUP
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 _CLOCK = (
@@ -149,33 +148,19 @@ def _unsupported(column: str, kind: str, where: str | None, remedy: str) -> Pipe
     )
 
 
-def exchanged(
-    stage: Stage, rows: DataFrame | None, schema: pa.Schema, spark: SparkSession, parallelism: int, max_parallelism: int
-) -> DataFrame:
-    """Send every row to the subtask that owns its key group, with one control row for each subtask.
+def exchanged(stage: Stage, rows: DataFrame, parallelism: int, max_parallelism: int) -> DataFrame:
+    """Every row, with its key group, in the partition whose number is that of the subtask which owns the group.
 
-    rows: None for an epoch without data. The control rows (no key group) make sure that every subtask runs and acks.
+    A partition without rows is one too, so each of the `parallelism` subtasks gets a task.
     """
     from pyspark.sql import functions as F
-    from pyspark.sql.pandas.types import from_arrow_schema
 
-    controls = spark.range(0, parallelism, 1, 1).select(
-        F.col("id").cast("int").alias(SUBTASK), F.lit(None).cast("int").alias(GROUP)
-    )
-    if rows is None:
-        wanted = from_arrow_schema(schema)
-        keyed = controls.select("*", *[F.lit(None).cast(field.dataType).alias(field.name) for field in wanted])
-    else:
-        group = F.expr(
-            f"cast(pmod(xxhash64({', '.join(_quoted(name) for name in stage.key)}), {max_parallelism}) as int)"
-        )
-        data = rows.select(group.alias(GROUP), "*")
-        subtask = F.expr(f"cast({GROUP} * {parallelism} div {max_parallelism} as int)")
-        data = data.select(subtask.alias(SUBTASK), "*")
-        keyed = data.unionByName(controls, allowMissingColumns=True)
-    keyed = keyed.repartitionById(parallelism, F.col(SUBTASK))
-    if stage.order_by and rows is not None:
-        keyed = keyed.sortWithinPartitions(*[F.col(_quoted(name)) for name in (*stage.key, *stage.order_by)])
+    hashed = f"xxhash64({', '.join(_quoted(name) for name in stage.key)})"
+    keyed = rows.selectExpr(f"cast(pmod({hashed}, {max_parallelism}) as int) as {GROUP}", "*")
+    subtask = F.expr(f"cast({GROUP} * {parallelism} div {max_parallelism} as int)")
+    keyed = keyed.repartitionById(parallelism, subtask)
+    if stage.order_by:
+        keyed = keyed.sortWithinPartitions(*[_quoted(name) for name in (*stage.key, *stage.order_by)])
     return keyed
 
 

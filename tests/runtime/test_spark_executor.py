@@ -1,0 +1,173 @@
+"""Stages as Spark jobs: every subtask acks with the rows of its own key groups and no others, and an epoch costs no more than it must."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import functions as F
+
+from configs import settings
+from pipelines.api import Pipeline, agg, aggregate, delta, files
+from pipelines.runtime import stateless
+from pipelines.runtime.executor import Channel
+from pipelines.runtime.keyed_stage import KeyedTask
+from pipelines.runtime.operators import Progress, shapes
+from pipelines.runtime.spark_executor import SparkExecutor
+from state_ops.backends.base import BackendOptions
+from state_ops.checkpoint import CHANNEL, Ack, StateFile
+from state_ops.errors import ConfigurationError, TransientError
+from state_ops.ids import AttemptId, CheckpointId, Generation
+from state_ops.key_groups import key_groups, subtask_of
+from state_ops.storage import Storage
+from tests.recovery.harness import Site
+
+SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64())])
+MAX_PARALLELISM = 16
+
+
+def _counted(**options: Any) -> Any:
+    return aggregate(
+        "counted", files("{landing}/*.parquet"), key="key", rows=agg.count(), sink=delta.append("counted"), **options
+    )
+
+
+def _owners(keys: list[int], parallelism: int = 2) -> list[int]:
+    return subtask_of(key_groups([pa.array(keys)], MAX_PARALLELISM), parallelism, MAX_PARALLELISM).tolist()
+
+
+def _keys_of(subtask: int, parallelism: int = 2) -> list[int]:
+    return [key for key, owner in enumerate(_owners(list(range(100)), parallelism)) if owner == subtask]
+
+
+class Job:
+    """One stage on the tests' Spark, epoch after epoch without a coordinator."""
+
+    def __init__(self, root: Path) -> None:
+        self.storage = Storage(str(root / "storage"))
+        self.work = root / "work"
+        self.executor = SparkExecutor(settings.load({}), "weir-tests")
+
+    def run(self, keys: list[int] | None, parallelism: int = 2, **options: Any) -> list[Ack]:
+        """keys: None for an epoch without data."""
+        counted = _counted(**options)
+        task = KeyedTask(
+            stage=counted,
+            shapes=shapes(counted, SCHEMA),
+            epoch=CheckpointId(1),
+            generation=Generation(1),
+            now=datetime(2024, 5, 1, tzinfo=UTC),
+            progress=Progress(None, None, False),
+            parallelism=parallelism,
+            max_parallelism=MAX_PARALLELISM,
+            storage=self.storage,
+            work_dir=self.work,
+            bases={},
+            tables={},
+            channel=True,
+            event_time=None,
+            options=BackendOptions(memory_mb=16),
+            stages=("counted",),
+        )
+        rows = None if keys is None else self._staged(keys)
+        return sorted(self.executor.run(task, rows, SCHEMA, time.monotonic() + 60), key=lambda ack: ack.subtask)
+
+    def _staged(self, keys: list[int]) -> Channel:
+        path = Path(self.storage.full("channels/before/rows.parquet").removeprefix("file://"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table([keys, range(len(keys))], schema=SCHEMA), path)
+        file = StateFile("before", 0, CHANNEL, "main", "channels/before/rows.parquet", 1, "", True, AttemptId("a"))
+        return Channel(SCHEMA, self.storage, (file,))
+
+
+@pytest.fixture
+def job(tmp_path, spark):
+    return Job(tmp_path)
+
+
+@pytest.fixture
+def site(tmp_path, spark):
+    def made(keys: list[int], **options: Any) -> Site:
+        made = Site(tmp_path / "site", {}, Pipeline("counts", (_counted(**options),), max_parallelism=16), __name__)
+        made.landing.mkdir(parents=True)
+        pq.write_table(pa.table([keys, range(len(keys))], schema=SCHEMA), made.landing / "1.parquet")
+        return made
+
+    return made
+
+
+@pytest.mark.parametrize("order", [{}, {"order_by": ["n"]}], ids=["as they come", "sorted"])
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_every_subtask_acks_the_rows_of_its_own_key_groups(job, parallelism, order):
+    keys = list(range(50)) * 2
+    owners = _owners(keys, parallelism)
+    for acks in (job.run(keys, parallelism, **order), job.run([0, 0], parallelism, **order)):
+        assert [(ack.subtask, ack.error) for ack in acks] == [(subtask, None) for subtask in range(parallelism)]
+        assert [ack.rows_in for ack in acks] == [owners.count(subtask) for subtask in range(parallelism)]
+        owners = _owners([0, 0], parallelism)
+
+
+def test_every_subtask_acks_an_epoch_without_data_and_its_worker_lives_on(job):
+    def workers() -> set[tuple[int, float]]:
+        children = psutil.Process().children(recursive=True)
+        return {(one.pid, one.create_time()) for one in children if "pyspark.daemon" in " ".join(one.cmdline())}
+
+    job.run(None)
+    before = workers()
+    for _ in range(3):
+        assert [(ack.subtask, ack.rows_in, ack.error) for ack in job.run(None)] == [(0, 0, None), (1, 0, None)]
+    assert len(before) > 1 and workers() == before
+
+
+@pytest.mark.parametrize("where", ["1 = 0", "key < 0"], ids=["as Spark sees in the plan", "as it finds in the rows"])
+def test_every_subtask_acks_when_no_row_is_taken(site, where):
+    counts = site([1, 2, 3], where=where)
+
+    (report,) = counts.run()
+
+    assert report.checkpoint.operators["counted"]["rows_dropped"] == 3
+    assert counts.table("counted").empty
+
+
+def _rerouted(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    real = stateless.exchanged
+    monkeypatch.setattr(stateless, "exchanged", lambda *given: change(real(*given)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda keyed: keyed.coalesce(1),
+        lambda keyed: keyed.repartitionById(2, F.expr("1 - spark_partition_id()")),
+        lambda keyed: keyed.repartitionById(3, F.expr("spark_partition_id() + 1")),
+    ],
+    ids=["partitions joined", "partitions swapped", "a partition too many"],
+)
+def test_rows_that_spark_has_routed_elsewhere_are_refused_before_any_is_applied(site, monkeypatch, change):
+    counts = site(list(range(20)))
+    with monkeypatch.context() as patched:
+        _rerouted(patched, change)
+        with pytest.raises(ConfigurationError, match=r"Spark gave the partition \d|There is no subtask 2") as raised:
+            counts.run()
+    assert raised.value.next
+
+    (report,) = counts.run()
+
+    assert report.checkpoint.operators["counted"]["rows_out"] == 20
+    counts.assert_no_orphans()
+
+
+def test_a_subtask_that_got_no_task_is_missed(site, monkeypatch):
+    counts = site(_keys_of(0))
+    with monkeypatch.context() as patched:
+        _rerouted(patched, lambda keyed: keyed.coalesce(1))
+        with pytest.raises(TransientError, match=r"The subtasks \[1\] of counted did not ack"):
+            counts.run()
+    (report,) = counts.run()
+    assert report.checkpoint.operators["counted"]["rows_out"] == len(_keys_of(0))
