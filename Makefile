@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp
 # What pyproject.toml's requires-python says, and able to make a virtual environment.
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help venv demo demo-clean test s3 lint ui matrix soak memory mutants lock bench bench-cache bench-state bench-async
+.PHONY: help venv demo demo-clean test s3 lint ui matrix soak memory mutants lock bench bench-cache bench-epoch bench-state bench-async
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ bench: $(STAMP) ## Measure incremental against full snapshots; about ten minutes
 
 bench-cache: $(STAMP) ## Measure the state cache: none, one layer, two layers; about five minutes
 	@$(PY) -m benchmarks.cache
+
+bench-epoch: $(STAMP) ## Measure where the time of an epoch goes, with rows and without; about two minutes
+	@$(PY) -m benchmarks.epoch_profile
 
 bench-state: $(STAMP) ## Measure keyed aggregation beside Spark's, Flink's and Bytewax's; hours, can be interrupted
 	@$(PY) -m benchmarks.state.run --full

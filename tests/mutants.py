@@ -1171,6 +1171,32 @@ MUTANTS = [
         "(before is not None and stage.uid not in before.acks)",
         "False",
         "tests/recovery/test_schedules.py::test_every_checkpoint_of_a_schedule_is_a_replay_of_its_files",
+        "believe that Spark has routed the rows",
+        "pipelines/runtime/keyed_stage.py",
+        "        if batch.num_rows:\n            found = pc.min_max",
+        "        if False:\n            found = pc.min_max",
+        "tests/runtime/test_spark_executor.py::test_rows_that_spark_has_routed_elsewhere_are_refused_before_any_is_applied[partitions swapped]",
+    ),
+    Mutant(
+        "look at the lowest key group of a batch alone",
+        "pipelines/runtime/keyed_stage.py",
+        "if low not in own or high not in own:",
+        "if low not in own:",
+        "tests/runtime/test_spark_executor.py::test_rows_that_spark_has_routed_elsewhere_are_refused_before_any_is_applied[partitions joined]",
+    ),
+    Mutant(
+        "take a plan without rows for lost tasks",
+        "pipelines/runtime/spark_executor.py",
+        "            if not acks:\n",
+        "            if False:\n",
+        "tests/runtime/test_spark_executor.py::test_every_subtask_acks_when_no_row_is_taken[as Spark sees in the plan]",
+    ),
+    Mutant(
+        "leave a worker's input unread",
+        "pipelines/runtime/spark_executor.py",
+        "        for _ in numbers:\n            pass\n",
+        "",
+        "tests/runtime/test_spark_executor.py::test_every_subtask_acks_an_epoch_without_data_and_its_worker_lives_on",
     ),
 ]
 

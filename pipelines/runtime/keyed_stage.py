@@ -8,6 +8,8 @@ Rows never travel back through the JVM: what a stage hands out is staged as Parq
 
 from __future__ import annotations
 
+import functools
+import gc
 import shutil
 import time
 import traceback
@@ -370,12 +372,27 @@ def in_spark(task: KeyedTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
     assert context is not None, "it runs in a Spark task"
     subtask = context.partitionId()
     ack = run(task, subtask, _routed(task, subtask, batches))
+    _settle()
     yield pa.RecordBatch.from_pydict({"ack": [ack.to_json()]})
 
 
+@functools.cache
+def _settle() -> None:
+    """Once in a process: leave what it has by now, modules above all, out of all further garbage collections.
+
+    Spark's daemon has a worker collect everything after each task (`pyspark/daemon.py`), which takes 50 to 80 ms for this
+    many objects, and the next task waits for it.
+    """
+    gc.collect()  # what is frozen is never collected
+    gc.freeze()
+
+
 def _routed(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches, each looked at: that a partition's number is a subtask's is Spark's doing, and a plan that it changed
-    (an adaptive one joins small partitions) would write state where nobody finds it again. Raises ConfigurationError."""
+    """The batches, none with a row of another subtask: state written for it here would never be found again.
+
+    Raises ConfigurationError: that a partition's number is its subtask's holds as long as nothing changes Spark's plan, as
+    adaptive execution does, which joins small partitions.
+    """
     own = group_range(subtask, task.parallelism, task.max_parallelism)
     for batch in batches:
         if batch.num_rows:

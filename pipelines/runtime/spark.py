@@ -135,7 +135,7 @@ def _properties(settings: Settings) -> dict[str, str]:
     properties = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(spark.parallelism),
-        # An adaptive plan may drop the partitions of an empty input; every subtask must run to ack.
+        # A partition's number is that of its subtask; an adaptive plan may join partitions, or drop them all.
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(spark.batch_rows),
         "spark.sql.execution.pythonUDF.arrow.enabled": "true",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -171,3 +172,14 @@ def test_a_subtask_that_got_no_task_is_missed(site, monkeypatch):
             counts.run()
     (report,) = counts.run()
     assert report.checkpoint.operators["counted"]["rows_out"] == len(_keys_of(0))
+
+
+def test_a_worker_does_not_collect_its_modules_after_every_task(job, spark):
+    def frozen(batches):
+        for _ in batches:
+            pass
+        yield pa.RecordBatch.from_pydict({"objects": [gc.get_freeze_count()]})
+
+    job.run(list(range(50)))
+    found = [row.objects for row in spark.range(0, 2, 1, 2).mapInArrow(frozen, "objects long").collect()]
+    assert min(found) > 10_000
