@@ -1172,14 +1172,14 @@ MUTANTS = [
         "False",
         "tests/recovery/test_schedules.py::test_every_checkpoint_of_a_schedule_is_a_replay_of_its_files",
         "believe that Spark has routed the rows",
-        "pipelines/runtime/keyed_stage.py",
+        "pipelines/runtime/spark_task.py",
         "        if batch.num_rows:\n            found = pc.min_max",
         "        if False:\n            found = pc.min_max",
         "tests/runtime/test_spark_executor.py::test_rows_that_spark_has_routed_elsewhere_are_refused_before_any_is_applied[partitions swapped]",
     ),
     Mutant(
         "look at the lowest key group of a batch alone",
-        "pipelines/runtime/keyed_stage.py",
+        "pipelines/runtime/spark_task.py",
         "if low not in own or high not in own:",
         "if low not in own:",
         "tests/runtime/test_spark_executor.py::test_rows_that_spark_has_routed_elsewhere_are_refused_before_any_is_applied[partitions joined]",
@@ -1193,10 +1193,17 @@ MUTANTS = [
     ),
     Mutant(
         "leave a worker's input unread",
-        "pipelines/runtime/spark_executor.py",
-        "        for _ in numbers:\n            pass\n",
+        "pipelines/runtime/spark_task.py",
+        "    for _ in numbers:\n        pass\n",
         "",
         "tests/runtime/test_spark_executor.py::test_every_subtask_acks_an_epoch_without_data_and_its_worker_lives_on",
+    ),
+    Mutant(
+        "collect a worker's modules after every task",
+        "pipelines/runtime/spark_task.py",
+        "    gc.freeze()\n",
+        "",
+        "tests/runtime/test_spark_executor.py::test_a_worker_does_not_collect_its_modules_after_every_task",
     ),
 ]
 

@@ -8,8 +8,6 @@ Rows never travel back through the JVM: what a stage hands out is staged as Parq
 
 from __future__ import annotations
 
-import functools
-import gc
 import shutil
 import time
 import traceback
@@ -41,12 +39,11 @@ from state_ops.checkpoint import (
     StagedFile,
     from_micros,
 )
-from state_ops.errors import ConfigurationError, InputError, LocalBaseError, StageError, TransientError, WeirError
+from state_ops.errors import InputError, LocalBaseError, StageError, TransientError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir, new_attempt_id
 from state_ops.key_groups import group_range
 from state_ops.resident import Residence
 from state_ops.snapshot import Attempt
-from state_ops.state import GROUP
 from state_ops.storage import Storage
 from state_ops.sweep import sweep
 from state_ops.transfers import together
@@ -362,48 +359,3 @@ class _Staged:
 
     def _local(self, output: str) -> Path:
         return self._attempt.directory / f"{output}.parquet"
-
-
-def in_spark(task: KeyedTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What `mapInArrow` runs: the partition's number is the subtask's, the result is its ack."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None, "it runs in a Spark task"
-    subtask = context.partitionId()
-    ack = run(task, subtask, _routed(task, subtask, batches))
-    _settle()
-    yield pa.RecordBatch.from_pydict({"ack": [ack.to_json()]})
-
-
-@functools.cache
-def _settle() -> None:
-    """Once in a process: leave what it has by now, modules above all, out of all further garbage collections.
-
-    Spark's daemon has a worker collect everything after each task (`pyspark/daemon.py`), which takes 50 to 80 ms for this
-    many objects, and the next task waits for it.
-    """
-    gc.collect()  # what is frozen is never collected
-    gc.freeze()
-
-
-def _routed(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches, none with a row of another subtask: state written for it here would never be found again.
-
-    Raises ConfigurationError: that a partition's number is its subtask's holds as long as nothing changes Spark's plan, as
-    adaptive execution does, which joins small partitions.
-    """
-    own = group_range(subtask, task.parallelism, task.max_parallelism)
-    for batch in batches:
-        if batch.num_rows:
-            found = pc.min_max(batch.column(GROUP))
-            low, high = found["min"].as_py(), found["max"].as_py()
-            if low not in own or high not in own:
-                raise ConfigurationError(
-                    f"Spark gave the partition {subtask} rows of the key groups {low} to {high}, but that subtask owns"
-                    f" {own.start} to {own.stop - 1}: it has changed the partitions of the shuffle.",
-                    where=f"stage {task.stage.uid}, epoch {task.epoch}, subtask {subtask}",
-                    next="Take out of spark.conf what changes plans (spark.sql.adaptive.*, spark.sql.extensions);"
-                    " nothing of this epoch was applied.",
-                )
-        yield batch

@@ -6,7 +6,7 @@ import functools
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,8 +15,9 @@ from configs.settings import Settings
 from pipelines.runtime import gates, spark, stateless
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.executor import Channel, Landed, uri
-from pipelines.runtime.keyed_stage import KeyedTask, in_spark
+from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.sources.files import literal
+from pipelines.runtime.spark_task import with_rows, without_rows
 from state_ops.checkpoint import Ack, StagedFile, StateFile
 from state_ops.errors import InputError, TransientError, WeirError
 
@@ -69,10 +70,12 @@ class SparkExecutor:
         from pyspark.errors import PySparkException
 
         if rows is None:
-            acks = self.session.range(0, task.parallelism, 1, task.parallelism).mapInArrow(_without_rows(task), _ACK)
+            acks = self.session.range(0, task.parallelism, 1, task.parallelism).mapInArrow(
+                lambda numbers: without_rows(task, numbers), _ACK
+            )
         else:
             keyed = stateless.exchanged(task.stage, rows, task.parallelism, task.max_parallelism)
-            acks = keyed.mapInArrow(lambda batches: in_spark(task, batches), _ACK)
+            acks = keyed.mapInArrow(lambda batches: with_rows(task, batches), _ACK)
         try:
             return [Ack.from_json(row.ack) for row in acks.collect()]
         except (PySparkException, Py4JJavaError) as error:  # without Connect, a job's own failure comes untranslated
@@ -92,18 +95,6 @@ def _path(rows: Channel, file: StagedFile | StateFile) -> str:
     """A staged file's place as Spark reads it, which takes a path for a pattern unless its special characters are escaped."""
     place = uri(rows.storage, file)
     return f"file://{literal(place)}" if isinstance(file, StagedFile) else place
-
-
-def _without_rows(task: KeyedTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What `mapInArrow` runs over the numbers that only make Spark start the tasks. They are read all the same: Spark
-    ends a worker that leaves some of its input, and the next epoch would wait for another."""
-
-    def tasked(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in numbers:
-            pass
-        return in_spark(task, iter(()))
-
-    return tasked
 
 
 def _cancel_late(session: SparkSession, deadline: float, done: threading.Event) -> None:

@@ -195,7 +195,7 @@ def data_error(stage: Stage, error: Exception) -> WeirError | None:
 
 def _from_udf(stage: Stage, text: str) -> StageError | None:
     _, mark, trace = text.partition("Traceback (most recent call last):")
-    if stage.transform is None or not mark or "keyed_stage.py" in trace or "read_command" in trace:
+    if stage.transform is None or not mark or "spark_task.py" in trace or "read_command" in trace:
         return None  # not the author's code: a worker without Weir's packages, for one
     trace = (mark + trace).partition("\n\nJVM stacktrace:")[0].rstrip() + "\n"
     raised = [line for line in trace.rpartition(mark)[2].splitlines() if line and not line.startswith(" ")]

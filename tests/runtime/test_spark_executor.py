@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -116,8 +117,12 @@ def test_every_subtask_acks_the_rows_of_its_own_key_groups(job, parallelism, ord
 
 def test_every_subtask_acks_an_epoch_without_data_and_its_worker_lives_on(job):
     def workers() -> set[tuple[int, float]]:
-        children = psutil.Process().children(recursive=True)
-        return {(one.pid, one.create_time()) for one in children if "pyspark.daemon" in " ".join(one.cmdline())}
+        found = set()
+        for one in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):  # one that has just ended
+                if "pyspark.daemon" in " ".join(one.cmdline()):
+                    found.add((one.pid, one.create_time()))
+        return found
 
     job.run(None)
     before = workers()

@@ -1,0 +1,71 @@
+"""What a Spark task of `mapInArrow` runs: the keyed task of the subtask whose number its partition has."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.runtime import keyed_stage
+from pipelines.runtime.keyed_stage import KeyedTask
+from state_ops.errors import ConfigurationError
+from state_ops.key_groups import group_range
+from state_ops.state import GROUP
+
+
+def with_rows(task: KeyedTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of one subtask to its ack, as the one row of the column `ack` (JSON)."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "it runs in a Spark task"
+    subtask = context.partitionId()
+    ack = keyed_stage.run(task, subtask, _routed(task, subtask, batches))
+    _settle()
+    yield pa.RecordBatch.from_pydict({"ack": [ack.to_json()]})
+
+
+def without_rows(task: KeyedTask, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same for an epoch without data. numbers: what made Spark start the tasks.
+
+    They are read all the same: Spark ends a worker that leaves some of its input, and the next epoch would wait for another.
+    """
+    for _ in numbers:
+        pass
+    return with_rows(task, iter(()))
+
+
+def _routed(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches, none with a row of another subtask: state written for it here would never be found again.
+
+    Raises ConfigurationError: that a partition's number is its subtask's holds as long as nothing changes Spark's plan, as
+    adaptive execution does, which joins small partitions.
+    """
+    own = group_range(subtask, task.parallelism, task.max_parallelism)
+    for batch in batches:
+        if batch.num_rows:
+            found = pc.min_max(batch.column(GROUP))
+            low, high = found["min"].as_py(), found["max"].as_py()
+            if low not in own or high not in own:
+                raise ConfigurationError(
+                    f"Spark gave the partition {subtask} rows of the key groups {low} to {high}, but that subtask owns"
+                    f" {own.start} to {own.stop - 1}: it has changed the partitions of the shuffle.",
+                    where=f"stage {task.stage.uid}, epoch {task.epoch}, subtask {subtask}",
+                    next="Take out of spark.conf what changes plans (spark.sql.adaptive.*, spark.sql.extensions);"
+                    " nothing of this epoch was applied.",
+                )
+        yield batch
+
+
+@functools.cache
+def _settle() -> None:
+    """Once in a process: leave what it has by now, modules above all, out of all further garbage collections.
+
+    Spark's daemon has a worker collect everything after each task (`pyspark/daemon.py`), which takes 50 to 80 ms for this
+    many objects, and the next task waits for it.
+    """
+    gc.collect()  # what is frozen is never collected
+    gc.freeze()
