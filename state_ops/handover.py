@@ -1,7 +1,7 @@
 """From the disk of a host into storage: what the subtasks of one stage have left at the barrier.
 
 The coordinator uploads, so that a worker is free for the next epoch at once, where both see the same disk. Elsewhere a subtask
-does it itself before it acks. docs/adr/0019-uploads-by-the-coordinator.md says why.
+does it itself before it acks. docs/adr/0020-epochs-overlap.md says why.
 """
 
 from __future__ import annotations

@@ -1171,6 +1171,8 @@ MUTANTS = [
         "(before is not None and stage.uid not in before.acks)",
         "False",
         "tests/recovery/test_schedules.py::test_every_checkpoint_of_a_schedule_is_a_replay_of_its_files",
+    ),
+    Mutant(
         "believe that Spark has routed the rows",
         "pipelines/runtime/spark_task.py",
         "        if batch.num_rows:\n            found = pc.min_max",
