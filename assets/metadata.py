@@ -9,7 +9,7 @@ import dagster as dg
 
 from pipelines.runtime.definition import FileSource, Pipeline, Stage
 from pipelines.runtime.sinks.delta import table_path
-from pipelines.runtime.workshop import EpochReport
+from pipelines.runtime.workshop import EpochReport, bottleneck
 from state_ops import delta_log
 from state_ops.checkpoint import from_micros
 from state_ops.schema import StateSchema
@@ -62,6 +62,7 @@ def of_epoch(report: EpochReport, lag: Mapping[str, int]) -> dict[str, Any]:
         "state bytes new": row.bytes_new,
         "files": row.files,
         "ms to commit": round(row.ms["to_commit"], 1),
+        "bottleneck": bottleneck(row.ms) or "none",
         "ms by phase": _table(
             "phase", "ms", {name: round(ms, 1) for name, ms in phases.items() if name != "to_commit"}
         ),

@@ -90,6 +90,7 @@ class StagedFile:
     name: str
     local: str
     path: str
+    bytes: int
     sink: str | None
     rows: int
 
@@ -109,8 +110,9 @@ class Handover:
 
     @property
     def bytes(self) -> int:
-        """Of the state that is to be uploaded, at most."""
-        return sum(file.bytes for file in self.snapshot.files if not file.inherited) if self.snapshot else 0
+        """Of what is to be uploaded, at most."""
+        state = [file.bytes for file in self.snapshot.files if not file.inherited] if self.snapshot else []
+        return sum(state) + sum(file.bytes for file in self.staged)
 
 
 @dataclass(frozen=True, slots=True)

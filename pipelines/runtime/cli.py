@@ -26,7 +26,7 @@ from pipelines.runtime.run import RunOptions
 from pipelines.runtime.sinks.delta import table_path
 from pipelines.runtime.stopping import ask_to_stop
 from pipelines.runtime.tenure import open_storage
-from pipelines.runtime.workshop import EpochReport
+from pipelines.runtime.workshop import EpochReport, bottleneck
 from state_ops import lease
 from state_ops.checkpoint import Checkpoint, from_micros
 from state_ops.errors import StageError, WeirError
@@ -197,6 +197,7 @@ def status(pipeline: Name, json: Json = False) -> None:
             "checkpoint", f"{head['id']}, {head['age_seconds']:.0f} s ago, by {head['trigger']} ({head['reason']})"
         )
         table.add_row("state", f"{head['bytes_total']:,} bytes, of which {head['bytes_new']:,} new")
+        table.add_row("bottleneck", head["bottleneck"] or "none")
     for name, files in facts["lag"].items():
         table.add_row("waiting", f"{files} files in {name}")
     for uid, moment in facts["watermarks"].items():
@@ -244,6 +245,7 @@ def _brief(head: Checkpoint) -> dict[str, Any]:
         "trigger": head.trigger,
         "reason": head.reason,
         "generation": head.generation,
+        "bottleneck": bottleneck(head.ms),
         "bytes_total": head.bytes_total,
         "bytes_new": head.bytes_new,
         "totals": head.totals,

@@ -42,6 +42,7 @@ log = structlog.get_logger("weir.run")
 
 _UPLOADS, _COMMITS = "uploads", "commits"  # lanes, besides the stages'
 _JOB, _SEAL, _COMMIT, _FINISH = "job", "seal", "commit", "finish"
+_MARK = "coordinator-"
 _MIB = 1 << 20
 _GOODBYE_SECONDS = 30.0
 
@@ -91,6 +92,7 @@ class InFlight:
         self._confirmed: dict[int, Checkpoint] = {}
         self._elsewhere: set[tuple[int, str]] = set()
         self._reports: list[EpochReport] = []
+        self._commits_ms = 0.0
         self._here = _mark(work_dir(shop))
         self.frontier = Frontier.at(None)
         self._bases: dict[str, dict[int, Snapshot]] = {}
@@ -109,9 +111,13 @@ class InFlight:
         """Whether one more epoch may begin: so many in flight, so many bytes that wait to be uploaded."""
         if self._fallen or self._failure is not None:
             return False
-        configured = self._shop.settings.checkpoints
+        return len(self._flights) < self._shop.settings.checkpoints.max_concurrent and not self._is_full
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether so much waits to be uploaded that only the oldest epoch may go on."""
         waiting = sum(flight.waiting_bytes for flight in self._flights)
-        return len(self._flights) < configured.max_concurrent and waiting <= configured.max_pending_mb * _MIB
+        return waiting > self._shop.settings.checkpoints.max_pending_mb * _MIB
 
     def answers(self, request: str) -> bool:
         """Whether an epoch in flight will answer a request, by its name."""
@@ -216,8 +222,10 @@ class InFlight:
             return False
         if any(uid not in flight.acks for uid in self._upstream(stage)):
             return False
-        waits = not self._tips[stage.uid].settled or (flight.pending.id, stage.uid) in self._elsewhere
-        return not waits or before is None or before.pending.id in self._confirmed
+        if before is None or before.pending.id in self._confirmed:
+            return True
+        elsewhere = (flight.pending.id, stage.uid) in self._elsewhere
+        return self._tips[stage.uid].settled and not elsewhere and not self._is_full
 
     def _may_upload(self, flight: Flight, stage: Stage) -> bool:
         """One after the other, and not before what the epoch builds on is confirmed."""
@@ -303,6 +311,7 @@ class InFlight:
     def _uploaded(self, stage: Stage, flight: Flight, acks: list[Ack]) -> None:
         for ack in acks:
             self._receive(flight, ack)
+        flight.ms[f"upload:{stage.uid}"] = max(ack.ms.get("upload", 0.0) for ack in acks)
         flight.uploaded.add(stage.uid)
 
     def _seal(self, flight: Flight, sealed: tuple[Checkpoint, tuple[StateFile, ...]]) -> None:
@@ -310,6 +319,7 @@ class InFlight:
 
     def _commit(self, flight: Flight) -> None:
         checkpoint, files = self._sealed.pop(flight.pending.id)
+        flight.ms["commits_before"] = self._commits_ms
         committing = self._coordinator.begin_commit()
         assert committing is flight.pending, "its predecessor is confirmed, and every ack is in"
         step = partial(commit, self._shop, flight, checkpoint, files)
@@ -345,6 +355,7 @@ class InFlight:
 
     def _finished(self, flight: Flight, report: EpochReport) -> None:
         self._coordinator.pruned(report.pruned)
+        self._commits_ms = round(sum(report.ms[phase] for phase in ("commit", "publish", "prune")), 3)
         self._leave(flight)
         self._reports.append(report)
 
@@ -438,6 +449,10 @@ class InFlight:
 def _mark(directory: Path) -> Path:
     """A file that tells a subtask whether it sees the coordinator's disk."""
     directory.mkdir(parents=True, exist_ok=True)
-    mark = directory / f"coordinator-{os.getpid()}-{uuid.uuid4().hex}"
+    for left in directory.glob(
+        f"{_MARK}*"
+    ):  # by one that was killed; a zombie's subtasks upload by themselves from now on
+        left.unlink(missing_ok=True)
+    mark = directory / f"{_MARK}{os.getpid()}-{uuid.uuid4().hex}"
     mark.touch()
     return mark

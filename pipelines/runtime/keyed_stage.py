@@ -355,7 +355,8 @@ class _Staged:
         directory = f"tables/{table}/data" if table else f"channels/{attempt.operator}"
         path = f"{directory}/{epoch_dir(attempt.generation, attempt.epoch)}/{attempt.subtask}-{attempt.id}.parquet"
         kind = OUTPUT if table else CHANNEL
-        return StagedFile(kind, output, str(self._local(output)), path, table, self._rows[output])
+        local = self._local(output)
+        return StagedFile(kind, output, str(local), path, local.stat().st_size, table, self._rows[output])
 
     def _local(self, output: str) -> Path:
         return self._attempt.directory / f"{output}.parquet"

@@ -168,7 +168,7 @@ class Flight:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of state that is still to be uploaded, at most."""
+        """Of what is still to be uploaded, at most."""
         left = [ack.handover for uid, acks in self.acks.items() if uid not in self.uploaded for ack in acks]
         return sum(handed.bytes for handed in left if handed is not None)
 
@@ -182,3 +182,17 @@ def lap(ms: dict[str, float], phase: str, since: float) -> float:
     now = time.perf_counter()
     ms[phase] = round((now - since) * 1000, 3)
     return now
+
+
+def bottleneck(ms: Mapping[str, float]) -> str | None:
+    """What an epoch kept busy longest, hence what bounds how many there can be: a stage by its uid, "uploads" or "commits".
+
+    ms: a checkpoint's. Commits are those of the epoch before, with its publishing and pruning: they are done one after the other.
+    """
+    lanes: dict[str, float] = {}
+    for phase, took in ms.items():
+        kind, _, uid = phase.partition(":")
+        lane = {"stage": uid, "gate": uid, "upload": "uploads", "commits_before": "commits"}.get(kind)
+        if lane is not None:
+            lanes[lane] = lanes.get(lane, 0.0) + took
+    return max(lanes, key=lambda lane: lanes[lane], default=None)

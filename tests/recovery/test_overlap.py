@@ -1,0 +1,204 @@
+"""Epochs beside each other in real threads: what may run while an upload, a sink or a stage is slow, and what may not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from pipelines.runtime import epoch as steps
+from pipelines.runtime import run as runtime
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.run import RunOptions
+from pipelines.runtime.workshop import EpochReport, bottleneck
+from state_ops import handover
+from state_ops.checkpoint import LocalSnapshot
+from state_ops.errors import InputError
+from tests.recovery.small import Bank
+
+
+class Noting(InMemoryExecutor):
+    """Notes which epochs' jobs have begun, and what they were built on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bases: dict[int, list[type]] = {}
+
+    def run(self, task, rows, columns, deadline):
+        self.bases.setdefault(int(task.epoch), []).extend({type(base) for base in task.bases.values()})
+        return super().run(task, rows, columns, deadline)
+
+
+class Gate:
+    """Holds calls of a function back until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:
+        self.reached, self._open = threading.Event(), threading.Event()
+        real = getattr(module, name)
+
+        def held(*arguments, **options):
+            self.reached.set()
+            assert self._open.wait(60), "nobody opened it"
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(module, name, held)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture
+def bank(tmp_path) -> Bank:
+    return Bank.at(tmp_path / "site")
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
+
+
+def background(bank: Bank, executor: InMemoryExecutor) -> tuple[threading.Thread, list[EpochReport]]:
+    reports: list[EpochReport] = []
+
+    def coordinate() -> None:
+        asked = RunOptions(until_caught_up=True)
+        reports.extend(runtime.run(bank.site.pipeline, bank.site.settings, asked, executor))
+
+    thread = threading.Thread(target=coordinate, daemon=True)
+    thread.start()
+    return thread, reports
+
+
+def limited(bank: Bank, concurrent: int) -> Bank:
+    options = {**bank.site.options, "WEIR_CHECKPOINTS__MAX_CONCURRENT": str(concurrent)}
+    return Bank(replace(bank.site, options=options))
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(handover, "upload"), (steps, "publish_missing")], ids=["a slow store", "a slow sink"]
+)
+@pytest.mark.parametrize("concurrent", [1, 2, 3])
+def test_stages_work_on_beside_what_is_slow_and_never_more_epochs_than_allowed(
+    bank, monkeypatch, module, name, concurrent
+):
+    bank, gate, executor = limited(bank, concurrent), Gate(monkeypatch, module, name), Noting()
+    bank.land(*range(1, 8))
+    thread, reports = background(bank, executor)
+    assert gate.reached.wait(30)
+    until(lambda: len(executor.bases) == concurrent)
+    time.sleep(0.3)  # what must not happen would happen now
+    assert sorted(executor.bases) == list(range(1, concurrent + 1))
+    assert not reports
+    for number in range(2, concurrent + 1):
+        assert executor.bases[number] == [LocalSnapshot], "on what the epoch before left, wherever that is by now"
+    gate.open()
+    thread.join(60)
+    assert [report.checkpoint.id for report in reports] == list(range(1, 8))
+    bank.assert_exact(*range(1, 8))
+    bank.site.assert_no_orphans()
+
+
+def test_bytes_that_wait_for_the_store_hold_the_source_back(bank, monkeypatch):
+    bank, gate, executor = limited(bank, 8), Gate(monkeypatch, handover, "upload"), Noting()
+    monkeypatch.setattr("pipelines.runtime.in_flight._MIB", 0)  # so that any byte is one too many
+    bank.land(1, 2, 3, 4)
+    thread, reports = background(bank, executor)
+    assert gate.reached.wait(30)
+    time.sleep(0.3)
+    assert sorted(executor.bases) == [1]
+    gate.open()
+    thread.join(60)
+    assert len(reports) == 4
+    bank.assert_exact(1, 2, 3, 4)
+
+
+def test_a_subtask_that_lands_on_another_host_waits_until_its_base_is_in_storage(bank, tmp_path):
+    class Elsewhere(Noting):
+        """Every second epoch runs on a host whose disk nobody else sees."""
+
+        def run(self, task, rows, columns, deadline):
+            if task.epoch % 2 == 0:
+                task = replace(task, work_dir=tmp_path / "another host", here=None)
+            return super().run(task, rows, columns, deadline)
+
+    executor = Elsewhere()
+    reports = bank.epochs(1, 2, 3, 4, executor=executor)
+    assert [report.checkpoint.id for report in reports] == [1, 2, 3, 4], "that is no failure: no id was lost"
+    assert [kind.__name__ for kind in executor.bases[2]] == ["LocalSnapshot", "Snapshot"], "it ran again"
+    assert [kind.__name__ for kind in executor.bases[3]] == ["Snapshot"], "it waited: nobody here had seen epoch 2"
+    bank.assert_exact(1, 2, 3, 4)
+    bank.site.assert_no_orphans()
+
+
+def test_an_epoch_whose_upload_fails_takes_along_what_was_built_on_it_and_nothing_before_it(bank, monkeypatch):
+    upload, seen = handover.upload, []
+
+    def failing(storage, acks, *others, **options):
+        seen.append(acks[0].epoch)
+        if acks[0].epoch == 3:
+            raise InputError("the third epoch's upload is refused")
+        return upload(storage, acks, *others, **options)
+
+    monkeypatch.setattr(handover, "upload", failing)
+    done: list[int] = []
+    executor = Noting()
+    bank = limited(bank, 3)
+    bank.land(1, 2, 3, 4, 5)
+    asked = RunOptions(until_caught_up=True)
+    with pytest.raises(InputError, match="the third epoch's upload"):
+        for report in runtime.run(bank.site.pipeline, bank.site.settings, asked, executor):
+            done.append(report.checkpoint.id)
+    assert done == [1, 2]
+    assert 4 not in seen, "what builds on it was never uploaded"
+    bank.assert_exact(1, 2)
+    bank.site.assert_no_orphans()
+    monkeypatch.setattr(handover, "upload", upload)
+    bank.epochs()
+    bank.assert_exact(1, 2, 3, 4, 5)
+
+
+def test_a_run_that_nobody_listens_to_any_more_leaves_nothing(bank):
+    bank = limited(bank, 3)
+    bank.land(*range(1, 7))
+    reports: Iterator[EpochReport] = runtime.run(
+        bank.site.pipeline, bank.site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()
+    )
+    assert next(reports).checkpoint.id == 1
+    reports.close()  # type: ignore[attr-defined]
+    begun = [path.name for path in bank.site.storage.glob("state/*/*")]
+    assert {name for name in begun if int(name.split("-e")[1]) > bank.registry.head().id} == set()
+    bank.epochs()
+    bank.assert_exact(*range(1, 7))
+    bank.site.assert_no_orphans()
+
+
+@pytest.mark.parametrize(
+    ("ms", "named"),
+    [
+        ({"stage:a": 5, "stage:b": 7, "gate:a": 3, "to_commit": 99}, "a"),
+        ({"stage:a": 5, "upload:a": 4, "upload:b": 4}, "uploads"),
+        ({"stage:a": 5, "commits_before": 6.5}, "commits"),
+        ({}, None),
+    ],
+)
+def test_what_bounds_the_epochs_is_named(ms, named):
+    assert bottleneck(ms) == named
+
+
+def test_status_and_checkpoints_say_what_held_an_epoch_up(bank, monkeypatch):
+    publish = steps.publish_missing
+
+    def slow(*arguments):
+        time.sleep(0.6)
+        return publish(*arguments)
+
+    monkeypatch.setattr(steps, "publish_missing", slow)
+    bank.epochs(1, 2, 3)
+    head = bank.registry.head()
+    assert head.ms["commits_before"] > 600
+    assert bottleneck(head.ms) == "commits"
