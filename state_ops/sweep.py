@@ -69,6 +69,6 @@ def owner(directory: Path) -> AttemptId:
 
 def directories(path: Path) -> list[Path]:
     try:
-        return [entry for entry in path.iterdir() if entry.is_dir()]
+        return sorted(entry for entry in path.iterdir() if entry.is_dir())
     except (FileNotFoundError, NotADirectoryError):  # another attempt has just swept it
         return []

@@ -11,7 +11,6 @@ what fell is discarded, and the next epoch builds on the newest confirmed checkp
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -453,6 +452,6 @@ def _mark(directory: Path) -> Path:
         f"{_MARK}*"
     ):  # by one that was killed; a zombie's subtasks upload by themselves from now on
         left.unlink(missing_ok=True)
-    mark = directory / f"{_MARK}{os.getpid()}-{uuid.uuid4().hex}"
+    mark = directory / f"{_MARK}{uuid.uuid4().hex}"
     mark.touch()
     return mark

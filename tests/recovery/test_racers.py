@@ -25,7 +25,7 @@ from state_ops.pins import HOLDS, Hold
 from state_ops.registry import Registry
 from state_ops.storage import Storage
 from tests.recovery.harness import Site
-from tests.recovery.small import Bank
+from tests.recovery.small import Apart, Bank
 from tests.soak.accounts import pipeline
 from tests.soak.checks import TABLES, Verifier, log_in_order
 from tests.soak.children import Child, started, wait_for
@@ -311,7 +311,7 @@ def test_a_zombie_that_cleans_up_leaves_what_its_successor_is_about_to_commit(tm
     site.assert_no_orphans()
 
 
-class Sleepy(InMemoryExecutor):
+class Sleepy(Apart):
     """Falls asleep before it runs a stage, once, while another coordinator reads everything. successor: what that one completed."""
 
     def __init__(self, site: Site, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,8 +32,8 @@ from tests.recovery.harness import Site
 from tests.recovery.small import Apart
 
 FOUND: tuple[int, ...] = ()
-_MANY = int(os.environ.get("WEIR_SCHEDULES", "40"))
-_FILES = 7
+_MANY = int(os.environ.get("WEIR_SCHEDULES", "12"))
+_FILES = 5
 _KEYS = 6
 _ASKED = RunOptions(until_caught_up=True)
 
@@ -163,7 +163,7 @@ def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }
     site = Site(root / "site", options, pipeline, "tests.recovery.test_schedules")
     rows, clock = _land(site, chance), Clock()
-    faults, kills = chance.choice([0.0, 0.05, 0.2]), chance.choice([0.0, 0.01, 0.03])
+    faults, kills = chance.choice([0.0, 0.05, 0.1]), chance.choice([0.0, 0.01, 0.02])
     apart = chance.random() < 0.2  # now and then a stage runs where the coordinator's disk is not
     commit = Registry.commit
 
