@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp
 # What pyproject.toml's requires-python says, and able to make a virtual environment.
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help venv demo demo-clean test s3 lint ui matrix soak memory mutants lock bench bench-cache bench-epoch bench-state bench-async
+.PHONY: help venv demo demo-clean test s3 lint ui matrix schedules soak memory mutants lock bench bench-cache bench-epoch bench-state bench-async
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ ui: $(STAMP) ## Open Dagster on the demo's pipeline
 
 matrix: $(STAMP) ## Kill and disturb a run at every single call, and compare what recovers with a replay (25 minutes)
 	@$(PY) -m tests.recovery.matrix
+
+schedules: $(STAMP) ## Play 1,000 random orders of the steps of overlapping epochs, with faults and kills (1 hour)
+	@WEIR_SCHEDULES=1000 $(PY) -m pytest tests/recovery/test_schedules.py
 
 soak: $(STAMP) ## Run 2,000 epochs while coordinators are killed and frozen; SEED=N repeats one (15 minutes)
 	@$(PY) -m tests.soak

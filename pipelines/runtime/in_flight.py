@@ -91,6 +91,7 @@ class InFlight:
         self._confirmed: dict[int, Checkpoint] = {}
         self._elsewhere: set[tuple[int, str]] = set()
         self._reports: list[EpochReport] = []
+        self._has_fallen = False
         self._commits_ms = 0.0
         self._here = _mark(work_dir(shop))
         self.frontier = Frontier.at(None)
@@ -117,6 +118,11 @@ class InFlight:
         """Whether so much waits to be uploaded that only the oldest epoch may go on."""
         waiting = sum(flight.waiting_bytes for flight in self._flights)
         return waiting > self._shop.settings.checkpoints.max_pending_mb * _MIB
+
+    def fell(self) -> bool:
+        """Whether epochs have fallen since this was asked last: their slices are to be read again, however long ago they came."""
+        fell, self._has_fallen = self._has_fallen, False
+        return fell
 
     def answers(self, request: str) -> bool:
         """Whether an epoch in flight will answer a request, by its name."""
@@ -412,6 +418,7 @@ class InFlight:
         fallen, self._fallen = self._fallen, []
         if failure is None and not fallen:
             return
+        self._has_fallen = True
         if failure is not None:
             raise_if_fenced(self._shop, failure.error)
         if failure is None or not (failure.keep or isinstance(failure.error, FencedError)):

@@ -190,7 +190,7 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
             for request in [request for request in barriers if request.trigger == Trigger.SENSOR]:
                 barriers.remove(request)
                 lease.take(shop.storage, request)
-        loop.catching_up |= loop.coordinator.failures > 0  # what fell is to be read again
+        loop.catching_up |= air.fell()
         catching_up = loop.catching_up or draining
         if air.has_room and loop.coordinator.due(
             time.monotonic(), backlog=backlog, requested=bool(barriers), catching_up=catching_up

@@ -21,7 +21,7 @@ import pytest
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
 from pipelines.runtime import epoch as steps_of_an_epoch
-from pipelines.runtime import in_flight, run, state_reader
+from pipelines.runtime import in_flight, run, stage_job, state_reader
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.lanes import Ended
 from pipelines.runtime.lanes import run as run_step
@@ -31,7 +31,7 @@ from state_ops.registry import Registry
 from tests.recovery.harness import Site
 from tests.recovery.small import Apart
 
-FOUND: tuple[int, ...] = ()
+FOUND = (17,)
 _MANY = int(os.environ.get("WEIR_SCHEDULES", "12"))
 _FILES = 5
 _KEYS = 6
@@ -81,6 +81,7 @@ class Shuffled:
     clock: Clock
     _waiting: dict[str, Callable[[], object]] = field(default_factory=dict)
     killed: bool = False
+    _idle: int = 0
 
     def start(self, lane: str, step: Callable[[], object]) -> None:
         assert lane not in self._waiting, "a lane takes one step at a time"
@@ -90,10 +91,10 @@ class Shuffled:
         if self.killed or self.chance.random() < self.kills:
             self.killed = True
             raise Killed
-        if (
-            not self._waiting or self.chance.random() < 0.3
-        ):  # nothing ends now: the run may look for requests or cut a barrier
-            self.clock.slept += seconds
+        self._idle = 0 if self._waiting else self._idle + 1
+        assert self._idle < 10_000, "nothing runs, and nothing is begun"
+        if not self._waiting or self.chance.random() < 0.3:
+            self.clock.slept += seconds  # nothing ends now: the run may look for requests, or cut a barrier
             return None
         if self.chance.random() < self.faults / 4:
             self.clock.slept += 1000.0  # so long that every epoch's time is up
@@ -108,15 +109,15 @@ class Shuffled:
 
 @dataclass
 class Clock:
-    """The time of a schedule passes when its steps say so."""
+    """The time of a schedule passes when its steps say so, or somebody looks: it is the same in every play."""
 
-    slept: float = 0.0
+    slept: float = field(default_factory=time.monotonic)
 
     def monotonic(self) -> float:
-        return time.monotonic() + self.slept
+        self.slept += 0.001
+        return self.slept
 
-    def perf_counter(self) -> float:
-        return time.perf_counter()
+    perf_counter = monotonic
 
     def sleep(self, seconds: float) -> None:
         self.slept += seconds
@@ -154,6 +155,7 @@ def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(number)
     options = {
         "WEIR_EPOCH__MAX_FILES": "1",
+        "WEIR_RUN__POLL_SECONDS": "1",
         "WEIR_SPARK__PARALLELISM": str(chance.choice([1, 2])),
         "WEIR_STATE__BACKEND": chance.choice(["memory", "memory", "rocksdb"]),
         "WEIR_CHECKPOINTS__MODE": chance.choice(["incremental", "full"]),
@@ -179,7 +181,7 @@ def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def run(self, *work):
             return (Apart() if apart and chance.random() < 0.5 else super()).run(*work)
 
-    for module in (run, in_flight, steps_of_an_epoch):
+    for module in (run, in_flight, stage_job, steps_of_an_epoch):
         monkeypatch.setattr(module, "time", clock)
     close = in_flight.InFlight.close
 
@@ -212,6 +214,6 @@ def _head(site: Site) -> int | None:
     return head.id if head else None
 
 
-@pytest.mark.parametrize("number", [*FOUND, *range(_MANY)])
+@pytest.mark.parametrize("number", sorted({*FOUND, *range(_MANY)}))
 def test_every_checkpoint_of_a_schedule_is_a_replay_of_its_files(number, tmp_path, monkeypatch):
     play(number, tmp_path, monkeypatch)
