@@ -31,16 +31,16 @@ FAIL = "WEIR_TEST_FAIL_IN_TIMER"
 _DOOMED = """
 import os, signal, sys
 from pathlib import Path
-from state_ops import snapshot
+from state_ops import handover
 from tests.recovery.test_timers import Parking
 
-real = snapshot.upload
+real = handover.upload
 
 def upload(*args, **options):
     real(*args, **options)
     os.kill(os.getpid(), signal.SIGKILL)
 
-snapshot.upload = upload
+handover.upload = upload
 Parking(Path(sys.argv[1])).epochs(*map(int, sys.argv[2:]))
 """
 

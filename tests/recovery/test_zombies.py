@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pipelines.flights import pipeline
-from pipelines.runtime import commit, run
+from pipelines.runtime import commit, in_flight
 from pipelines.runtime.run import open_storage, readers
 from pipelines.runtime.workshop import Workshop
 from state_ops import retention
@@ -133,15 +133,15 @@ def test_a_commit_that_reported_an_error_counts_if_it_landed(site, days, monkeyp
 def test_a_drain_that_fails_is_done_again_before_the_run_ends(site, days, monkeypatch):
     flights_ = replace(site(max_files=_DAYS), options={"WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "1"})
     flights_.land(days[:_DAYS])
-    complete, errors = run.complete, [TransientError("the cluster was away")]
+    run_stage, errors = in_flight.run_stage, [TransientError("the cluster was away")]
 
-    def flaky(shop, coordinator, pending, cut):
-        if cut.drain and errors:
+    def flaky(shop, flight, *work):
+        if flight.cut.drain and errors:
             raise errors.pop()
-        return complete(shop, coordinator, pending, cut)
+        return run_stage(shop, flight, *work)
 
     with monkeypatch.context() as patched:
-        patched.setattr(run, "complete", flaky)
+        patched.setattr(in_flight, "run_stage", flaky)
         flights_.run(drain=True)
 
     flights_.assert_exact(_DAYS)

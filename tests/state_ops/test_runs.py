@@ -64,7 +64,7 @@ class Subtask:
             backend.write(*write)
         files = snapshot.take(attempt, backend)
         backend.close()
-        self.base = snapshot.upload(self.storage, attempt, forked, files)
+        self.base = snapshot.upload(self.storage, attempt, snapshot.prepare(attempt, forked, files), self.base)
         return self.base
 
     def entries(self, directory: Path) -> Entries:
