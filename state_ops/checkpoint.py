@@ -108,10 +108,9 @@ class Handover:
     staged: tuple[StagedFile, ...]
     directory: str
 
-    @property
-    def bytes(self) -> int:
-        """Of what is to be uploaded, at most."""
-        state = [file.bytes for file in self.snapshot.files if not file.inherited] if self.snapshot else []
+    def bytes(self, full: bool) -> int:
+        """Of what is to be uploaded, at most. full: the base's files too."""
+        state = [file.bytes for file in self.snapshot.files if full or not file.inherited] if self.snapshot else []
         return sum(state) + sum(file.bytes for file in self.staged)
 
 

@@ -203,6 +203,16 @@ class Coordinator:
         self._count_failure(now)
         return fallen
 
+    def prolong(self, now: float) -> None:
+        """The oldest epoch has waited for one that is confirmed now: its time begins anew."""
+        if self._pending:
+            oldest = self._pending[0]
+            oldest.deadline = max(oldest.deadline, self._clock(now) + self.policy.timeout)
+
+    def count(self, now: float, failures: int) -> None:
+        """Say how many failures in a row there are by now, where several epochs have failed for one reason."""
+        self.failures, self._last = failures, self._clock(now)
+
     def failed(self, now: float) -> None:
         """Count an attempt that failed before it could trigger an epoch, as one whose slice could not be planned."""
         self._count_failure(now)

@@ -90,11 +90,6 @@ class PendingCheckpoint:
         self.acks[key] = ack
         return AckOutcome.ACCEPTED
 
-    def retract(self, operator: str) -> None:
-        """Forget what an operator's subtasks have said: it runs again in this very epoch, which has not failed."""
-        self.declines = [ack for ack in self.declines if ack.operator != operator]
-        self.acks = {key: ack for key, ack in self.acks.items() if key[0] != operator}
-
     def missing(self, operator: str) -> list[int]:
         """Subtasks of one operator that have not acked."""
         return [index for index in range(self.expected[operator]) if (operator, index) not in self.acks]

@@ -83,12 +83,13 @@ class Fork:
     """A working copy of the base.
 
     inherited: local name -> inode, of the base's immutable files. source: the local directory that it was linked from; None if it
-    came from storage, digests checked, or starts empty.
+    came from storage, digests checked, or starts empty. only: that directory is the only place where the base is.
     """
 
     db: Path
     inherited: dict[str, int]
     source: Path | None = None
+    only: bool = False
 
 
 def fork(
@@ -126,7 +127,7 @@ def fork(
             fetch(storage, base, db, deadline)
             _keep(attempt, base, db, is_immutable)
     inherited = {file.name: (db / file.name).stat().st_ino for file in base.files if is_immutable(file.name)}
-    return Fork(db, inherited, source)
+    return Fork(db, inherited, source, isinstance(base, LocalSnapshot))
 
 
 def fetch(storage: Storage, base: Snapshot, target: Path, deadline: float | None = None) -> None:
@@ -198,13 +199,20 @@ def _local_directory(home: Path, base: Snapshot) -> Path | None:
 def healing(forked: Fork) -> Iterator[None]:
     """While a working copy is used: damage in one that was linked from local files is cured by dropping those.
 
-    Raises TransientError instead of DamageError then: the replay fetches the base from storage, and verifies it.
+    Raises TransientError instead of DamageError then: the replay fetches the base from storage, and verifies it. Where they are the
+    only copy nothing is dropped, and LocalBaseError says so: what was not read may be whole, and is not to be lost.
     """
     try:
         yield
     except DamageError as error:
         if forked.source is None:
             raise
+        if forked.only:
+            raise LocalBaseError(
+                f"The local copy of a state that is still being uploaded is damaged. {error.what}",
+                where=error.where or str(forked.source),
+                next="The stage runs again as soon as the state is in storage, and fetches it from there.",
+            ) from error
         _drop(forked.source)
         raise TransientError(
             f"The local copy of the state is damaged and was removed. {error.what}",

@@ -459,7 +459,7 @@ MUTANTS = [
     Mutant(
         "tolerate slices that cannot be planned for ever",
         "pipelines/runtime/run.py",
-        "        loop.coordinator.failed(time.monotonic())\n",
+        "    loop.coordinator.failed(time.monotonic())\n",
         "",
         "tests/runtime/test_coordination.py::test_a_slice_that_cannot_be_planned_is_a_failure_that_may_be_tolerated",
     ),
@@ -1206,6 +1206,48 @@ MUTANTS = [
         "    gc.freeze()\n",
         "",
         "tests/runtime/test_spark_executor.py::test_a_worker_does_not_collect_its_modules_after_every_task",
+    ),
+    Mutant(
+        "let a source that cannot be planned end what is in flight",
+        "pipelines/runtime/run.py",
+        "                if air.empty:\n                    _not_planned(loop, error)\n",
+        "                _not_planned(loop, error)\n",
+        "tests/recovery/test_overlap.py::test_a_source_that_cannot_be_planned_costs_nothing_that_is_in_flight",
+    ),
+    Mutant(
+        "forget what is being read when a drain is asked for",
+        "pipelines/runtime/run.py",
+        "loop.to_drain = waiting | air.reading",
+        "loop.to_drain = waiting",
+        "tests/recovery/test_overlap.py::test_what_a_failed_epoch_was_reading_is_read_before_a_drain",
+    ),
+    Mutant(
+        "count every epoch that falls as a failure",
+        "pipelines/runtime/in_flight.py",
+        "            self._coordinator.count(time.monotonic(), self._failures_before + 1)\n",
+        "            pass\n",
+        "tests/recovery/test_overlap.py::test_several_epochs_that_fall_for_one_reason_are_one_failure",
+    ),
+    Mutant(
+        "let an epoch pay for the one before",
+        "pipelines/runtime/in_flight.py",
+        "            self._coordinator.prolong(time.monotonic())\n",
+        "            pass\n",
+        "tests/recovery/test_overlap.py::test_the_time_that_an_epoch_waits_for_the_one_before_is_not_its_own",
+    ),
+    Mutant(
+        "upload however much waits",
+        "pipelines/runtime/in_flight.py",
+        "and not elsewhere and not self._is_full",
+        "and not elsewhere",
+        "tests/recovery/test_overlap.py::test_bytes_that_wait_for_the_store_hold_the_source_back",
+    ),
+    Mutant(
+        "begin more epochs than allowed",
+        "pipelines/runtime/in_flight.py",
+        "len(self._flights) < self._shop.settings.checkpoints.max_concurrent and",
+        "len(self._flights) < 99 and",
+        "tests/recovery/test_overlap.py::test_stages_work_on_beside_what_is_slow_and_never_more_epochs_than_allowed",
     ),
 ]
 

@@ -115,11 +115,11 @@ def typed(error: BaseException, where: str) -> WeirError | None:
 def _completed(shop: Workshop, flight: Flight, parent: Checkpoint | None) -> tuple[Checkpoint, tuple[StateFile, ...]]:
     pending = flight.pending
     files = pending.files()
-    schemas = {(uid, name): schema for uid, fixed in shop.shapes.items() for name, schema in fixed.outputs.items()}
+    schemas = {(uid, name): schema for uid, fixed in flight.shapes.items() for name, schema in fixed.outputs.items()}
     delta.check(shop.storage, [file for file in files if file.kind == OUTPUT], schemas)
     for stage in shop.pipeline.stages:
-        if stage.uid in shop.shapes:
-            for table, schema in tables_of(stage, shop.shapes[stage.uid]):
+        if stage.uid in flight.shapes:
+            for table, schema in tables_of(stage, flight.shapes[stage.uid]):
                 delta.ensure(shop.storage, table, schema)
     sinks = dict(parent.sinks) if parent else {}
     for name in {file.sink for file in files if file.kind == OUTPUT and file.sink}:
@@ -167,7 +167,7 @@ def _completed(shop: Workshop, flight: Flight, parent: Checkpoint | None) -> tup
 def _figures(shop: Workshop, flight: Flight, stage: Stage) -> dict[str, Any]:
     acks = flight.pending.acks_of(stage.uid)
     state = [file for ack in acks for file in ack.files if file.kind == STATE]
-    fixed = shop.shapes.get(stage.uid)
+    fixed = flight.shapes.get(stage.uid)
     new = [file for file in state if file.new]
     phases = sorted({phase for ack in acks for phase in ack.ms})
     return {

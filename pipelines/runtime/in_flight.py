@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ from state_ops.coordinator import Coordinator
 from state_ops.errors import FencedError, GateError, LocalBaseError, RunEndedError, WeirError
 from state_ops.ids import AttemptId
 from state_ops.lease import Heartbeat
-from state_ops.pending import FailureReason, Refusal
+from state_ops.pending import FailureReason, Refusal, owns
 
 log = structlog.get_logger("weir.run")
 
@@ -92,6 +92,7 @@ class InFlight:
         self._elsewhere: set[tuple[int, str]] = set()
         self._reports: list[EpochReport] = []
         self._has_fallen = False
+        self._failures_before = 0
         self._commits_ms = 0.0
         self._here = _mark(work_dir(shop))
         self.frontier = Frontier.at(None)
@@ -116,8 +117,15 @@ class InFlight:
     @property
     def _is_full(self) -> bool:
         """Whether so much waits to be uploaded that only the oldest epoch may go on."""
-        waiting = sum(flight.waiting_bytes for flight in self._flights)
-        return waiting > self._shop.settings.checkpoints.max_pending_mb * _MIB
+        configured = self._shop.settings.checkpoints
+        waiting = sum(flight.waiting_bytes(configured.mode == "full") for flight in self._flights)
+        return waiting > configured.max_pending_mb * _MIB
+
+    @property
+    def reading(self) -> set[tuple[str, str]]:
+        """Source and name of every file that an epoch in flight reads."""
+        cuts = [flight.cut.slices for flight in [*self._fallen, *self._flights]]
+        return {(name, file.name) for slices in cuts for name, planned in slices.items() for file in planned.files}
 
     def fell(self) -> bool:
         """Whether epochs have fallen since this was asked last: their slices are to be read again, however long ago they came."""
@@ -172,7 +180,15 @@ class InFlight:
         if self.empty:
             self._here.unlink(missing_ok=True)
             return
-        self._shop.executor.cancel()
+        try:
+            self._abandon()
+        finally:
+            self._here.unlink(missing_ok=True)
+
+    def _abandon(self) -> None:
+        """Wait for steps that run, for a while, and discard what is in flight, unless its commit may have landed."""
+        with suppress(Exception):  # a JVM that is gone must not hide why the run ends
+            self._shop.executor.cancel()
         until = time.monotonic() + _GOODBYE_SECONDS
         while self._steps and time.monotonic() < until:
             ended = self._lanes.next(max(0.0, until - time.monotonic()))
@@ -183,7 +199,6 @@ class InFlight:
             for flight in [*self._fallen, *self._flights]:
                 if flight.pending.id not in self._confirmed and not flight.pending.committing:
                     self._discard(flight)
-        self._here.unlink(missing_ok=True)
 
     # -- steps
 
@@ -268,8 +283,11 @@ class InFlight:
             for name in (ack.attempt, ack.handover.base or "")
         }
         keep |= {known.attempt for known in self._bases.get(stage.uid, {}).values()}
-        step = partial(run_stage, self._shop, flight, stage, self._tips[stage.uid], frozenset(keep), self._here)
-        self._begin(stage.uid, flight, _JOB, step, partial(self._worked, stage), partial(self._not_worked, stage))
+        # On a cluster a scan of rows that one host alone has may run on another.
+        shared = self._shop.settings.spark.master.startswith("local") or not self._shop.pipeline.feeds_others(stage)
+        here = self._here if shared else None
+        step = partial(run_stage, self._shop, flight, stage, self._tips[stage.uid], frozenset(keep), here)
+        self._begin(stage.uid, flight, _JOB, step, partial(self._worked, stage))
 
     # -- what follows a step
 
@@ -279,15 +297,18 @@ class InFlight:
             if isinstance(ended.result, StageResult):
                 step.flight.handed_over += [ack for ack in ended.result.acks if ack.handover is not None]
             return
+        if ended.error is not None:
+            step.failed(step.flight, ended.error)
+            return
         try:
-            if ended.error is not None:
-                raise ended.error
             step.then(step.flight, ended.result)
-        except BaseException as error:
+        except Exception as error:
             step.failed(step.flight, error)
 
     def _worked(self, stage: Stage, flight: Flight, result: StageResult) -> None:
         flight.handed_over += [ack for ack in result.acks if ack.handover is not None]
+        if self._runs_again(stage, flight, result.acks):
+            return
         for ack in result.acks:
             self._receive(flight, ack)
         check_acks(flight, stage)
@@ -297,15 +318,20 @@ class InFlight:
         if all(ack.handover is None for ack in flight.pending.acks_of(stage.uid)):
             flight.uploaded.add(stage.uid)
         flight.acks[stage.uid] = flight.pending.acks_of(stage.uid)
+        if result.shapes is not None:
+            flight.shapes[stage.uid] = result.shapes
 
-    def _not_worked(self, stage: Stage, flight: Flight, error: BaseException) -> None:
-        if isinstance(error, LocalBaseError) and (flight.pending.id, stage.uid) not in self._elsewhere:
-            log.info("a subtask runs where its base is not", stage=stage.uid, epoch=flight.pending.id)
-            flight.pending.retract(stage.uid)
-            self._elsewhere.add((flight.pending.id, stage.uid))
-            self._begun.discard((flight.pending.id, stage.uid, _JOB))
-            return
-        self._fail(flight, error)
+    def _runs_again(self, stage: Stage, flight: Flight, acks: Sequence[Ack]) -> bool:
+        """Whether a subtask has landed where its base is not. Then the stage runs once more, as soon as that is in storage."""
+        again = (int(flight.pending.id), stage.uid)
+        kinds = {ack.error["kind"] for ack in acks if ack.error is not None}
+        if LocalBaseError.__name__ not in kinds or again in self._elsewhere:
+            return False
+        log.info("a subtask runs where its base is not", stage=stage.uid, epoch=flight.pending.id)
+        flight.losers += [file for ack in acks for file in ack.files if owns(ack, file)]
+        self._elsewhere.add(again)
+        self._begun.discard((flight.pending.id, stage.uid, _JOB))
+        return True
 
     def _receive(self, flight: Flight, ack: Ack) -> None:
         received = self._coordinator.receive(ack)
@@ -333,16 +359,21 @@ class InFlight:
     def _committed(self, flight: Flight, checkpoint: Checkpoint) -> None:
         files = flight.pending.files()
         self._coordinator.completed(time.monotonic(), checkpoint)
+        self._failures_before = 0
         self._shop.head = checkpoint
         self._confirmed[checkpoint.id] = checkpoint
         self._bases = {stage.uid: snapshots_of(files, stage.uid) for stage in self._shop.pipeline.stages}
         follower = next((other for other in self._flights if other.pending.id > checkpoint.id), None)
+        if follower is not None:  # it has waited for this one: from now on the time is its own
+            follower.deadline = max(follower.deadline, time.monotonic() + self._coordinator.policy.timeout)
+            self._coordinator.prolong(time.monotonic())
         for uid, tip in self._tips.items():
             if follower is None or uid not in follower.acks:  # the tip is this epoch's
                 self._tips[uid] = tip.confirmed(self._bases[uid])
         self._renew()
 
     def _not_committed(self, flight: Flight, error: BaseException) -> None:
+        self._note_failures()
         keep = isinstance(error, RunEndedError) or not isinstance(
             error, WeirError
         )  # only the registry knows its outcome
@@ -384,7 +415,10 @@ class InFlight:
         """The commit may have claimed a new generation: what is in flight carries the old one and falls, through no fault."""
         if self._coordinator.generation == self._shop.generation:
             return
-        self._heartbeat.renew(self._shop.generation)
+        try:
+            self._heartbeat.renew(self._shop.generation)
+        except OSError as error:  # a missed beat; the checkpoint stands
+            log.warning("heartbeat failed", error=str(error))
         fallen = {aborted.pending.id for aborted in self._coordinator.renew(self._shop.generation)}
         self._fallen += [flight for flight in self._flights if flight.pending.id in fallen]
         self._flights = [flight for flight in self._flights if flight.pending.id not in fallen]
@@ -392,16 +426,23 @@ class InFlight:
     # -- failures
 
     def _expire(self) -> None:
+        self._note_failures()
         aborted = self._coordinator.expire(time.monotonic())
-        if aborted:
-            flight = next(one for one in self._flights if one.pending is aborted[0].pending)
+        fallen = [flight for flight in self._flights if aborted and flight.pending is aborted[0].pending]
+        for flight in fallen:  # none where it has fallen already, behind a commit that ended the run
             self._fall(flight, _Failure(flight.pending.id, late(self._shop, flight)))
+
+    def _note_failures(self) -> None:
+        """However many epochs fall, and in whatever order, it is one failure."""
+        if self._failure is None:
+            self._failures_before = self._coordinator.failures
 
     def _fail(self, flight: Flight, error: BaseException) -> None:
         if time.monotonic() >= flight.deadline and isinstance(error, WeirError):
             cause, error = error, late(self._shop, flight)
             error.__cause__ = cause
         reason = FailureReason.GATE if isinstance(error, GateError) else FailureReason.JOB
+        self._note_failures()
         self._coordinator.abort(time.monotonic(), flight.pending.id, reason)
         self._fall(flight, _Failure(flight.pending.id, error))
 
@@ -419,6 +460,8 @@ class InFlight:
         if failure is None and not fallen:
             return
         self._has_fallen = True
+        if failure is not None:
+            self._coordinator.count(time.monotonic(), self._failures_before + 1)
         if failure is not None:
             raise_if_fenced(self._shop, failure.error)
         if failure is None or not (failure.keep or isinstance(failure.error, FencedError)):
@@ -448,6 +491,10 @@ class InFlight:
         self.frontier = Frontier.at(head)
         files = self._shop.registry.files(head) if head else ()
         stages = [stage.uid for stage in self._shop.pipeline.stages]
+        known = {uid for uid, figures in head.operators.items() if figures["schema"]} if head else set()
+        for found in (self._shop.shapes, self._shop.inputs):  # what rows that were discarded looked like binds nobody
+            for uid in found.keys() - known:
+                del found[uid]
         self._bases = {uid: snapshots_of(files, uid) for uid in stages}
         self._tips = {uid: Tip.at(head, uid, self._bases[uid]) for uid in stages}
 

@@ -106,8 +106,10 @@ def run(
         try:
             yield from _epochs(tenure.shop, options, Loop(coordinator, air), tenure.heartbeat)
         finally:
-            air.close()
-            threads.close()
+            try:
+                air.close()
+            finally:
+                threads.close()
 
 
 def _coordinator(shop: Workshop, options: RunOptions, last_id: CheckpointId) -> Coordinator:
@@ -155,11 +157,17 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
         requests = [request for request in lease.pending(shop.storage) if not air.answers(request.name)]
         stop = _stop(requests, failing=loop.coordinator.failures > 0)
         expired = options.max_seconds is not None and time.monotonic() - started > options.max_seconds
-        for name, reader in shop.readers.items():
-            reader.check(air.frontier.offsets.get(name))
-        waiting = _waiting(shop, air)
+        try:
+            for name, reader in shop.readers.items():
+                reader.check(air.frontier.offsets.get(name))
+            waiting = _waiting(shop, air)
+        except Exception:
+            if air.empty:
+                raise
+            yield from _landed(shop, air)  # what is in flight is not to blame, and comes first
+            continue
         if stop is not None and stop.drain and loop.to_drain is None:
-            loop.to_drain = waiting  # what lands from now on is for the next run
+            loop.to_drain = waiting | air.reading  # what lands from now on is for the next run
         draining = loop.to_drain is not None and bool(waiting & loop.to_drain)
         if expired if stop is None else not draining:
             if not air.empty:  # what is in flight ends first; if it fails, there is more to do
@@ -196,14 +204,17 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
             time.monotonic(), backlog=backlog, requested=bool(barriers), catching_up=catching_up
         ):
             waiting_since = None
-            cut = _planned(shop, loop, options, barriers)
-            if cut is not None:
-                air.begin(cut)
+            try:
+                air.begin(_cut(shop, loop, options, barriers))
+            except Exception as error:
+                if air.empty:
+                    _not_planned(loop, error)
+                yield from _landed(shop, air)  # then it is planned anew, from where they have come to
+            continue
+        if not air.empty:
             continue
         if not backlog:
             loop.catching_up = False
-        if not air.empty:
-            continue
         if options.drain and not backlog and (yield from _drain(shop, loop, options.reason)):
             heartbeat.outcome = "drained"
             return
@@ -241,16 +252,18 @@ def _waiting(shop: Workshop, air: InFlight) -> set[tuple[str, str]]:
     return {(name, file.name) for name, reader in shop.readers.items() for file in reader.backlog(offsets.get(name))}
 
 
-def _planned(shop: Workshop, loop: Loop, options: RunOptions, barriers: list[Request]) -> Cut | None:
-    """The next epoch's cut; None after a failure that is tolerated."""
-    try:
-        return _cut(shop, loop, options, barriers)
-    except (TransientError, OSError) as error:
-        if isinstance(error, _FINAL):
-            raise
-        loop.coordinator.failed(time.monotonic())
-        _counted(loop.coordinator, "the next slice could not be planned, will be tried again", error)
-        return None
+def _landed(shop: Workshop, air: InFlight) -> Iterator[EpochReport]:
+    """Begin nothing more until nothing is in flight."""
+    while not air.empty:
+        yield from air.turn(shop.settings.run.poll_seconds)
+
+
+def _not_planned(loop: Loop, error: Exception) -> None:
+    """A slice could not be planned: raise that, unless it may pass and is tolerated."""
+    if isinstance(error, _FINAL) or not isinstance(error, TransientError | OSError):
+        raise error
+    loop.coordinator.failed(time.monotonic())
+    _counted(loop.coordinator, "the next slice could not be planned, will be tried again", error)
 
 
 def _cut(shop: Workshop, loop: Loop, options: RunOptions, barriers: list[Request]) -> Cut:
@@ -284,8 +297,7 @@ def _drain(shop: Workshop, loop: Loop, reason: str) -> Generator[EpochReport, No
     before, air = loop.head, loop.air
     if loop.coordinator.due(time.monotonic(), backlog=True, requested=True, catching_up=True):
         air.begin(Cut(Trigger.DRAIN, reason, {}, drain=True))
-        while not air.empty:
-            yield from air.turn(shop.settings.run.poll_seconds)
+        yield from _landed(shop, air)
     return loop.head is not before
 
 

@@ -33,10 +33,15 @@ class SparkExecutor:
 
     def __init__(self, settings: Settings, app: str) -> None:
         self._settings, self._app = settings, app
+        self._session: SparkSession | None = None
+        self._starting = threading.Lock()
 
-    @functools.cached_property
+    @property
     def session(self) -> SparkSession:
-        return spark.session(self._settings, app=self._app)
+        with self._starting:  # the lanes of two stages may be the first to ask
+            if self._session is None:
+                self._session = spark.session(self._settings, app=self._app)
+            return self._session
 
     def columns(self, stage: Stage, schema: pa.Schema, where: str) -> pa.Schema:
         empty = self.session.createDataFrame([], stateless.spark_schema(schema, where))
@@ -87,8 +92,8 @@ class SparkExecutor:
         return _read(self.session, rows.schema, [_path(rows, file) for file in rows.files])
 
     def cancel(self) -> None:
-        if "session" in self.__dict__:
-            self.session.interruptAll()
+        if self._session is not None:
+            self._session.interruptAll()
 
 
 def _path(rows: Channel, file: StagedFile | StateFile) -> str:

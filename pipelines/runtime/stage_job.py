@@ -61,7 +61,7 @@ def run_stage(
     if stage.gates and all(ack.error is None for ack in acks):
         verdicts = gates.check(shop.storage, stage, [file for ack in acks for file in ack.staged(MAIN)])
         lap(ms, f"gate:{stage.uid}", clock)
-    return StageResult(tuple(acks), tuple(verdicts), ms)
+    return StageResult(tuple(acks), tuple(verdicts), ms, fixed)
 
 
 def check_acks(flight: Flight, stage: Stage) -> None:

@@ -135,17 +135,20 @@ class Workshop:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What a stage's job and its gates gave. acks: as they came, declines and strays among them."""
+    """What a stage's job and its gates gave. acks: as they came, declines and strays among them. shapes: None as long as no row has
+    ever come."""
 
     acks: tuple[Ack, ...]
     verdicts: tuple[Verdict, ...] = ()
     ms: Mapping[str, float] = field(default_factory=dict)
+    shapes: Shapes | None = None
 
 
 @dataclass
 class Flight:
     """One epoch between its trigger and its end. frontier: after its slices. acks: by stage, as its subtasks gave them, once all are
-    in; what is uploaded meanwhile does not change them. uploaded: uids of stages.
+    in; what is uploaded meanwhile does not change them. uploaded: uids of stages. shapes: by stage,
+    as this epoch knew them; a later one may know more.
 
     losers: objects of attempts that do not count. started: on time.perf_counter(); deadline: on time.monotonic().
     """
@@ -158,6 +161,7 @@ class Flight:
     deadline: float
     acks: dict[str, list[Ack]] = field(default_factory=dict)
     uploaded: set[str] = field(default_factory=set)
+    shapes: dict[str, Shapes] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
     losers: list[StateFile] = field(default_factory=list)
     watermarks: dict[str, int] = field(default_factory=dict)
@@ -166,11 +170,10 @@ class Flight:
     ms: dict[str, float] = field(default_factory=dict)
     handed_over: list[Ack] = field(default_factory=list)
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Of what is still to be uploaded, at most."""
+    def waiting_bytes(self, full: bool) -> int:
+        """Of what is still to be uploaded, at most. full: the files of the base too."""
         left = [ack.handover for uid, acks in self.acks.items() if uid not in self.uploaded for ack in acks]
-        return sum(handed.bytes for handed in left if handed is not None)
+        return sum(handed.bytes(full) for handed in left if handed is not None)
 
     @property
     def now(self) -> datetime:

@@ -14,9 +14,9 @@ from pipelines.runtime import run as runtime
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions
 from pipelines.runtime.workshop import EpochReport, bottleneck
-from state_ops import handover
+from state_ops import handover, lease
 from state_ops.checkpoint import LocalSnapshot
-from state_ops.errors import InputError
+from state_ops.errors import InputError, TransientError
 from tests.recovery.small import Bank
 
 
@@ -202,3 +202,126 @@ def test_status_and_checkpoints_say_what_held_an_epoch_up(bank, monkeypatch):
     head = bank.registry.head()
     assert head.ms["commits_before"] > 600
     assert bottleneck(head.ms) == "commits"
+
+
+def test_a_source_that_cannot_be_planned_costs_nothing_that_is_in_flight(bank):
+    bank = limited(bank, 2)
+    bank.land(1, 2)
+    (bank.site.landing / "00003.parquet").write_bytes(b"this is no Parquet file")
+    with pytest.raises(InputError, match="00003"):
+        bank.epochs()
+    bank.assert_exact(1, 2)
+    with pytest.raises(InputError, match="00003"):
+        bank.epochs()
+    (bank.site.landing / "00003.parquet").unlink()
+    bank.epochs(4)
+    bank.assert_exact(1, 2, 4)
+
+
+def test_a_file_that_lands_while_an_epoch_is_in_flight_is_read_by_the_same_run(bank, monkeypatch):
+    gate, executor = Gate(monkeypatch, handover, "upload"), Noting()
+    bank.land(1)
+    thread, reports = background(bank, executor)
+    assert gate.reached.wait(30)
+    time.sleep(0.3)  # the run has seen by now that nothing else waits
+    bank.land(2)
+    gate.open()
+    thread.join(60)
+    assert len(reports) == 2
+    bank.assert_exact(1, 2)
+
+
+def test_what_a_failed_epoch_was_reading_is_read_before_a_drain(bank, monkeypatch):
+    """The stop comes while it is in flight: its file is none of those that land later."""
+    bank = Bank(replace(bank.site, options={**bank.site.options, "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "3"}))
+    storage, _ = runtime.open_storage(bank.site.pipeline, bank.site.settings)
+    upload, failed = handover.upload, []
+
+    def failing(*arguments, **options):
+        if not failed:
+            failed.append(lease.send(storage, lease.Request("stop", drain=True)))
+            time.sleep(0.5)
+            raise TransientError("the store was away")
+        return upload(*arguments, **options)
+
+    monkeypatch.setattr(handover, "upload", failing)
+    bank.epochs(1)
+    assert failed
+    bank.assert_exact(1)
+    holder = lease.read(storage)
+    assert holder is not None and holder.outcome == "drained"
+
+
+def test_the_time_that_an_epoch_waits_for_the_one_before_is_not_its_own(bank, monkeypatch):
+    options = {"WEIR_CHECKPOINTS__TIMEOUT_SECONDS": "2", "WEIR_CHECKPOINTS__INTERVAL_SECONDS": "1"}
+    bank = Bank(replace(bank.site, options={**bank.site.options, **options}))
+    upload = handover.upload
+
+    def slow(*arguments, **given):
+        time.sleep(1.2)
+        return upload(*arguments, **given)
+
+    monkeypatch.setattr(handover, "upload", slow)
+    assert [report.checkpoint.id for report in bank.epochs(1, 2, 3)] == [1, 2, 3]
+
+
+def test_several_epochs_that_fall_for_one_reason_are_one_failure(bank, monkeypatch):
+    options = {"WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "1"}
+    bank = limited(Bank(replace(bank.site, options={**bank.site.options, **options})), 3)
+    upload, begun, failures = handover.upload, threading.Event(), []
+
+    class Away(InMemoryExecutor):
+        """The second epoch's job fails, after which the first one's upload fails too."""
+
+        def run(self, task, rows, columns, deadline):
+            if task.epoch == 2:
+                failures.append(2)
+                begun.set()
+                raise TransientError("the cluster was away")
+            return super().run(task, rows, columns, deadline)
+
+    def failing(storage, acks, *others, **given):
+        if acks[0].epoch == 1:
+            assert begun.wait(30)
+            time.sleep(0.3)
+            failures.append(1)
+            raise TransientError("the store was away")
+        return upload(storage, acks, *others, **given)
+
+    monkeypatch.setattr(handover, "upload", failing)
+    assert len(bank.epochs(1, 2, 3, executor=Away())) == 3
+    assert failures == [2, 1]
+    bank.assert_exact(1, 2, 3)
+
+
+def test_a_stage_that_runs_again_elsewhere_leaves_nothing_of_its_first_try(bank, tmp_path):
+    class Elsewhere(InMemoryExecutor):
+        """The second epoch runs on another host, where only the first subtask lacks its base."""
+
+        def run(self, task, rows, columns, deadline):
+            if task.epoch == 2:
+                bases = {subtask: base for subtask, base in task.bases.items() if subtask == 0}
+                first = any(isinstance(base, LocalSnapshot) for base in bases.values())
+                work_dir = tmp_path / "another host"
+                task = replace(task, work_dir=work_dir, here=None, bases=bases if first else task.bases)
+            return super().run(task, rows, columns, deadline)
+
+    bank.epochs(1, 2, 3, executor=Elsewhere())
+    bank.assert_exact(1, 2, 3)
+    bank.site.assert_no_orphans()
+
+
+def test_the_end_of_a_run_is_told_as_it_was_even_if_spark_is_gone_with_it(bank, monkeypatch):
+    class Gone(InMemoryExecutor):
+        def cancel(self) -> None:
+            raise ConnectionError("the JVM is gone")
+
+    bank = limited(bank, 3)
+    bank.land(1, 2, 3, 4)
+    reports = runtime.run(bank.site.pipeline, bank.site.settings, RunOptions(until_caught_up=True), Gone())
+    next(reports)
+    with pytest.raises(KeyboardInterrupt):
+        reports.throw(KeyboardInterrupt())  # type: ignore[attr-defined]
+    assert not list(bank.site.root.glob("work/*/coordinator-*"))
+    bank.epochs()
+    bank.assert_exact(1, 2, 3, 4)
