@@ -1242,13 +1242,6 @@ MUTANTS = [
         "and not elsewhere",
         "tests/recovery/test_overlap.py::test_bytes_that_wait_for_the_store_hold_the_source_back",
     ),
-    Mutant(
-        "begin more epochs than allowed",
-        "pipelines/runtime/in_flight.py",
-        "len(self._flights) < self._shop.settings.checkpoints.max_concurrent and",
-        "len(self._flights) < 99 and",
-        "tests/recovery/test_overlap.py::test_stages_work_on_beside_what_is_slow_and_never_more_epochs_than_allowed",
-    ),
 ]
 
 
