@@ -203,11 +203,12 @@ class Coordinator:
         self._count_failure(now)
         return fallen
 
-    def prolong(self, now: float) -> None:
-        """The oldest epoch has waited for one that is confirmed now: its time begins anew."""
-        if self._pending:
-            oldest = self._pending[0]
-            oldest.deadline = max(oldest.deadline, self._clock(now) + self.policy.timeout)
+    def prolong(self, now: float, id: CheckpointId) -> None:
+        """An epoch has waited for an earlier one until now: its time begins anew."""
+        at = self._clock(now)
+        for pending in self._pending:
+            if pending.id == id:
+                pending.deadline = max(pending.deadline, at + self.policy.timeout)
 
     def count(self, now: float, failures: int) -> None:
         """Say how many failures in a row there are by now, where several epochs have failed for one reason."""

@@ -1231,7 +1231,7 @@ MUTANTS = [
     Mutant(
         "let an epoch pay for the one before",
         "pipelines/runtime/in_flight.py",
-        "            self._coordinator.prolong(time.monotonic())\n",
+        "            self._prolong(follower)\n",
         "            pass\n",
         "tests/recovery/test_overlap.py::test_the_time_that_an_epoch_waits_for_the_one_before_is_not_its_own",
     ),
@@ -1241,6 +1241,13 @@ MUTANTS = [
         "and not elsewhere and not self._is_full",
         "and not elsewhere",
         "tests/recovery/test_overlap.py::test_bytes_that_wait_for_the_store_hold_the_source_back",
+    ),
+    Mutant(
+        "raise a failure before what ended well is told",
+        "pipelines/runtime/in_flight.py",
+        "(self._steps or self._flights or self._reports)",
+        "(self._steps or self._flights)",
+        "tests/recovery/test_overlap.py::test_an_epoch_that_ended_well_is_told_before_the_failure_of_the_next",
     ),
 ]
 

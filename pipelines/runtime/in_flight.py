@@ -86,7 +86,6 @@ class InFlight:
         self._failure: _Failure | None = None
         self._steps: dict[str, _Step] = {}
         self._begun: set[tuple[int, str, str]] = set()
-        self._confirming: set[int] = set()
         self._sealed: dict[int, tuple[Checkpoint, tuple[StateFile, ...]]] = {}
         self._confirmed: dict[int, Checkpoint] = {}
         self._elsewhere: set[tuple[int, str]] = set()
@@ -104,8 +103,8 @@ class InFlight:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is in flight, fallen epochs included."""
-        return not (self._flights or self._fallen or self._steps)
+        """Whether nothing is in flight, and nothing that fell is still to be cleared up."""
+        return not (self._flights or self._fallen or self._steps or self._failure)
 
     @property
     def has_room(self) -> bool:
@@ -168,7 +167,7 @@ class InFlight:
                 self._take(ended)
             self._expire()
             self._start()
-            if not self._steps and not self._flights:
+            if not (self._steps or self._flights or self._reports):  # what has ended well is told first
                 self._land()
             if self._reports or self.empty or ended is None or self.has_room:
                 break
@@ -283,6 +282,8 @@ class InFlight:
             for name in (ack.attempt, ack.handover.base or "")
         }
         keep |= {known.attempt for known in self._bases.get(stage.uid, {}).values()}
+        if self._before(flight) is not None:  # it has waited for its turn
+            self._prolong(flight)
         # On a cluster a scan of rows that one host alone has may run on another.
         shared = self._shop.settings.spark.master.startswith("local") or not self._shop.pipeline.feeds_others(stage)
         here = self._here if shared else None
@@ -365,8 +366,7 @@ class InFlight:
         self._bases = {stage.uid: snapshots_of(files, stage.uid) for stage in self._shop.pipeline.stages}
         follower = next((other for other in self._flights if other.pending.id > checkpoint.id), None)
         if follower is not None:  # it has waited for this one: from now on the time is its own
-            follower.deadline = max(follower.deadline, time.monotonic() + self._coordinator.policy.timeout)
-            self._coordinator.prolong(time.monotonic())
+            self._prolong(follower)
         for uid, tip in self._tips.items():
             if follower is None or uid not in follower.acks:  # the tip is this epoch's
                 self._tips[uid] = tip.confirmed(self._bases[uid])
@@ -374,9 +374,8 @@ class InFlight:
 
     def _not_committed(self, flight: Flight, error: BaseException) -> None:
         self._note_failures()
-        keep = isinstance(error, RunEndedError) or not isinstance(
-            error, WeirError
-        )  # only the registry knows its outcome
+        # Only the registry knows its outcome then.
+        keep = isinstance(error, RunEndedError) or not isinstance(error, WeirError)
         if not keep and not isinstance(error, FencedError):
             self._coordinator.abort(time.monotonic(), flight.pending.id, FailureReason.COMMIT)
         self._fall(flight, _Failure(flight.pending.id, error, keep=keep))
@@ -403,6 +402,11 @@ class InFlight:
         self._fallen += self._flights
         self._flights = []
         self._failure = _Failure(flight.pending.id, error, final=True)
+
+    def _prolong(self, flight: Flight) -> None:
+        """The time that an epoch has waited for an earlier one is not its own."""
+        flight.deadline = max(flight.deadline, time.monotonic() + self._coordinator.policy.timeout)
+        self._coordinator.prolong(time.monotonic(), flight.pending.id)
 
     def _leave(self, flight: Flight) -> None:
         self._flights.remove(flight)
@@ -502,10 +506,8 @@ class InFlight:
 def _mark(directory: Path) -> Path:
     """A file that tells a subtask whether it sees the coordinator's disk."""
     directory.mkdir(parents=True, exist_ok=True)
-    for left in directory.glob(
-        f"{_MARK}*"
-    ):  # by one that was killed; a zombie's subtasks upload by themselves from now on
-        left.unlink(missing_ok=True)
+    for left in directory.glob(f"{_MARK}*"):
+        left.unlink(missing_ok=True)  # of one that was killed; a zombie's subtasks upload by themselves from now on
     mark = directory / f"{_MARK}{uuid.uuid4().hex}"
     mark.touch()
     return mark

@@ -162,6 +162,32 @@ def test_an_epoch_whose_upload_fails_takes_along_what_was_built_on_it_and_nothin
     bank.assert_exact(1, 2, 3, 4, 5)
 
 
+def test_an_epoch_that_ended_well_is_told_before_the_failure_of_the_next(bank, monkeypatch):
+    gate, upload, failed = Gate(monkeypatch, steps, "publish_missing"), handover.upload, threading.Event()
+
+    def failing(storage, acks, *others, **options):
+        if acks[0].epoch == 2:
+            failed.set()
+            raise InputError("the second epoch's upload is refused")
+        return upload(storage, acks, *others, **options)
+
+    def open_late() -> None:
+        assert failed.wait(30)
+        time.sleep(0.3)
+        gate.open()
+
+    monkeypatch.setattr(handover, "upload", failing)
+    threading.Thread(target=open_late, daemon=True).start()
+    bank.land(1, 2)
+    told: list[int] = []
+    with pytest.raises(InputError, match="the second"):
+        for report in runtime.run(
+            bank.site.pipeline, bank.site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()
+        ):
+            told.append(report.checkpoint.id)
+    assert told == [1]
+
+
 def test_a_run_that_nobody_listens_to_any_more_leaves_nothing(bank):
     bank = limited(bank, 3)
     bank.land(*range(1, 7))
