@@ -44,18 +44,24 @@ def upload(
             todo += [(ack, file) for file in ack.handover.snapshot.files] if ack.handover.snapshot else []
             todo += [(ack, file) for file in ack.handover.staged if channels or file.kind != CHANNEL]
 
+    damaged: list[Ack] = []
+
     def one(item: tuple[Ack, LocalFile | StagedFile], cancelled: Event) -> StateFile:
         ack, file = item
         if isinstance(file, LocalFile):
             try:
                 return snapshot.sent(storage, attempt_of(ack), file, bases.get(ack.subtask), full, cancelled)
-            except DamageError as error:
-                raise _healed(ack, error) from error
+            except DamageError:
+                damaged.append(ack)
+                raise
         size, digest = storage.put_file(Path(file.local), file.path, cancelled=cancelled)
         own = (file.kind, file.name, file.path, size, digest, True, ack.attempt, None, file.sink, file.rows)
         return StateFile(ack.operator, ack.subtask, *own)
 
-    moved = together(one, todo, at_once=storage.transfers * max(1, len(acks)), deadline=deadline)
+    try:
+        moved = together(one, todo, at_once=storage.transfers * max(1, len(acks)), deadline=deadline)
+    except DamageError as error:  # only now: the other transfers have stopped, which read the same directories
+        raise _healed(damaged, error) from error
     by_subtask: dict[int, list[StateFile]] = {}
     for file in moved:
         by_subtask.setdefault(file.subtask, []).append(file)
@@ -74,11 +80,12 @@ def _check_base(ack: Ack, base: Snapshot | None) -> None:
         )
 
 
-def _healed(ack: Ack, error: DamageError) -> TransientError:
-    """After damage in a local file: neither its directory nor the one that it was linked from is taken for a base again."""
-    assert ack.handover is not None
-    for attempt in (ack.attempt, ack.handover.base):
-        snapshot.distrust(Path(ack.handover.directory).parent, attempt)
+def _healed(acks: Sequence[Ack], error: DamageError) -> TransientError:
+    """After damage in local files: neither their directories nor those that they were linked from are taken for a base again."""
+    for ack in acks:
+        assert ack.handover is not None
+        for attempt in (ack.attempt, ack.handover.base):
+            snapshot.distrust(Path(ack.handover.directory).parent, attempt)
     return TransientError(
         f"The local copy of the state is damaged and was removed. {error.what}",
         where=error.where,
