@@ -1166,13 +1166,6 @@ MUTANTS = [
         "tests/recovery/test_schedules.py::test_every_checkpoint_of_a_schedule_is_a_replay_of_its_files",
     ),
     Mutant(
-        "start a stage before it has done the epoch before",
-        "pipelines/runtime/in_flight.py",
-        "(before is not None and stage.uid not in before.acks)",
-        "False",
-        "tests/recovery/test_schedules.py::test_every_checkpoint_of_a_schedule_is_a_replay_of_its_files",
-    ),
-    Mutant(
         "believe that Spark has routed the rows",
         "pipelines/runtime/spark_task.py",
         "        if batch.num_rows:\n            found = pc.min_max",
