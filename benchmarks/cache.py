@@ -216,7 +216,8 @@ class Driver:
         files = snapshot.take(attempt, backend)
         sync = time.perf_counter() - clock
         backend.close()
-        taken = snapshot.upload(self.storage, attempt, forked, files)
+        prepared = snapshot.prepare(attempt, forked, files)
+        taken = snapshot.upload(self.storage, attempt, prepared, self.retained[-1] if self.retained else None)
         self._keep(taken)
         return sync, taken
 

@@ -32,11 +32,11 @@ import pyarrow as pa
 
 from state_ops import snapshot
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.checkpoint import Snapshot
+from state_ops.checkpoint import LocalSnapshot, Snapshot
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
 from state_ops.key_groups import key_groups, subtask_of
 from state_ops.keys import encode_keys
-from state_ops.snapshot import Attempt, Fork
+from state_ops.snapshot import Attempt
 from state_ops.state import VALUE_STATE
 from state_ops.storage import Storage
 
@@ -117,18 +117,19 @@ class Subtask:
         files = snapshot.take(attempt, backend)
         sync.stop()
         backend.close()
-        in_full = self._full(attempt, forked, files, sync) if full else None
+        prepared = snapshot.prepare(attempt, forked, files)
+        in_full = self._full(attempt, prepared, base, sync) if full else None
         upload = _Clock()
-        taken = snapshot.upload(self.storage, attempt, forked, files)
+        taken = snapshot.upload(self.storage, attempt, prepared, base)
         upload.stop()
         self._keep(taken)
         return _cost(taken, sync, upload), in_full
 
-    def _full(self, attempt: Attempt, forked: Fork, files: list[Path], sync: _Clock) -> Cost:
+    def _full(self, attempt: Attempt, prepared: LocalSnapshot, base: Snapshot | None, sync: _Clock) -> Cost:
         other = replace(attempt, id=AttemptId(new_attempt_id()))
-        other.directory.mkdir(parents=True)
+        shutil.copytree(attempt.directory / "snapshot", other.directory / "snapshot", copy_function=os.link)
         upload = _Clock()
-        taken = snapshot.upload(self.storage, other, forked, files, full=True)
+        taken = snapshot.upload(self.storage, other, prepared, base, full=True)
         upload.stop()
         snapshot.discard(self.storage, other)
         shutil.rmtree(other.directory)

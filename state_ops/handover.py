@@ -98,7 +98,7 @@ def _durable(ack: Ack, base: Snapshot | None, files: Sequence[StateFile], took: 
         return ack
     if ack.handover.snapshot is not None:
         own = tuple(file for file in files if file.snapshot is not None)
-        snapshot.vouch(attempt_of(ack), Snapshot(ack.subtask, ack.attempt, own))
+        snapshot.vouch(Path(ack.handover.directory), Snapshot(ack.subtask, ack.attempt, own))
         listed = tuple(files)
     else:
         listed = (*snapshot.unchanged(base), *files)

@@ -150,7 +150,7 @@ def _keep(attempt: Attempt, base: Snapshot, db: Path, is_immutable: Callable[[st
     for file in base.files:
         bring = os.link if is_immutable(file.name) else shutil.copyfile
         bring(db / file.name, kept / "snapshot" / file.name)
-    _write_manifest(kept, base)
+    vouch(kept, base)
     for directory in attempts(attempt.home):
         if owner(directory) == base.attempt:
             shutil.rmtree(directory, ignore_errors=True)
@@ -286,7 +286,7 @@ def upload(
 
     listed = tuple(together(one, local.files, at_once=storage.transfers, deadline=deadline))
     snapshot = Snapshot(attempt.subtask, attempt.id, listed)
-    vouch(attempt, snapshot)
+    vouch(attempt.directory, snapshot)
     return snapshot
 
 
@@ -311,11 +311,6 @@ def sent(
     )
 
 
-def vouch(attempt: Attempt, snapshot: Snapshot) -> None:
-    """Say in the attempt's directory which objects its files are: from now on a confirmed checkpoint's base may be taken from it."""
-    _write_manifest(attempt.directory, snapshot)
-
-
 def discard(storage: Storage, attempt: Attempt) -> None:
     """Delete the state that an attempt without an ack has uploaded: nothing can name what lies under its own prefix."""
     storage.delete_tree(attempt.prefix)
@@ -328,7 +323,8 @@ def _manifest(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def _write_manifest(directory: Path, snapshot: Snapshot) -> None:
+def vouch(directory: Path, snapshot: Snapshot) -> None:
+    """Say in an attempt's directory which objects its files are: from now on the base of a confirmed checkpoint is taken from it."""
     staging = directory / f".{_MANIFEST}"
     staging.write_text(json.dumps(_manifest(snapshot)))
     staging.rename(directory / _MANIFEST)

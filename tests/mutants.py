@@ -1231,8 +1231,8 @@ MUTANTS = [
     Mutant(
         "upload however much waits",
         "pipelines/runtime/in_flight.py",
-        "and not elsewhere and not self._is_full",
-        "and not elsewhere",
+        "not in flight.elsewhere and not self._is_full",
+        "not in flight.elsewhere",
         "tests/recovery/test_overlap.py::test_bytes_that_wait_for_the_store_hold_the_source_back",
     ),
     Mutant(

@@ -6,7 +6,7 @@ Everything up to the commit can be thrown away: it lies under prefixes that only
 row in the registry. Everything after the commit can be done again by whoever comes next.
 
 These are its steps, each from values to a value. `in_flight` says which epoch takes which step when: while one is uploaded,
-committed and published the stages of the next ones are at flight.
+committed and published the stages of the next ones are at work.
 """
 
 from __future__ import annotations
@@ -49,13 +49,6 @@ def upload(shop: Workshop, flight: Flight, stage: Stage, bases: Mapping[int, Sna
     acks = flight.pending.acks_of(stage.uid)
     full = shop.settings.checkpoints.mode == "full"
     return handover.upload(shop.storage, acks, bases, full=full, channels=False, deadline=flight.deadline)
-
-
-def completed(shop: Workshop, flight: Flight, parent: Checkpoint | None) -> tuple[Checkpoint, tuple[StateFile, ...]]:
-    """The epoch as the row and the listing that will make its checkpoint exist, once all that it names has been looked at."""
-    for name, planned in flight.cut.slices.items():
-        shop.readers[name].verify(planned)
-    return _completed(shop, flight, parent)
 
 
 def finish(
@@ -112,7 +105,10 @@ def typed(error: BaseException, where: str) -> WeirError | None:
     return None
 
 
-def _completed(shop: Workshop, flight: Flight, parent: Checkpoint | None) -> tuple[Checkpoint, tuple[StateFile, ...]]:
+def completed(shop: Workshop, flight: Flight, parent: Checkpoint | None) -> tuple[Checkpoint, tuple[StateFile, ...]]:
+    """The epoch as the row and the listing that will make its checkpoint exist, once all that it names has been looked at."""
+    for name, planned in flight.cut.slices.items():
+        shop.readers[name].verify(planned)
     pending = flight.pending
     files = pending.files()
     schemas = {(uid, name): schema for uid, fixed in flight.shapes.items() for name, schema in fixed.outputs.items()}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -85,10 +85,6 @@ class InFlight:
         self._fallen: list[Flight] = []
         self._failure: _Failure | None = None
         self._steps: dict[str, _Step] = {}
-        self._begun: set[tuple[int, str, str]] = set()
-        self._sealed: dict[int, tuple[Checkpoint, tuple[StateFile, ...]]] = {}
-        self._confirmed: dict[int, Checkpoint] = {}
-        self._elsewhere: set[tuple[int, str]] = set()
         self._reports: list[EpochReport] = []
         self._has_fallen = False
         self._failures_before = 0
@@ -196,7 +192,7 @@ class InFlight:
         with suppress(FencedError):
             raise_if_fenced(self._shop, RuntimeError("the run ended"))
             for flight in [*self._fallen, *self._flights]:
-                if flight.pending.id not in self._confirmed and not flight.pending.committing:
+                if flight.confirmed is None and not flight.pending.committing:
                     self._discard(flight)
 
     # -- steps
@@ -208,16 +204,15 @@ class InFlight:
                 if self._may_work(flight, stage):
                     self._begin_stage(flight, stage)
                 elif self._may_upload(flight, stage):
-                    bases = self._bases.get(stage.uid, {})
-                    uploading = partial(epoch.upload, self._shop, flight, stage, bases)
+                    uploading = partial(epoch.upload, self._shop, flight, stage, self._bases[stage.uid])
                     self._begin(_UPLOADS, flight, stage.uid, uploading, partial(self._uploaded, stage))
             if self._may_seal(flight):
                 sealing = partial(epoch.completed, self._shop, flight, self._coordinator.head)
                 self._begin(_UPLOADS, flight, _SEAL, sealing, self._seal)
-            if flight.pending.id in self._sealed and _COMMITS not in self._steps:
-                self._commit(flight)
-            if flight.pending.id in self._confirmed and _COMMITS not in self._steps:
-                self._finish(flight)
+            if flight.sealed is not None and self._free(_COMMITS, flight, _COMMIT):
+                self._commit(flight, *flight.sealed)
+            if flight.confirmed is not None and self._free(_COMMITS, flight, _FINISH):
+                self._finish(flight, flight.confirmed)
 
     def _begin(
         self,
@@ -228,50 +223,41 @@ class InFlight:
         then: Callable[[Flight, Any], None],
         failed: Callable[[Flight, BaseException], None] | None = None,
     ) -> None:
-        self._begun.add((flight.pending.id, lane, what))
+        flight.begun.add((lane, what))
         self._steps[lane] = _Step(flight, then, failed or self._fail)
         self._lanes.start(lane, step)
 
     def _free(self, lane: str, flight: Flight, what: str) -> bool:
-        return lane not in self._steps and (flight.pending.id, lane, what) not in self._begun
+        return lane not in self._steps and (lane, what) not in flight.begun
 
     def _may_work(self, flight: Flight, stage: Stage) -> bool:
         before = self._before(flight)
         if not self._free(stage.uid, flight, _JOB) or (before is not None and stage.uid not in before.acks):
             return False
-        if any(uid not in flight.acks for uid in self._upstream(stage)):
+        if isinstance(stage.input, Stage) and stage.input.uid not in flight.acks:
             return False
-        if before is None or before.pending.id in self._confirmed:
+        if self._follows_confirmed(flight):
             return True
-        elsewhere = (flight.pending.id, stage.uid) in self._elsewhere
-        return self._tips[stage.uid].settled and not elsewhere and not self._is_full
+        return self._tips[stage.uid].settled and stage.uid not in flight.elsewhere and not self._is_full
 
     def _may_upload(self, flight: Flight, stage: Stage) -> bool:
         """One after the other, and not before what the epoch builds on is confirmed."""
         return (
-            stage.uid in flight.acks
-            and stage.uid not in flight.uploaded
+            any(ack.handover is not None for ack in flight.acks.get(stage.uid, ()))
             and self._free(_UPLOADS, flight, stage.uid)
             and self._follows_confirmed(flight)
         )
 
     def _may_seal(self, flight: Flight) -> bool:
-        return (
-            len(flight.uploaded) == len(self._shop.pipeline.stages)
-            and self._free(_UPLOADS, flight, _SEAL)
-            and self._follows_confirmed(flight)
-        )
+        return flight.pending.complete and self._free(_UPLOADS, flight, _SEAL) and self._follows_confirmed(flight)
 
     def _follows_confirmed(self, flight: Flight) -> bool:
         before = self._before(flight)
-        return before is None or before.pending.id in self._confirmed
+        return before is None or before.confirmed is not None
 
     def _before(self, flight: Flight) -> Flight | None:
         index = self._flights.index(flight)
         return self._flights[index - 1] if index else None
-
-    def _upstream(self, stage: Stage) -> Iterable[str]:
-        return [stage.input.uid] if isinstance(stage.input, Stage) else []
 
     def _begin_stage(self, flight: Flight, stage: Stage) -> None:
         keep = {
@@ -281,7 +267,7 @@ class InFlight:
             if ack.operator == stage.uid and ack.handover is not None
             for name in (ack.attempt, ack.handover.base or "")
         }
-        keep |= {known.attempt for known in self._bases.get(stage.uid, {}).values()}
+        keep |= {known.attempt for known in self._bases[stage.uid].values()}
         if self._before(flight) is not None:  # it has waited for its turn
             self._prolong(flight)
         # On a cluster a scan of rows that one host alone has may run on another.
@@ -316,22 +302,19 @@ class InFlight:
         flight.verdicts += result.verdicts
         flight.ms |= result.ms
         self._tips[stage.uid] = note_progress(flight, stage, self._tips[stage.uid])
-        if all(ack.handover is None for ack in flight.pending.acks_of(stage.uid)):
-            flight.uploaded.add(stage.uid)
         flight.acks[stage.uid] = flight.pending.acks_of(stage.uid)
         if result.shapes is not None:
             flight.shapes[stage.uid] = result.shapes
 
     def _runs_again(self, stage: Stage, flight: Flight, acks: Sequence[Ack]) -> bool:
         """Whether a subtask has landed where its base is not. Then the stage runs once more, as soon as that is in storage."""
-        again = (int(flight.pending.id), stage.uid)
         kinds = {ack.error["kind"] for ack in acks if ack.error is not None}
-        if LocalBaseError.__name__ not in kinds or again in self._elsewhere:
+        if LocalBaseError.__name__ not in kinds or stage.uid in flight.elsewhere:
             return False
         log.info("a subtask runs where its base is not", stage=stage.uid, epoch=flight.pending.id)
         flight.losers += [file for ack in acks for file in ack.files if owns(ack, file)]
-        self._elsewhere.add(again)
-        self._begun.discard((flight.pending.id, stage.uid, _JOB))
+        flight.elsewhere.add(stage.uid)
+        flight.begun.discard((stage.uid, _JOB))
         return True
 
     def _receive(self, flight: Flight, ack: Ack) -> None:
@@ -344,13 +327,11 @@ class InFlight:
         for ack in acks:
             self._receive(flight, ack)
         flight.ms[f"upload:{stage.uid}"] = max(ack.ms.get("upload", 0.0) for ack in acks)
-        flight.uploaded.add(stage.uid)
 
     def _seal(self, flight: Flight, sealed: tuple[Checkpoint, tuple[StateFile, ...]]) -> None:
-        self._sealed[flight.pending.id] = sealed
+        flight.sealed = sealed
 
-    def _commit(self, flight: Flight) -> None:
-        checkpoint, files = self._sealed.pop(flight.pending.id)
+    def _commit(self, flight: Flight, checkpoint: Checkpoint, files: tuple[StateFile, ...]) -> None:
         flight.ms["commits_before"] = self._commits_ms
         committing = self._coordinator.begin_commit()
         assert committing is flight.pending, "its predecessor is confirmed, and every ack is in"
@@ -362,7 +343,7 @@ class InFlight:
         self._coordinator.completed(time.monotonic(), checkpoint)
         self._failures_before = 0
         self._shop.head = checkpoint
-        self._confirmed[checkpoint.id] = checkpoint
+        flight.confirmed = checkpoint
         self._bases = {stage.uid: snapshots_of(files, stage.uid) for stage in self._shop.pipeline.stages}
         follower = next((other for other in self._flights if other.pending.id > checkpoint.id), None)
         if follower is not None:  # it has waited for this one: from now on the time is its own
@@ -381,21 +362,18 @@ class InFlight:
         self._fall(flight, _Failure(flight.pending.id, error, keep=keep))
         self._renew()
 
-    def _finish(self, flight: Flight) -> None:
-        checkpoint = self._confirmed[flight.pending.id]
-        if not self._free(_COMMITS, flight, _FINISH):
-            return
+    def _finish(self, flight: Flight, checkpoint: Checkpoint) -> None:
         step = partial(epoch.finish, self._shop, flight, checkpoint, self._coordinator.needed())
         self._begin(_COMMITS, flight, _FINISH, step, self._finished, self._not_finished)
 
     def _finished(self, flight: Flight, report: EpochReport) -> None:
         self._coordinator.pruned(report.pruned)
         self._commits_ms = round(sum(report.ms[phase] for phase in ("commit", "publish", "prune")), 3)
-        self._leave(flight)
+        self._flights.remove(flight)
         self._reports.append(report)
 
     def _not_finished(self, flight: Flight, error: BaseException) -> None:
-        self._leave(flight)
+        self._flights.remove(flight)
         pending = self._coordinator.pending
         if pending:
             self._coordinator.abort(time.monotonic(), pending[0].id, FailureReason.PREDECESSOR)
@@ -407,13 +385,6 @@ class InFlight:
         """The time that an epoch has waited for an earlier one is not its own."""
         flight.deadline = max(flight.deadline, time.monotonic() + self._coordinator.policy.timeout)
         self._coordinator.prolong(time.monotonic(), flight.pending.id)
-
-    def _leave(self, flight: Flight) -> None:
-        self._flights.remove(flight)
-        id = flight.pending.id
-        self._confirmed.pop(id)
-        self._begun = {known for known in self._begun if known[0] > id}
-        self._elsewhere = {known for known in self._elsewhere if known[0] > id}
 
     def _renew(self) -> None:
         """The commit may have claimed a new generation: what is in flight carries the old one and falls, through no fault."""
@@ -466,14 +437,10 @@ class InFlight:
         self._has_fallen = True
         if failure is not None:
             self._coordinator.count(time.monotonic(), self._failures_before + 1)
-        if failure is not None:
             raise_if_fenced(self._shop, failure.error)
         if failure is None or not (failure.keep or isinstance(failure.error, FencedError)):
             for flight in reversed(fallen):
                 self._discard(flight)
-        self._begun.clear()
-        self._sealed.clear()
-        self._elsewhere.clear()
         self._stand_on_head()
         if failure is None:
             return

@@ -205,11 +205,13 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
         ):
             waiting_since = None
             try:
-                air.begin(_cut(shop, loop, options, barriers))
+                cut = _cut(shop, loop, options, barriers)
             except Exception as error:
                 if air.empty:
                     _not_planned(loop, error)
                 yield from _landed(shop, air)  # then it is planned anew, from where they have come to
+            else:
+                air.begin(cut)
             continue
         if not air.empty:
             continue

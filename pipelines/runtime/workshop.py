@@ -147,9 +147,10 @@ class StageResult:
 @dataclass
 class Flight:
     """One epoch between its trigger and its end. frontier: after its slices. acks: by stage, as its subtasks gave them, once all are
-    in; what is uploaded meanwhile does not change them. uploaded: uids of stages. shapes: by stage,
-    as this epoch knew them; a later one may know more.
+    in; what is uploaded meanwhile does not change them. shapes: by stage, as this epoch knew them; a later one may know more.
 
+    begun: steps, by lane and kind. elsewhere: uids of stages that run again, once what they build on is in storage. sealed: the row
+    and the listing, ready for the commit; confirmed: the checkpoint, once the registry has it.
     losers: objects of attempts that do not count. started: on time.perf_counter(); deadline: on time.monotonic().
     """
 
@@ -160,7 +161,10 @@ class Flight:
     started: float
     deadline: float
     acks: dict[str, list[Ack]] = field(default_factory=dict)
-    uploaded: set[str] = field(default_factory=set)
+    begun: set[tuple[str, str]] = field(default_factory=set)
+    elsewhere: set[str] = field(default_factory=set)
+    sealed: tuple[Checkpoint, tuple[StateFile, ...]] | None = None
+    confirmed: Checkpoint | None = None
     shapes: dict[str, Shapes] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
     losers: list[StateFile] = field(default_factory=list)
@@ -172,8 +176,7 @@ class Flight:
 
     def waiting_bytes(self, full: bool) -> int:
         """Of what is still to be uploaded, at most. full: the files of the base too."""
-        left = [ack.handover for uid, acks in self.acks.items() if uid not in self.uploaded for ack in acks]
-        return sum(handed.bytes(full) for handed in left if handed is not None)
+        return sum(ack.handover.bytes(full) for ack in self.pending.acks.values() if ack.handover is not None)
 
     @property
     def now(self) -> datetime:

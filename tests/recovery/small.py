@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +56,14 @@ def accounts(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFram
 
 pipeline = Pipeline("small", (accounts,), max_parallelism=8)
 successor = replace(pipeline, name="successor")
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what another thread brings about."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from pipelines.runtime.workshop import EpochReport, bottleneck
 from state_ops import handover, lease
 from state_ops.checkpoint import LocalSnapshot
 from state_ops.errors import InputError, TransientError
-from tests.recovery.small import Bank
+from tests.recovery.small import Bank, until
 
 
 class Noting(InMemoryExecutor):
@@ -53,13 +53,6 @@ class Gate:
 @pytest.fixture
 def bank(tmp_path) -> Bank:
     return Bank.at(tmp_path / "site")
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.01)
 
 
 def background(bank: Bank, executor: InMemoryExecutor) -> tuple[threading.Thread, list[EpochReport]]:

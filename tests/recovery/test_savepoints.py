@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -21,19 +20,12 @@ from state_ops.lease import Request
 from state_ops.pins import Hold
 from state_ops.registry import Registry
 from tests.recovery import small
-from tests.recovery.small import Bank
+from tests.recovery.small import Bank, until
 
 
 @pytest.fixture
 def bank(tmp_path) -> Bank:
     return Bank.at(tmp_path / "site")
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)
 
 
 def states(bank: Bank) -> set[str]:
