@@ -92,6 +92,7 @@ def of_stage(report: EpochReport, uid: str) -> dict[str, Any]:
         "rows in": figures["rows_in"],
         "rows out": figures["rows_out"],
         "rows dropped": figures["rows_dropped"],
+        "rows not applied yet": figures["rows_waiting"],
         "rows late": figures["rows_late"],
         "rows without key": figures["rows_null_key"],
         "state bytes": figures["bytes_total"],

@@ -90,6 +90,17 @@ def second_layer_below_first(settings: Settings) -> Iterator[Contradiction]:
             )
 
 
+def alignment_beyond_timeout(settings: Settings) -> Iterator[Contradiction]:
+    """`checkpoints.alignment_timeout_seconds` not below `checkpoints.timeout_seconds`: the epoch would be aborted before a stage stops."""
+    alignment, timeout = settings.checkpoints.alignment_timeout_seconds, settings.checkpoints.timeout_seconds
+    if alignment is not None and alignment >= timeout:
+        yield Contradiction(
+            ("checkpoints.alignment_timeout_seconds", "checkpoints.timeout_seconds"),
+            f"checkpoints.alignment_timeout_seconds ({alignment:g}) is not shorter than checkpoints.timeout_seconds ({timeout:g}):"
+            " an epoch would be aborted before a slow stage stops; make it a few seconds, or null to align",
+        )
+
+
 def options_of_own_backend(settings: Settings) -> Iterator[Contradiction]:
     """`state.options` with one of Weir's own backends as `state.backend`: nobody would read them."""
     backend, options = settings.state.backend, settings.state.options
@@ -107,6 +118,7 @@ RULES: tuple[Callable[[Settings], Iterator[Contradiction]], ...] = (
     poll_beyond_interval,
     request_beyond_timeout,
     second_layer_below_first,
+    alignment_beyond_timeout,
     options_of_own_backend,
 )
 

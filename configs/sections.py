@@ -156,6 +156,22 @@ class CheckpointSettings(Section):
             "What the disk below `local.work_dir` can spare, and at least what the largest epoch uploads (`weir checkpoints`: its new bytes). A full checkpoint, or one after a large merge, uploads up to the whole state."
         ),
     )
+    alignment_timeout_seconds: float | None = Field(
+        None,
+        ge=0,
+        description="Unaligned checkpoints: how long a stage that reads another one applies rows before the checkpoint goes on without it; what it has not applied becomes part of the checkpoint and comes first in the next. null: aligned, a checkpoint waits until every stage has applied all.",
+        json_schema_extra=_advice(
+            "null while every stage keeps up: aligned checkpoints are smaller and simpler. A few seconds where one stage is now and then much slower than the others, so that checkpoints of the others do not wait for it. 0 stops after each batch. It makes no stage faster: what waits is read and written once more."
+        ),
+    )
+    max_waiting_epochs: int = Field(
+        2,
+        ge=1,
+        description="Unaligned checkpoints: with rows of so many epochs in front of a stage, no further slice is read.",
+        json_schema_extra=_advice(
+            "2: the stage always has work, and little waits. More evens out longer bursts, and makes checkpoints larger by what waits."
+        ),
+    )
     num_retained: int = Field(
         1,
         ge=1,

@@ -11,6 +11,8 @@ from typing import Any
 from state_ops.ids import AttemptId, CheckpointId, Generation
 
 FORMAT_VERSION = 1
+WITH_WAITING = 2  # rows wait in front of a stage: whoever does not know that would lose them
+NEWEST_FORMAT = WITH_WAITING
 
 STATE, OUTPUT, CHANNEL = "state", "output", "channel"
 

@@ -226,8 +226,11 @@ class Coordinator:
         oldest.committing = True
         return oldest
 
-    def completed(self, now: float, checkpoint: Checkpoint) -> None:
-        """The registry has the checkpoint's row: it is the head now. Raises ValueError unless it was being committed."""
+    def completed(self, now: float, checkpoint: Checkpoint, carried: Sequence[StateFile] = ()) -> None:
+        """The registry has the checkpoint's row: it is the head now. carried: files of its listing that no ack has brought.
+
+        Raises ValueError unless it was being committed.
+        """
         oldest = self._pending[0] if self._pending else None
         if (
             oldest is None
@@ -235,7 +238,7 @@ class Coordinator:
             or (checkpoint.id, checkpoint.parent_id) != (oldest.id, oldest.parent_id)
         ):
             raise ValueError(f"Checkpoint {checkpoint.id}, parent {checkpoint.parent_id}, was not being committed.")
-        self._confirmed[checkpoint.id] = _objects(checkpoint, oldest.files())
+        self._confirmed[checkpoint.id] = _objects(checkpoint, [*oldest.files(), *carried])
         self._pending.remove(oldest)
         self.head, self.failures, self._last = checkpoint, 0, self._clock(now)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -16,9 +16,12 @@ from threading import Event
 from state_ops import snapshot
 from state_ops.checkpoint import CHANNEL, Ack, LocalFile, Snapshot, StagedFile, StateFile
 from state_ops.errors import DamageError, TransientError
+from state_ops.ids import epoch_dir
 from state_ops.snapshot import Attempt
 from state_ops.storage import Storage
 from state_ops.transfers import together
+
+MAIN, REST = "main", "rest"  # outputs: a stage's rows, and what it has not applied of its input
 
 
 def upload(
@@ -27,13 +30,13 @@ def upload(
     bases: Mapping[int, Snapshot],
     *,
     full: bool,
-    channels: bool,
+    channels: Callable[[StagedFile], bool],
     deadline: float | None,
 ) -> list[Ack]:
     """The acks with their files in storage; one that has handed nothing over stays as it is.
 
-    bases: by subtask, what they were built on as a confirmed checkpoint names it. full: as in `snapshot.upload`. channels: whether the
-    next stage reads its rows from storage. deadline: on time.monotonic().
+    bases: by subtask, what they were built on as a confirmed checkpoint names it. full: as in `snapshot.upload`. channels: which
+    of `for_stages` are to be read from storage. deadline: on time.monotonic().
     Raises the first failure, after the other transfers have stopped.
     """
     started = time.perf_counter()
@@ -42,7 +45,8 @@ def upload(
         if ack.handover is not None:
             _check_base(ack, bases.get(ack.subtask))
             todo += [(ack, file) for file in ack.handover.snapshot.files] if ack.handover.snapshot else []
-            todo += [(ack, file) for file in ack.handover.staged if channels or file.kind != CHANNEL]
+            todo += [(ack, file) for file in ack.handover.staged if file.kind != CHANNEL]
+            todo += [(ack, file) for file in for_stages(ack) if isinstance(file, StagedFile) and channels(file)]
 
     damaged: list[Ack] = []
 
@@ -110,6 +114,31 @@ def attempt_of(ack: Ack) -> Attempt:
     assert ack.handover is not None
     home = Path(ack.handover.directory).parent
     return Attempt(ack.operator, ack.subtask, ack.generation, ack.epoch, ack.attempt, home)
+
+
+def for_stages(ack: Ack) -> list[StagedFile | StateFile]:
+    """What a subtask leaves for stages: its rows for the next ones, and the rest of its own input. In channels, of which each object is Weir's
+    alone: rows that go to a table too are uploaded to a channel as well.
+    """
+    if ack.handover is None:
+        return [file for file in ack.files if file.kind == CHANNEL]
+    place = f"channels/{ack.operator}/{epoch_dir(ack.generation, ack.epoch)}/{ack.subtask}-{ack.attempt}.parquet"
+    return [
+        file if file.kind == CHANNEL else replace(file, kind=CHANNEL, path=place, sink=None)
+        for file in ack.handover.staged
+        if file.kind == CHANNEL or file.name == MAIN
+    ]
+
+
+def read_by_next(ack: Ack) -> list[StagedFile | StateFile]:
+    """The rows that the stages downstream read: each once, from a channel where it is in one."""
+    own = [file for file in for_stages(ack) if file.name == MAIN]
+    return own or ack.staged(MAIN)
+
+
+def locals_of(ack: Ack) -> Collection[str]:
+    """Where the rows that a subtask has handed over lie on this disk."""
+    return [file.local for file in ack.handover.staged] if ack.handover is not None else []
 
 
 def clear(acks: Sequence[Ack]) -> None:

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from state_ops.checkpoint import FORMAT_VERSION, Checkpoint, StateFile
+from state_ops.checkpoint import NEWEST_FORMAT, Checkpoint, StateFile
 from state_ops.delta_log import DataFile, FencedTable, active_files, fenced, probe_conditional_put, remove_probes
 from state_ops.errors import ConfigurationError, DamageError, FencedError, PrunedError, WeirError
 from state_ops.ids import CheckpointId, Generation
@@ -382,9 +382,9 @@ class Registry:
     # -- rows
 
     def _parse_checkpoint(self, row: dict[str, Any]) -> Checkpoint:
-        if row["format_version"] > FORMAT_VERSION:
+        if row["format_version"] > NEWEST_FORMAT:
             raise DamageError(
-                f"Checkpoint {row['id']} has format {row['format_version']}; this Weir reads up to {FORMAT_VERSION}.",
+                f"Checkpoint {row['id']} has format {row['format_version']}; this Weir reads up to {NEWEST_FORMAT}.",
                 where=self._checkpoints.storage.full(self._checkpoints.path),
                 next="Upgrade Weir to the release that wrote it.",
             )

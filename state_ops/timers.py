@@ -159,9 +159,10 @@ class TimerState:
     def _set(self, domain: str, codes: np.ndarray, at: np.ndarray) -> None:
         timers, of_key = self._encoded(domain, codes, at)
         held = np.zeros(len(codes), np.int64)
-        if self._firing is not None and self._firing[0] == domain:
-            _, firing, clock = self._firing
-            due = (at <= clock) & (at > firing[codes])
+        if self._firing is not None and (self._firing[0] == domain or domain == EVENT):
+            fires, firing, clock = self._firing
+            # Event time has had its turn when processing time fires, also where the epoch's barrier comes once more.
+            due = (at <= clock) & (at > firing[codes]) & (fires == domain)
             self.disturbed |= bool(due.any())
             # One that is set already stays what it is: a drain fires what was set before, and nothing that was held.
             before = [

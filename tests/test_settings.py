@@ -106,6 +106,12 @@ _CACHE = "state: {caches: {riders: {l1: %d, l2: %d}}}"
             "checkpoints.timeout_seconds (90)",
             "shorten request_timeout_seconds",
         ),
+        (
+            "checkpoints: {alignment_timeout_seconds: 600}",
+            "checkpoints.alignment_timeout_seconds (600)",
+            "checkpoints.timeout_seconds (600)",
+            "make it a few seconds",
+        ),
         (_CACHE % (20, 19), "state.caches.riders.l2 (19)", "state.caches.riders.l1 (20)", "leave l2 out"),
         (
             "state: {backend: memory, options: {path: x}}",

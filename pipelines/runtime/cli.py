@@ -200,6 +200,10 @@ def status(pipeline: Name, json: Json = False) -> None:
         table.add_row("bottleneck", head["bottleneck"] or "none")
     for name, files in facts["lag"].items():
         table.add_row("waiting", f"{files} files in {name}")
+    for uid, rows in facts["unapplied"].items():
+        if not rows:  # only barriers are left to pass
+            continue
+        table.add_row("unapplied", f"{rows:,} rows in front of {uid}")
     for uid, moment in facts["watermarks"].items():
         table.add_row("watermark", f"{uid}: {moment}")
     for entry in facts["tables"]:
@@ -223,6 +227,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
         },
         "last_checkpoint": None if head is None else _brief(head),
         "lag": dict(runtime.lag(pipeline, settings, head)),
+        "unapplied": dict(runtime.unapplied(head)),
         "watermarks": {
             uid: from_micros(moment).isoformat() for uid, moment in (head.watermarks if head else {}).items()
         },

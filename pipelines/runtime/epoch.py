@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import structlog
@@ -29,8 +29,20 @@ from pipelines.runtime.stage_job import meaning, stored_collections, tables_of
 from pipelines.runtime.workshop import EpochReport, Flight, Workshop, lap
 from state_ops import evolution, handover, lease
 from state_ops.cache import CacheFigures
-from state_ops.checkpoint import OUTPUT, STATE, Ack, Checkpoint, Snapshot, StateFile, spans_with
-from state_ops.errors import RunEndedError, TransientError, WeirError
+from state_ops.checkpoint import (
+    CHANNEL,
+    FORMAT_VERSION,
+    OUTPUT,
+    STATE,
+    WITH_WAITING,
+    Ack,
+    Checkpoint,
+    Snapshot,
+    StagedFile,
+    StateFile,
+    spans_with,
+)
+from state_ops.errors import DamageError, RunEndedError, TransientError, WeirError
 from state_ops.frames import schema_to_json
 from state_ops.ids import CheckpointId
 from state_ops.lease import Request
@@ -44,19 +56,28 @@ _TOTALS = ("epochs", "rows_read", "bytes_new", "files_new")
 def upload(shop: Workshop, flight: Flight, stage: Stage, bases: Mapping[int, Snapshot]) -> list[Ack]:
     """Make durable what the stage's subtasks have handed over. bases: what the newest confirmed checkpoint names.
 
-    Rows for the next stage alone stay where they are: it reads them there, and no checkpoint needs them any more.
+    Rows for the next stage alone stay where they are, if that has applied them: no checkpoint needs them any more.
     """
     acks = flight.pending.acks_of(stage.uid)
     full = shop.settings.checkpoints.mode == "full"
-    return handover.upload(shop.storage, acks, bases, full=full, channels=False, deadline=flight.deadline)
+    waiting = {file.path for queue in flight.waiting.values() for unapplied in queue for file in unapplied.files}
+
+    def waits(file: StagedFile) -> bool:
+        return file.path in waiting
+
+    return handover.upload(shop.storage, acks, bases, full=full, channels=waits, deadline=flight.deadline)
 
 
 def finish(
-    shop: Workshop, flight: Flight, checkpoint: Checkpoint, also: Mapping[CheckpointId, Sequence[str]]
+    shop: Workshop,
+    flight: Flight,
+    checkpoint: Checkpoint,
+    also: Mapping[CheckpointId, Sequence[str]],
+    done_with: Sequence[Ack],
 ) -> EpochReport:
     """Publish, prune and answer after the commit. If this fails the epoch stands: recovery does it again, in the next run.
 
-    also: what epochs in flight need, as `Coordinator.needed` says.
+    also: what epochs in flight need, as `Coordinator.needed` says. done_with: acks of which nobody needs what lies on this disk.
     """
     ms = dict(flight.ms)
     clock = time.perf_counter()
@@ -66,7 +87,7 @@ def finish(
     for name in shop.discarded:  # once more: tasks of a cancelled job may have gone on writing for a moment
         delete_staged(shop, name)
     shop.discarded.clear()
-    handover.clear(flight.handed_over)
+    handover.clear(done_with)
     for request in flight.cut.requests:
         _answer(shop, checkpoint, request)
     lap(ms, "prune", clock)
@@ -105,12 +126,18 @@ def typed(error: BaseException, where: str) -> WeirError | None:
     return None
 
 
-def completed(shop: Workshop, flight: Flight, parent: Checkpoint | None) -> tuple[Checkpoint, tuple[StateFile, ...]]:
-    """The epoch as the row and the listing that will make its checkpoint exist, once all that it names has been looked at."""
+def completed(
+    shop: Workshop, flight: Flight, parent: Checkpoint | None, channels: Mapping[str, StateFile]
+) -> tuple[Checkpoint, tuple[StateFile, ...]]:
+    """The epoch as the row and the listing that will make its checkpoint exist, once all that it names has been looked at.
+
+    channels: the files of rows that the parent names, by path.
+    """
     for name, planned in flight.cut.slices.items():
         shop.readers[name].verify(planned)
     pending = flight.pending
     files = pending.files()
+    files += _carried(flight, files, channels)
     schemas = {(uid, name): schema for uid, fixed in flight.shapes.items() for name, schema in fixed.outputs.items()}
     delta.check(shop.storage, [file for file in files if file.kind == OUTPUT], schemas)
     for stage in shop.pipeline.stages:
@@ -155,9 +182,25 @@ def completed(shop: Workshop, flight: Flight, parent: Checkpoint | None) -> tupl
             bytes_new=added["bytes_new"],
             run_id=shop.run_id,
             lineage=spans_with(parent, shop.generation, pending.id),
+            format_version=WITH_WAITING if any(flight.waiting.values()) else FORMAT_VERSION,
         ),
         files,
     )
+
+
+def _carried(flight: Flight, own: Sequence[StateFile], channels: Mapping[str, StateFile]) -> tuple[StateFile, ...]:
+    """Rows that still wait since an earlier checkpoint. Like state, they are only ever named again if a confirmed one names them."""
+    known = {file.path for file in own if file.kind == CHANNEL}
+    waiting = {
+        file.path for queue in flight.waiting.values() for unapplied in queue for file in unapplied.files
+    } - known
+    for path in sorted(waiting - channels.keys()):
+        raise DamageError(
+            f"Rows that wait for a stage are neither this epoch's nor in the checkpoint before: {path}.",
+            where=f"epoch {flight.pending.id}",
+            next="The epoch was declined. If it happens again, report it: it must not.",
+        )
+    return tuple(replace(channels[path], new=False) for path in sorted(waiting))
 
 
 def _figures(shop: Workshop, flight: Flight, stage: Stage) -> dict[str, Any]:
@@ -186,6 +229,8 @@ def _figures(shop: Workshop, flight: Flight, stage: Stage) -> dict[str, Any]:
         "rows_duplicate": duplicates(acks) if stage.deduplication else 0,
         "rows_null_key": sum(ack.rows_null_key for ack in acks),
         "rows_dropped": flight.dropped.get(stage.uid, 0),
+        "rows_waiting": sum(unapplied.rows for unapplied in flight.waiting.get(stage.uid, ())),
+        "waiting": [unapplied.to_json() for unapplied in flight.waiting.get(stage.uid, ())],
         "ms": {phase: max(ack.ms.get(phase, 0.0) for ack in acks) for phase in phases},
         "cache": _cache_figures(stage, flight.pending.id, acks),
     }

@@ -32,11 +32,15 @@ class Landed:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Rows that the stage before has staged in this epoch, uploaded or not. schema: its output's."""
+    """Rows that wait for a stage, uploaded or not: the stage before has staged them, or it has left them itself. schema: their columns.
+
+    as_seen: they are as the stage's function sees rows: its where and its transform have been applied.
+    """
 
     schema: pa.Schema
     storage: Storage
     files: tuple[StagedFile | StateFile, ...]
+    as_seen: bool = False
 
     @property
     def where(self) -> str:

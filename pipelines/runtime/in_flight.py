@@ -1,7 +1,7 @@
 """The epochs in flight: which of them takes which step now, and what falls when one fails.
 
     lane of a stage    1 2 3 4        a stage takes epochs in order, each on the snapshot that the one before left
-    next stage           1 2 3 4      ... and after the stage upstream
+    next stage           1 2 3 4      ... and after the stage upstream; what it leaves comes first in its next epoch
     uploads                1 2 3      state is uploaded once the epoch before is confirmed: it refers to its objects
     commits                 1 2 3     commit, publish, prune, answer: one epoch after the other
 
@@ -27,10 +27,10 @@ from pipelines.runtime import epoch
 from pipelines.runtime.commit import commit, discard, raise_if_fenced
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.lanes import Ended, Lanes
-from pipelines.runtime.stage_job import check_acks, declined, late, note_progress, run_stage, work_dir
-from pipelines.runtime.workshop import Cut, EpochReport, Flight, Frontier, StageResult, Tip, Workshop
+from pipelines.runtime.stage_job import check_acks, declined, late, note_progress, plan, run_stage, work_dir
+from pipelines.runtime.workshop import Cut, EpochReport, Flight, Frontier, StageResult, Tip, Workshop, local_rows
 from state_ops import handover
-from state_ops.checkpoint import Ack, Checkpoint, Snapshot, StateFile, snapshots_of
+from state_ops.checkpoint import CHANNEL, Ack, Checkpoint, Snapshot, StateFile, snapshots_of
 from state_ops.coordinator import Coordinator
 from state_ops.errors import FencedError, GateError, LocalBaseError, RunEndedError, WeirError
 from state_ops.ids import AttemptId
@@ -92,6 +92,8 @@ class InFlight:
         self._here = _mark(work_dir(shop))
         self.frontier = Frontier.at(None)
         self._bases: dict[str, dict[int, Snapshot]] = {}
+        self._channels: dict[str, StateFile] = {}
+        self._kept: list[Ack] = []
         self._tips: dict[str, Tip] = {}
         self._stand_on_head()
 
@@ -115,6 +117,12 @@ class InFlight:
         configured = self._shop.settings.checkpoints
         waiting = sum(flight.waiting_bytes(configured.mode == "full") for flight in self._flights)
         return waiting > configured.max_pending_mb * _MIB
+
+    @property
+    def behind(self) -> dict[str, int]:
+        """Stages that epochs wait in front of, each with the number of those that have rows."""
+        queues = {uid: tip.waiting for uid, tip in self._tips.items() if tip.waiting}
+        return {uid: sum(bool(one.layers) for one in queue) for uid, queue in queues.items()}
 
     @property
     def reading(self) -> set[tuple[str, str]]:
@@ -172,11 +180,11 @@ class InFlight:
 
     def close(self) -> None:
         """The run ends with epochs in flight: nobody waits for them."""
-        if self.empty:
-            self._here.unlink(missing_ok=True)
-            return
         try:
-            self._abandon()
+            if not self.empty:
+                self._abandon()
+            if not self._steps:
+                handover.clear(self._kept)
         finally:
             self._here.unlink(missing_ok=True)
 
@@ -207,7 +215,7 @@ class InFlight:
                     uploading = partial(epoch.upload, self._shop, flight, stage, self._bases[stage.uid])
                     self._begin(_UPLOADS, flight, stage.uid, uploading, partial(self._uploaded, stage))
             if self._may_seal(flight):
-                sealing = partial(epoch.completed, self._shop, flight, self._coordinator.head)
+                sealing = partial(epoch.completed, self._shop, flight, self._coordinator.head, self._channels)
                 self._begin(_UPLOADS, flight, _SEAL, sealing, self._seal)
             if flight.sealed is not None and self._free(_COMMITS, flight, _COMMIT):
                 self._commit(flight, *flight.sealed)
@@ -246,7 +254,15 @@ class InFlight:
             any(ack.handover is not None for ack in flight.acks.get(stage.uid, ()))
             and self._free(_UPLOADS, flight, stage.uid)
             and self._follows_confirmed(flight)
+            # What the stages downstream leave of its rows is uploaded with it.
+            and (not self._may_wait or all(other.uid in flight.acks for other in self._shop.pipeline.stages))
         )
+
+    @property
+    def _may_wait(self) -> bool:
+        """Whether stages may leave rows that they have not applied."""
+        configured = self._shop.settings.checkpoints.alignment_timeout_seconds
+        return configured is not None or any(tip.waiting for tip in self._tips.values())
 
     def _may_seal(self, flight: Flight) -> bool:
         return flight.pending.complete and self._free(_UPLOADS, flight, _SEAL) and self._follows_confirmed(flight)
@@ -268,12 +284,17 @@ class InFlight:
             for name in (ack.attempt, ack.handover.base or "")
         }
         keep |= {known.attempt for known in self._bases[stage.uid].values()}
+        keep |= {ack.attempt for ack in self._kept if ack.operator == stage.uid}
         if self._before(flight) is not None:  # it has waited for its turn
             self._prolong(flight)
         # On a cluster a scan of rows that one host alone has may run on another.
-        shared = self._shop.settings.spark.master.startswith("local") or not self._shop.pipeline.feeds_others(stage)
+        leaves = isinstance(stage.input, Stage) and self._may_wait
+        apart = self._shop.pipeline.feeds_others(stage) or leaves
+        shared = self._shop.settings.spark.master.startswith("local") or not apart
         here = self._here if shared else None
-        step = partial(run_stage, self._shop, flight, stage, self._tips[stage.uid], frozenset(keep), here)
+        tip = self._tips[stage.uid]
+        flight.work[stage.uid] = plan(self._shop, flight, stage, tip)
+        step = partial(run_stage, self._shop, flight, stage, tip, frozenset(keep), here, self._may_wait)
         self._begin(stage.uid, flight, _JOB, step, partial(self._worked, stage))
 
     # -- what follows a step
@@ -301,7 +322,8 @@ class InFlight:
         check_acks(flight, stage)
         flight.verdicts += result.verdicts
         flight.ms |= result.ms
-        self._tips[stage.uid] = note_progress(flight, stage, self._tips[stage.uid])
+        columns = self._shop.inputs.get(stage.uid)
+        self._tips[stage.uid] = note_progress(flight, stage, self._tips[stage.uid], columns)
         flight.acks[stage.uid] = flight.pending.acks_of(stage.uid)
         if result.shapes is not None:
             flight.shapes[stage.uid] = result.shapes
@@ -339,8 +361,11 @@ class InFlight:
         self._begin(_COMMITS, flight, _COMMIT, step, self._committed, self._not_committed)
 
     def _committed(self, flight: Flight, checkpoint: Checkpoint) -> None:
-        files = flight.pending.files()
-        self._coordinator.completed(time.monotonic(), checkpoint)
+        assert flight.sealed is not None, "it is what was committed"
+        _, files = flight.sealed
+        own = {file.path for file in flight.pending.files()}
+        self._coordinator.completed(time.monotonic(), checkpoint, [file for file in files if file.path not in own])
+        self._channels = _channels(files)
         self._failures_before = 0
         self._shop.head = checkpoint
         flight.confirmed = checkpoint
@@ -363,7 +388,14 @@ class InFlight:
         self._renew()
 
     def _finish(self, flight: Flight, checkpoint: Checkpoint) -> None:
-        step = partial(epoch.finish, self._shop, flight, checkpoint, self._coordinator.needed())
+        others = [other.local_rows() for other in self._flights if other is not flight]
+        read = local_rows(file for tip in self._tips.values() for one in tip.waiting for file in one.files).union(
+            *others
+        )
+        ended = [*self._kept, *flight.handed_over]
+        self._kept = [ack for ack in ended if not read.isdisjoint(handover.locals_of(ack))]
+        done_with = [ack for ack in ended if ack not in self._kept]
+        step = partial(epoch.finish, self._shop, flight, checkpoint, self._coordinator.needed(), done_with)
         self._begin(_COMMITS, flight, _FINISH, step, self._finished, self._not_finished)
 
     def _finished(self, flight: Flight, report: EpochReport) -> None:
@@ -467,7 +499,15 @@ class InFlight:
             for uid in found.keys() - known:
                 del found[uid]
         self._bases = {uid: snapshots_of(files, uid) for uid in stages}
-        self._tips = {uid: Tip.at(head, uid, self._bases[uid]) for uid in stages}
+        self._channels = _channels(files)
+        self._tips = {uid: Tip.at(head, uid, self._bases[uid], self._channels) for uid in stages}
+        handover.clear(self._kept)  # from now on they are read from storage
+        self._kept = []
+
+
+def _channels(files: Sequence[StateFile]) -> dict[str, StateFile]:
+    """The files of rows in a checkpoint's listing, by path."""
+    return {file.path: file for file in files if file.kind == CHANNEL}
 
 
 def _mark(directory: Path) -> Path:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import shutil
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -40,10 +41,12 @@ from state_ops.checkpoint import (
     from_micros,
 )
 from state_ops.errors import InputError, LocalBaseError, StageError, TransientError, WeirError
+from state_ops.handover import MAIN, REST
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir, new_attempt_id
 from state_ops.key_groups import group_range
 from state_ops.resident import Residence
 from state_ops.snapshot import Attempt
+from state_ops.state import GROUP
 from state_ops.storage import Storage
 from state_ops.sweep import sweep
 from state_ops.transfers import together
@@ -59,6 +62,9 @@ class KeyedTask:
     is staged as a channel if `channel`, else dropped. resident_mb: MiB of rows that a subtask keeps as a resident table. full:
     the snapshot is to depend on no other. stages: uids of all stages of the pipeline, the only ones whose local files are kept;
     none: nothing is known of others. seconds: what the epoch has left when its task begins; transfers stop then. swept: by subtask, where the sweep of expired state goes on.
+    origin: the epoch whose rows these are, and whose time and progress the others say, if not this one. patience: seconds after which
+    the subtask stops between two batches, and leaves the rest; None: it applies all rows. unfinished: the origin has further rows.
+    reread: rows for the next stages may be read again after this epoch.
     keep: attempts whose local directories are still needed, besides the bases'. here: a file of the coordinator's: a subtask that sees it
     shares its disk, and leaves the uploads to it; None: each subtask uploads by itself.
     """
@@ -87,6 +93,10 @@ class KeyedTask:
     swept: Mapping[int, str] = field(default_factory=dict)
     keep: frozenset[AttemptId] = frozenset()
     here: Path | None = None
+    origin: CheckpointId | None = None
+    patience: float | None = None
+    unfinished: bool = False
+    reread: bool = False
 
 
 @dataclass
@@ -154,7 +164,7 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
         staged = _Staged(task, attempt)
         with _closed(backend, staged):
             watermark = None if task.progress.before is None else from_micros(task.progress.before)
-            epoch = Epoch(task.epoch, task.now, watermark, attempt.subtask, task.parallelism)
+            epoch = Epoch(task.origin or task.epoch, task.now, watermark, attempt.subtask, task.parallelism)
             groups = group_range(attempt.subtask, task.parallelism, task.max_parallelism)
             residence = Residence(forked.source, attempt.directory, task.resident_mb << 20, groups, fresh=base is None)
             swept = task.swept.get(attempt.subtask)
@@ -169,12 +179,21 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
                 swept,
                 caching.open,
                 residence,
+                task.epoch,
             )
-            for rows in _data(task, batches, counters):
+            arriving = _Patient(batches, task.patience)
+            for rows in _data(task, arriving, counters):
                 for output, table in operator.process(rows):
                     counters.rows_out += staged.write(output, table)
-            for output, table in operator.barrier():
-                counters.rows_out += staged.write(output, table)
+                if counters.rows_in > operator.rows_deferred:
+                    arriving.applied()
+            stopped = staged.leave(_as_seen(batch) for batch in arriving.rest())
+            for output, table in operator.pause() if stopped or task.unfinished else operator.barrier():
+                if output == REST:
+                    staged.leave([table.drop_columns([GROUP])])
+                    counters.rows_in -= table.num_rows
+                else:
+                    counters.rows_out += staged.write(output, table)
             clock = _lap(counters, "process", clock)
             caching.barrier()
             changed = backend.written or (task.full and base is not None)
@@ -206,10 +225,15 @@ def _uploaded(
     bases = {} if base is None else {attempt.subtask: base}
     with _discarded_on_failure(task, attempt, ack):
         (durable,) = handover.upload(
-            task.storage, [ack], bases, full=task.full, channels=task.channel, deadline=deadline
+            task.storage, [ack], bases, full=task.full, channels=partial(_for_stages, task), deadline=deadline
         )
     handover.clear([ack])
     return durable
+
+
+def _for_stages(task: KeyedTask, file: StagedFile) -> bool:
+    """Whether a stage may read these rows from storage. What goes to a table can be read there, in this epoch."""
+    return file.name == REST or (task.channel and (task.reread or MAIN not in task.tables))
 
 
 @contextmanager
@@ -235,12 +259,18 @@ def _discarded_on_failure(task: KeyedTask, attempt: Attempt, ack: Ack) -> Iterat
         with suppress(OSError, WeirError):
             together(
                 _discard,
-                [(task.storage, attempt, [file.path for file in ack.handover.staged] if ack.handover else [])],
+                [(task.storage, attempt, [file.path for file in _staged_of(ack)])],
                 at_once=1,
                 deadline=time.monotonic() + _DISCARD_SECONDS,
                 grace=0,
             )
         raise
+
+
+def _staged_of(ack: Ack) -> list[StagedFile]:
+    """Everything that an attempt may have uploaded beside its snapshot."""
+    channels = [file for file in handover.for_stages(ack) if isinstance(file, StagedFile)]
+    return [*(ack.handover.staged if ack.handover else ()), *channels]
 
 
 def _discard(own: tuple[Storage, Attempt, list[str]], cancelled: Event) -> None:
@@ -278,7 +308,36 @@ def _ack(
     )
 
 
-def _data(task: KeyedTask, batches: Iterator[pa.RecordBatch], counters: _Counters) -> Iterator[pa.Table]:
+class _Patient:
+    """The batches until the time is up, counted from the first one, but not before something has been applied; then the rest."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], seconds: float | None) -> None:
+        self._batches, self._seconds = batches, seconds
+        self._applied = False
+
+    def applied(self) -> None:
+        self._applied = True
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        began: float | None = None
+        for batch in self._batches:
+            began = time.monotonic() if began is None and batch.num_rows else began
+            yield batch  # whoever takes the next one is done with this
+            if self._seconds is None or began is None or not self._applied:
+                continue
+            if time.monotonic() >= began + self._seconds:
+                return
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        return (batch for batch in self._batches if batch.num_rows)
+
+
+def _as_seen(batch: pa.RecordBatch) -> pa.Table:
+    """Rows as the stage's function would see them; those with null keys are treated when they are applied."""
+    return frames.canonical(pa.Table.from_batches([batch])).drop_columns([GROUP])
+
+
+def _data(task: KeyedTask, batches: Iterable[pa.RecordBatch], counters: _Counters) -> Iterator[pa.Table]:
     """The batches in canonical types, null keys treated by policy."""
     for batch in batches:
         rows = frames.canonical(pa.Table.from_batches([batch]))
@@ -323,40 +382,55 @@ class _Staged:
         self._task, self._attempt = task, attempt
         self._writers: dict[str, pq.ParquetWriter] = {}
         self._rows: dict[str, int] = {}
+        self._rest: list[StagedFile] = []
 
     def write(self, output: str, table: pa.Table) -> int:
         """Stage rows; returns how many count as the stage's output (side outputs do not)."""
         if not table.num_rows:
             return 0
-        counted = table.num_rows if output == "main" else 0
-        if output not in self._task.tables and not (output == "main" and self._task.channel):
+        counted = table.num_rows if output == MAIN else 0
+        if output not in self._task.tables and not (output == MAIN and self._task.channel):
             return counted
         if output not in self._writers:
-            self._writers[output] = pq.ParquetWriter(
-                self._local(output),
-                table.schema,
-                compression="zstd",
-                use_dictionary=[field.name for field in table.schema if pa.types.is_string(field.type)],
-                write_page_checksum=True,
-            )
+            self._writers[output] = _writer(self._local(output), table.schema)
         self._writers[output].write_table(table)
         self._rows[output] = self._rows.get(output, 0) + table.num_rows
         return counted
+
+    def leave(self, tables: Iterable[pa.Table]) -> bool:
+        """Stage rows of the input that have not been applied, a file for each batch; returns whether there were any."""
+        before = len(self._rest)
+        for table in tables:
+            name = f"{len(self._rest):06}"
+            local = self._local(f"{REST}-{name}")
+            with _writer(local, table.schema) as writer:
+                writer.write_table(table)
+            path = f"{self._place(f'channels/{self._attempt.operator}')}/{name}.parquet"
+            self._rest.append(StagedFile(CHANNEL, REST, str(local), path, local.stat().st_size, None, table.num_rows))
+        return len(self._rest) > before
 
     def close(self) -> None:
         for writer in self._writers.values():
             writer.close()
 
     def files(self) -> tuple[StagedFile, ...]:
-        return tuple(self._file(output) for output in sorted(self._writers))
+        return (*(self._file(output) for output in sorted(self._writers)), *self._rest)
 
     def _file(self, output: str) -> StagedFile:
-        attempt, table = self._attempt, self._task.tables.get(output)
-        directory = f"tables/{table}/data" if table else f"channels/{attempt.operator}"
-        path = f"{directory}/{epoch_dir(attempt.generation, attempt.epoch)}/{attempt.subtask}-{attempt.id}.parquet"
+        table = self._task.tables.get(output)
+        path = f"{self._place(f'tables/{table}/data' if table else f'channels/{self._attempt.operator}')}.parquet"
         kind = OUTPUT if table else CHANNEL
         local = self._local(output)
         return StagedFile(kind, output, str(local), path, local.stat().st_size, table, self._rows[output])
 
+    def _place(self, directory: str) -> str:
+        attempt = self._attempt
+        return f"{directory}/{epoch_dir(attempt.generation, attempt.epoch)}/{attempt.subtask}-{attempt.id}"
+
     def _local(self, output: str) -> Path:
         return self._attempt.directory / f"{output}.parquet"
+
+
+def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    texts = [field.name for field in schema if pa.types.is_string(field.type)]
+    return pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=texts, write_page_checksum=True)

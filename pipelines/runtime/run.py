@@ -15,7 +15,7 @@ import structlog
 
 from configs.settings import Settings
 from pipelines.runtime import upkeep
-from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.definition import Pipeline, Stage
 from pipelines.runtime.executor import Executor
 from pipelines.runtime.in_flight import InFlight
 from pipelines.runtime.lanes import Lanes, Threads
@@ -139,6 +139,17 @@ def check_fits(pipeline: Pipeline, head: Checkpoint | None) -> None:
         stage.uid for stage in pipeline.stages
     }
     sources = set(head.offsets) - {source.name for source in pipeline.sources}
+    inputs = {one.uid: one.input.uid if isinstance(one.input, Stage) else None for one in pipeline.stages}
+    for uid, figures in head.operators.items():
+        waiting = list(figures.get("waiting") or ())
+        if any(inputs.get(uid) != one["upstream"] for one in waiting):
+            raise PipelineError(
+                f"{figures['rows_waiting']} rows of {waiting[0]['upstream']} wait for the stage {uid}, which has not applied them; in"
+                " the pipeline as it is now they would be lost.",
+                where=f"checkpoint {head.id}",
+                next=f"Put the definition back, and end its run with `weir stop {pipeline.name} --savepoint NAME`, which lets stages"
+                " apply all rows first; then change it.",
+            )
     for kind, gone in (("stage", stages), ("source", sources)):
         left = sorted(gone - set(pipeline.retired))
         if left:
@@ -168,7 +179,12 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
             continue
         if stop is not None and stop.drain and loop.to_drain is None:
             loop.to_drain = waiting | air.reading  # what lands from now on is for the next run
-        draining = loop.to_drain is not None and bool(waiting & loop.to_drain)
+        draining = loop.to_drain is not None and bool(waiting & loop.to_drain or air.behind)
+        # What gets a name has no rows in front of a stage, so that another version of the code can start from it.
+        stops = [request for request in requests if request.kind == upkeep.STOP]
+        naming = any(request.savepoint for request in stops) and not loop.coordinator.failures
+        draining |= naming and bool(air.behind)
+        ending = draining and not (waiting & (loop.to_drain or set()))  # no slice is read any more
         if expired if stop is None else not draining:
             if not air.empty:  # what is in flight ends first; if it fails, there is more to do
                 continue
@@ -192,20 +208,23 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
                 upkeep.carry_out(shop, request)
                 left = {row.id for row in shop.registry.checkpoints()}
                 loop.coordinator.pruned(loop.coordinator.confirmed - left)
-        backlog = bool(waiting)
+        backlog = bool(waiting) or bool(air.behind)
         if not backlog:
             # A sensor asks because files wait. An epoch has read them meanwhile: there is nothing left to cut.
             for request in [request for request in barriers if request.trigger == Trigger.SENSOR]:
                 barriers.remove(request)
                 lease.take(shop.storage, request)
         loop.catching_up |= air.fell()
-        catching_up = loop.catching_up or draining
-        if air.has_room and loop.coordinator.due(
-            time.monotonic(), backlog=backlog, requested=bool(barriers), catching_up=catching_up
-        ):
+        catching_up, now = loop.catching_up or draining, time.monotonic()
+        named = any(request.kind == upkeep.NAME for request in barriers)
+        if named and not air.empty and shop.settings.checkpoints.alignment_timeout_seconds is not None:
+            continue  # what is in flight may leave rows
+        due = loop.coordinator.due(now, backlog=backlog, requested=bool(barriers), catching_up=catching_up)
+        goes_on = bool(air.behind) and loop.coordinator.due(now, backlog=True, requested=False, catching_up=True)
+        if air.has_room and (due or goes_on):
             waiting_since = None
             try:
-                cut = _cut(shop, loop, options, barriers)
+                cut = _cut(shop, loop, options, barriers, only_waiting=ending or not due)
             except Exception as error:
                 if air.empty:
                     _not_planned(loop, error)
@@ -268,14 +287,24 @@ def _not_planned(loop: Loop, error: Exception) -> None:
     _counted(loop.coordinator, "the next slice could not be planned, will be tried again", error)
 
 
-def _cut(shop: Workshop, loop: Loop, options: RunOptions, barriers: list[Request]) -> Cut:
-    """Fix the slices of the next epoch, and say what cut it there."""
+def _cut(shop: Workshop, loop: Loop, options: RunOptions, barriers: list[Request], only_waiting: bool) -> Cut:
+    """Fix the slices of the next epoch, and say what cut it there. only_waiting: none is read, stages go on with what they have left."""
     frontier, asked = loop.air.frontier, tuple(barriers)
+    named = next((request for request in barriers if request.kind == upkeep.NAME), None)
+    behind, others = loop.air.behind, tuple(one for one in asked if one.kind != upkeep.NAME)
+    if behind and (
+        only_waiting or named is not None or max(behind.values()) >= shop.settings.checkpoints.max_waiting_epochs
+    ):
+        return Cut(
+            options.trigger,
+            f"{max(behind, key=lambda uid: behind[uid])} has not applied all rows yet",
+            {},
+            requests=others,
+        )
     slices = {
         name: reader.plan(frontier.offsets.get(name), shop.settings.epoch, frontier.expected.get(name))
         for name, reader in shop.readers.items()
     }
-    named = next((request for request in barriers if request.kind == upkeep.NAME), None)
     if named is not None:
         why = f"savepoint {named.savepoint!r}: {named.reason}"
         return Cut(Trigger.SAVEPOINT, why, slices, requests=asked)
@@ -316,6 +345,12 @@ def _counted(coordinator: Coordinator, event: str, error: Exception) -> None:
     if coordinator.failed_for_good:
         raise error
     log.warning(event, failure=failures, retry_seconds=retry_pause(failures), error=str(error))
+
+
+def unapplied(head: Checkpoint | None) -> Mapping[str, int]:
+    """Rows that stages have not applied yet (unaligned checkpoints), by stage; without those that have applied all."""
+    waiting = {uid: figures for uid, figures in (head.operators if head else {}).items() if figures.get("waiting")}
+    return {uid: figures["rows_waiting"] for uid, figures in waiting.items()}
 
 
 def lag(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapping[str, int]:

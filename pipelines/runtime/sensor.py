@@ -48,6 +48,7 @@ class Sight:
     head: CheckpointId | None
     asked: bool
     unfinished: tuple[str, ...] = ()
+    unapplied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
         head=head.id if head else None,
         asked=any(request.kind == "barrier" for request in lease.pending(storage)),
         unfinished=tuple(unfinished),
+        unapplied=bool(runtime.unapplied(head)),
     )
 
 
@@ -138,7 +140,7 @@ def decide(
             f"resume, {_files(sight.waiting)} waiting"
         )
         return _run(sight, replace(memory, resumed=holder.generation), reason, f"resume-g{holder.generation}", gone)
-    if not behind:
+    if not (behind or sight.unapplied):
         return Decision(Action.WAIT, f"nothing to do: {_idle(sight)}, no coordinator needed", memory, gone=gone)
     due = memory.run_tick + min(2**memory.runs, _LONGEST_PAUSE)
     if memory.runs and memory.run_head == sight.head and memory.tick < due:
@@ -152,7 +154,8 @@ def decide(
         )
     generation = holder.generation if holder else 0
     key = f"g{generation}-c{sight.head or 0}-f{sight.waiting}-t{memory.tick}"
-    return _run(sight, memory, f"{_files(sight.waiting)} new", key, gone)
+    new = f"{_files(sight.waiting)} new" if behind else "a stage has rows of earlier epochs to apply"
+    return _run(sight, memory, new, key, gone)
 
 
 def _with_coordinator(sight: Sight, memory: Memory, behind: bool) -> Decision:

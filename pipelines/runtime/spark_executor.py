@@ -54,7 +54,9 @@ class SparkExecutor:
         columns: pa.Schema,  # noqa: ARG002 - Spark finds them itself
         deadline: float,
     ) -> list[Ack]:
-        frame = None if rows is None else stateless.prepared(task.stage, self._read(rows))
+        frame = None if rows is None else self._read(rows)
+        if frame is not None and not _is_as_seen(rows):
+            frame = stateless.prepared(task.stage, frame)
         if task.stage.gates:
             gates.load_meanwhile()
         done = threading.Event()
@@ -94,6 +96,10 @@ class SparkExecutor:
     def cancel(self) -> None:
         if self._session is not None:
             self._session.interruptAll()
+
+
+def _is_as_seen(rows: Landed | Channel | None) -> bool:
+    return isinstance(rows, Channel) and rows.as_seen
 
 
 def _path(rows: Channel, file: StagedFile | StateFile) -> str:

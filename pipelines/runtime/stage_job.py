@@ -20,13 +20,14 @@ from pipelines.runtime.gates import Verdict
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, shapes
 from pipelines.runtime.sinks import delta
-from pipelines.runtime.workshop import Flight, StageResult, Tip, Workshop, lap
+from pipelines.runtime.unapplied import Unapplied, Work, joined, rest, work
+from pipelines.runtime.workshop import Applied, Flight, StageResult, Tip, Workshop, lap
 from state_ops import errors, evolution
 from state_ops.aggregates import Agg
 from state_ops.backends import named as backends
 from state_ops.backends.base import BackendOptions
 from state_ops.cache import CacheSizes
-from state_ops.checkpoint import Ack
+from state_ops.checkpoint import Ack, Handover, StagedFile, StateFile
 from state_ops.errors import (
     ConfigurationError,
     DamageError,
@@ -35,31 +36,58 @@ from state_ops.errors import (
     TransientError,
     WeirError,
 )
-from state_ops.ids import AttemptId
+from state_ops.handover import read_by_next
+from state_ops.ids import AttemptId, epoch_dir, new_attempt_id
 from state_ops.kinds import Collection
+from state_ops.pending import Trigger
 from state_ops.value_types import type_name
 
 log = structlog.get_logger("weir.epoch")
 
 
+def plan(shop: Workshop, flight: Flight, stage: Stage, tip: Tip) -> Work:
+    """What the stage applies in this epoch: what it has left before, or this epoch's rows. The stage upstream has acked."""
+    if isinstance(stage.input, FileSource):
+        planned = flight.cut.slices.get(stage.input.name)
+        newest = planned.newest if planned else None
+        return Work(Unapplied(flight.pending.id, stage.uid, flight.now, newest, (), None))
+    upstream, more = stage.input.uid, None
+    at = flight.applied.get(upstream)
+    if at is not None:
+        rows = tuple(file for ack in flight.acks[upstream] for file in read_by_next(ack))
+        schema = shop.shapes[upstream].outputs[MAIN] if rows else None
+        more = Unapplied(at.epoch, upstream, at.now, at.watermark, (rows,) if rows else (), schema, closed=at.whole)
+    return work(joined(tip.waiting, more), tip.pace)
+
+
 def run_stage(
-    shop: Workshop, flight: Flight, stage: Stage, tip: Tip, keep: frozenset[AttemptId], here: Path | None
+    shop: Workshop,
+    flight: Flight,
+    stage: Stage,
+    tip: Tip,
+    keep: frozenset[AttemptId],
+    here: Path | None,
+    reread: bool,
 ) -> StageResult:
     """Run a stage's job, then its gates unless a subtask declined.
 
-    tip: what the epoch builds on. keep: attempts whose local files other epochs in flight need. here: as in `KeyedTask`.
+    tip: what the epoch builds on. keep: attempts whose local files other epochs in flight need. here, reread: as in `KeyedTask`.
     """
     started, ms = time.perf_counter(), dict[str, float]()
     rows = _input(shop, flight, stage)
     fixed = _shapes(shop, flight, stage, rows)
     if fixed is None:  # nothing has ever arrived: there is no schema yet, hence no state and no rows
         return StageResult(_nothing(shop, flight, stage))
-    task = replace(_task(shop, flight, stage, fixed, tip), keep=keep, here=here)
+    full = shop.settings.checkpoints.mode == "full"  # then every snapshot is one of its own
+    if flight.work[stage.uid].first is None and not full:
+        return StageResult(_idle(shop, flight, stage, tip), shapes=fixed)
+    _check_columns(shop, flight, stage)
+    task = replace(_task(shop, flight, stage, fixed, tip), keep=keep, here=here, reread=reread)
     acks = shop.executor.run(task, rows, shop.inputs[stage.uid], flight.deadline)
     verdicts: list[Verdict] = []
     clock = lap(ms, f"stage:{stage.uid}", started)
     if stage.gates and all(ack.error is None for ack in acks):
-        verdicts = gates.check(shop.storage, stage, [file for ack in acks for file in ack.staged(MAIN)])
+        verdicts = gates.check(shop.storage, stage, [file for ack in acks for file in read_by_next(ack)])
         lap(ms, f"gate:{stage.uid}", clock)
     return StageResult(tuple(acks), tuple(verdicts), ms, fixed)
 
@@ -102,20 +130,59 @@ def _input(shop: Workshop, flight: Flight, stage: Stage) -> Landed | Channel | N
         return Landed(planned.schema, shop.readers[stage.input.name], planned.files)
     upstream = stage.input.uid
     acks = flight.acks[upstream]
-    staged = tuple(file for ack in acks for file in ack.staged(MAIN))
+    staged = [file for ack in acks for file in read_by_next(ack)]
     if (found := sum(file.rows or 0 for file in staged)) != (told := sum(ack.rows_out for ack in acks)):
         raise DamageError(
             f"{upstream} has handed out {told} rows, of which {found} are staged for {stage.uid}.",
             where=f"epoch {flight.pending.id}",
             next="Nothing was applied. If it happens again, report it: it must not.",
         )
-    return Channel(shop.shapes[upstream].outputs[MAIN], shop.storage, staged) if staged else None
+    done = flight.work[stage.uid]
+    if done.first is None or not done.files:
+        return None
+    _check_digests(shop, flight, done.files)
+    assert done.first.schema is not None
+    # Without a transform they go through where once more, so that rows which fail for ever can be left out.
+    as_seen = done.first.begun and stage.transform is not None
+    return Channel(done.first.schema, shop.storage, done.files, as_seen=as_seen)
+
+
+def _check_digests(shop: Workshop, flight: Flight, files: Sequence[StagedFile | StateFile]) -> None:
+    """Whether rows that are read from a checkpoint are those that it names."""
+    own = f"/{epoch_dir(flight.pending.generation, flight.pending.id)}/"
+    for file in files:
+        if isinstance(file, StateFile) and own not in file.path:
+            data = shop.storage.read_bytes(file.path)
+            if data is None or hashlib.sha256(data).hexdigest() != file.digest:
+                raise DamageError(
+                    f"Rows that {file.operator} has left in front of a stage {'are gone' if data is None else 'have changed'}.",
+                    where=shop.storage.full(file.path),
+                    next="Nothing was applied. `weir fsck` says what else is damaged; put the object back, or rewind.",
+                )
+
+
+def _check_columns(shop: Workshop, flight: Flight, stage: Stage) -> None:
+    """Refuse rows that were left under another definition of this stage or of the one upstream."""
+    first = flight.work[stage.uid].first
+    if first is None or first.schema is None:
+        return
+    assert isinstance(stage.input, Stage), "only such a stage leaves rows"
+    now = shop.inputs[stage.uid] if first.begun else shop.shapes[stage.input.uid].outputs[MAIN]
+    if not first.schema.equals(now):
+        raise PipelineError(
+            f"{first.rows} rows of epoch {first.epoch} wait for {stage.uid} with other columns than it has now: "
+            f"{', '.join(map(str, first.schema))}; now {', '.join(map(str, now))}.",
+            where=f"stage {stage.uid}",
+            next="Put the definition back and let the run catch up, or end it with `weir stop --savepoint NAME`, which lets the"
+            " stages apply all rows first; then change it.",
+        )
 
 
 def _shapes(shop: Workshop, flight: Flight, stage: Stage, rows: Landed | Channel | None) -> Shapes | None:
     if stage.uid in shop.shapes:
         return shop.shapes[stage.uid]
-    if rows is not None:
+    first = flight.work[stage.uid].first
+    if rows is not None and not (first is not None and first.begun):
         raw: pa.Schema | None = rows.schema
     elif isinstance(stage.input, FileSource):  # no rows, but the schema may be known: from the files read before,
         raw = flight.frontier.expected.get(stage.input.name)
@@ -262,13 +329,20 @@ def _task(shop: Workshop, flight: Flight, stage: Stage, fixed: Shapes, tip: Tip)
     tables = {MAIN: stage.sink.table} if stage.sink else {}
     if stage.late is not None:
         tables[LATE] = stage.late.table
+    doing = flight.work[stage.uid]
+    first = doing.first or Unapplied(flight.pending.id, stage.uid, flight.now, None, (), None)
+    # What is given a name, or is the end, leaves nothing behind; a stage that reads a source has its slices for that.
+    stops = isinstance(stage.input, Stage) and flight.cut.trigger not in (Trigger.SAVEPOINT, Trigger.DRAIN)
     return KeyedTask(
         stage=stage,
         shapes=fixed,
         epoch=flight.pending.id,
         generation=flight.pending.generation,
-        now=flight.now,
+        now=first.now,
         progress=Progress(tip.watermark, known_watermark(flight, stage, tip), flight.cut.drain),
+        origin=first.epoch,
+        patience=settings.checkpoints.alignment_timeout_seconds if stops else None,
+        unfinished=bool(doing.left) or doing.first is None,
         parallelism=settings.spark.parallelism,
         max_parallelism=pipeline.max_parallelism,
         storage=shop.storage,
@@ -313,32 +387,54 @@ def _cache_sizes(settings: Settings, stage: Stage) -> CacheSizes | None:
 
 def known_watermark(flight: Flight, stage: Stage, tip: Tip) -> int | None:
     """The stage's watermark as far as it is known before its job: from file statistics or from the stage upstream."""
-    if isinstance(stage.input, FileSource):
-        planned = flight.cut.slices.get(stage.input.name)
-        return watermarks.before_job(stage, tip.watermark, planned.newest if planned else None)
-    return watermarks.before_job(stage, tip.watermark, flight.handed_on.get(stage.input.uid))
+    first = flight.work[stage.uid].first
+    return watermarks.before_job(stage, tip.watermark, first.arriving if first else None)
 
 
-def note_progress(flight: Flight, stage: Stage, tip: Tip) -> Tip:
-    """Record the stage's watermark after its job, and what its where dropped; returns where the stage stands now."""
-    acks = flight.pending.acks_of(stage.uid)
-    known = known_watermark(flight, stage, tip)
-    after = watermarks.after_job(stage, known, acks, flight.cut.drain)
-    flight.handed_on[stage.uid] = watermarks.handed_on(stage, known, after, flight.cut.drain)
+def note_progress(flight: Flight, stage: Stage, tip: Tip, columns: pa.Schema | None) -> Tip:
+    """Record the stage's watermark after its job, what it has left, and what its where dropped; returns where the stage stands now.
+
+    columns: those that its function sees.
+    """
+    acks, done = flight.pending.acks_of(stage.uid), flight.work[stage.uid]
+    after, waiting = tip.watermark, done.behind
+    if done.first is not None:
+        left = rest(done, acks, columns)
+        if left is not None:
+            waiting = (left, *waiting)
+        known, handed_on = known_watermark(flight, stage, tip), None
+        if left is None:
+            after = watermarks.after_job(stage, known, acks, flight.cut.drain)
+            handed_on = watermarks.handed_on(stage, known, after, flight.cut.drain)
+        flight.applied[stage.uid] = Applied(done.first.epoch, done.first.now, left is None, handed_on)
+        offered = _rows_offered(flight, stage)
+        if offered and stage.transform is None:
+            taken = sum(ack.rows_in + ack.rows_null_key for ack in acks)
+            flight.dropped[stage.uid] = offered - taken - (left.rows if left else 0)
     if after is not None:
         flight.watermarks[stage.uid] = after
-    offered = _rows_offered(flight, stage)
-    if offered and stage.transform is None:
-        taken = sum(ack.rows_in + ack.rows_null_key for ack in acks)
-        flight.dropped[stage.uid] = offered - taken
-    return tip.after(acks, after)
+    flight.waiting[stage.uid] = waiting
+    return tip.after(acks, after, waiting)
 
 
 def _rows_offered(flight: Flight, stage: Stage) -> int:
     if isinstance(stage.input, FileSource):
         planned = flight.cut.slices.get(stage.input.name)
         return planned.rows if planned else 0
-    return sum(file.rows or 0 for ack in flight.acks[stage.input.uid] for file in ack.staged(MAIN))
+    first = flight.work[stage.uid].first
+    return first.rows if first is not None and not first.begun else 0
+
+
+def _idle(shop: Workshop, flight: Flight, stage: Stage, tip: Tip) -> tuple[Ack, ...]:
+    """The acks of a stage that nothing has been handed on to in full: its state is what it was."""
+    acks = []
+    for subtask in range(shop.settings.spark.parallelism):
+        base, attempt = tip.bases.get(subtask), AttemptId(new_attempt_id())
+        nowhere = work_dir(shop) / stage.uid / str(subtask) / attempt
+        handed = Handover(base.attempt if base else None, None, (), str(nowhere))
+        id, generation, swept = flight.pending.id, flight.pending.generation, tip.swept.get(subtask)
+        acks.append(Ack(stage.uid, subtask, attempt, id, generation, swept=swept, handover=handed))
+    return tuple(acks)
 
 
 def _nothing(shop: Workshop, flight: Flight, stage: Stage) -> tuple[Ack, ...]:

@@ -13,10 +13,12 @@ from __future__ import annotations
 import json
 import tempfile
 import uuid
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -66,7 +68,9 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
     with Hold(
         source, registry, saved, f"{shop.pipeline.name} starts from it", settings.lease.heartbeat_seconds
     ) as hold:
-        copied = _copy(shop, source, listing, epoch)
+        waiting = {path for figures in saved.operators.values() for path in _waiting(figures)}
+        copied = _copy(shop, source, [file for file in listing if file.kind == STATE or file.path in waiting], epoch)
+        moved = {old.path: new.path for old, new in copied}
         hold.check()
     now = datetime.now(UTC)
     made = replace(
@@ -83,14 +87,15 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
         slice={source: {"files": [], "rows": 0, "limited": False} for source in saved.slice},
         sinks={},
         ms={},
+        operators={uid: _pointed(figures, moved) for uid, figures in saved.operators.items()},
         files=len(copied),
-        bytes_new=sum(file.bytes for file in copied),
+        bytes_new=sum(new.bytes for _, new in copied if new.kind == STATE),
         run_id=shop.run_id,
         lineage=spans_with(None, shop.generation, epoch),
     )
     # Before the commit: without a checkpoint it says nothing, with one it tells a later run where that came from.
     shop.storage.put_bytes(ORIGIN, json.dumps({"origin": origin}).encode())
-    shop.registry.commit(made, copied)
+    shop.registry.commit(made, [new for _, new in copied])
     log.info("started", pipeline=shop.pipeline.name, origin=origin, checkpoint=saved.id, bytes=made.bytes_new)
     return made
 
@@ -126,21 +131,38 @@ def _savepoint(registry: Registry, source: Storage, name: str) -> tuple[Checkpoi
 
 
 def _copy(
-    shop: Workshop, source: Storage, listing: tuple[StateFile, ...], epoch: CheckpointId
-) -> tuple[StateFile, ...]:
-    """The state's objects under prefixes of our own, one attempt for each subtask."""
+    shop: Workshop, source: Storage, listing: Sequence[StateFile], epoch: CheckpointId
+) -> list[tuple[StateFile, StateFile]]:
+    """State and rows that wait for stages, each object beside its copy under a prefix of our own, one attempt for each subtask."""
     attempts: dict[tuple[str, int], AttemptId] = {}
     for file in listing:
         attempts.setdefault((file.operator, file.subtask), new_attempt_id())
 
-    def one(file: StateFile) -> StateFile:
+    def one(numbered: tuple[int, StateFile]) -> tuple[StateFile, StateFile]:
+        number, file = numbered
         attempt = attempts[file.operator, file.subtask]
-        path = f"state/{file.operator}/{epoch_dir(shop.generation, epoch)}/{file.subtask}-{attempt}/{file.name}"
+        top, name = ("state", file.name) if file.kind == STATE else ("channels", f"{number:06}.parquet")
+        path = f"{top}/{file.operator}/{epoch_dir(shop.generation, epoch)}/{file.subtask}-{attempt}/{name}"
         with tempfile.TemporaryDirectory(prefix="weir-start-") as scratch:
             local = Path(scratch) / "file"
             source.get_file(file.path, local, digest=file.digest)
             shop.storage.put_file(local, path)
-        return replace(file, path=path, new=True, attempt=attempt, snapshot=attempt)
+        snapshot = attempt if file.kind == STATE else None
+        return file, replace(file, path=path, new=True, attempt=attempt, snapshot=snapshot)
 
     with ThreadPoolExecutor(_TRANSFERS) as pool:
-        return tuple(pool.map(one, [file for file in listing if file.kind == STATE]))
+        return list(pool.map(one, enumerate(listing)))
+
+
+def _waiting(figures: dict[str, Any]) -> list[str]:
+    """The paths of rows that wait for a stage."""
+    return [path for one in figures.get("waiting") or () for layer in one["layers"] for path in layer]
+
+
+def _pointed(figures: dict[str, Any], moved: Mapping[str, str]) -> dict[str, Any]:
+    """A stage's figures with the rows that wait for it where they are now."""
+    waiting = [
+        {**one, "layers": [[moved[path] for path in layer] for layer in one["layers"]]}
+        for one in figures.get("waiting") or ()
+    ]
+    return {**figures, "waiting": waiting}

@@ -22,7 +22,7 @@ from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.spark_executor import SparkExecutor
 from pipelines.runtime.workshop import Workshop
 from state_ops import lease, retention
-from state_ops.checkpoint import STATE, Checkpoint, is_abandoned
+from state_ops.checkpoint import CHANNEL, STATE, Checkpoint, is_abandoned
 from state_ops.errors import BusyError, DamageError, TransientError
 from state_ops.ids import CheckpointId, parse_epoch_dir
 from state_ops.layout import is_staged_rows
@@ -125,7 +125,7 @@ def recover(shop: Workshop, epochs: bool) -> None:
     head = shop.registry.head()
     for sink in shop.pipeline.sinks if epochs else ():
         delta.check_chain(shop.storage, shop.pipeline.app_id, sink.table, head)
-    if epochs and head is not None and shop.settings.checkpoints.mode == "incremental":
+    if epochs and head is not None:
         _check_objects(shop, head)
     prune(shop)
     remove_leftovers(shop)
@@ -135,11 +135,15 @@ def _check_objects(shop: Workshop, head: Checkpoint) -> None:
     """Whether what the newest checkpoint names is there, by names and sizes, before anything is built on it or pruned.
 
     Local copies would hide that it is not: checkpoint after checkpoint would re-reference what is gone, and none that could be
-    restored would be left. A full checkpoint re-references nothing, so it may be built on local copies.
+    restored would be left. A full checkpoint re-references no state, so it may be built on local copies; rows that wait it names again.
     """
-    stored = {file.path: file.bytes for file in shop.storage.list("state")}
-    for file in shop.registry.files(head):
-        if file.kind == STATE and stored.get(file.path) != file.bytes:
+    full = shop.settings.checkpoints.mode == "full"
+    kinds = {CHANNEL: "channels"} if full else {STATE: "state", CHANNEL: "channels"}
+    named = [file for file in shop.registry.files(head) if file.kind in kinds]
+    tops = sorted({kinds[file.kind] for file in named})
+    stored = {file.path: file.bytes for top in tops for file in shop.storage.list(top)}
+    for file in named:
+        if stored.get(file.path) != file.bytes:
             found = f"has {stored[file.path]} bytes instead of {file.bytes}" if file.path in stored else "is missing"
             raise DamageError(
                 f"A file of checkpoint {head.id} {found}.",

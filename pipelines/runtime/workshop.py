@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -16,7 +16,9 @@ from pipelines.runtime.executor import Executor
 from pipelines.runtime.gates import Verdict
 from pipelines.runtime.operators import Shapes
 from pipelines.runtime.sources.files import FilesReader, Slice
-from state_ops.checkpoint import Ack, Checkpoint, LocalSnapshot, Snapshot, StateFile
+from pipelines.runtime.unapplied import Rows, Unapplied, Work
+from state_ops.checkpoint import Ack, Checkpoint, LocalSnapshot, Snapshot, StagedFile, StateFile
+from state_ops.errors import DamageError
 from state_ops.frames import schema_from_json
 from state_ops.ids import CheckpointId, Generation
 from state_ops.lease import Request
@@ -69,22 +71,41 @@ class Tip:
 
     watermark: microseconds since 1970 UTC. swept: by subtask, where the sweep of expired state goes on. bases: snapshots by subtask.
     settled: every base is confirmed, or on the disk that workers share with the coordinator; else the next epoch waits.
+    waiting: what it has not applied. pace: rows that it applied last; None: not known.
     """
 
     watermark: int | None = None
     swept: Mapping[int, str] = field(default_factory=dict)
     bases: Mapping[int, Snapshot | LocalSnapshot] = field(default_factory=dict)
     settled: bool = True
+    waiting: tuple[Unapplied, ...] = ()
+    pace: int | None = None
 
     @classmethod
-    def at(cls, head: Checkpoint | None, stage: str, bases: Mapping[int, Snapshot]) -> Tip:
-        """The tip of a stage in a confirmed checkpoint, whose snapshots of it these are."""
+    def at(
+        cls, head: Checkpoint | None, stage: str, bases: Mapping[int, Snapshot], channels: Mapping[str, Rows]
+    ) -> Tip:
+        """The tip of a stage in a confirmed checkpoint, whose snapshots of it these are. channels: its files of rows, by path.
+
+        Raises DamageError where one of them is missing.
+        """
         recorded = (head.operators.get(stage) or {}) if head else {}
         swept = {int(subtask): position for subtask, position in (recorded.get("swept") or {}).items()}
-        return cls(head.watermarks.get(stage) if head else None, swept, bases)
 
-    def after(self, acks: list[Ack], watermark: int | None) -> Tip:
-        """The tip after an epoch whose acks these are."""
+        def found(path: str) -> Rows:
+            if path not in channels:
+                raise DamageError(
+                    f"Rows that {stage} has not applied are not listed.",
+                    where=f"checkpoint {head.id if head else '?'}, {path}",
+                    next="Nothing was changed. `weir fsck` says what else is damaged.",
+                )
+            return channels[path]
+
+        waiting = tuple(Unapplied.from_json(raw, found) for raw in recorded.get("waiting") or ())
+        return cls(head.watermarks.get(stage) if head else None, swept, bases, waiting=waiting)
+
+    def after(self, acks: list[Ack], watermark: int | None, waiting: tuple[Unapplied, ...] = ()) -> Tip:
+        """The tip after an epoch whose acks these are. waiting: what it leaves."""
         bases, settled = dict(self.bases), True
         for ack in acks:
             if ack.handover is not None:
@@ -93,7 +114,7 @@ class Tip:
             elif ack.attempt:  # it has uploaded by itself
                 settled = False
         swept = {ack.subtask: ack.swept for ack in acks if ack.swept is not None}
-        return Tip(watermark, swept, bases, settled)
+        return Tip(watermark, swept, bases, settled, waiting, sum(ack.rows_in for ack in acks))
 
     def confirmed(self, bases: Mapping[int, Snapshot]) -> Tip:
         """The same, once the registry names these snapshots."""
@@ -144,6 +165,16 @@ class StageResult:
     shapes: Shapes | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Which epoch a stage was at. whole: it has applied all of it; watermark: the one that it hands on then."""
+
+    epoch: CheckpointId
+    now: datetime
+    whole: bool
+    watermark: int | None
+
+
 @dataclass
 class Flight:
     """One epoch between its trigger and its end. frontier: after its slices. acks: by stage, as its subtasks gave them, once all are
@@ -151,6 +182,7 @@ class Flight:
 
     begun: steps, by lane and kind. elsewhere: uids of stages that run again, once what they build on is in storage. sealed: the row
     and the listing, ready for the commit; confirmed: the checkpoint, once the registry has it.
+    work: by stage, what it applies; waiting: what it has not applied after that. applied: which epoch it was at.
     losers: objects of attempts that do not count. started: on time.perf_counter(); deadline: on time.monotonic().
     """
 
@@ -166,10 +198,12 @@ class Flight:
     sealed: tuple[Checkpoint, tuple[StateFile, ...]] | None = None
     confirmed: Checkpoint | None = None
     shapes: dict[str, Shapes] = field(default_factory=dict)
+    work: dict[str, Work] = field(default_factory=dict)
+    waiting: dict[str, tuple[Unapplied, ...]] = field(default_factory=dict)
+    applied: dict[str, Applied] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
     losers: list[StateFile] = field(default_factory=list)
     watermarks: dict[str, int] = field(default_factory=dict)
-    handed_on: dict[str, int | None] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     ms: dict[str, float] = field(default_factory=dict)
     handed_over: list[Ack] = field(default_factory=list)
@@ -178,10 +212,18 @@ class Flight:
         """Of what is still to be uploaded, at most. full: the files of the base too."""
         return sum(ack.handover.bytes(full) for ack in self.pending.acks.values() if ack.handover is not None)
 
+    def local_rows(self) -> set[str]:
+        """Where rows lie that its stages read from this disk."""
+        return local_rows(file for work in self.work.values() for file in work.files)
+
     @property
     def now(self) -> datetime:
         assert self.frontier.now is not None, "it is set when an epoch is begun"
         return self.frontier.now
+
+
+def local_rows(files: Iterable[Rows]) -> set[str]:
+    return {file.local for file in files if isinstance(file, StagedFile)}
 
 
 def lap(ms: dict[str, float], phase: str, since: float) -> float:

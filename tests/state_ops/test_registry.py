@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from state_ops import delta_log, log_upkeep
-from state_ops.checkpoint import FORMAT_VERSION, OUTPUT, STATE, Checkpoint, StateFile
+from state_ops.checkpoint import NEWEST_FORMAT, OUTPUT, STATE, Checkpoint, StateFile
 from state_ops.errors import DamageError, FencedError, PrunedError
 from state_ops.ids import AttemptId, CheckpointId, Generation
 from state_ops.registry import Publication, Registry
@@ -169,8 +169,8 @@ def test_a_missing_file_of_the_registry_is_damage(storage, registry):
 
 def test_case_23_a_row_of_a_future_format_is_refused(storage, registry):
     put(registry, 1, None)
-    registry.commit(a_checkpoint(2, 1, format_version=FORMAT_VERSION + 1), [])
-    with pytest.raises(DamageError, match=f"Checkpoint 2 has format {FORMAT_VERSION + 1}") as raised:
+    registry.commit(a_checkpoint(2, 1, format_version=NEWEST_FORMAT + 1), [])
+    with pytest.raises(DamageError, match=f"Checkpoint 2 has format {NEWEST_FORMAT + 1}") as raised:
         Registry(storage, APP).checkpoints()
     assert "Upgrade" in raised.value.next
 

@@ -18,6 +18,7 @@ from pipelines.runtime.operators.windows import open_windows as open_sized_windo
 from state_ops.backends.base import Backend
 from state_ops.checkpoint import Ack
 from state_ops.errors import PipelineError
+from state_ops.ids import CheckpointId
 from state_ops.keys import check_key_type
 from state_ops.per_key import OpenCache, no_cache
 from state_ops.resident import Residence
@@ -73,15 +74,16 @@ def build(
     swept: str | None = None,
     open_cache: OpenCache = no_cache,
     residence: Residence | None = None,
+    checkpoint: CheckpointId | None = None,
 ) -> Operator:
-    """The operator of one subtask for one epoch. groups: its key groups; swept: where its sweep of expired state goes on; open_cache: for state that is
+    """The operator of one subtask for one epoch. checkpoint: the one that its state will be part of, if not the epoch's own. groups: its key groups; swept: where its sweep of expired state goes on; open_cache: for state that is
     used key by key; residence: where tables of its rows come from and go to."""
     if isinstance(stage.window, Window):
         return WindowOperator(stage, stage.window, fixed, backend, progress, groups)
     if isinstance(stage.window, SessionWindow):
         return SessionOperator(stage, stage.window, fixed, backend, progress, groups)
     if stage.aggregation is not None:
-        return AggregationOperator(stage, stage.aggregation, fixed, backend, epoch.id, residence)
+        return AggregationOperator(stage, stage.aggregation, fixed, backend, checkpoint or epoch.id, residence)
     if stage.deduplication is not None:
         return DeduplicationOperator(stage, stage.deduplication, fixed, backend, epoch, progress, groups)
     return FunctionOperator(stage, fixed, backend, epoch, progress, groups, swept, open_cache, residence)

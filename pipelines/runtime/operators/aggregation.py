@@ -46,7 +46,7 @@ class AggregationOperator:
         self._columns = list(dict.fromkeys(columns))
         self._partials = folding.Partials(self._aggregates, self._by, self._where, _PARTIAL_ROWS)
         self._spilled: list[pl.DataFrame] = []
-        self.rows_late = 0
+        self.rows_late = self.rows_deferred = 0
         self.closed_upto: int | None = None
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -66,6 +66,9 @@ class AggregationOperator:
             for part in touched.iter_slices(_OUT_ROWS):
                 yield from self._out(part, self._rows.get(part)[0])
         self._rows.barrier()
+
+    def pause(self) -> Iterator[tuple[str, pa.Table]]:
+        return self.barrier()  # the current values of what this checkpoint has seen
 
     def _fold(self) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Merge what has gathered into state: the keys, and their new rows."""

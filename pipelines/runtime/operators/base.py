@@ -18,10 +18,11 @@ from pipelines.runtime.definition import Stage
 from state_ops import frames
 from state_ops.aggregates import Agg
 from state_ops.errors import InputError, PipelineError
+from state_ops.handover import MAIN as MAIN
 from state_ops.kinds import Collection
 from state_ops.schema import StateSchema
 
-MAIN, LATE = "main", "late"
+LATE = "late"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,10 @@ class Progress:
 
 
 class Operator(Protocol):
-    """One subtask's operator for one epoch."""
+    """One subtask's operator for one epoch. rows_deferred: so many of its rows it can only apply once it has seen all of them."""
 
     rows_late: int
+    rows_deferred: int
     closed_upto: int | None
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -48,7 +50,12 @@ class Operator(Protocol):
         ...
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
-        """The epoch's rows have all been applied; yields what that makes due."""
+        """The epoch's rows have all been applied; yields what that makes due. Once more without rows, it does nothing."""
+        ...
+
+    def pause(self) -> Iterator[tuple[str, pa.Table]]:
+        """A part of the epoch's rows has been applied, the others come in a later one: writes to state all that it will not
+        look at again. Yields rows, those of its input too that it cannot apply yet, as the output `REST`."""
         ...
 
 

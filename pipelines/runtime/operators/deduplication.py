@@ -50,7 +50,7 @@ class DeduplicationOperator:
         # Before: what this epoch takes for expired. After: what the next one will, so that it may be swept away.
         by_event = deduplication.on is not None
         self._before, self._after = (progress.before, progress.now) if by_event else (self._now, self._now)
-        self.rows_late = 0
+        self.rows_late = self.rows_deferred = 0
         self.closed_upto: int | None = None
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -77,6 +77,9 @@ class DeduplicationOperator:
             return
         self._remember(keys, groups, encoded, times[kept], new, expires, expired)
         yield MAIN, self._shaped(rows.take(kept[new]), MAIN)
+
+    def pause(self) -> Iterator[tuple[str, pa.Table]]:
+        return iter(())  # nothing is swept: the epoch's other rows look at what is over afterwards
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
         if self._rule.ttl is not None and self._after is not None:

@@ -115,13 +115,17 @@ class FunctionOperator:
             timers=self._timers,
             residence=residence,
         )
-        self.rows_late = 0
+        self.rows_late = self.rows_deferred = 0
         self.closed_upto: int | None = None
         self.swept = swept
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         self._state.begin(frames.from_arrow(rows.select([*self._keys.names, GROUP])))
         yield from self._called(self._function, rows.drop_columns([GROUP]))
+
+    def pause(self) -> Iterator[tuple[str, pa.Table]]:
+        self._state.barrier()
+        return iter(())
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
         if self._stage.on_timer is not None:

@@ -37,6 +37,7 @@ from state_ops import folding, frames, moments
 from state_ops.aggregates import Agg
 from state_ops.backends.base import Backend
 from state_ops.codec import encode_rows
+from state_ops.handover import REST
 from state_ops.keys import encode_keys
 from state_ops.rows import rows_of
 from state_ops.schema import StateSchema
@@ -64,7 +65,7 @@ class SessionOperator:
         self._types = dict(_opened(frames.from_arrow(shapes.state.arrow.empty_table())).schema)
         self._fresh: list[pl.DataFrame] = []  # sessions of this epoch's rows, not in state yet
         self._waiting: list[pa.Table] = []
-        self.rows_late = 0
+        self.rows_late = self.rows_deferred = 0
         self.closed_upto: int | None = None
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -73,6 +74,7 @@ class SessionOperator:
             over = times + self._window.gap <= self._progress.before
             if over.any():
                 self._waiting.append(rows.filter(pa.array(over)))
+                self.rows_deferred += int(over.sum())
                 rows = rows.filter(pa.array(~over))
         if rows.num_rows:
             self._fresh.append(self._sessions_of(self._bounded(rows)))
@@ -81,6 +83,12 @@ class SessionOperator:
                 if len(self._fresh[0]) > _PARTIAL_ROWS // 2:
                     self._fold()
         return iter(())
+
+    def pause(self) -> Iterator[tuple[str, pa.Table]]:
+        if self._fresh:
+            self._fold()
+        if self._waiting:  # which of them are late, the epoch's other rows may decide
+            yield REST, pa.concat_tables(self._waiting)
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
         if self._waiting:

@@ -54,7 +54,7 @@ class WindowOperator:
         by = [GROUP, _FIRST, _NUMBER, *stage.key]
         self._rows = Rows(backend, shapes.state, pa.schema([(_WINDOW, pa.int64()), *shapes.keys]), WINDOW_STATE)
         self._partials = folding.Partials(window.aggregates, by, self._where, _PARTIAL_ROWS)
-        self.rows_late = 0
+        self.rows_late = self.rows_deferred = 0
         self.closed_upto: int | None = None
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -79,10 +79,14 @@ class WindowOperator:
             if self._partials.full:
                 self._fold()
 
-    def barrier(self) -> Iterator[tuple[str, pa.Table]]:
+    def pause(self) -> Iterator[tuple[str, pa.Table]]:
         if len(self._partials):
             self._fold()
         self._rows.barrier()
+        return iter(())
+
+    def barrier(self) -> Iterator[tuple[str, pa.Table]]:
+        yield from self.pause()
         now = self._progress.now
         if now is None and not self._progress.drain:
             return

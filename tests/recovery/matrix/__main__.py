@@ -8,7 +8,7 @@ import random
 import sys
 import time
 
-from tests.recovery.matrix import matrix, plan
+from tests.recovery.matrix import matrix, plan, trials
 from tests.recovery.matrix.matrix import Played
 
 
@@ -17,10 +17,16 @@ def main() -> int:
     parser.add_argument("--only", default="", help="trials whose description contains this text")
     parser.add_argument("--sample", action="store_true", help="the spread sample that `make test` plays")
     parser.add_argument("--no-spark", action="store_true", help="leave out the part that runs on Spark")
+    parser.add_argument(
+        "--unaligned", action="store_true", help="checkpoints that do not wait for slow stages; in memory"
+    )
     parser.add_argument("--minutes", type=float, help="end after this time")
     parser.add_argument("--seed", type=int, default=1, help="of the order in which trials are played")
     parser.add_argument("--zygotes", type=int, default=min(os.cpu_count() or 1, 8))
     arguments = parser.parse_args()
+    if arguments.unaligned:
+        os.environ[trials.UNALIGNED] = "1"
+        arguments.no_spark = True
     wrong = in_memory(arguments)
     if not arguments.no_spark and not arguments.sample and not arguments.only:
         from tests.recovery.matrix import on_spark
@@ -33,11 +39,11 @@ def in_memory(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
     with matrix.zygotes(arguments.zygotes) as ready:
         points = ready[0].points
-        trials = plan.sample(points) if arguments.sample else plan.everything(points)
-        trials = [trial for trial in trials if arguments.only in str(trial)]
-        random.Random(arguments.seed).shuffle(trials)
+        chosen = plan.sample(points) if arguments.sample else plan.everything(points)
+        chosen = [trial for trial in chosen if arguments.only in str(trial)]
+        random.Random(arguments.seed).shuffle(chosen)
         numbers = {point: index for index, point in enumerate(points, 1)}
-        print(f"{len(points)} calls of {len({point.operation for point in points})} operations; {len(trials)} trials")
+        print(f"{len(points)} calls of {len({point.operation for point in points})} operations; {len(chosen)} trials")
         done = 0
 
         def seen(one: Played) -> None:
@@ -47,12 +53,12 @@ def in_memory(arguments: argparse.Namespace) -> int:
                 print(f"\nDEVIATION at call {numbers[one.trial.disturbance.at]}: {one.trial}", flush=True)  # type: ignore[index]
                 for problem in one.outcome.problems:
                     print(f"    {problem}", flush=True)
-            elif done % 50 == 0 or done == len(trials):
+            elif done % 50 == 0 or done == len(chosen):
                 spent = time.monotonic() - started
-                print(f"{done} of {len(trials)} trials, {spent:.0f} s, {spent / done:.2f} s each", flush=True)
+                print(f"{done} of {len(chosen)} trials, {spent:.0f} s, {spent / done:.2f} s each", flush=True)
 
         until = time.monotonic() + 60 * arguments.minutes if arguments.minutes else None
-        played = matrix.play(ready, trials, seen, until)
+        played = matrix.play(ready, chosen, seen, until)
     print(matrix.summary(played))
     return sum(bool(one.outcome.problems) for one in played)
 
