@@ -138,6 +138,9 @@ def epochs(site: Site, *, batch_rows: int = 4, **options) -> list[Checkpoint]:
     return [report.checkpoint for report in reports]
 
 
+ONE_BY_ONE = {"WEIR_CHECKPOINTS__MAX_CONCURRENT": "1"}  # when a report comes, nothing newer is under way
+
+
 def waiting(checkpoint: Checkpoint) -> int:
     return sum(figures["rows_waiting"] for figures in checkpoint.operators.values())
 
@@ -264,7 +267,7 @@ def first_waiting(site: Site, checkpoint: Checkpoint, begun: bool) -> Path:
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("damage", ["remove", "cut", "flip"])
 def test_damaged_rows_are_never_applied(damage, begun, tmp_path):
-    site = site_at(tmp_path / "site", pipeline=short)
+    site = site_at(tmp_path / "site", pipeline=short, **ONE_BY_ONE)
     land(site, 5, count=3)
     reports = run.run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(4))
     checkpoint = next(one.checkpoint for one in reports if one.checkpoint.id > 1)
@@ -276,7 +279,7 @@ def test_damaged_rows_are_never_applied(damage, begun, tmp_path):
         file.unlink()
     else:
         file.write_bytes(data[: len(data) // 2] if damage == "cut" else bytes([*data[:-9], data[-9] ^ 1, *data[-8:]]))
-    with pytest.raises(DamageError, match="front of a stage|A file of checkpoint") as raised:
+    with pytest.raises(DamageError, match=r"front of a stage|A file of checkpoint") as raised:
         epochs(site)
     assert file.name in str(raised.value.where)
     file.write_bytes(data)
@@ -371,7 +374,7 @@ def test_status_and_sensor_know_of_rows_that_wait(tmp_path):
 
 def left_waiting(root: Path, pipeline: Pipeline = short, seed: int = 6) -> Site:
     """A site whose last run has ended with rows in front of its second stage."""
-    site = site_at(root, 0.0, pipeline)
+    site = site_at(root, 0.0, pipeline, **ONE_BY_ONE)
     land(site, seed, count=2)
     reports = run.run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(4))
     assert waiting(next(reports).checkpoint)
