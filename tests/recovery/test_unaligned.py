@@ -247,8 +247,8 @@ def test_no_further_slice_is_read_while_a_stage_is_too_far_behind(tmp_path):
 
 
 def test_what_gets_a_name_leaves_no_rows_behind(tmp_path):
-    site = site_at(tmp_path / "site")
-    land(site, 3, count=2)
+    site = site_at(tmp_path / "site", 0.0, short, WEIR_CHECKPOINTS__MAX_WAITING_EPOCHS="8")
+    land(site, 3, count=4)
     storage, registry = run.open_storage(site.pipeline, site.settings)
     reports = run.run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(4))
     assert waiting(next(reports).checkpoint)
