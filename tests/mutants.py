@@ -1294,8 +1294,8 @@ MUTANTS = [
     Mutant(
         "name a checkpoint in front of which rows wait",
         "pipelines/runtime/run.py",
-        "(only_waiting or named is not None or max(behind.values())",
-        "(only_waiting or max(behind.values())",
+        "only_waiting or named is not None or max(behind.values())",
+        "only_waiting or max(behind.values())",
         "tests/recovery/test_unaligned.py::test_what_gets_a_name_leaves_no_rows_behind",
     ),
     Mutant(
