@@ -2,22 +2,21 @@
 
 Two rules live here, both found by playing the failing sequence:
 
-- `FencedTable`: every commit happens on a handle that was refreshed and whose recorded transaction version equals
-  our generation, with the same app id. delta-rs lets a refreshed handle commit an equal or lower version, rebases a
-  commit with another app id or none, and does not refresh a handle by its own commit. So the check and the commit
-  share one handle, every time, retries included. And a commit counts only when the newest version confirms it: a
-  coordinator that stood still in the middle of a commit may put its entry where upkeep has cleaned one away.
+- `FencedTable`: every commit is the entry right after a version whose recorded transaction version equals our generation, with
+  the same app id, and is put only if no entry is there (`log_entries`). So the check and the commit share one version of the
+  table, every time, retries included. And a commit counts only when the version before it is there still: a coordinator that
+  stood still in the middle of a commit may put its entry where upkeep has cleaned one away. Claims and changes of the table
+  itself, once a run, are delta-rs' commits, on the handle that read the old generation. delta-rs lets a refreshed handle commit
+  an equal or lower version, rebases a commit with another app id or none, and does not refresh a handle by its own commit.
 - Tables are read file by file with pyarrow, without its threads: a process that ends right after a threaded read is
   sometimes aborted by Arrow (apache/arrow#34314), and a command that succeeded would exit with 134.
 """
 
 from __future__ import annotations
 
-import json
-import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import TypeVar
 
 import pyarrow as pa
@@ -25,11 +24,11 @@ import pyarrow.parquet as pq
 import structlog
 from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, RemoveAction
 
-from state_ops import log_upkeep
+from state_ops import log_entries, log_upkeep
 from state_ops.errors import ConfigurationError, DamageError, FencedError
 from state_ops.ids import Generation
+from state_ops.log_entries import DataFile, Known, active_files
 from state_ops.storage import Storage
 
 log = structlog.get_logger("weir.delta_log")
@@ -42,32 +41,6 @@ PROBE = ".probe-"
 _CONFIGURATION = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "100"}
 _NO_UPKEEP = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _FORGETS = "delta.setTransactionRetentionDuration"
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """One Parquet file of a table: path relative to the table, size in bytes, rows, partition values, min/max by column."""
-
-    path: str
-    bytes: int
-    rows: int
-    partition: tuple[tuple[str, str], ...] = ()
-    bounds: tuple[tuple[str, int], ...] = ()
-
-    def add_action(self) -> AddAction:
-        stats: dict = {"numRecords": self.rows}
-        if self.bounds:
-            stats |= {"minValues": dict(self.bounds), "maxValues": dict(self.bounds)}
-        return AddAction(self.path, self.bytes, dict(self.partition), int(time.time() * 1000), True, json.dumps(stats))
-
-    def remove_action(self) -> RemoveAction:
-        return RemoveAction(
-            path=self.path,
-            data_change=True,
-            deletion_timestamp=int(time.time() * 1000),
-            size=self.bytes,
-            partition_values=dict(self.partition) or None,
-        )
 
 
 def exists(storage: Storage, path: str) -> bool:
@@ -102,32 +75,6 @@ def ensure_table(
     except CommitFailedError:  # somebody else created it at the same moment
         if not exists(storage, path):
             raise
-
-
-def active_files(handle: DeltaTable) -> list[DataFile]:
-    """The files of the handle's version, from the log alone."""
-    actions = pa.table(handle.get_add_actions(flatten=True))
-    columns = {name: actions.column(name).to_pylist() for name in actions.column_names if _is_used(name)}
-    partitions = [name for name in columns if name.startswith("partition.")]
-    bounds = [name for name in columns if name.startswith("min.")]
-    return [
-        DataFile(
-            columns["path"][row],
-            columns["size_bytes"][row],
-            columns["num_records"][row] or 0,
-            tuple((name.removeprefix("partition."), str(columns[name][row])) for name in partitions),
-            tuple(
-                (name.removeprefix("min."), columns[name][row])
-                for name in bounds
-                if isinstance(columns[name][row], int)
-            ),
-        )
-        for row in range(actions.num_rows)
-    ]
-
-
-def _is_used(column: str) -> bool:
-    return column in ("path", "size_bytes", "num_records") or column.startswith(("partition.", "min."))
 
 
 def commit(
@@ -215,90 +162,86 @@ class FencedTable:
     ):
         self.storage, self.path, self.schema, self.app_id = storage, path, schema, app_id
         self._partition_by, self._optional = tuple(partition_by), frozenset(optional)
-        self._handle: DeltaTable | None = None
-        self._active: tuple[int, list[DataFile]] | None = None
+        self._known: Known | None = None
 
     def ensure(self) -> None:
         ensure_table(self.storage, self.path, self.schema, self._partition_by, log_upkeep.PROPERTIES)
 
     # -- reading
 
-    def refreshed(self) -> DeltaTable | None:
-        """The table's newest version on this object's one handle, or None if the table does not exist yet."""
-        if self._handle is not None:
-            try:
-                if not self._is_newest(self._handle.version()):
-                    self._handle.update_incremental()
-                return self._handle
-            except (DeltaError, FileNotFoundError):
-                self._handle = None  # entries that it knows have been cleaned away: open the table anew
+    def newest(self) -> Known | None:
+        """The table's newest version, or None if the table does not exist yet."""
+        if self._known is not None:
+            self._known = log_entries.newest_after(self._known, self.app_id)
         for left in reversed(range(_MAX_OPENS)):
+            if self._known is not None:
+                break
             try:
-                handle = open_table(self.storage, self.path)
-                self._check_columns(handle)
+                self._known = self._opened()
             except TableNotFoundError:
                 return None
             except (DeltaError, FileNotFoundError) as error:  # upkeep may overtake a slow opener, but not for ever
                 if not left:
                     raise self._unreadable(error) from error
-            else:
-                self._handle, self._active = handle, None
-                break
-        return self._handle
+        return self._known
 
-    def _is_newest(self, version: int) -> bool:
-        """Whether there is no version after this one: two questions to storage instead of a listing and a replay.
+    def _opened(self) -> Known:
+        handle = open_table(self.storage, self.path)
+        self._check_columns(handle)
+        found = log_entries.known(self.storage, self.path, handle, self.app_id, active_files(handle))
+        # Only now: an entry that stands where another one was cleaned away is a zombie's.
+        if found is None or log_upkeep.may_be_cleaned(log_upkeep.log_names(self.storage, self.path), found.number):
+            raise FileNotFoundError(self.storage.full(log_entries.entry_path(self.path, handle.version())))
+        return found
 
-        The next entry is not there, and was not cleaned away, because entries are cleaned oldest first and this one still is.
+    def last_known(self) -> Known | None:
+        """The version that this object saw or made last, without a request.
+
+        For the owner of the generation, whose commits are the only ones: what it decides from this takes effect by a commit right
+        after this very version, or once it has proved that it owns the table still.
         """
-        log = f"{self.path}/_delta_log"
-        return (
-            self.storage.size(f"{log}/{version + 1:020d}.json") is None
-            and self.storage.size(f"{log}/{version:020d}.json") is not None
-        )
+        return self._known if self._known is not None else self.newest()
 
-    def look(self, see: Callable[[DeltaTable], T]) -> T | None:
+    def look(self, see: Callable[[Known], T]) -> T | None:
         """What `see` makes of the newest version; None if there is no table.
 
         Pruning deletes files and upkeep log entries at once, so a reader that loses that race looks again. Raises
         DamageError when something is missing although nobody has committed meanwhile.
         """
         while True:
-            handle = self.refreshed()
-            if handle is None:
+            version = self.newest()
+            if version is None:
                 return None
-            version = handle.version()
             try:
-                return see(handle)
+                return see(version)
             except (DeltaError, FileNotFoundError) as error:
-                if not self._has_moved(version):
+                if not self._has_moved(version.number):
                     raise self._unreadable(error) from error
 
-    def read(self, read: Callable[[list[DataFile]], T]) -> T:
-        """What `read` makes of the newest version's files; of none if there is no table. As `look`."""
+    def read(self, read: Callable[[list[DataFile]], T], *, own: bool = False) -> T:
+        """What `read` makes of the newest version's files; of none if there is no table. As `look`.
 
-        def see(handle: DeltaTable) -> tuple[T]:
-            return (read(self.files(handle)),)
+        own: of the last known version's, as `last_known` says.
+        """
+        if own and (known := self.last_known()) is not None:
+            with suppress(FileNotFoundError):  # a successor has pruned: look at what there is now
+                return read(list(known.files.values()))
+
+        def see(version: Known) -> tuple[T]:
+            return (read(list(version.files.values())),)
 
         seen = self.look(see)
         return seen[0] if seen is not None else read([])
 
-    def files(self, handle: DeltaTable) -> list[DataFile]:
-        """The files of this handle's version; kept until the version changes."""
-        version = handle.version()
-        if self._active is None or self._active[0] != version:
-            self._active = (version, active_files(handle))
-        return self._active[1]
-
     def generation(self) -> Generation:
         """The generation that owns the table now; 0 if nobody ever claimed it."""
-        return Generation(self.look(lambda handle: handle.transaction_version(self.app_id) or 0) or 0)
+        return Generation(self.look(lambda version: version.transaction_version(self.app_id) or 0) or 0)
 
     def _has_moved(self, version: int) -> bool:
-        """Whether the table has a newer version than this one; on a handle that is opened anew."""
-        self._handle = None
-        handle = self.refreshed()
-        return handle is not None and handle.version() > version
+        """Whether the table has a newer version than this one; it is opened anew."""
+        self._known = None
+        newest = self.newest()
+        return newest is not None and newest.number > version
 
     # -- writing
 
@@ -330,8 +273,8 @@ class FencedTable:
                 if not self._has_moved(version):
                     raise
                 continue
-            self._handle = None
-            if self.look(lambda newest: newest.version()) == version + 1:
+            self._known = None
+            if self.look(lambda newest: newest.number) == version + 1:
                 return mine
         raise FencedError(
             f"Another coordinator took {self.path} over at the same moment.",
@@ -343,62 +286,81 @@ class FencedTable:
         generation: Generation,
         adds: Sequence[DataFile] = (),
         removes: Sequence[DataFile] = (),
-        check: Callable[[DeltaTable], None] | None = None,
+        check: Callable[[Known], None] | None = None,
     ) -> None:
-        """Commit under our generation, after `check` has looked at the very handle that commits.
+        """Commit under our generation, after `check` has looked at the very version that the commit follows.
 
         Raises FencedError when a higher generation owns the table. Any other exception means: outcome unknown.
         """
+        made = self._appended(generation, adds, removes, check)
+        if log_upkeep.is_due(made.number):
+            self._keep_up(made.number)
 
-        def act(handle: DeltaTable) -> None:
-            if check is not None:
-                check(handle)
-            commit(handle, self.app_id, generation, adds, removes)
-
-        self._act(generation, act)
-        handle = self._handle
-        if handle is not None and log_upkeep.is_due(handle.version()):
-            self._keep_up(handle)
-
-    def _act(self, generation: Generation, act: Callable[[DeltaTable], None]) -> None:
-        """Let `act` commit on a handle on which we own the table, as often as other commits come between."""
-        for _ in range(_MAX_RACES):
-            handle = self.refreshed()
-            assert handle is not None, f"{self.path} was not ensured"
-            version = handle.version()
+    def _appended(
+        self,
+        generation: Generation,
+        adds: Sequence[DataFile],
+        removes: Sequence[DataFile],
+        check: Callable[[Known], None] | None,
+    ) -> Known:
+        """Put an entry after the last version, as often as other commits come between; returns the version that it made."""
+        for race in range(_MAX_RACES):
+            before = self.newest() if race else self.last_known()
+            assert before is not None, f"{self.path} was not ensured"
             try:
-                owner = Generation(handle.transaction_version(self.app_id) or 0)
-                if owner != generation:
-                    raise fenced(self.path, generation, owner)
-                act(handle)
-            except CommitFailedError:
-                continue  # somebody else committed: look again, with the same rules
-            except (DeltaError, FileNotFoundError):
-                if not self._has_moved(version):
+                self._check_owner(before, generation)
+                if check is not None:
+                    check(before)
+            except FencedError:
+                if race:
                     raise
-                continue  # and so many did that entries which this handle needs have been cleaned away
-            self._confirm(generation)
-            return
-        raise FencedError(
+                continue  # nobody is told that from what was known a while ago
+            self._known = None  # whatever happens now: only what is confirmed is known
+            try:
+                made = log_entries.append(before, self.app_id, generation, adds, removes)
+                if log_entries.still_there(before):
+                    self._known = made
+                    return made
+            except CommitFailedError:
+                pass  # somebody else committed: look again, with the same rules
+        raise self._raced()
+
+    def _check_owner(self, version: Known | DeltaTable, generation: Generation) -> None:
+        owner = Generation(version.transaction_version(self.app_id) or 0)
+        if owner != generation:
+            raise fenced(self.path, generation, owner)
+
+    def _raced(self) -> FencedError:
+        return FencedError(
             f"{_MAX_RACES} commits to {self.path} in a row met another writer.",
             next="Find out who else writes to the registry; it belongs to the coordinator alone.",
         )
 
-    def _confirm(self, generation: Generation) -> None:
-        """After a commit: it counts if the newest version is ours still.
-
-        Else it may have been put where the new owner's upkeep had cleaned an entry away, which no reader ever sees.
-        """
-        owner = self.generation()
-        if owner != generation:
-            raise fenced(self.path, generation, owner)
+    def _alter(self, generation: Generation, act: Callable[[DeltaTable], None]) -> None:
+        """Let `act` commit through delta-rs, on a handle on which we own the table."""
+        for _ in range(_MAX_RACES):
+            handle = open_table(self.storage, self.path)
+            self._check_owner(handle, generation)
+            try:
+                act(handle)
+            except CommitFailedError:
+                continue
+            except (DeltaError, FileNotFoundError):
+                if not self._has_moved(handle.version()):
+                    raise
+                continue  # so many others committed that entries which this handle needs have been cleaned away
+            self._known = None
+            owner = self.generation()  # it counts if the newest version is ours still, as in `claim`
+            if owner != generation:
+                raise fenced(self.path, generation, owner)
+            return
+        raise self._raced()
 
     # -- upkeep, by the owner
 
     def upgrade(self, generation: Generation) -> None:
         """Give a table of an older release this one's properties and columns, and its log the upkeep that it lacks."""
-        handle = self.refreshed()
-        assert handle is not None, f"{self.path} was not ensured"
+        handle = open_table(self.storage, self.path)
         properties = handle.metadata().configuration
         if properties.get(_FORGETS):
             raise ConfigurationError(
@@ -407,20 +369,20 @@ class FencedTable:
                 next="Unset that property: the version is the generation, which keeps zombies out.",
             )
         if any(properties.get(name) != value for name, value in log_upkeep.PROPERTIES.items()):
-            self._act(generation, lambda handle: _set_properties(handle, self.app_id, generation))
+            self._alter(generation, lambda handle: _set_properties(handle, self.app_id, generation))
         present = {field.name for field in handle.schema().fields}
         lacking = [Field.from_arrow(field) for field in self.schema if field.name not in present]
         if lacking:
-            self._act(generation, lambda handle: _add_columns(handle, self.app_id, generation, lacking))
+            self._alter(generation, lambda handle: _add_columns(handle, self.app_id, generation, lacking))
         if log_upkeep.is_overdue(log_upkeep.log_names(self.storage, self.path)):
-            handle = self.refreshed()
-            assert handle is not None
-            self._keep_up(handle)
+            newest = self.newest()
+            assert newest is not None
+            self._keep_up(newest.number)
 
-    def _keep_up(self, handle: DeltaTable) -> None:
+    def _keep_up(self, version: int) -> None:
         """The commit has been confirmed: what fails here is done by the next upkeep, and must not make it look lost."""
         try:
-            log_upkeep.write_checkpoint(handle)
+            log_upkeep.write_checkpoint(open_table(self.storage, self.path, version))
             log_upkeep.clean_up(self.storage, self.path)
         except (DeltaError, OSError) as error:
             log.warning("the log of a registry table was not cleaned up", table=self.path, error=str(error))

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from deltalake import DeltaTable
 
 from state_ops.storage import Storage
+from state_ops.stores import UNFINISHED
 
 INTERVAL = 20
 """Versions between two Delta checkpoints of a table of the registry."""
@@ -54,10 +55,15 @@ def superseded(names: Iterable[str]) -> list[str]:
     return sorted(name for name in listed if 0 <= _version(name) < checkpoints[-2])
 
 
+def may_be_cleaned(names: Iterable[str], version: int) -> bool:
+    """Whether a log of these names may have lost the entry of this version already, oldest entries first."""
+    return sum(checkpoint > version for checkpoint in _checkpoints(names)) >= 2
+
+
 def log_names(storage: Storage, path: str) -> list[str]:
     """Names in the log directory of the table at `path`."""
     log = f"{path}/_delta_log/"
-    below = [file.path.removeprefix(log) for file in storage.list(log.rstrip("/"))]
+    below = [file.path.removeprefix(log) for file in storage.list(log.rstrip("/"), unfinished=True)]
     return [name for name in below if "/" not in name]
 
 
@@ -77,6 +83,7 @@ def _checkpoints(names: Iterable[str]) -> set[int]:
 
 
 def _version(name: str) -> int:
-    """The table version that a log entry belongs to; -1 for what belongs to none."""
-    digits = name.partition(".")[0]
+    """The table version that a log entry belongs to, half-written or not; -1 for what belongs to none."""
+    final = name.rpartition("-")[2] if name.startswith(UNFINISHED) else name
+    digits = final.partition(".")[0]
     return int(digits) if len(digits) == 20 and digits.isdigit() else -1

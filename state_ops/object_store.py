@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +100,10 @@ class ObjectStore:
         with self._translated(path):
             obstore.delete(self._once, path)
         return True
+
+    def delete_files(self, paths: Sequence[str]) -> None:
+        with self._translated(paths[0]):
+            obstore.delete(self._many, list(paths))
 
     def delete_all(self, path: str, files: Iterable[StoredFile]) -> None:
         with self._translated(path):

@@ -23,15 +23,16 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from state_ops.checkpoint import NEWEST_FORMAT, Checkpoint, StateFile
-from state_ops.delta_log import DataFile, FencedTable, active_files, fenced, probe_conditional_put, remove_probes
+from state_ops.delta_log import DataFile, FencedTable, fenced, probe_conditional_put, remove_probes
 from state_ops.errors import ConfigurationError, DamageError, FencedError, PrunedError, WeirError
 from state_ops.ids import CheckpointId, Generation
 from state_ops.layout import is_registry_data
+from state_ops.log_entries import Known
 from state_ops.storage import Storage
+from state_ops.transfers import at_once
 
 _TIME = pa.timestamp("us", tz="UTC")
 _JSON_COLUMNS = ("offsets", "slice", "watermarks", "operators", "sinks", "inputs", "ms", "totals", "lineage")
@@ -144,16 +145,27 @@ class _Rows(Generic[Row]):
     def __init__(self, table: FencedTable, parse: Callable[[dict[str, Any]], Row]) -> None:
         self._table, self._parse = table, parse
         self._read: dict[str, tuple[Row, ...]] = {}
+        self._written: dict[str, pa.Table] = {}
 
-    def all(self) -> list[Row]:
-        read = self._table.read(self._of)
-        self._read = read
+    def all(self, own: bool) -> list[Row]:
+        read = self._table.read(self._of, own=own)
+        self._read, self._written = read, {}
         return [row for rows in read.values() for row in rows]
+
+    def write(self, rows: Sequence[dict[str, Any]], path: str, bounds: Sequence[tuple[str, int]]) -> DataFile:
+        """Write rows as one file of the table; it counts once committed, and need not be read back."""
+        table = pa.Table.from_pylist(list(rows), schema=self._table.file_schema)
+        file = self._table.write_table(table, path, bounds=bounds)
+        self._written[file.path] = table
+        return file
 
     def of(self, file: DataFile) -> tuple[Row, ...]:
         """The rows of one of the table's files."""
         known = self._read.get(file.path)
-        return known if known is not None else tuple(self._parse(row) for row in self._table.read_rows([file]))
+        if known is not None:
+            return known
+        written = self._written.get(file.path)
+        return tuple(map(self._parse, self._table.read_rows([file]) if written is None else written.to_pylist()))
 
     def _of(self, files: list[DataFile]) -> dict[str, tuple[Row, ...]]:
         return {file.path: self.of(file) for file in files}
@@ -181,13 +193,15 @@ class Registry:
         return self._checkpoints, self._files, self._publications, self._pins
 
     # -- reading: no right needed, no JVM
+    # own: for the owner of the generation, without asking storage: what this object itself has seen or committed last. It is all
+    # there is as long as nobody took over, and what is decided from it takes effect by the owner's next commit or after `prove`.
 
     def generation(self) -> Generation:
         return self._checkpoints.generation()
 
-    def checkpoints(self) -> list[Checkpoint]:
+    def checkpoints(self, *, own: bool = False) -> list[Checkpoint]:
         """All retained checkpoints, oldest first."""
-        return sorted(self._completed.all(), key=lambda row: row.id)
+        return sorted(self._completed.all(own), key=lambda row: row.id)
 
     def head(self) -> Checkpoint | None:
         """The newest completed checkpoint, on which the next epoch builds."""
@@ -212,25 +226,25 @@ class Registry:
         self._listings[checkpoint.commit_id] = listing
         return listing
 
-    def publications(self) -> list[Publication]:
-        return sorted(self._published.all(), key=lambda row: (row.checkpoint_id, row.sink))
+    def publications(self, *, own: bool = False) -> list[Publication]:
+        return sorted(self._published.all(own), key=lambda row: (row.checkpoint_id, row.sink))
 
-    def pins(self) -> list[Pin]:
+    def pins(self, *, own: bool = False) -> list[Pin]:
         """Savepoints and branches, oldest first."""
-        return sorted(self._named.all(), key=lambda pin: (pin.created_at, pin.name))
+        return sorted(self._named.all(own), key=lambda pin: (pin.created_at, pin.name))
 
     def pinned(self, kind: str, name: str) -> Pin | None:
         """The pin of that name, None if there is none."""
         return next((pin for pin in self.pins() if (pin.kind, pin.name) == (kind, name)), None)
 
-    def strays(self) -> list[Stray]:
+    def strays(self, *, own: bool = False) -> list[Stray]:
         """Listings whose checkpoint has no row: a prune or a commit was cut off, or a running restore still reads them."""
-        named = {_listing_path(row) for row in self.checkpoints()}
+        named = {_listing_path(row) for row in self.checkpoints(own=own)}
 
         def read(files: list[DataFile]) -> list[Stray]:
             return [self._stray(file) for file in files if file.path not in named]
 
-        return self._files.read(read)
+        return self._files.read(read, own=own)
 
     def _stray(self, file: DataFile) -> Stray:
         commit_id = file.path.rpartition("/")[2][_ID_DIGITS + 1 :].removesuffix(".parquet")
@@ -282,17 +296,23 @@ class Registry:
 
         The row goes in only while the table's head is the checkpoint's parent and we own the generation.
         """
-        if files:
-            rows = _to_table(files, self._files.file_schema, checkpoint.commit_id)
-            partition = (("checkpoint_id", str(checkpoint.id)),)
-            listing = self._files.write_table(rows, _listing_path(checkpoint), partition)
-            self._files.commit(checkpoint.generation, [listing])
-        row = {name: getattr(checkpoint, name) for name in CHECKPOINTS.names}
-        row |= {name: json.dumps(row[name]) for name in _JSON_COLUMNS}
-        data = self._checkpoints.write_rows([row], f"data/{_numbered(checkpoint)}", bounds=[("id", checkpoint.id)])
+        # Both files at once, which count for nothing yet; then the entries that name them, one after the other.
+        writes = [lambda: self._write_row(checkpoint), lambda: self._write_listing(checkpoint, files)]
+        data, *listing = at_once(writes if files else writes[:1])
+        if listing:
+            self._files.commit(checkpoint.generation, listing)
         with suppress(_Landed):  # an earlier try of this very commit is there, although it was reported as a conflict
             self._checkpoints.commit(checkpoint.generation, [data], check=_head_is(checkpoint.parent_id, data.path))
         self._listings[checkpoint.commit_id] = tuple(files)
+
+    def _write_listing(self, checkpoint: Checkpoint, files: Sequence[StateFile]) -> DataFile:
+        rows = _to_table(files, self._files.file_schema, checkpoint.commit_id)
+        return self._files.write_table(rows, _listing_path(checkpoint), (("checkpoint_id", str(checkpoint.id)),))
+
+    def _write_row(self, checkpoint: Checkpoint) -> DataFile:
+        row = {name: getattr(checkpoint, name) for name in CHECKPOINTS.names}
+        row |= {name: json.dumps(row[name]) for name in _JSON_COLUMNS}
+        return self._completed.write([row], f"data/{_numbered(checkpoint)}", [("id", checkpoint.id)])
 
     def holds(self, checkpoint: Checkpoint) -> bool:
         """Whether this very try of the checkpoint is in the registry: what decides after a commit that reported an error."""
@@ -301,10 +321,10 @@ class Registry:
     def record_publications(self, generation: Generation, publications: Sequence[Publication]) -> None:
         if publications:
             newest = max(row.checkpoint_id for row in publications)
-            data = self._publications.write_rows(
+            data = self._published.write(
                 [dataclasses.asdict(row) for row in publications],
                 f"data/{newest:020d}-{uuid.uuid4().hex}.parquet",
-                bounds=[("checkpoint_id", newest)],
+                [("checkpoint_id", newest)],
             )
             self._publications.commit(generation, [data])
 
@@ -323,10 +343,10 @@ class Registry:
             raise PrunedError(
                 f"Checkpoint {pin.checkpoint_id} is not retained.", next="`weir checkpoints` lists what is."
             )
-        data = self._pins.write_rows(
+        data = self._named.write(
             [dataclasses.asdict(pin)],
             f"data/{pin.checkpoint_id:020d}-{uuid.uuid4().hex}.parquet",
-            bounds=[("checkpoint_id", pin.checkpoint_id)],
+            [("checkpoint_id", pin.checkpoint_id)],
         )
         self._pins.commit(generation, [data])
 
@@ -350,9 +370,15 @@ class Registry:
     def drop_listings(self, generation: Generation, strays: Iterable[Stray]) -> None:
         """Remove listings that no row names, and publications of checkpoints that have no row. No object is deleted."""
         gone = {stray.path for stray in strays}
-        self._drop_files(self._files, generation, lambda file: file.path in gone)
-        kept = {row.id: row.commit_id for row in self.checkpoints()}
-        self._drop_files(self._publications, generation, lambda file: _bound(file, "checkpoint_id") not in kept)
+        kept = {row.id: row.commit_id for row in self.checkpoints(own=True)}
+        at_once(
+            [
+                lambda: self._drop_files(self._files, generation, lambda file: file.path in gone),
+                lambda: self._drop_files(
+                    self._publications, generation, lambda file: _bound(file, "checkpoint_id") not in kept
+                ),
+            ]
+        )
         self._listings = {key: value for key, value in self._listings.items() if key in kept.values()}
 
     def remove_unnamed(self, generation: Generation) -> None:
@@ -367,17 +393,15 @@ class Registry:
             if unnamed:
                 # Listed first, owned still: so none of them is a successor's, which is about to name it.
                 table.commit(generation)
-            for path in unnamed:
-                table.storage.delete(path)
+            table.storage.delete_files(unnamed)
         remove_probes(self._checkpoints.storage, generation)
 
     @staticmethod
     def _drop_files(table: FencedTable, generation: Generation, chosen: Callable[[DataFile], bool]) -> None:
-        removes = table.read(lambda files: [file for file in files if chosen(file)])
+        removes = table.read(lambda files: [file for file in files if chosen(file)], own=True)
         if removes:
             table.commit(generation, removes=removes)
-            for file in removes:
-                table.storage.delete(f"{table.path}/{file.path}")
+            table.storage.delete_files([f"{table.path}/{file.path}" for file in removes])
 
     # -- rows
 
@@ -447,12 +471,11 @@ class _Landed(Exception):
     """The row that is to be committed is in the table."""
 
 
-def _head_is(parent: CheckpointId | None, row: str) -> Callable[[DeltaTable], None]:
-    def check(handle: DeltaTable) -> None:
-        files = active_files(handle)
-        if any(file.path == row for file in files):
+def _head_is(parent: CheckpointId | None, row: str) -> Callable[[Known], None]:
+    def check(version: Known) -> None:
+        if row in version.files:
             raise _Landed
-        ids = [_bound(file, "id") for file in files]
+        ids = [_bound(file, "id") for file in version.files.values()]
         head = max((number for number in ids if number is not None), default=None)
         if head != parent:
             raise FencedError(

@@ -141,9 +141,9 @@ def apply(
     registry.drop_rows(generation, decided.drop)
     # Only now, after the rows: a restore that comes later finds no row, one that came before is seen here.
     held = {hold.commit_id for hold in watcher.live(storage).values()}
-    rows = registry.checkpoints()
+    rows = registry.checkpoints(own=True)
     newest = max([row.id for row in rows] + list(decided.drop), default=CheckpointId(0))
-    strays = [stray for stray in registry.strays() if stray.checkpoint_id <= newest]
+    strays = [stray for stray in registry.strays(own=True) if stray.checkpoint_id <= newest]
     gone = [stray for stray in strays if stray.commit_id not in held]
     if not gone:
         return ()
@@ -151,8 +151,7 @@ def apply(
     delete = unreferenced([stray.files for stray in gone], kept)
     registry.drop_listings(generation, gone)
     registry.prove(generation)  # a successor may have dropped those listings: then they are its to deal with
-    for file in delete:
-        storage.delete(file.path)
+    storage.delete_files([file.path for file in delete])
     return tuple(delete)
 
 

@@ -14,7 +14,7 @@ it survives the death of every process. Machines that may die want an object sto
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -226,6 +226,11 @@ class Storage:
     def delete(self, path: str) -> bool:
         """Delete one file; False if it is known that it was not there, which object stores do not tell."""
         return self._retried(path, lambda: self.store.delete(check_path(path)))
+
+    def delete_files(self, paths: Sequence[str]) -> None:
+        """Delete files, in no order, in as few requests as the store can; those that are not there are no error."""
+        if paths:
+            self._retried(paths[0], lambda: self.store.delete_files([check_path(path) for path in paths]))
 
     def delete_tree(self, path: str) -> int:
         """Delete everything below `path`; returns how many files that were, half-written ones left out."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
@@ -69,6 +69,9 @@ class Store(Protocol):
 
     def delete(self, path: str) -> bool:
         """Delete an object; False if it is known that there was none, which object stores do not tell."""
+
+    def delete_files(self, paths: Sequence[str]) -> None:
+        """Delete objects, whether they are there or not."""
 
     def delete_all(self, path: str, files: Iterable[StoredFile]) -> None:
         """Delete the files, which are all of those below `path`, and the directory."""
@@ -204,6 +207,10 @@ class FileSystemStore:
             return False
         self._drop_empty_dirs(at)
         return True
+
+    def delete_files(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self.delete(path)
 
     def delete_all(self, path: str, files: Iterable[StoredFile]) -> None:  # noqa: ARG002  an object store needs them
         at = self._at(path)

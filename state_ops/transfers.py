@@ -59,6 +59,16 @@ def together(
     raise _late(len(done), len(items))
 
 
+def at_once(steps: Sequence[Callable[[], Moved]]) -> list[Moved]:
+    """The results of a few steps that do not need each other, each of which waits for storage. Raises the first failure,
+    after all have ended."""
+    if len(steps) < 2:
+        return [step() for step in steps]
+    with ThreadPoolExecutor(len(steps), thread_name_prefix="transfer") as pool:
+        futures = [pool.submit(step) for step in steps]
+    return [future.result() for future in futures]
+
+
 def _late(done: int, all: int) -> TransientError:
     return TransientError(
         f"{done} of {all} files were transferred when the epoch's time was up.",

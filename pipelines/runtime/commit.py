@@ -122,20 +122,23 @@ def publish_missing(shop: Workshop, checkpoints: Sequence[Checkpoint]) -> list[P
     return published
 
 
-def unpublished(registry: Registry) -> list[Checkpoint]:
-    """Retained checkpoints whose rows some sink lacks, as far as the registry knows: publishing may have been cut off."""
-    known = {(row.checkpoint_id, row.sink) for row in registry.publications()}
+def unpublished(registry: Registry, *, own: bool = False) -> list[Checkpoint]:
+    """Retained checkpoints whose rows some sink lacks, as far as the registry knows: publishing may have been cut off.
+
+    own: as the registry's reads.
+    """
+    known = {(row.checkpoint_id, row.sink) for row in registry.publications(own=own)}
     return [
         row
-        for row in registry.checkpoints()
+        for row in registry.checkpoints(own=own)
         if any((row.id, sink) not in known for sink, ids in row.sinks.items() if ids["id"] == row.id)
     ]
 
 
-def needed(registry: Registry, holds: Mapping[str, Held]) -> dict[CheckpointId, list[str]]:
-    """What else keeps checkpoints, in words: sinks that lack their rows, restores that read them."""
+def needed(registry: Registry, holds: Mapping[str, Held], *, own: bool = False) -> dict[CheckpointId, list[str]]:
+    """What else keeps checkpoints, in words: sinks that lack their rows, restores that read them. own: as the registry's reads."""
     found: dict[CheckpointId, list[str]] = {}
-    for row in unpublished(registry):
+    for row in unpublished(registry, own=own):
         found.setdefault(row.id, []).append("a sink lacks its rows")
     for hold in holds.values():
         found.setdefault(hold.checkpoint_id, []).append(f"{hold.purpose} (process {hold.pid} on {hold.host})")
@@ -150,12 +153,13 @@ def prune(
     keep: how many without a name stay, by default as the settings say. also: what epochs in flight need, in words.
     """
     keep = shop.settings.checkpoints.num_retained if keep is None else keep
-    completed = shop.registry.checkpoints()
+    # The owner plans from what it knows: rows go by a commit right after the very version that it knows, objects after `prove`.
+    completed = shop.registry.checkpoints(own=True)
     listings = {row.id: shop.registry.files(row) for row in completed}
-    why = needed(shop.registry, shop.watcher.live(shop.storage))
+    why = needed(shop.registry, shop.watcher.live(shop.storage), own=True)
     for id, reasons in (also or {}).items():
         why.setdefault(id, []).extend(reasons)
-    decided = retention.plan(completed, listings, keep, shop.registry.pins(), why)
+    decided = retention.plan(completed, listings, keep, shop.registry.pins(own=True), why)
     retention.apply(shop.registry, shop.storage, shop.generation, decided, shop.watcher)
     for path in shop.watcher.dead(shop.storage):
         shop.storage.delete(path)

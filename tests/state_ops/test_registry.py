@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from state_ops import delta_log, log_upkeep
+from state_ops import delta_log, log_entries, log_upkeep
 from state_ops.checkpoint import NEWEST_FORMAT, OUTPUT, STATE, Checkpoint, StateFile
 from state_ops.errors import DamageError, FencedError, PrunedError
 from state_ops.ids import AttemptId, CheckpointId, Generation
@@ -127,7 +127,7 @@ def test_a_listing_without_a_row_does_not_count(storage, registry, monkeypatch):
     first = put(registry, 1, None, [a_file("1.sst")])
     lost = a_checkpoint(2, 1, [a_file("2.sst"), a_file("3.sst")], commit_id="lost")
     with monkeypatch.context() as patched:
-        patched.setattr(registry._checkpoints, "write_rows", _killed)
+        patched.setattr(registry._checkpoints, "commit", _killed)
         with pytest.raises(KeyboardInterrupt):
             registry.commit(lost, [a_file("2.sst"), a_file("3.sst")])
     reader = Registry(storage, APP)
@@ -252,28 +252,28 @@ def _versions(storage: Storage) -> list[int]:
 
 def test_a_zombie_is_fenced_although_it_was_overtaken_in_the_middle_of_its_commit(storage, registry, monkeypatch):
     put(registry, 1, None)
-    real, successor = delta_log.commit, Registry(storage, APP)
+    real, successor = log_entries.append, Registry(storage, APP)
 
     def overtaken(handle, *args, **kwargs):
-        monkeypatch.setattr(delta_log, "commit", real)
+        monkeypatch.setattr(log_entries, "append", real)
         successor.take_over()  # after the zombie read that it owns the table
         return real(handle, *args, **kwargs)
 
-    monkeypatch.setattr(delta_log, "commit", overtaken)
+    monkeypatch.setattr(log_entries, "append", overtaken)
     with pytest.raises(FencedError):
         put(registry, 2, 1)
     assert [row.id for row in Registry(storage, APP).checkpoints()] == [1]
 
 
 def test_a_commit_that_meets_another_of_its_own_generation_is_tried_again(storage, registry, monkeypatch):
-    real, twin = delta_log.commit, Registry(storage, APP)
+    real, twin = log_entries.append, Registry(storage, APP)
 
     def raced(handle, *args, **kwargs):
-        monkeypatch.setattr(delta_log, "commit", real)
+        monkeypatch.setattr(log_entries, "append", real)
         twin.record_publications(Generation(1), [published(1)])
         return real(handle, *args, **kwargs)
 
-    monkeypatch.setattr(delta_log, "commit", raced)
+    monkeypatch.setattr(log_entries, "append", raced)
     registry.record_publications(Generation(1), [published(2)])
     assert Registry(storage, APP).publications() == [published(1), published(2)]
 
@@ -297,7 +297,7 @@ def test_pruned_checkpoints_do_not_hide_who_the_head_is(registry):
 
 
 def test_a_commit_of_unknown_outcome_is_asked_for_by_its_own_name(registry, monkeypatch):
-    real = delta_log.commit
+    real = log_entries.append
 
     def reported_as_failed(handle, *args, **kwargs):
         real(handle, *args, **kwargs)
@@ -308,10 +308,10 @@ def test_a_commit_of_unknown_outcome_is_asked_for_by_its_own_name(registry, monk
 
     landed, lost = a_checkpoint(1, None), a_checkpoint(2, 1, generation=2)
     for made, how, there in ((landed, reported_as_failed, True), (lost, never_arrived, False)):
-        monkeypatch.setattr(delta_log, "commit", how)
+        monkeypatch.setattr(log_entries, "append", how)
         with pytest.raises(OSError, match="connection reset"):
             registry.commit(made, [])
-        monkeypatch.setattr(delta_log, "commit", real)
+        monkeypatch.setattr(log_entries, "append", real)
         registry.take_over()
         assert registry.holds(made) is there
     assert not registry.holds(replace(landed, commit_id="another try of the same id"))
@@ -321,15 +321,16 @@ def test_a_commit_of_unknown_outcome_is_asked_for_by_its_own_name(registry, monk
 @pytest.mark.parametrize("table", ["checkpoints", "state_files"])
 def test_a_commit_that_landed_but_was_reported_as_a_conflict_is_a_success(storage, registry, monkeypatch, table):
     put(registry, 1, None)
-    real, told = delta_log.commit, []
+    real, told = log_entries.append, []
 
     def reported_as_conflict(handle, *args, **kwargs):
-        real(handle, *args, **kwargs)
+        made = real(handle, *args, **kwargs)
         if table in handle.table_uri and not told:
             told.append(table)
             raise CommitFailedError("the version exists")  # it does: the store's client tried twice
+        return made
 
-    monkeypatch.setattr(delta_log, "commit", reported_as_conflict)
+    monkeypatch.setattr(log_entries, "append", reported_as_conflict)
     second = put(registry, 2, 1, [a_file("2.sst"), a_file("3.sst")])
     assert told == [table]
     third = put(registry, 3, 2, [a_file("4.sst")])

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from state_ops import delta_log, log_upkeep
+from state_ops import delta_log, log_entries, log_upkeep
 from state_ops.delta_log import FencedTable
 from state_ops.errors import ConfigurationError, DamageError, FencedError
 from state_ops.ids import CheckpointId, Generation
@@ -126,7 +126,7 @@ def test_a_quiet_tables_generation_outlives_the_entries_that_set_it(storage, mon
     registry = taken(storage)
     epochs(registry, 1, 3)
     for _ in range(3):
-        handle = registry._pins.refreshed()
+        handle = delta_log.open_table(storage, "registry/pins")
         handle.alter.set_table_properties({"delta.appendOnly": "false"})  # by nobody's generation
         handle.update_incremental()
         log_upkeep.write_checkpoint(handle)
@@ -205,17 +205,17 @@ def test_a_zombie_that_slept_in_the_middle_of_its_commit_is_fenced(storage, ofte
     """It read that it owns the table; then came a successor, many epochs and the clean-up of all that it had read."""
     zombie = taken(storage)
     epochs(zombie, 1, 5)
-    real, seen = delta_log.commit, []
+    real, seen = log_entries.append, []
 
-    def slept(handle, *args, **kwargs):
-        monkeypatch.setattr(delta_log, "commit", real)
+    def slept(version, *args, **kwargs):
+        monkeypatch.setattr(log_entries, "append", real)
         successor = Registry(storage, APP)
         successor.take_over()
         epochs(successor, 6, 18, generation=2)
         seen.append(state_of(storage))
-        return real(handle, *args, **kwargs)
+        return real(version, *args, **kwargs)
 
-    monkeypatch.setattr(delta_log, "commit", slept)
+    monkeypatch.setattr(log_entries, "append", slept)
     with pytest.raises(FencedError, match=r"generation 1, but .* belongs to generation 2"):
         ACTS[act](zombie)
     assert _named(state_of(storage)) == _named(seen[0])
@@ -228,23 +228,23 @@ def _named(state: tuple) -> tuple:
 
 
 class LatePut:
-    """delta-rs looked for the newest version, found its own, and was stopped; it puts its entry long after.
+    """A committer knew the newest version, and was stopped; it puts its entry long after.
 
-    Inside one call into Rust, so the log is set back to what delta-rs saw, for the time of that call, and the entry
+    commits: the function that commits, by module and name. delta-rs looks for the newest version inside of one call into Rust, so the log is set back to what was there, for the time of that call, and the entry
     that it makes is then put where it would have landed, if a conditional put succeeds there.
     """
 
-    def __init__(self, monkeypatch, aside: Path, meanwhile: Callable[[], None], table: str) -> None:
-        self._aside = aside
-        self._real, self._patch, self._meanwhile, self._table = delta_log.commit, monkeypatch, meanwhile, table
+    def __init__(self, monkeypatch, aside: Path, meanwhile: Callable[[], None], table: str, commits) -> None:
+        self._aside, self._commits = aside, commits
+        self._real, self._patch, self._meanwhile, self._table = getattr(*commits), monkeypatch, meanwhile, table
         self.landed: list[str] = []
         self.before: tuple = ()
-        monkeypatch.setattr(delta_log, "commit", self)
+        monkeypatch.setattr(*commits, self)
 
     def __call__(self, handle, *args, **kwargs):
         if self._table not in handle.table_uri:
             return self._real(handle, *args, **kwargs)
-        self._patch.setattr(delta_log, "commit", self._real)
+        self._patch.setattr(*self._commits, self._real)
         log = Path(handle.table_uri.removeprefix("file://")) / "_delta_log"
         saved, current = self._aside / "saved", self._aside / "current"
         shutil.copytree(log, saved)
@@ -286,7 +286,7 @@ def test_an_entry_put_where_one_was_cleaned_away_counts_for_nobody(storage, ofte
         epochs(successor, 6, 18, generation=2)
         seen.append(state_of(storage))
 
-    late = LatePut(monkeypatch, tmp_path, meanwhile, TABLE_OF[act])
+    late = LatePut(monkeypatch, tmp_path, meanwhile, TABLE_OF[act], (log_entries, "append"))
     with pytest.raises(FencedError, match=r"generation 1, but .* belongs to generation 2"):
         ACTS[act](zombie)
     assert len(late.landed) == 1, "the put itself succeeded"
@@ -306,7 +306,7 @@ def test_of_two_takers_one_wins_although_the_other_puts_its_claim_long_after(sto
         epochs(winner, 6, 18, generation=2)
 
     monkeypatch.setattr("state_ops.registry.probe_conditional_put", lambda *_: None)
-    late = LatePut(monkeypatch, tmp_path, meanwhile, "registry/checkpoints")
+    late = LatePut(monkeypatch, tmp_path, meanwhile, "registry/checkpoints", (delta_log, "commit"))
     with pytest.raises(FencedError, match="at the same moment"):
         loser.take_over()
     assert len(late.landed) == 1, "the put itself succeeded"
@@ -556,7 +556,8 @@ def test_columns_of_a_later_release_are_left_alone(storage, monkeypatch):
     with monkeypatch.context() as newer:
         newer.setattr("state_ops.registry.CHECKPOINTS", CHECKPOINTS.append(pa.field("mood", pa.string())))
         newer.setattr("state_ops.registry._optional", lambda _: frozenset({"mood", "run_id"}))
-        handle = taken(storage)._checkpoints.refreshed()
+        taken(storage)
+        handle = delta_log.open_table(storage, "registry/checkpoints")
         assert "mood" in {field.name for field in handle.schema().fields}
     registry = Registry(storage, APP)
     assert registry.take_over() == 2

@@ -143,7 +143,7 @@ def unnamed(stored: Stored) -> list[str]:
 
 def is_true_orphan(name: str) -> bool:
     """Half a commit, which every reader of a Delta log ignores. No take-over looks for it: it is for fsck to find."""
-    return re.search(r"/_delta_log/\d{20}\.json#\d+$", name) is not None
+    return re.search(r"/_delta_log/(\d{20}\.json#\d+|\.tmp-[0-9a-f]{32}-\d{20}\.json)$", name) is not None
 
 
 def is_cut_off_commit(name: str) -> bool:

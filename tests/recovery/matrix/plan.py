@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from tests.recovery.matrix.points import TORN, Disturbance, Point
+from tests.recovery.matrix.points import COMMITS, TORN, Disturbance, Point
 from tests.recovery.matrix.trials import Trial
 
 _GOLDEN = 0.618033988749895
@@ -23,7 +23,7 @@ def faults(point: Point) -> list[str]:
         found += ["ENOSPC", "full", "lie"]
     if point.operation.split(".")[1] in TORN:
         found += ["torn, killed", "torn, EIO"]
-    if point.operation == "delta_log.commit":
+    if point.operation in COMMITS:
         found.append("lie of a conflict")
     return found
 
@@ -41,7 +41,7 @@ def everything(points: Sequence[Point]) -> list[Trial]:
     turn = 0
     for point in points:
         choice = faults(point)
-        if point.operation == "delta_log.commit":
+        if point.operation in COMMITS:
             chosen = choice
         else:
             chosen = [choice[turn % len(choice)]]

@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 import types
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,12 +35,14 @@ from typing import Any
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from state_ops import delta_log
+from state_ops import delta_log, log_entries
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.errors import TransientError
 from state_ops.storage import Storage
 
-TORN = ("put_file", "put_bytes", "commit")  # operations of which half can be done
+TORN = ("put_file", "put_bytes", "commit", "append")  # operations of which half can be done
+
+COMMITS = ("delta_log.commit", "delta_log.append")
 
 _NEVER_LEAVES_MEMORY = {"Storage": {"below", "full"}, "delta_log": {"active_files"}}
 _READS = {"get_file", "read_bytes", "parquet_footer", "size", "list", "list_dirs", "exists", "open_table", "update_incremental",
@@ -175,6 +178,7 @@ class Wrapped:
             setattr(Storage, name, self._storage_method(name, method))
         for name, function in _public(delta_log, "delta_log"):
             self._rebind(function, self._delta_function(name, function))
+        self._rebind(log_entries.append, self._delta_function("append", log_entries.append))
         for name in ("update_incremental", "history"):
             setattr(DeltaTable, name, self._handle_method(name, getattr(DeltaTable, name)))
         for name, method in _public(RocksDBBackend, "RocksDBBackend"):
@@ -210,7 +214,7 @@ class Wrapped:
             first = args[0] if args else None
             path = (
                 first.table_uri
-                if isinstance(first, DeltaTable)
+                if isinstance(first, DeltaTable | log_entries.Known)
                 else f"{getattr(first, 'uri', '')}/{args[1]}"
                 if len(args) > 1
                 else ""
@@ -220,7 +224,8 @@ class Wrapped:
                 # As the store does it on a disk: the entry is written beside its name, then linked there.
                 version = first.version() + 1  # type: ignore[union-attr]
                 log = Path(first.table_uri.removeprefix("file://")) / "_delta_log"  # type: ignore[union-attr]
-                (log / f"{version:020d}.json#1").write_bytes(b'{"commitInfo":{"timestamp":17')
+                beside = f"{version:020d}.json#1" if name == "commit" else f".tmp-{uuid.uuid4().hex}-{version:020d}.json"
+                (log / beside).write_bytes(b'{"commitInfo":{"timestamp":17')
                 if die:
                     _die()
 
@@ -316,7 +321,7 @@ def _die() -> None:
 
 
 def _error(fault: str, point: Point) -> Exception:
-    if fault == "lie of a conflict" and point.operation == "delta_log.commit":
+    if fault == "lie of a conflict" and point.operation in COMMITS:
         return CommitFailedError("injected: the commit met another one")
     if point.operation.startswith("backend."):  # what the backend makes of whatever RocksDB raises
         return TransientError(f"RocksDB failed: injected {fault} at {point}")
