@@ -1,4 +1,4 @@
-"""Entries of a Delta log that Weir itself writes and follows: those of its registry, which nobody else commits to.
+"""Entries of a Delta log that Weir itself writes and follows: in its registry, and in tables as it left them.
 
     version v, as it is known  --put v+1, unless it is there-->  look at v once more: unchanged  =  committed
 
@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -116,13 +116,19 @@ def newest_after(version: Known, app_id: str) -> Known | None:
 
 
 def append(
-    version: Known, app_id: str, generation: int, adds: Sequence[DataFile] = (), removes: Sequence[DataFile] = ()
+    version: Known,
+    app_id: str,
+    number: int,
+    adds: Sequence[DataFile] = (),
+    removes: Sequence[DataFile] = (),
+    metadata: Mapping[str, str] | None = None,
 ) -> Known:
     """Put the entry after `version`; returns the version that it makes, if `still_there(version)` says so afterwards.
 
+    number: the transaction version. metadata: texts for the table's history.
     Raises CommitFailedError when there is another entry. Any other exception means: outcome unknown.
     """
-    entry = _written(app_id, generation, adds, removes)
+    entry = _written(app_id, number, adds, removes, metadata or {})
     path = entry_path(version.path, version.number + 1)
     # A put whose answer was lost is tried again, and finds what it has put itself.
     if not version.storage.create(path, entry) and version.storage.read_bytes(path) != entry:
@@ -132,16 +138,24 @@ def append(
     return made
 
 
-def _written(app_id: str, generation: int, adds: Sequence[DataFile], removes: Sequence[DataFile]) -> bytes:
+def _written(
+    app_id: str, number: int, adds: Sequence[DataFile], removes: Sequence[DataFile], metadata: Mapping[str, str]
+) -> bytes:
     now = _now()
     # The id makes each try an entry of its own.
     info = {"timestamp": now, "operation": "WRITE", "operationParameters": {"mode": "Append"}, "try": uuid.uuid4().hex}
-    lines: list[dict[str, Any]] = [{"commitInfo": info}, {"txn": {"appId": app_id, "version": generation}}]
+    lines: list[dict[str, Any]] = [{"commitInfo": {**info, **metadata}}]
+    lines.append({"txn": {"appId": app_id, "version": number}})
     for file in adds:
-        fields = {"path": file.path, "partitionValues": dict(file.partition), "size": file.bytes}
+        fields = {"path": quote(file.path, safe="/="), "partitionValues": dict(file.partition), "size": file.bytes}
         lines.append({"add": {**fields, "modificationTime": now, "dataChange": True, "stats": file.stats()}})
     for file in removes:
-        fields = {"path": file.path, "deletionTimestamp": now, "dataChange": True, "extendedFileMetadata": True}
+        fields = {
+            "path": quote(file.path, safe="/="),
+            "deletionTimestamp": now,
+            "dataChange": True,
+            "extendedFileMetadata": True,
+        }
         lines.append({"remove": {**fields, "partitionValues": dict(file.partition), "size": file.bytes}})
     return "\n".join(map(json.dumps, lines)).encode()
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 import structlog
 
@@ -20,6 +21,7 @@ from state_ops.errors import (
 from state_ops.ids import CheckpointId, Generation, epoch_dir
 from state_ops.pins import Held
 from state_ops.registry import Publication, Registry
+from state_ops.transfers import at_once
 
 log = structlog.get_logger("weir.epoch")
 
@@ -115,11 +117,15 @@ def publish_missing(shop: Workshop, checkpoints: Sequence[Checkpoint]) -> list[P
         for file in shop.registry.files(checkpoint):
             if file.kind == OUTPUT and file.sink:
                 staged.setdefault(file.sink, []).append(file)
-        for sink, files in sorted(staged.items()):
-            before = checkpoint.sinks[sink]["before"]
-            published.append(delta.publish(shop.storage, shop.pipeline.app_id, sink, checkpoint, before, files))
+        publishing = [partial(_publish, shop, checkpoint, sink, files) for sink, files in sorted(staged.items())]
+        published += at_once(publishing)
     shop.registry.record_publications(shop.generation, published)
     return published
+
+
+def _publish(shop: Workshop, checkpoint: Checkpoint, sink: str, files: Sequence[StateFile]) -> Publication:
+    before = checkpoint.sinks[sink]["before"]
+    return delta.publish(shop.storage, shop.pipeline.app_id, sink, checkpoint, before, files, shop.tables)
 
 
 def unpublished(registry: Registry, *, own: bool = False) -> list[Checkpoint]:

@@ -143,7 +143,7 @@ def completed(
     for stage in shop.pipeline.stages:
         if stage.uid in flight.shapes:
             for table, schema in tables_of(stage, flight.shapes[stage.uid]):
-                delta.ensure(shop.storage, table, schema)
+                delta.ensure(shop.storage, table, schema, shop.tables.get(table))
     sinks = dict(parent.sinks) if parent else {}
     for name in {file.sink for file in files if file.kind == OUTPUT and file.sink}:
         sinks[name] = {"id": int(pending.id), "before": sinks[name]["id"] if name in sinks else None}

@@ -15,6 +15,7 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.executor import Executor
 from pipelines.runtime.gates import Verdict
 from pipelines.runtime.operators import Shapes
+from pipelines.runtime.sinks.delta import Left
 from pipelines.runtime.sources.files import FilesReader, Slice
 from pipelines.runtime.unapplied import Rows, Unapplied, Work
 from state_ops.checkpoint import Ack, Checkpoint, LocalSnapshot, Snapshot, StagedFile, StateFile
@@ -137,6 +138,7 @@ class Workshop:
     """What all epochs of one run share. shapes: the stages' schemas, found once; inputs: the columns that they see.
 
     head: the newest confirmed checkpoint, as the coordinator knows it. watcher: what this process knows of running restores.
+    tables: as it has left them at its last publish.
     """
 
     pipeline: Pipeline
@@ -152,6 +154,7 @@ class Workshop:
     inputs: dict[str, pa.Schema] = field(default_factory=dict)
     discarded: list[str] = field(default_factory=list)
     watcher: Watcher = field(default_factory=Watcher)
+    tables: dict[str, Left] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

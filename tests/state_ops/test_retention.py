@@ -209,18 +209,19 @@ def test_rows_go_before_objects_and_checkpoints_before_their_listings(storage, m
     keeper.commit(1, None, files("cp1", "1"))
     keeper.commit(2, 1, files("cp2", "2"))
     seen = []
-    real_commit, real_delete = FencedTable.commit, Storage.delete
+    real_commit, real_delete = FencedTable.commit, Storage.delete_files
 
     def commit(self, generation, adds=(), removes=(), check=None):
         seen.append(f"rows of {self.path}")
         real_commit(self, generation, adds, removes, check)
 
-    def delete(self, path):
-        seen.append("object" if path.startswith("state/") else "file of " + "/".join(path.split("/")[:2]))
-        return real_delete(self, path)
+    def delete(self, paths):
+        for path in paths:
+            seen.append("object" if path.startswith("state/") else "file of " + "/".join(path.split("/")[:2]))
+        return real_delete(self, paths)
 
     monkeypatch.setattr(FencedTable, "commit", commit)
-    monkeypatch.setattr(Storage, "delete", delete)
+    monkeypatch.setattr(Storage, "delete_files", delete)
     keeper.prune()
     assert seen == [
         "rows of registry/checkpoints",
@@ -236,15 +237,15 @@ def test_objects_that_an_interrupted_prune_left_are_the_next_generations_orphans
     first = files("cp1", "1", "2")
     keeper.commit(1, None, first)
     keeper.commit(2, 1, files("cp2", "3", old=named(first, "2")))
-    real = Storage.delete
+    real = Storage.delete_files
 
-    def killed(self, path):
-        if path.startswith("state/"):
+    def killed(self, paths):
+        if any(path.startswith("state/") for path in paths):
             raise KeyboardInterrupt
-        return real(self, path)
+        return real(self, paths)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Storage, "delete", killed)
+        patched.setattr(Storage, "delete_files", killed)
         with pytest.raises(KeyboardInterrupt):
             keeper.prune()
     assert keeper.objects() == {"1", "2", "3"}

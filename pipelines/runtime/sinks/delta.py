@@ -3,36 +3,65 @@
 Transaction app id: `<pipeline>/<branch>/<table>`, stable for ever; version: the checkpoint's id. delta-rs accepts the same
 version twice in sequence, so the version is read on the very handle that commits, each time. The chain of published
 ids stands in the checkpoints' rows (`sinks`): a table whose version is not where the chain says is damaged.
+
+A table that is as this process left it needs no opening: `Left` knows its newest version, and the next commit is the put of the
+entry after it. Where anybody else has committed since, delta-rs looks at the table anew.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
 from deltalake import DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
-from state_ops import delta_log
+from state_ops import delta_log, log_entries
 from state_ops.checkpoint import Checkpoint, StateFile
-from state_ops.delta_log import DataFile
 from state_ops.errors import DamageError, PipelineError
 from state_ops.frames import canonical_type
+from state_ops.ids import CheckpointId
+from state_ops.log_entries import DataFile, Known
 from state_ops.registry import Publication
 from state_ops.storage import Storage
+from state_ops.transfers import together
 
 _MAX_RACES = 20
 _CHECKPOINT = "weir.checkpoint"
+
+
+_WRITER = 2  # newer protocols may ask of a commit what only delta-rs knows
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A table as this process has left it. version: of its log; columns: name -> canonical type; interval: versions between Delta
+    checkpoints, which delta-rs writes."""
+
+    version: Known
+    columns: Mapping[str, pa.DataType]
+    interval: int
+
+    def is_free(self, number: int | None, sink_app: str) -> bool:
+        """Whether the next publish may be a plain put: after this transaction version, and no Delta checkpoint is due."""
+        return self.version.transaction_version(sink_app) == number and not _is_due(self.version.number, self.interval)
 
 
 def table_path(table: str) -> str:
     return f"tables/{table}"
 
 
-def ensure(storage: Storage, table: str, schema: pa.Schema) -> None:
-    """Create the table, or check the existing one. Only right before a commit: a declined epoch must not leave a table."""
+def ensure(storage: Storage, table: str, schema: pa.Schema, left: Left | None = None) -> None:
+    """Create the table, or check the existing one. Only right before a commit: a declined epoch must not leave a table.
+
+    left: as this process has left it; if no commit since then was more than rows, its columns are what they were.
+    """
+    same = left is not None and left.columns == {field.name: field.type for field in schema}
+    if same and left is not None and log_entries.newest_after(left.version, "") is not None:
+        return
     delta_log.ensure_table(storage, table_path(table), schema)
     check_table(storage, table, schema)
 
@@ -50,8 +79,7 @@ def check_table(storage: Storage, table: str, schema: pa.Schema) -> None:
             where=uri,
             next="Unset that property: exactly-once publishing reads those versions.",
         )
-    existing = pa.schema(handle.schema().to_arrow())
-    was = {field.name: canonical_type(field.type) for field in existing}
+    was = _columns(handle)
     now = {field.name: field.type for field in schema}
     if was != now:
         changes = [f"{name} is new" for name in now if name not in was]
@@ -64,11 +92,18 @@ def check_table(storage: Storage, table: str, schema: pa.Schema) -> None:
         )
 
 
+def _columns(handle: DeltaTable) -> dict[str, pa.DataType]:
+    return {field.name: canonical_type(field.type) for field in pa.schema(handle.schema().to_arrow())}
+
+
 def check(storage: Storage, files: Sequence[StateFile], schemas: Mapping[tuple[str, str], pa.Schema]) -> None:
     """What must hold before the commit names staged files, because Delta itself checks none of it: they exist, and have the
     recorded size, number of rows, and the schema of their (operator, output). Raises DamageError."""
-    for file in files:
-        problem = _problem(storage, file, schemas[file.operator, file.name])
+
+    def problem_of(file: StateFile, _: object) -> str | None:
+        return _problem(storage, file, schemas[file.operator, file.name])
+
+    for file, problem in zip(files, together(problem_of, files, at_once=storage.transfers), strict=True):
         if problem:
             raise DamageError(
                 f"A staged file {problem}.",
@@ -95,16 +130,61 @@ def _problem(storage: Storage, file: StateFile, schema: pa.Schema) -> str | None
 
 
 def publish(
-    storage: Storage, app_id: str, table: str, checkpoint: Checkpoint, previous: int | None, files: Sequence[StateFile]
+    storage: Storage,
+    app_id: str,
+    table: str,
+    checkpoint: Checkpoint,
+    previous: int | None,
+    files: Sequence[StateFile],
+    left: MutableMapping[str, Left] | None = None,
 ) -> Publication:
     """Make a checkpoint's rows visible in one table, exactly once however often this is called.
 
-    previous: the id that the chain says was published last, None for none.
+    previous: the id that the chain says was published last, None for none. left: tables as this process has left them, which is
+    kept up to date.
     """
     started = time.perf_counter()
-    uri = storage.full(table_path(table))
-    sink_app = f"{app_id}/{table}"
     rows = sum(file.rows or 0 for file in files)
+    prefix = f"{table_path(table)}/"
+    adds = [DataFile(file.path.removeprefix(prefix), file.bytes, file.rows or 0) for file in files]
+    sink_app, tables = f"{app_id}/{table}", left if left is not None else {}
+    known = tables.get(table)
+    now = _put(known, sink_app, checkpoint.id, previous, adds) if known is not None else None
+    if now is not None:
+        tables[table] = now
+        delta_version = now.version.number
+    else:
+        tables.pop(table, None)
+        delta_version, handle = _committed(storage, sink_app, table, checkpoint, previous, adds)
+        if left is not None and (now := _left(storage, table, sink_app, handle, delta_version)) is not None:
+            left[table] = now
+    ms = round((time.perf_counter() - started) * 1000, 3)
+    return Publication(checkpoint.id, table, delta_version, len(files), rows, datetime.now(UTC), ms)
+
+
+def _put(
+    left: Left, sink_app: str, checkpoint: CheckpointId, previous: int | None, adds: Sequence[DataFile]
+) -> Left | None:
+    """Publish to a table that is as it was left: the put succeeds only after its newest version. None: look at it anew."""
+    if not left.is_free(previous, sink_app) or not log_entries.still_there(left.version):
+        return None
+    try:
+        made = log_entries.append(left.version, sink_app, checkpoint, adds, metadata={_CHECKPOINT: str(checkpoint)})
+    except CommitFailedError:
+        return None
+    return replace(left, version=replace(made, files={}))  # only its columns and its transaction version are asked for
+
+
+def _committed(
+    storage: Storage,
+    sink_app: str,
+    table: str,
+    checkpoint: Checkpoint,
+    previous: int | None,
+    adds: Sequence[DataFile],
+) -> tuple[int, DeltaTable]:
+    """Publish through delta-rs; returns the Delta version that has the checkpoint, and a handle on it or on a later one."""
+    uri = storage.full(table_path(table))
     try:
         handle = delta_log.open_table(storage, table_path(table))
     except TableNotFoundError as error:
@@ -112,12 +192,9 @@ def publish(
     for _ in range(_MAX_RACES):
         version = handle.transaction_version(sink_app)
         if version is not None and version >= checkpoint.id:
-            delta_version = _version_of(handle, checkpoint.id)
-            break
+            return _version_of(handle, checkpoint.id), handle
         if version != previous:
             raise _damaged(uri, f"its last published checkpoint is {version}, but the registry says {previous}")
-        prefix = f"{table_path(table)}/"
-        adds = [DataFile(file.path.removeprefix(prefix), file.bytes, file.rows or 0) for file in files]
         try:
             before = handle.version()
             metadata = {_CHECKPOINT: str(checkpoint.id)}
@@ -128,12 +205,16 @@ def publish(
         handle.update_incremental()
         # The next version is ours, unless a commit without our app id came first and delta-rs went behind it.
         new = handle.version() - before
-        delta_version = handle.version() if new == 1 else _version_of(handle, checkpoint.id, new)
-        break
-    else:
-        raise _damaged(uri, f"{_MAX_RACES} commits in a row met another writer; only Weir may write to it")
-    ms = round((time.perf_counter() - started) * 1000, 3)
-    return Publication(checkpoint.id, table, delta_version, len(files), rows, datetime.now(UTC), ms)
+        return (handle.version() if new == 1 else _version_of(handle, checkpoint.id, new)), handle
+    raise _damaged(uri, f"{_MAX_RACES} commits in a row met another writer; only Weir may write to it")
+
+
+def _left(storage: Storage, table: str, sink_app: str, handle: DeltaTable, published: int) -> Left | None:
+    """The table as the handle shows it after a publish; None if the next one is to go through delta-rs again."""
+    if handle.version() != published or handle.protocol().min_writer_version > _WRITER:
+        return None
+    version = log_entries.known(storage, table_path(table), handle, sink_app, [])
+    return Left(version, _columns(handle), _interval(handle)) if version is not None else None
 
 
 def check_chain(storage: Storage, app_id: str, table: str, head: Checkpoint | None) -> None:
@@ -161,9 +242,17 @@ def astray(storage: Storage, app_id: str, table: str, head: Checkpoint | None) -
 def _upkeep(handle: DeltaTable) -> PostCommitHookProperties:
     """Delta checkpoints as the table's properties say. Expired entries are looked for only when one is written: it takes a
     listing of the whole log, which has every version of a month."""
-    interval = int(handle.metadata().configuration.get("delta.checkpointInterval") or 100)
-    due = (handle.version() + 2) % interval == 0  # delta-rs writes one at each version before a multiple
+    due = _is_due(handle.version(), _interval(handle))
     return PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=due)
+
+
+def _interval(handle: DeltaTable) -> int:
+    return int(handle.metadata().configuration.get("delta.checkpointInterval") or 100)
+
+
+def _is_due(version: int, interval: int) -> bool:
+    """Whether the commit after this version makes delta-rs write a Delta checkpoint: at each version before a multiple."""
+    return (version + 2) % interval == 0
 
 
 def _version_of(handle: DeltaTable, checkpoint: int, among: int = 50) -> int:

@@ -224,7 +224,9 @@ class Wrapped:
                 # As the store does it on a disk: the entry is written beside its name, then linked there.
                 version = first.version() + 1  # type: ignore[union-attr]
                 log = Path(first.table_uri.removeprefix("file://")) / "_delta_log"  # type: ignore[union-attr]
-                beside = f"{version:020d}.json#1" if name == "commit" else f".tmp-{uuid.uuid4().hex}-{version:020d}.json"
+                beside = (
+                    f"{version:020d}.json#1" if name == "commit" else f".tmp-{uuid.uuid4().hex}-{version:020d}.json"
+                )
                 (log / beside).write_bytes(b'{"commitInfo":{"timestamp":17')
                 if die:
                     _die()
