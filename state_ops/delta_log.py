@@ -350,9 +350,9 @@ class FencedTable:
                     raise
                 continue  # so many others committed that entries which this handle needs have been cleaned away
             self._known = None
-            owner = self.generation()  # it counts if the newest version is ours still, as in `claim`
-            if owner != generation:
-                raise fenced(self.path, generation, owner)
+            newest = self.newest()  # it counts if the newest version is ours still, as in `claim`
+            assert newest is not None
+            self._check_owner(newest, generation)
             return
         raise self._raced()
 

@@ -125,11 +125,18 @@ class Watcher:
 
     def live(self, storage: Storage, now: float | None = None) -> dict[str, Held]:
         """The holds that count, by their path. now: seconds on this process's monotonic clock."""
-        return {path: held for path, held, counts in self._look(storage, now) if counts}
+        return self.sorted_out(storage, now)[0]
 
     def dead(self, storage: Storage, now: float | None = None) -> list[str]:
         """Paths of holds that count no more."""
-        return [path for path, _, counts in self._look(storage, now) if not counts]
+        return self.sorted_out(storage, now)[1]
+
+    def sorted_out(self, storage: Storage, now: float | None = None) -> tuple[dict[str, Held], list[str]]:
+        """By one look: the holds that count, by their path, and the paths of those that count no more."""
+        looked = list(self._look(storage, now))
+        return {path: held for path, held, counts in looked if counts}, [
+            path for path, _, counts in looked if not counts
+        ]
 
     def _look(self, storage: Storage, now: float | None) -> Iterator[tuple[str, Held, bool]]:
         moment = time.monotonic() if now is None else now

@@ -162,11 +162,11 @@ def prune(
     # The owner plans from what it knows: rows go by a commit right after the very version that it knows, objects after `prove`.
     completed = shop.registry.checkpoints(own=True)
     listings = {row.id: shop.registry.files(row) for row in completed}
-    why = needed(shop.registry, shop.watcher.live(shop.storage), own=True)
+    live, dead = shop.watcher.sorted_out(shop.storage)
+    why = needed(shop.registry, live, own=True)
     for id, reasons in (also or {}).items():
         why.setdefault(id, []).extend(reasons)
     decided = retention.plan(completed, listings, keep, shop.registry.pins(own=True), why)
     retention.apply(shop.registry, shop.storage, shop.generation, decided, shop.watcher)
-    for path in shop.watcher.dead(shop.storage):
-        shop.storage.delete(path)
+    shop.storage.delete_files(dead)
     return decided.drop

@@ -415,7 +415,7 @@ LEFTOVERS: dict[str, tuple[Kind, Callable[[Bank], None]]] = {
     ),
     "killed while pruning, listings gone": (
         Kind.ORPHAN_OBJECT,
-        killed_in(Storage, "delete", lambda _, path: path.startswith(("state/", "channels/"))),
+        killed_in(Storage, "delete_files", lambda _, paths: any(path.startswith("state/") for path in paths)),
     ),
 }
 
@@ -620,7 +620,7 @@ def test_nothing_is_wrong_at_any_moment_of_a_running_coordinator(bank, monkeypat
     for owner, name in (
         (Storage, "put_file"),
         (Storage, "put_bytes"),
-        (Storage, "delete"),
+        (Storage, "delete_files"),
         (delta_log, "commit"),
         (FencedTable, "commit"),
     ):

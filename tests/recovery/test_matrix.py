@@ -54,8 +54,8 @@ def test_what_storage_raises_outside_of_an_epoch_ends_the_run_with_a_typed_error
     blows = [
         ("EIO", "Storage.read_bytes coordinator/lease.json"),
         ("EIO", "Storage.put_bytes coordinator/lease.json"),
-        ("DeltaError", "delta_log.append registry/state_files"),
-        ("DeltaError", "delta_log.append registry/publications"),
+        ("DeltaError", "delta_log.commit registry/state_files"),
+        ("DeltaError", "delta_log.commit registry/publications"),
         ("DeltaError", "delta_log.commit tables/hourly"),
     ]
 

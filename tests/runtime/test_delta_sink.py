@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
+from deltalake.schema import PrimitiveType
 
 from pipelines.runtime.sinks import delta
 from state_ops.checkpoint import OUTPUT, Checkpoint, StateFile
@@ -122,6 +123,95 @@ def test_delta_checkpoints_of_a_sink_come_as_often_as_its_property_says(storage)
     made = sorted(int(name[:20]) for name in log if name.endswith(".checkpoint.parquet"))
     assert len(made) == 2 and made[1] - made[0] == 5
     assert sum(name.endswith(".json") for name in log) == 14, "a month of the log is the readers' to travel in"
+
+
+# -- a table as this process has left it
+
+
+@pytest.fixture
+def opened(monkeypatch) -> list[str]:
+    """Tables that were opened through delta-rs."""
+    seen, real = [], delta.delta_log.open_table
+
+    def opening(storage, path, version=None):
+        seen.append(path)
+        return real(storage, path, version)
+
+    monkeypatch.setattr(delta.delta_log, "open_table", opening)
+    return seen
+
+
+def test_a_table_that_is_as_it_was_left_is_not_opened_again(storage, opened):
+    left: dict[str, delta.Left] = {}
+    made = [
+        delta.publish(storage, APP, "out", checkpoint(id), id - 1 or None, [staged(storage, id, [str(id)])], left)
+        for id in range(1, 5)
+    ]
+    assert opened == ["tables/out"]
+    assert [one.delta_version for one in made] == [1, 2, 3, 4]
+    assert keys(storage) == ["1", "2", "3", "4"]
+    assert delta.publish(storage, APP, "out", checkpoint(3), 2, []).delta_version == 3, "its history says which it was"
+    delta.ensure(storage, "out", SCHEMA, left["out"])
+    assert opened == ["tables/out"] * 2
+    write_deltalake(storage.full("tables/out"), pa.table({"key": ["5"], "n": [0]}, schema=SCHEMA), mode="append")
+    assert keys(storage) == ["1", "2", "3", "4", "5"], "delta-rs goes on with entries that Weir has put"
+
+
+def test_a_table_that_somebody_else_has_committed_to_is_opened_again(storage, opened):
+    left: dict[str, delta.Left] = {}
+    delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])], left)
+    write_deltalake(storage.full("tables/out"), pa.table({"key": ["x"], "n": [0]}, schema=SCHEMA), mode="append")
+    assert delta.publish(storage, APP, "out", checkpoint(2), 1, [staged(storage, 2, ["b"])], left).delta_version == 3
+    assert opened == ["tables/out"] * 2
+    assert delta.publish(storage, APP, "out", checkpoint(3), 2, [staged(storage, 3, ["c"])], left).delta_version == 4
+    assert opened == ["tables/out"] * 2
+    assert keys(storage) == ["a", "b", "c", "x"]
+
+
+def test_what_another_process_has_published_already_is_published_once(storage):
+    left: dict[str, delta.Left] = {}
+    delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])], left)
+    file = staged(storage, 2, ["b"])
+    delta.publish(storage, APP, "out", checkpoint(2), 1, [file])  # a successor, which took this one for dead
+    assert delta.publish(storage, APP, "out", checkpoint(2), 1, [file], left).delta_version == 2
+    assert keys(storage) == ["a", "b"]
+
+
+def test_a_table_that_was_made_anew_gets_no_entry_behind_a_gap(storage):
+    left: dict[str, delta.Left] = {}
+    for id in (1, 2):
+        delta.publish(storage, APP, "out", checkpoint(id), id - 1 or None, [staged(storage, id, ["a"])], left)
+    storage.delete_tree("tables/out/_delta_log")
+    delta.ensure(storage, "out", SCHEMA, left["out"])
+    with pytest.raises(DamageError, match="last published checkpoint is None, but the registry says 2"):
+        delta.publish(storage, APP, "out", checkpoint(3), 2, [staged(storage, 3, ["b"])], left)
+    assert keys(storage) == []
+
+
+def test_delta_checkpoints_of_a_sink_that_is_put_to_come_as_often(storage):
+    DeltaTable(storage.full("tables/out")).alter.set_table_properties({"delta.checkpointInterval": "5"})
+    left: dict[str, delta.Left] = {}
+    for id in range(1, 13):
+        delta.publish(storage, APP, "out", checkpoint(id), id - 1 or None, [staged(storage, id, [str(id)])], left)
+    log = [file.path.rpartition("/")[2] for file in storage.list("tables/out/_delta_log")]
+    assert sum(name.endswith(".checkpoint.parquet") for name in log) == 2
+    assert keys(storage) == sorted(map(str, range(1, 13)))
+
+
+def test_columns_that_somebody_has_added_since_are_seen(storage):
+    left: dict[str, delta.Left] = {}
+    delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])], left)
+    DeltaTable(storage.full("tables/out")).alter.add_columns([Field("more", PrimitiveType("long"))])
+    with pytest.raises(PipelineError, match="more is gone"):
+        delta.ensure(storage, "out", SCHEMA, left["out"])
+
+
+def test_a_table_whose_protocol_asks_for_more_is_left_to_delta_rs(storage, opened):
+    DeltaTable(storage.full("tables/out")).alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
+    left: dict[str, delta.Left] = {}
+    for id in (1, 2):
+        delta.publish(storage, APP, "out", checkpoint(id), id - 1 or None, [staged(storage, id, ["a"])], left)
+    assert left == {} and opened == ["tables/out"] * 2
 
 
 @pytest.mark.parametrize(

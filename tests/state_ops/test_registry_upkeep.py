@@ -179,6 +179,36 @@ def test_a_reader_that_is_overtaken_in_the_middle_of_a_read_looks_again(storage,
     assert answer == getattr(Registry(storage, APP), ask)()
 
 
+def test_an_opener_that_stood_still_takes_a_zombies_entry_for_nobodys(storage, often, monkeypatch):
+    """Its version was cleaned away, and a zombie's entry stands there now: alone it would prove that nothing came after it."""
+    epochs(taken(storage), 1, 5)
+    real, slept = delta_log.open_table, []
+
+    def opening(storage, path, version=None):
+        handle = real(storage, path, version)
+        if not slept:
+            slept.append(path)
+            successor = taken(storage)
+            epochs(successor, 6, 18, generation=2)
+            storage.put_bytes(log_entries.entry_path(path, handle.version()), b'{"commitInfo":{}}')
+        return handle
+
+    monkeypatch.setattr(delta_log, "open_table", opening)
+    reader = Registry(storage, APP)
+    assert reader.generation() == 2
+    assert [row.id for row in reader.checkpoints()] == [16, 17, 18]
+
+
+def test_a_reader_does_not_follow_an_entry_that_stands_where_its_next_one_was_cleaned_away(storage, often):
+    zombie, reader = taken(storage), Registry(storage, APP)
+    epochs(zombie, 1, 5)
+    assert reader.generation() == 1
+    version = reader._checkpoints.last_known().number
+    epochs(taken(storage), 6, 18, generation=2)
+    assert storage.create(log_entries.entry_path("registry/checkpoints", version + 1), b'{"commitInfo":{}}')
+    assert reader.generation() == 2
+
+
 ACTS: dict[str, Callable[[Registry], object]] = {
     "a listing": lambda zombie: put(zombie, 6, 5, [a_file("zombie.sst")]),
     "a row": lambda zombie: put(zombie, 6, 5),

@@ -1,0 +1,143 @@
+"""What an epoch's control plane asks of storage: how many requests, and how many of them one after the other. Counted, not timed."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from pipelines.runtime import commit, epoch, in_flight
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.lanes import Ended
+from pipelines.runtime.lanes import run as run_step
+from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.sinks import delta
+from state_ops import delta_log, handover, registry
+from state_ops.storage import Storage
+from tests.recovery.small import Bank
+
+_REQUESTS = ("put_file", "put_bytes", "create", "get_file", "read_bytes", "digest", "parquet_footer", "size", "list",
+             "list_dirs", "delete", "delete_files", "delete_tree")  # fmt: skip
+_EPOCHS, _WARM = 7, range(4, 8)  # no table's log needs upkeep in the warm ones
+
+# Requests and the longest chain of one epoch with one stage of two subtasks, one sink, one checkpoint pruned.
+ALLOWED = {"seal": (6, 4), "commit": (6, 5), "publish": (5, 5), "prune": (14, 11)}
+ALLOWED_CHAIN = 30  # from one report to the next
+
+
+class Inline:
+    """Every step runs where it is started."""
+
+    def __init__(self) -> None:
+        self._ended: list[Ended] = []
+
+    def start(self, lane: str, step: Callable[[], object]) -> None:
+        self._ended.append(run_step(lane, step))
+
+    def next(self, seconds: float) -> Ended | None:  # noqa: ARG002
+        return self._ended.pop(0) if self._ended else None
+
+
+class Requests:
+    """Counts the calls of storage. What runs at once is run one after the other here, and is as long as the longest of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._thread = threading.current_thread()
+        self.asked: Counter[str] = Counter()
+        self.chain = 0
+        self.through_delta_rs: Counter[str] = Counter()
+        self.phases: dict[str, tuple[int, int]] = {}
+        for name in _REQUESTS:
+            monkeypatch.setattr(Storage, name, self._counting(getattr(Storage, name), name))
+        for owner, name in ((DeltaTable, "update_incremental"), (DeltaTable, "transaction_version"),
+                            (delta_log, "open_table"), (delta_log, "commit"), (delta_log, "exists")):  # fmt: skip
+            monkeypatch.setattr(owner, name, self._seen(getattr(owner, name), name))
+        for module in (registry, commit):
+            monkeypatch.setattr(module, "at_once", self._at_once)
+        for module in (delta, handover):
+            monkeypatch.setattr(module, "together", self._together)
+        for module, name, phase in ((epoch, "completed", "seal"), (in_flight, "commit", "commit"),
+                                    (epoch, "publish_missing", "publish"), (epoch, "prune", "prune")):  # fmt: skip
+            monkeypatch.setattr(module, name, self._phase(getattr(module, name), phase))
+
+    def _counting(self, real: Callable, name: str) -> Callable:
+        def counting(*args, **kwargs):
+            nothing = name == "delete_files" and not args[1]
+            if threading.current_thread() is self._thread and not nothing:  # not the heartbeat's
+                self.asked[name] += 1
+                self.chain += 1
+            return real(*args, **kwargs)
+
+        return counting
+
+    def _seen(self, real: Callable, name: str) -> Callable:
+        def seen(*args, **kwargs):
+            self.through_delta_rs[name] += 1
+            return real(*args, **kwargs)
+
+        return seen
+
+    def _at_once(self, steps):
+        since, ends, results = self.chain, [self.chain], []
+        for step in steps:
+            self.chain = since
+            results.append(step())
+            ends.append(self.chain)
+        self.chain = max(ends)
+        return results
+
+    def _together(self, move, items, **_):
+        never = threading.Event()
+        return self._at_once([lambda item=item: move(item, never) for item in items])
+
+    def _phase(self, real: Callable, phase: str) -> Callable:
+        def measured(*args, **kwargs):
+            asked, chain = self.asked.total(), self.chain
+            found = real(*args, **kwargs)
+            self.phases[phase] = (self.asked.total() - asked, self.chain - chain)
+            return found
+
+        return measured
+
+
+@pytest.fixture
+def warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[dict, int, Counter[str]]]]:
+    """By warm epoch: requests and chain of each phase, the chain of all of it, calls that went through delta-rs."""
+    options = {
+        "WEIR_SPARK__PARALLELISM": "2",
+        "WEIR_CHECKPOINTS__MAX_CONCURRENT": "1",
+    }
+    bank = Bank.at(tmp_path / "site", **options)
+    bank.land(*range(1, _EPOCHS + 1))
+    seen, found = Requests(monkeypatch), []
+    asked = RunOptions(until_caught_up=True)
+    for report in run(bank.site.pipeline, bank.site.settings, asked, InMemoryExecutor(), Inline()):
+        if report.checkpoint.id in _WARM:
+            assert report.pruned
+            found.append((dict(seen.phases), seen.chain, Counter(seen.through_delta_rs)))
+        seen.chain = 0
+        seen.through_delta_rs.clear()
+    monkeypatch.undo()
+    bank.assert_exact(*range(1, _EPOCHS + 1))
+    yield found
+
+
+def test_a_warm_epoch_asks_storage_few_things_and_few_one_after_the_other(warm):
+    assert len(warm) == len(_WARM)
+    for phases, chain, _ in warm:
+        assert {phase: found for phase, found in phases.items() if _more(found, ALLOWED[phase])} == {}
+        assert chain <= ALLOWED_CHAIN
+    assert warm[0][0] == warm[-1][0], "nothing grows"
+
+
+def _more(found: tuple[int, int], allowed: tuple[int, int]) -> bool:
+    return found[0] > allowed[0] or found[1] > allowed[1]
+
+
+def test_a_warm_epoch_opens_no_delta_table(warm):
+    """delta-rs lists and replays a log each time, and holds Python's lock while it waits."""
+    assert [through for _, _, through in warm] == [Counter()] * len(_WARM)
