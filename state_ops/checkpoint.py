@@ -212,8 +212,11 @@ _SPANS = 100
 
 
 def spans_with(parent: Checkpoint | None, generation: Generation, id: CheckpointId) -> list[list[int]]:
-    """The lineage of a checkpoint that continues `parent`. It is bounded: older spans than the newest hundred are forgotten."""
-    spans = [list(span) for span in parent.lineage] if parent else []
+    """The lineage of a checkpoint that continues `parent`. It is bounded: older spans than the newest hundred are forgotten.
+
+    That of a first checkpoint begins with a span of nobody, so that what zombies stage below its id is known to be abandoned.
+    """
+    spans = [list(span) for span in parent.lineage] if parent else [[0, 0, 0]]
     if spans and spans[-1][0] == generation and spans[-1][2] == id - 1:
         spans[-1][2] = id
     else:

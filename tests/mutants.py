@@ -380,6 +380,13 @@ MUTANTS = [
         "tests/runtime/test_delta_sink.py::test_a_table_whose_protocol_asks_for_more_is_left_to_delta_rs",
     ),
     Mutant(
+        "forget that nothing came before the first checkpoint",
+        "state_ops/checkpoint.py",
+        "if parent else [[0, 0, 0]]",
+        "if parent else []",
+        "tests/state_ops/test_lineage.py::test_what_was_begun_before_the_first_checkpoint_is_abandoned",
+    ),
+    Mutant(
         "ask storage for what the owner has just written",
         "pipelines/runtime/commit.py",
         "    completed = shop.registry.checkpoints(own=True)\n",

@@ -16,13 +16,18 @@ def a_chain(*completed: tuple[int, int]):
 
 def test_ids_of_one_generation_without_a_gap_are_one_span():
     head = a_chain((1, 1), (1, 2), (1, 4), (3, 5), (3, 6))
-    assert head.lineage == [[1, 1, 2], [1, 4, 4], [3, 5, 6]]
+    assert head.lineage == [[0, 0, 0], [1, 1, 2], [1, 4, 4], [3, 5, 6]]
 
 
 def test_what_the_lineage_does_not_name_is_abandoned():
     head = a_chain((1, 1), (1, 2), (1, 4), (3, 5), (3, 6))
     known = [(generation, epoch) for generation in (1, 2, 3) for epoch in range(1, 8)]
     assert [one for one in known if not is_abandoned(head, *one)] == [(1, 1), (1, 2), (1, 4), (3, 5), (3, 6)]
+
+
+def test_what_was_begun_before_the_first_checkpoint_is_abandoned():
+    head = a_chain((5, 6), (5, 7))
+    assert is_abandoned(head, Generation(4), CheckpointId(5)), "of a zombie that woke when the first had been committed"
 
 
 def test_what_lies_before_the_lineage_is_not_known():
