@@ -22,7 +22,7 @@ from pipelines.runtime import fsck as checks
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, open_storage, run
 from pipelines.runtime.tenure import claimed
-from state_ops import delta_log, lease
+from state_ops import delta_log, log_entries, lease
 from state_ops.checkpoint import OUTPUT
 from state_ops.delta_log import FencedTable
 from state_ops.fsck import check as checking
@@ -622,6 +622,7 @@ def test_nothing_is_wrong_at_any_moment_of_a_running_coordinator(bank, monkeypat
         (Storage, "put_bytes"),
         (Storage, "delete_files"),
         (delta_log, "commit"),
+        (log_entries, "append"),
         (FencedTable, "commit"),
     ):
         real = getattr(owner, name)
