@@ -22,7 +22,7 @@ from pipelines.runtime import fsck as checks
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, open_storage, run
 from pipelines.runtime.tenure import claimed
-from state_ops import delta_log, log_entries, lease
+from state_ops import delta_log, lease, log_entries
 from state_ops.checkpoint import OUTPUT
 from state_ops.delta_log import FencedTable
 from state_ops.fsck import check as checking
