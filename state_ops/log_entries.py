@@ -88,10 +88,10 @@ def entry_path(table: str, version: int) -> str:
 
 def known(storage: Storage, path: str, handle: DeltaTable, app_id: str, files: Sequence[DataFile]) -> Known | None:
     """What a handle that was just opened shows; None if its version's entry is gone already, so that it cannot be told again."""
+    owner = handle.transaction_version(app_id)
     entry = storage.read_bytes(entry_path(path, handle.version()))
     if entry is None:
         return None
-    owner = handle.transaction_version(app_id)
     owners = {} if owner is None else {app_id: owner}
     return Known(storage, path, handle.version(), entry, owners, {file.path: file for file in files})
 
