@@ -14,6 +14,7 @@ import importlib.util
 import itertools
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -74,27 +75,33 @@ def _after_the_row(module, epoch: int) -> None:
 
 
 def _between_two_sinks(module, epoch: int) -> None:
-    """One of the checkpoint's tables has its rows, the other has not."""
-    publish, calls = module.publish, itertools.count(1)
+    """The flights' legs have their rows, the hours have not; both are published at once."""
+    publish, first = module.publish, threading.Event()
 
-    def held(storage, app_id, table, checkpoint, previous, files):
-        if checkpoint.id == epoch and next(calls) == 2:
+    def held(storage, app_id, table, checkpoint, *more):
+        if checkpoint.id == epoch and table == "airport_hourly":
+            first.wait()
             _hold()
-        return publish(storage, app_id, table, checkpoint, previous, files)
+        published = publish(storage, app_id, table, checkpoint, *more)
+        if checkpoint.id == epoch:
+            first.set()
+        return published
 
     module.publish = held
 
 
 def _in_pruning(module, epoch: int) -> None:
     """The dropped checkpoint's rows are gone, one of its objects is, the others are still there."""
-    delete, calls = module.Storage.delete, itertools.count(1)
+    delete_files = module.Storage.delete_files
 
-    def held(self, path):
-        if path.startswith("state/") and next(calls) == 2:
+    def held(self, paths):
+        state = [path for path in paths if path.startswith("state/")]
+        if len(state) > 1:
+            delete_files(self, state[:1])
             _hold()
-        return delete(self, path)
+        delete_files(self, paths)
 
-    module.Storage.delete = held
+    module.Storage.delete_files = held
 
 
 POINTS = {
