@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import itertools
+import random
 import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
@@ -164,8 +164,9 @@ def _without_condition(request: Request) -> Request:
     return replace(request, headers={name: value for name, value in request.headers.items() if name != "if-none-match"})
 
 
-def _every_fifth(numbers: Iterator[int]) -> Behaviour:
-    return lambda _: refused(503, "SlowDown") if next(numbers) % 5 == 4 else None
+def _a_fifth(chance: random.Random) -> Behaviour:
+    """By chance: a fixed number could fall in step with somebody's retries, and refuse the same request each time."""
+    return lambda _: refused(503, "SlowDown") if chance.random() < 0.2 else None
 
 
 def _no_cleaning(request: Request) -> Answer | None:
@@ -191,7 +192,7 @@ BEHAVIOURS: dict[str, Behaviour] = {
     ),
     "refuses everything": lambda _: refused(403, "AccessDenied"),
     "hangs": lambda _: Hang(),
-    "throttles every fifth request": _every_fifth(itertools.count()),
+    "throttles a fifth of the requests": _a_fifth(random.Random(5)),
     "refuses to list what may be deleted": _no_cleaning,
 }
 

@@ -183,9 +183,9 @@ def test_damage_in_the_bucket_is_found_before_it_is_used(bucket: Bucket, tmp_pat
 
 
 def test_a_throttled_bucket_slows_a_run_down_and_no_more(bucket: Bucket, misbehaving: Misbehaving, tmp_path: Path):
-    """Every fifth request is refused, whoever asks: Weir, delta-rs or pyarrow."""
+    """A fifth of the requests is refused, whoever asks: Weir, delta-rs or pyarrow."""
     counting.land(bucket, 1, 2)
-    port = misbehaving("throttles every fifth request")
+    port = misbehaving("throttles a fifth of the requests")
     settings = counting.configured(bucket, tmp_path / "work", port, WEIR_STORAGE__S3__MAX_ATTEMPTS="8")
     list(run(counting.pipeline, settings, CAUGHT_UP, InMemoryExecutor()))
     assert counting.counted(bucket) == counting.rows_of(1) + counting.rows_of(2)
