@@ -60,7 +60,7 @@ def upload(shop: Workshop, flight: Flight, stage: Stage, bases: Mapping[int, Sna
     """
     acks = flight.pending.acks_of(stage.uid)
     full = shop.settings.checkpoints.mode == "full"
-    waiting = {file.path for queue in flight.waiting.values() for unapplied in queue for file in unapplied.files}
+    waiting = flight.waiting_paths
 
     def waits(file: StagedFile) -> bool:
         return file.path in waiting
@@ -191,9 +191,7 @@ def completed(
 def _carried(flight: Flight, own: Sequence[StateFile], channels: Mapping[str, StateFile]) -> tuple[StateFile, ...]:
     """Rows that still wait since an earlier checkpoint. Like state, they are only ever named again if a confirmed one names them."""
     known = {file.path for file in own if file.kind == CHANNEL}
-    waiting = {
-        file.path for queue in flight.waiting.values() for unapplied in queue for file in unapplied.files
-    } - known
+    waiting = flight.waiting_paths - known
     for path in sorted(waiting - channels.keys()):
         raise DamageError(
             f"Rows that wait for a stage are neither this epoch's nor in the checkpoint before: {path}.",

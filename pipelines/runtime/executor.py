@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +24,7 @@ class Landed:
     schema: pa.Schema
     reader: FilesReader
     files: tuple[SourceFile, ...]
+    as_seen: ClassVar[bool] = False
 
     @property
     def where(self) -> str:

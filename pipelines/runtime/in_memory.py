@@ -38,12 +38,9 @@ class InMemoryExecutor:
         return filtered(stage, frames.canonical(schema.empty_table())).schema
 
     def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: float) -> list[Ack]:
-        if rows is None:
-            table = columns.empty_table()
-        elif isinstance(rows, Channel) and rows.as_seen:
-            table = _read(rows)
-        else:
-            table = filtered(task.stage, _read(rows))
+        table = columns.empty_table() if rows is None else _read(rows)
+        if rows is not None and not rows.as_seen:
+            table = filtered(task.stage, table)
         parts = routed(task.stage, table, task.parallelism, task.max_parallelism, self._batch_rows)
         acks = []
         for subtask, batches in enumerate(parts):

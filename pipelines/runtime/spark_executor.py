@@ -54,9 +54,11 @@ class SparkExecutor:
         columns: pa.Schema,  # noqa: ARG002 - Spark finds them itself
         deadline: float,
     ) -> list[Ack]:
-        frame = None if rows is None else self._read(rows)
-        if frame is not None and not _is_as_seen(rows):
-            frame = stateless.prepared(task.stage, frame)
+        frame = None
+        if rows is not None:
+            frame = self._read(rows)
+            if not rows.as_seen:
+                frame = stateless.prepared(task.stage, frame)
         if task.stage.gates:
             gates.load_meanwhile()
         done = threading.Event()
@@ -96,10 +98,6 @@ class SparkExecutor:
     def cancel(self) -> None:
         if self._session is not None:
             self._session.interruptAll()
-
-
-def _is_as_seen(rows: Landed | Channel | None) -> bool:
-    return isinstance(rows, Channel) and rows.as_seen
 
 
 def _path(rows: Channel, file: StagedFile | StateFile) -> str:

@@ -215,6 +215,11 @@ class Flight:
         """Of what is still to be uploaded, at most. full: the files of the base too."""
         return sum(ack.handover.bytes(full) for ack in self.pending.acks.values() if ack.handover is not None)
 
+    @property
+    def waiting_paths(self) -> set[str]:
+        """In storage, of all rows that its stages leave."""
+        return {file.path for queue in self.waiting.values() for unapplied in queue for file in unapplied.files}
+
     def local_rows(self) -> set[str]:
         """Where rows lie that its stages read from this disk."""
         return local_rows(file for work in self.work.values() for file in work.files)
