@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from configs.settings import Settings
-from pipelines.runtime import cli_fsck, cli_upkeep, upkeep
+from pipelines.runtime import cli_fsck, cli_state, cli_upkeep, upkeep
 from pipelines.runtime import run as runtime
 from pipelines.runtime.console import Json, Name, err, out, print_json
 from pipelines.runtime.definition import Pipeline
@@ -39,8 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-state_app = typer.Typer(help="Look into a pipeline's keyed state.", no_args_is_help=True)
-app.add_typer(state_app, name="state")
+app.add_typer(cli_state.app, name="state")
 
 
 _INTERRUPTED = 130
@@ -305,31 +304,6 @@ def _view(checkpoint: Checkpoint) -> dict[str, Any]:
     """A checkpoint's row under the names that people use."""
     raw = checkpoint.to_dict()
     return {"id": raw.pop("id"), "parent": raw.pop("parent_id"), "durations_ms": raw.pop("ms"), **raw}
-
-
-@state_app.command("get")
-def state_get(
-    pipeline: Name,
-    stage: Annotated[str, typer.Argument(help="The stage's uid.", metavar="STAGE")],
-    key: Annotated[list[str], typer.Option("--key", help="The key; once for each key column, in order.")],
-    json: Json = False,
-) -> None:
-    """The state of one key at the newest checkpoint, without Spark."""
-    from pipelines.runtime import state_reader
-
-    found, settings = find(pipeline)
-    rows = state_reader.get(found, settings, stage, key)
-    if json:
-        print_json((rows[0] if rows else None) if found.stage(stage).window is None else rows)
-    elif rows:
-        for row in rows:
-            table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-            for name, value in row.items():
-                table.add_row(name, escape(str(value)))
-            out.print(table)
-    if not rows:
-        err.print(f"{stage} has no state for the key {escape(' / '.join(key))}.")
-        raise typer.Exit(1)
 
 
 def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None:

@@ -23,10 +23,11 @@ def waiting(what: str) -> AbstractContextManager[Any]:
 
 
 def print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, default=_jsonable) + "\n")
+    sys.stdout.write(json.dumps(value, indent=2, default=jsonable) + "\n")
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
+    """What JSON has no type for, as one that it has: bytes in hex, moments in ISO 8601, everything else as text."""
     if isinstance(value, bytes):
         return value.hex()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)

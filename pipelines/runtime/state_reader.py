@@ -1,165 +1,225 @@
-"""State at a completed checkpoint, read without Spark and without touching production.
+"""State at a retained checkpoint, read without Spark, without a coordinator and without touching production.
 
-The snapshot's files are fetched into a temporary directory, every digest checked, and opened there.
+Which checkpoint: a number is an id, a text a savepoint's name, None the newest. What may take long holds its checkpoint, so that
+pruning leaves it; the hold is the only thing that reading ever writes below a pipeline's root.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import datetime
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from configs.settings import Settings
-from pipelines.runtime.definition import Pipeline, Stage
-from pipelines.runtime.operators import open_windows
-from pipelines.runtime.run import open_storage
-from pipelines.runtime.stage_job import backend_options
-from state_ops import evolution, snapshot
-from state_ops.backends.base import Backend
-from state_ops.backends.named import DEFAULT, named
-from state_ops.checkpoint import Checkpoint, Snapshot, snapshots_of, to_micros
-from state_ops.errors import ConfigurationError, DamageError, PrunedError, WeirError
-from state_ops.key_groups import group_range, key_groups, subtask_of
-from state_ops.kinds import Collection
-from state_ops.registry import Registry
-from state_ops.scans import scan_state
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.state_files import Shelf, opened
+from pipelines.runtime.state_view import View, figures_of, parsed, stages_with_state, view_of
+from pipelines.runtime.tenure import open_storage
+from state_ops.checkpoint import Checkpoint, Snapshot, is_abandoned, snapshots_of
+from state_ops.errors import DamageError, PrunedError, WeirError
+from state_ops.ids import CheckpointId
+from state_ops.pins import Hold
+from state_ops.registry import SAVEPOINT, Registry
 from state_ops.storage import Storage
-from state_ops.ttl import Expiry
-from state_ops.value_types import type_named
+
+At = int | str | None
 
 
-def get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]) -> list[dict[str, Any]]:
-    """The state of one key in the newest checkpoint: key columns, fields, lists and maps; what a TTL has forgotten is not in it.
+def get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str], at: At = None) -> list[dict[str, Any]]:
+    """The state of one key in a checkpoint: key columns, fields, lists and maps; what a TTL has forgotten is not in it.
 
     key: one text per key column, cast to its type. A stage's function has at most one row, a window one for each of its
     windows that are open. Raises ConfigurationError for a key that cannot be one.
     """
     while True:
         try:
-            return _get(pipeline, settings, uid, key)
-        except PrunedError:  # a newer checkpoint replaced it while it was read
+            return _get(pipeline, settings, uid, key, at)
+        except PrunedError:  # a newer checkpoint replaced it while it was read; one that was asked for is not found now
             continue
 
 
-def _get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]) -> list[dict[str, Any]]:
-    stage = pipeline.stage(uid)
+def _get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str], at: At) -> list[dict[str, Any]]:
     storage, registry = open_storage(pipeline, settings)
-    head, figures = _head(pipeline, registry, stage)
-    keys = _keys(figures)
-    columns = _parsed(keys, key, uid)
-    group = int(key_groups(columns, figures["max_parallelism"])[0])
-    subtask = int(subtask_of(group, figures["parallelism"], figures["max_parallelism"]))
-    rows = []
-    with _retained(registry, head):
-        found = _snapshots(registry, head, uid, [subtask])
-        for table in _tables(storage, settings, stage, figures, found, range(group, group + 1), head.epoch_now):
-            for name, column in zip(keys.names, columns, strict=True):
-                table = table.filter(pc.equal(table.column(name), column[0]))
-            rows += table.to_pylist()
-    return rows
+    checkpoint = chosen(pipeline, registry, at)
+    figures_of(pipeline, checkpoint, uid)
+    with _retained(registry, checkpoint):
+        view = view_of(pipeline, settings, storage, checkpoint, uid, _snapshots(registry, checkpoint, uid))
+        columns = parsed(view.keys, key, uid)
+        found = view.snapshots.get(view.subtask(columns))
+        if found is None:
+            return []
+        with opened(storage, view.options, found, view.backend) as backend:
+            return view.of_key(columns, backend)
 
 
-def scan(pipeline: Pipeline, settings: Settings, uid: str) -> Iterator[pa.Table]:
-    """All state of one stage in the newest checkpoint, in tables of bounded size: as `get`.
+def scan(pipeline: Pipeline, settings: Settings, uid: str, at: At = None) -> Iterator[pa.Table]:
+    """All state of one stage in a checkpoint, in tables of bounded size: as `get`."""
+    with viewed(pipeline, settings, uid, at, "weir state scan") as view:
+        yield from view.tables()
 
-    Raises PrunedError if the checkpoint is pruned before all of it was read.
-    """
-    stage = pipeline.stage(uid)
-    storage, registry = open_storage(pipeline, settings)
-    head, figures = _head(pipeline, registry, stage)
-    with _retained(registry, head):
-        for found in _snapshots(registry, head, uid, range(figures["parallelism"])):
-            groups = group_range(found.subtask, figures["parallelism"], figures["max_parallelism"])
-            yield from _tables(storage, settings, stage, figures, [found], groups, head.epoch_now)
+
+def count(pipeline: Pipeline, settings: Settings, uid: str, at: At = None) -> tuple[CheckpointId, dict[int, int]]:
+    """How many rows `scan` gives, by subtask, and of which checkpoint."""
+    with viewed(pipeline, settings, uid, at, "weir state count") as view:
+        return view.checkpoint, {
+            one: sum(table.num_rows for table in view.tables([one])) for one in range(view.parallelism)
+        }
 
 
 @contextmanager
-def _retained(registry: Registry, head: Checkpoint) -> Iterator[None]:
+def viewed(pipeline: Pipeline, settings: Settings, uid: str, at: At, purpose: str) -> Iterator[View]:
+    """One stage's state in a checkpoint, which is not pruned for as long as the `with` block lasts."""
+    with held(pipeline, settings, at, purpose) as (storage, registry, checkpoint):
+        figures_of(pipeline, checkpoint, uid)
+        yield view_of(pipeline, settings, storage, checkpoint, uid, _snapshots(registry, checkpoint, uid))
+
+
+@contextmanager
+def held(
+    pipeline: Pipeline, settings: Settings, at: At, purpose: str
+) -> Iterator[tuple[Storage, Registry, Checkpoint]]:
+    """A checkpoint that is not pruned for as long as the `with` block lasts. purpose: for who asks why it stays."""
+    storage, registry = open_storage(pipeline, settings)
+    with ExitStack() as stack:
+        while True:
+            checkpoint = chosen(pipeline, registry, at)
+            try:
+                stack.enter_context(Hold(storage, registry, checkpoint, purpose, settings.lease.heartbeat_seconds))
+                break
+            except PrunedError:  # replaced this very moment; one that was asked for is not found now
+                continue
+        with _retained(registry, checkpoint):
+            yield storage, registry, checkpoint
+
+
+@contextmanager
+def _retained(registry: Registry, checkpoint: Checkpoint) -> Iterator[None]:
     """What looks like damage while a checkpoint is read may be that it was pruned meanwhile, by right."""
     try:
         yield
     except DamageError as error:
-        if registry.holds(head):
+        if registry.holds(checkpoint):
             raise
-        raise PrunedError(f"Checkpoint {head.id} was pruned while it was being read.", next="Look again.") from error
+        raise PrunedError(
+            f"Checkpoint {checkpoint.id} was pruned while it was being read.", next="Look again."
+        ) from error
 
 
-def _head(pipeline: Pipeline, registry: Registry, stage: Stage) -> tuple[Checkpoint, dict[str, Any]]:
-    head = registry.head()
-    figures = head.operators.get(stage.uid) if head else None
-    if head is None or not figures or not figures["schema"]:
+def _snapshots(registry: Registry, checkpoint: Checkpoint, uid: str) -> dict[int, Snapshot]:
+    return snapshots_of(registry.files(checkpoint), uid)
+
+
+def chosen(pipeline: Pipeline, registry: Registry, at: At) -> Checkpoint:
+    """The checkpoint that is meant. Raises WeirError that lists what is retained, if it is not."""
+    completed, pins = registry.checkpoints(), [pin for pin in registry.pins() if pin.kind == SAVEPOINT]
+    if not completed:
         raise WeirError(
-            f"The stage {stage.uid} of {pipeline.name} has no state yet.",
+            f"{pipeline.name} has no state yet: it has no checkpoint.",
             next=f"Run the pipeline first: weir run {pipeline.name}",
         )
-    return head, figures
-
-
-def _snapshots(registry: Registry, head: Checkpoint, uid: str, subtasks: Sequence[int]) -> list[Snapshot]:
-    found = snapshots_of(registry.files(head), uid)
-    return [found[subtask] for subtask in subtasks if subtask in found]
-
-
-def _keys(figures: dict[str, Any]) -> pa.Schema:
-    return pa.schema([(name, type_named(kind)) for name, kind in figures["keys"]])
-
-
-def _parsed(keys: pa.Schema, key: Sequence[str], uid: str) -> list[pa.Array]:
-    if len(key) != len(keys):
-        raise ConfigurationError(
-            f"The key of {uid} has {len(keys)} column{'s' if len(keys) > 1 else ''} ({', '.join(keys.names)}), not {len(key)}.",
-            next="Give one --key for each, in this order.",
-        )
-    columns = []
-    for field, text in zip(keys, key, strict=True):
-        try:
-            columns.append(pa.array([text]).cast(field.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise ConfigurationError(
-                f"{text!r} is no {field.type}, which the key column {field.name!r} of {uid} is.", next=str(error)
-            ) from error
-    return columns
-
-
-def _tables(
-    storage: Storage,
-    settings: Settings,
-    stage: Stage,
-    figures: dict[str, Any],
-    found: Sequence[Snapshot],
-    groups: range,
-    now: datetime,
-) -> Iterator[pa.Table]:
-    keys, schema = _keys(figures), evolution.from_record(figures)
-    expiry = Expiry(stage.ttl, to_micros(now)) if stage.ttl else None
-    for one in found:
-        with opened(storage, settings, one, figures.get("backend", DEFAULT)) as backend:
-            if stage.window is not None:
-                yield from open_windows(stage, keys, schema, backend, groups)
-            else:
-                yield from scan_state(backend, schema, _collections(figures), keys, groups, expiry)
-
-
-def _collections(figures: dict[str, Any]) -> tuple[Collection, ...]:
-    return tuple(
-        Collection(name, one["kind"], type_named(one["key"]) if one["key"] else None, evolution.from_record(one), None)
-        for name, one in (figures.get("collections") or {}).items()
+    if at is None:
+        return completed[-1]
+    named = {pin.commit_id for pin in pins if pin.name == at}
+    found = [row for row in completed if row.id == at or row.commit_id in named]
+    if found:
+        return found[0]
+    what = f"no savepoint {at!r}" if isinstance(at, str) else f"no checkpoint {at} any more, or not yet"
+    raise WeirError(
+        f"{pipeline.name} has {what}.",
+        next=f"Retained checkpoints: {', '.join(str(row.id) for row in completed)}. "
+        f"Savepoints: {', '.join(f'{pin.name} ({pin.checkpoint_id})' for pin in pins) or 'none'}.",
     )
 
 
-@contextmanager
-def opened(storage: Storage, settings: Settings, found: Snapshot, backend_name: str) -> Iterator[Backend]:
-    """A snapshot, fetched and verified, open in the backend that wrote it for as long as the `with` block lasts."""
+# -- one key through time
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A checkpoint in which a key's state is not what it was in the retained one before.
+
+    rows: as `get` gives them; none: the key is gone. since: the first checkpoint in which it may have changed: the same one unless
+    others between were pruned; None: any before. carried: epochs whose rows still waited for the stage before this checkpoint, so that
+    they may be what changed the key. versions: by table, the Delta version that published this checkpoint's rows.
+    """
+
+    checkpoint: Checkpoint
+    rows: list[dict[str, Any]]
+    since: int | None
+    carried: tuple[int, ...]
+    versions: dict[str, int]
+
+    @property
+    def exact(self) -> bool:
+        return self.since == self.checkpoint.id
+
+
+def history(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str], at: At = None) -> Iterator[Change]:
+    """When a key changed, by the retained checkpoints that lead to one, oldest first; what a rewind abandoned is not among them.
+
+    A checkpoint that is pruned while this reads is passed over, as if it had been pruned before.
+    """
+    storage, registry = open_storage(pipeline, settings)
+    last = chosen(pipeline, registry, at)
+    figures_of(pipeline, last, uid)
+    published: dict[int, dict[str, int]] = {}
+    for one in registry.publications():
+        published.setdefault(one.checkpoint_id, {})[one.sink] = one.delta_version
+    before: Checkpoint | None = None
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="weir-state-") as scratch:
-        snapshot.fetch(storage, found, Path(scratch))
-        backend = named(backend_name).open(Path(scratch), backend_options(settings))
-        try:
-            yield backend
-        finally:
-            backend.close()
+        shelf = Shelf(Path(scratch))
+        for row in chain(registry, last):
+            try:
+                with view_at(pipeline, settings, storage, registry, row, uid, "weir state get --history") as view:
+                    found = _rows(view, key, shelf) if view is not None else []
+            except PrunedError:
+                continue
+            if found != rows:
+                adjoins = row.parent_id == (before.id if before else None)
+                since = row.id if adjoins else before.id + 1 if before else None
+                waited = (before.operators.get(uid) or {}).get("waiting") if before else None
+                carried = tuple(sorted({one["epoch"] for one in waited or ()}))
+                yield Change(row, found, since, carried, published.get(row.id, {}))
+            before, rows = row, found
+
+
+def _rows(view: View, key: Sequence[str], shelf: Shelf) -> list[dict[str, Any]]:
+    columns = parsed(view.keys, key, view.uid)
+    snapshot = view.snapshots.get(view.subtask(columns))
+    if snapshot is None:
+        return []
+    with shelf.opened(view.storage, view.options, snapshot, view.backend) as backend:
+        return view.of_key(columns, backend)
+
+
+def chain(registry: Registry, last: Checkpoint) -> list[Checkpoint]:
+    """The retained checkpoints that lead to `last`, oldest first, itself included."""
+    earlier = [row for row in registry.checkpoints() if row.id < last.id]
+    return [*(row for row in earlier if not is_abandoned(last, row.generation, row.id)), last]
+
+
+@contextmanager
+def view_at(
+    pipeline: Pipeline,
+    settings: Settings,
+    storage: Storage,
+    registry: Registry,
+    checkpoint: Checkpoint,
+    uid: str,
+    purpose: str,
+) -> Iterator[View | None]:
+    """As `viewed`, of one checkpoint that was retained a moment ago; None where the stage has no state. Raises PrunedError."""
+    if uid not in stages_with_state(checkpoint):
+        yield None
+        return
+    with (
+        Hold(storage, registry, checkpoint, purpose, settings.lease.heartbeat_seconds),
+        _retained(registry, checkpoint),
+    ):
+        yield view_of(pipeline, settings, storage, checkpoint, uid, _snapshots(registry, checkpoint, uid))

@@ -12,9 +12,10 @@ from pipelines.runtime.operators.aggregation import EPOCH, AggregationOperator, 
 from pipelines.runtime.operators.base import LATE, MAIN, Operator, Progress, Shapes, event_time_of
 from pipelines.runtime.operators.deduplication import DeduplicationOperator, deduplication_shapes
 from pipelines.runtime.operators.function import FunctionOperator, function_shapes
-from pipelines.runtime.operators.sessions import SessionOperator, open_sessions, session_shapes
+from pipelines.runtime.operators.sessions import SessionOperator, open_sessions, open_sessions_schema, session_shapes
 from pipelines.runtime.operators.windows import WindowOperator, window_shapes
 from pipelines.runtime.operators.windows import open_windows as open_sized_windows
+from pipelines.runtime.operators.windows import open_windows_schema as open_sized_windows_schema
 from state_ops.backends.base import Backend
 from state_ops.checkpoint import Ack
 from state_ops.errors import PipelineError
@@ -36,6 +37,7 @@ __all__ = [
     "duplicates",
     "event_time_of",
     "open_windows",
+    "open_windows_schema",
     "shapes",
 ]
 
@@ -97,6 +99,14 @@ def open_windows(
         return open_sessions(stage, stage.window, keys, state, backend, groups)
     assert stage.window is not None
     return open_sized_windows(stage, stage.window, keys, state, backend, groups)
+
+
+def open_windows_schema(stage: Stage, keys: pa.Schema, state: StateSchema) -> pa.Schema:
+    """The columns of `open_windows`, whether or not one is open."""
+    if isinstance(stage.window, SessionWindow):
+        return open_sessions_schema(stage, stage.window, keys, state)
+    assert stage.window is not None
+    return open_sized_windows_schema(stage, stage.window, keys, state)
 
 
 def duplicates(acks: Iterable[Ack]) -> int:

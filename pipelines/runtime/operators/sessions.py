@@ -233,8 +233,19 @@ def open_sessions(
 ) -> Iterator[pa.Table]:
     """The sessions that are still open in some key groups: key columns, window_start, window_end, aggregates so far."""
     for table in scan_values(backend, state, keys, groups):
-        frame = _results(stage, window, _opened(frames.from_arrow(table)))
-        yield frames.arrow(frame.with_columns(pl.col(START, END).cast(pl.Datetime("us", "UTC"))))
+        yield _shown(stage, window, table)
+
+
+def open_sessions_schema(stage: Stage, window: SessionWindow, keys: pa.Schema, state: StateSchema) -> pa.Schema:
+    """The columns of `open_sessions`."""
+    fields = [*keys, *state.arrow]
+    empty = pa.table([pa.array([], field.type) for field in fields], names=[field.name for field in fields])
+    return _shown(stage, window, empty).schema
+
+
+def _shown(stage: Stage, window: SessionWindow, rows: pa.Table) -> pa.Table:
+    shown = _results(stage, window, _opened(frames.from_arrow(rows)))
+    return frames.arrow(shown.with_columns(pl.col(START, END).cast(pl.Datetime("us", "UTC"))))
 
 
 def session_shapes(stage: Stage, window: SessionWindow, rows: pa.Schema, keys: pa.Schema) -> Shapes:

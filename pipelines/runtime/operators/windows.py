@@ -155,8 +155,19 @@ def open_windows(
             _, columns = decode_keys([key for key, _ in entries], [pa.int64(), *keys.types])
             rows = decode_rows(state, [value for _, value in entries])
             table = pa.table([*columns, *rows.columns], names=[END, *keys.names, *rows.column_names])
-            frame = _results(stage, window, frames.from_arrow(table))
-            yield frames.arrow(frame.with_columns(pl.col(START, END).cast(pl.Datetime("us", "UTC"))))
+            yield _shown(stage, window, frames.from_arrow(table))
+
+
+def open_windows_schema(stage: Stage, window: Window, keys: pa.Schema, state: StateSchema) -> pa.Schema:
+    """The columns of `open_windows`."""
+    fields = [pa.field(END, pa.int64()), *keys, *state.arrow]
+    empty = pa.table([pa.array([], field.type) for field in fields], names=[field.name for field in fields])
+    return _shown(stage, window, frames.from_arrow(empty)).schema
+
+
+def _shown(stage: Stage, window: Window, frame: pl.DataFrame) -> pa.Table:
+    shown = _results(stage, window, frame)
+    return frames.arrow(shown.with_columns(pl.col(START, END).cast(pl.Datetime("us", "UTC"))))
 
 
 def window_shapes(stage: Stage, window: Window, rows: pa.Schema, keys: pa.Schema) -> Shapes:

@@ -1,0 +1,58 @@
+"""A pipeline's keyed state as a Spark DataFrame, at any checkpoint or savepoint that is retained.
+
+    from pipelines import state_reader
+    state_reader.dataframe(spark, "flights", "aircraft_rotation", savepoint="before-upgrade").groupBy("hub").count()
+
+Without Spark: `weir state`, or `pipelines.runtime.state_reader`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from configs.settings import Settings, load
+from pipelines.runtime import stateless
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.loading import load_pipeline
+from pipelines.runtime.state_output import storable
+from pipelines.runtime.state_reader import viewed
+from pipelines.runtime.state_view import View
+from state_ops.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def dataframe(
+    spark: SparkSession,
+    pipeline: str | Pipeline,
+    stage: str,
+    at: int | None = None,
+    savepoint: str | None = None,
+    settings: Settings | None = None,
+) -> DataFrame:
+    """The rows of a stage's state: key columns, then fields, lists and maps, of open windows their bounds; a partition a subtask.
+
+    pipeline: itself, or its name in the configuration. at: a checkpoint's id; by default the newest. settings: by default those of
+    WEIR_ENV. Each task fetches its subtask's files, checks their digests and opens them, whenever an action needs it: what is to be
+    read for longer than retention keeps it should be a savepoint. Raises WeirError when there is no such checkpoint or state,
+    ConfigurationError for a column that Spark has no type for.
+    """
+    if at is not None and savepoint is not None:
+        raise ConfigurationError("`at` and `savepoint` each name a checkpoint.", next="Say one of them.")
+    known = settings or load()
+    found = load_pipeline(pipeline, known) if isinstance(pipeline, str) else pipeline
+    with viewed(found, known, stage, at if savepoint is None else savepoint, "a Spark DataFrame is made") as view:
+        schema = storable(view)
+    columns = stateless.spark_schema(schema, f"the state of {stage}")
+    subtasks = spark.range(0, view.parallelism, 1, view.parallelism)
+    return subtasks.mapInArrow(lambda numbers: _rows(view, schema, numbers), columns)
+
+
+def _rows(view: View, schema: pa.Schema, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in numbers:
+        for table in view.tables(batch.column(0).to_pylist()):
+            yield from table.cast(schema).to_batches()

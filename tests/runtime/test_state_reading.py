@@ -1,0 +1,323 @@
+"""State at every retained checkpoint, against a replay of the input in SQL; what is chosen, held, shared and refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, files, renamed_from, stage
+from pipelines.runtime import in_flight, state_reader
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.state_view import view_of
+from state_ops import pins, snapshot
+from state_ops.errors import ConfigurationError, DamageError, PipelineError, WeirError
+from tests.recovery.harness import Site
+from tests.recovery.small import Bank
+from tests.runtime import rides
+from tests.runtime.rides import Rides
+
+_RIDERS = """SELECT rider, count(*), sum(fare)::BIGINT, list({city: city, fare: fare} ORDER BY "at", ride)
+             FROM rides GROUP BY rider"""
+_SPENT = """SELECT rider, list({spent_key: city, spent: spent} ORDER BY city)
+            FROM (SELECT rider, city, sum(fare)::BIGINT AS spent FROM rides GROUP BY ALL) GROUP BY rider"""
+
+
+def rows(of: Rides, uid: str, at: int | str | None = None) -> list[dict]:
+    tables = list(state_reader.scan(of.site.pipeline, of.site.settings, uid, at))
+    return [row for table in tables for row in table.to_pylist()]
+
+
+@pytest.mark.parametrize("at", [1, 4, 5, 6, 7, 8])
+def test_state_at_each_checkpoint_is_what_sql_says_of_the_input_so_far(made, at):
+    found = rows(made, "riders", at)
+    assert sorted((row["rider"], row["rides"], row["paid"], row["stops"]) for row in found) == sorted(
+        made.replay(_RIDERS, at)
+    )
+    assert sorted((row["rider"], row["spent"]) for row in found) == sorted(made.replay(_SPENT, at))
+    one = state_reader.get(made.site.pipeline, made.site.settings, "riders", ["r0"], at)
+    assert one == [row for row in found if row["rider"] == "r0"]
+    checkpoint, counts = state_reader.count(made.site.pipeline, made.site.settings, "riders", at)
+    assert (checkpoint, list(counts), sum(counts.values())) == (at, [0, 1], len(found))
+    assert {row["ride"] for row in rows(made, "unique", at)} == {
+        row[0] for row in made.replay("SELECT ride FROM rides", at)
+    }
+
+
+@pytest.mark.parametrize("at", [4, 8])
+def test_open_windows_and_sessions_have_their_bounds(made, at):
+    mark = made.registry.checkpoints()[[1, 4, 5, 6, 7, 8].index(at)].watermarks["hourly"]
+    expected = made.replay(
+        f"""SELECT city, rider, time_bucket(INTERVAL 1 HOUR, "at") AS start, count(*), avg(fare) FROM rides
+            GROUP BY city, rider, start HAVING epoch_us(start + INTERVAL 1 HOUR) > {mark}""",
+        at,
+    )
+    found = rows(made, "hourly", at)
+    assert sorted((row["city"], row["rider"], row["window_start"], row["n"], row["mean"]) for row in found) == sorted(
+        expected
+    )
+    newest = max(found, key=lambda row: row["window_start"])
+    of_key = state_reader.get(made.site.pipeline, made.site.settings, "hourly", [newest["city"], newest["rider"]], at)
+    assert newest in of_key
+    opened = rows(made, "trips", at)
+    assert opened and all(row["window_start"] < row["window_end"] for row in opened)
+
+
+@pytest.mark.parametrize("uid", ["riders", "hourly", "trips", "unique"])
+def test_the_columns_are_known_before_the_rows(made, uid):
+    with state_reader.viewed(made.site.pipeline, made.site.settings, uid, None, "test") as view:
+        tables = list(view.tables())
+    assert tables and all(table.schema.equals(view.schema) for table in tables)
+    assert set(view.identity) < set(view.schema.names)
+
+
+def test_a_savepoint_names_its_checkpoint(made):
+    assert rows(made, "riders", "first-day") == rows(made, "riders", 1)
+
+
+@pytest.mark.parametrize("at", [3, 9, "last-day"])
+def test_what_is_not_retained_is_answered_with_what_is(made, at):
+    with pytest.raises(WeirError) as refused:
+        rows(made, "riders", at)
+    assert refused.value.exit_code == 1
+    assert "1, 4, 5, 6, 7, 8" in str(refused.value) and "first-day (1)" in str(refused.value)
+
+
+def test_a_stage_that_nobody_knows_is_refused(made):
+    with pytest.raises(PipelineError, match="riders, hourly, trips, unique"):
+        rows(made, "nobody")
+    with pytest.raises(ConfigurationError, match="city, rider"):
+        state_reader.get(made.site.pipeline, made.site.settings, "hourly", ["Oslo"])
+
+
+def test_before_the_first_checkpoint_there_is_nothing(tmp_path):
+    empty = Rides(tmp_path / "site")
+    with pytest.raises(WeirError, match="no state yet"):
+        rows(empty, "riders")
+
+
+@pytest.mark.parametrize("uid", ["riders", "hourly", "trips", "unique"])
+def test_stages_that_are_gone_from_the_code_are_read_by_what_was_recorded(made, uid):
+    other = next(one for one in rides.pipeline.stages if one.uid != uid)
+    without = replace(rides.pipeline, stages=(other,))
+    settings = made.site.settings
+    settings = settings.model_copy(update={"spark": settings.spark.model_copy(update={"parallelism": 1})})
+    tables = list(state_reader.scan(without, settings, uid, 6))
+    assert [row for table in tables for row in table.to_pylist()] == rows(made, uid, 6)
+
+
+def test_rows_come_subtask_by_subtask_as_they_are_asked_for(made, monkeypatch):
+    fetched = []
+    real = snapshot.fetch
+    monkeypatch.setattr(snapshot, "fetch", lambda *args: (fetched.append(args[1].subtask), real(*args)))
+    scan = state_reader.scan(made.site.pipeline, made.site.settings, "unique")
+    first = next(scan)
+    assert fetched == [0] and first.num_rows < 8 * 40 / 2
+    assert len(list(scan)) > 1 and fetched == [0, 1]
+
+
+def everything(of: Rides | Bank) -> dict[str, tuple[int, int]]:
+    """All files below the pipeline's root, those of the coordinator too."""
+    found = (file for file in of.site.storage.rglob("*") if file.is_file())
+    return {str(file): (file.stat().st_size, file.stat().st_mtime_ns) for file in found}
+
+
+def test_nothing_is_written_but_the_hold_which_is_gone_afterwards(made):
+    before = everything(made)
+    scan = state_reader.scan(made.site.pipeline, made.site.settings, "riders")
+    next(scan)
+    (hold,) = everything(made).keys() - before.keys()
+    assert pins.HOLDS in hold and json.loads(Path(hold).read_text())["purpose"] == "weir state scan"
+    scan.close()
+    state_reader.count(made.site.pipeline, made.site.settings, "trips")
+    list(state_reader.history(made.site.pipeline, made.site.settings, "riders", ["r0"]))
+    assert everything(made) == before
+
+
+def test_a_scan_goes_on_while_its_checkpoint_is_pruned(tmp_path):
+    made = Rides(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="1")
+    made.epochs(2)
+    expected = rows(made, "riders")
+    scan = state_reader.scan(made.site.pipeline, made.site.settings, "riders", 2)
+    found = next(scan).to_pylist()
+    made.epochs(2)
+    assert [row.id for row in made.registry.checkpoints()] == [2, 4], "held"
+    assert found + [row for table in scan for row in table.to_pylist()] == expected
+    made.epochs(1)
+    assert [row.id for row in made.registry.checkpoints()] == [5]
+    with pytest.raises(WeirError, match="no checkpoint 2"):
+        rows(made, "riders", 2)
+
+
+@pytest.mark.parametrize("how", ["missing", "flipped", "truncated"])
+def test_damage_is_said_and_no_value_is_given(tmp_path, how):
+    bank = Bank.at(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="2")
+    bank.epochs(1, 2)
+    newest, older = (list(bank.registry.files(row)) for row in reversed(bank.registry.checkpoints()))
+    shared = {file.path for file in older}
+    for file in newest:
+        path = bank.site.storage / file.path
+        if file.kind != "state" or file.path in shared:
+            continue
+        if how == "missing":
+            path.unlink()
+        else:
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data if how == "flipped" else data[:-1])
+    read: list[Callable[[], object]] = [
+        lambda: state_reader.get(bank.site.pipeline, bank.site.settings, "accounts", ["k1"]),
+        lambda: list(state_reader.scan(bank.site.pipeline, bank.site.settings, "accounts")),
+        lambda: list(state_reader.history(bank.site.pipeline, bank.site.settings, "accounts", ["k1"])),
+    ]
+    for one in read:
+        with pytest.raises(DamageError, match="missing" if how == "missing" else "sha256"):
+            one()
+    assert state_reader.get(bank.site.pipeline, bank.site.settings, "accounts", ["k1"], 1) == [
+        {"id": "k1", "rows": 1, "total": 1}
+    ]
+
+
+# -- one key through time
+
+
+def test_a_keys_history_has_each_change_and_says_where_pruning_left_a_gap(made):
+    found = list(state_reader.history(made.site.pipeline, made.site.settings, "riders", ["r0"]))
+    assert [(change.checkpoint.id, change.since) for change in found] == [
+        (1, 1),
+        (4, 2),
+        (5, 5),
+        (6, 6),
+        (7, 7),
+        (8, 8),
+    ]
+    for change in found:
+        ((count, paid),) = made.replay("SELECT count(*), sum(fare) FROM rides WHERE rider = 'r0'", change.checkpoint.id)
+        assert (change.rows[0]["rides"], change.rows[0]["paid"]) == (count, paid)
+        assert change.checkpoint.run_id == "a-dagster-run"
+        assert (
+            change.versions["rides"]
+            == {one.checkpoint_id: one.delta_version for one in made.registry.publications() if one.sink == "rides"}[
+                change.checkpoint.id
+            ]
+        )
+    odd = list(state_reader.history(made.site.pipeline, made.site.settings, "riders", ["r1-2"]))
+    assert [(change.checkpoint.id, change.since) for change in odd] == [(1, 1), (4, 2), (5, 5), (7, 7)], (
+        "files 6 and 8 lack it"
+    )
+    until = list(state_reader.history(made.site.pipeline, made.site.settings, "riders", ["r1-2"], 6))
+    assert [change.checkpoint.id for change in until] == [1, 4, 5]
+    assert list(state_reader.history(made.site.pipeline, made.site.settings, "riders", ["nobody"])) == []
+
+
+def test_what_is_gone_again_is_a_change(made):
+    """A rider's session closes when the next file has none of his rides."""
+    found = list(state_reader.history(made.site.pipeline, made.site.settings, "trips", ["r0-3"]))
+    assert [] in [change.rows for change in found]
+    assert all(one.rows != other.rows for one, other in pairwise(found))
+
+
+def test_without_the_first_checkpoint_the_first_change_is_older(tmp_path):
+    made = Rides(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="2")
+    made.epochs(4)
+    first, second = state_reader.history(made.site.pipeline, made.site.settings, "riders", ["r0"])
+    assert (first.checkpoint.id, first.since, first.exact) == (3, None, False)
+    assert (second.checkpoint.id, second.since, second.exact) == (4, 4, True)
+
+
+def test_history_fetches_an_object_that_checkpoints_share_once(tmp_path, monkeypatch):
+    bank = Bank.at(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="5", WEIR_SPARK__PARALLELISM="1")
+    bank.epochs(1, 2, 3, 4, 5)
+    fetched: list[str] = []
+    real = snapshot.fetch
+
+    def counted(storage, base, target):
+        fetched.extend(file.path for file in base.files if file.name.endswith(".sst"))
+        real(storage, base, target)
+
+    monkeypatch.setattr(snapshot, "fetch", counted)
+    assert len(list(state_reader.history(bank.site.pipeline, bank.site.settings, "accounts", ["k1"]))) == 5
+    assert fetched and len(fetched) == len(set(fetched))
+
+
+# -- state classes that changed since
+
+
+class Old(State):
+    rows: Annotated[int, pa.int32()] = 0
+    note: str = "x"
+
+
+class New(State):
+    seen: Annotated[int, renamed_from("rows")] = 0
+    total: float | None = None
+
+
+def _counted(state: type[State], field: str, **options: str) -> Pipeline:
+    @stage("seen", source=files("{landing}/*.parquet", name="landing"), key="id", state=state, **options)
+    def seen(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> None:
+        state.fold(rows, **{field: agg.count()})
+
+    return Pipeline("evolving", (seen,), max_parallelism=4)
+
+
+def _epoch(site: Site, number: int, *ids: str) -> None:
+    site.landing.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"id": ids or ["a", "b"]}), site.landing / f"{number}.parquet")
+    list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
+
+
+def _evolving(root: Path, made: Pipeline) -> Site:
+    return Site(root, {"WEIR_CHECKPOINTS__NUM_RETAINED": "5"}, made, __name__)
+
+
+def test_an_old_checkpoint_is_shown_as_its_own_schema_says(tmp_path):
+    old = _evolving(tmp_path, _counted(Old, "rows"))
+    _epoch(old, 1)
+    new = _evolving(tmp_path, _counted(New, "seen"))
+    _epoch(new, 2)
+    get = state_reader.get
+    assert get(new.pipeline, new.settings, "seen", ["a"], 1) == [{"id": "a", "rows": 1, "note": "x"}]
+    assert get(new.pipeline, new.settings, "seen", ["a"], 2) == [{"id": "a", "seen": 2, "total": None}]
+    assert [change.rows[0] for change in state_reader.history(new.pipeline, new.settings, "seen", ["a"])] == [
+        {"id": "a", "rows": 1, "note": "x"},
+        {"id": "a", "seen": 2, "total": None},
+    ]
+
+
+def test_what_a_time_to_live_has_forgotten_is_judged_by_the_rule_of_then(tmp_path, monkeypatch):
+    """Whatever today's code says: it may have another rule, or none, or not know the stage."""
+    site = _evolving(tmp_path, _counted(Old, "rows", ttl="1h"))
+    _epoch(site, 1)
+    later = datetime.now(UTC) + timedelta(hours=2)
+    monkeypatch.setattr(in_flight, "datetime", SimpleNamespace(now=lambda _: later))
+    _epoch(site, 2, "b")
+    for defined in (site.pipeline, _counted(Old, "rows"), _counted(Old, "rows", ttl="90d"), rides.pipeline):
+        named = replace(defined, name=site.pipeline.name)
+        found = [list(state_reader.scan(named, site.settings, "seen", at)) for at in (1, 2)]
+        ids = [sorted(name for table in tables for name in table["id"].to_pylist()) for tables in found]
+        assert ids == [["a", "b"], ["b"]]
+
+
+def test_a_record_without_the_rule_is_read_by_the_definition_or_not_at_all(tmp_path):
+    """As releases before this one wrote it."""
+    site = _evolving(tmp_path, _counted(Old, "rows", ttl="1h"))
+    _epoch(site, 1)
+    storage, registry = state_reader.open_storage(site.pipeline, site.settings)
+    row = registry.checkpoints()[0]
+    figures = {name: value for name, value in row.operators["seen"].items() if name != "ttl"}
+    older = replace(row, operators={"seen": figures})
+    assert view_of(site.pipeline, site.settings, storage, older, "seen", {}).expiry is not None
+    with pytest.raises(WeirError, match="time to live is not recorded"):
+        view_of(rides.pipeline, site.settings, storage, older, "seen", {})
