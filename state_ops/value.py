@@ -8,6 +8,7 @@ and written at the barrier. Nothing here loops over rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from state_ops.schema import TOUCHED, StateSchema
 from state_ops.ttl import Expiry
 
 _CODE = "__weir_code"
+_SCANNED = 50_000  # entries of a table
 
 
 class ValueState:
@@ -296,10 +298,9 @@ def scan_values(
 ) -> Iterator[pa.Table]:
     """All rows of value state in some key groups, in key order: key columns, then fields; in tables of bounded size."""
     for group in groups:
-        entries = list(backend.scan(group_prefix(group, VALUE_STATE), group_prefix(group, VALUE_STATE + 1)))
-        if not entries:
-            continue
-        _, columns = decode_keys([key for key, _ in entries], keys.types)
-        rows, alive = ttl.decoded_table(schema, [value for _, value in entries], expiry)
-        table = pa.table([*columns, *rows.columns], names=[*keys.names, *rows.column_names])
-        yield table.filter(pa.array(alive)) if not alive.all() else table
+        found = iter(backend.scan(group_prefix(group, VALUE_STATE), group_prefix(group, VALUE_STATE + 1)))
+        while entries := list(islice(found, _SCANNED)):  # a group may have any number of them
+            _, columns = decode_keys([key for key, _ in entries], keys.types)
+            rows, alive = ttl.decoded_table(schema, [value for _, value in entries], expiry)
+            table = pa.table([*columns, *rows.columns], names=[*keys.names, *rows.column_names])
+            yield table.filter(pa.array(alive)) if not alive.all() else table

@@ -1361,6 +1361,48 @@ MUTANTS = [
         "format_version=FORMAT_VERSION",
         "tests/recovery/test_unaligned.py::test_a_restore_goes_on_with_what_a_checkpoint_has_not_applied",
     ),
+    Mutant(
+        "read an old checkpoint without holding it",
+        "pipelines/runtime/state_reader.py",
+        "                stack.enter_context(Hold(storage, registry, checkpoint, purpose, settings.lease.heartbeat_seconds))\n",
+        "                Hold(storage, registry, checkpoint, purpose, settings.lease.heartbeat_seconds)\n",
+        "tests/runtime/test_state_reading.py::test_a_scan_goes_on_while_its_checkpoint_is_pruned",
+    ),
+    Mutant(
+        "show what a time to live had forgotten",
+        "pipelines/runtime/state_view.py",
+        "        expiry=Expiry(ttl, to_micros(checkpoint.epoch_now)) if ttl else None,\n",
+        "        expiry=None,\n",
+        "tests/runtime/test_state_reading.py::test_what_a_time_to_live_has_forgotten_is_judged_by_the_rule_of_then",
+    ),
+    Mutant(
+        "say that a change was exactly there, although checkpoints before it are pruned",
+        "pipelines/runtime/state_reader.py",
+        "                adjoins = row.parent_id == (before.id if before else None)\n",
+        "                adjoins = True\n",
+        "tests/runtime/test_state_reading.py::test_a_keys_history_has_each_change_and_says_where_pruning_left_a_gap",
+    ),
+    Mutant(
+        "leave half of a file that failed",
+        "pipelines/runtime/state_output.py",
+        "        Path(name).unlink(missing_ok=True)\n        raise\n",
+        "        raise\n",
+        "tests/runtime/test_state_output.py::test_a_file_that_fails_in_the_middle_leaves_what_was_there",
+    ),
+    Mutant(
+        "let a query read files",
+        "pipelines/runtime/state_database.py",
+        '    connection.execute("SET enable_external_access = false")\n',
+        "",
+        "tests/runtime/test_state_sql.py::test_what_is_no_reading_query_is_refused_and_says_what_there_is",
+    ),
+    Mutant(
+        "take a key that came back for one that never went",
+        "pipelines/runtime/state_sql.py",
+        "OR __weir_last < __weir_nth - 1 ",
+        "",
+        "tests/runtime/test_state_sql.py::test_a_key_that_comes_back_with_the_same_value_has_changed",
+    ),
 ]
 
 

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
@@ -209,7 +209,13 @@ def _load_table(source: _Source, table: str, connection: Connection) -> None:
             where=source.storage.full(table_path(table)),
             next="It is made by the first epoch that has rows for it.",
         ) from error
-    connection.register(f"__weir_table_{table}", handle.to_pyarrow_dataset())
+    try:
+        dataset = handle.to_pyarrow_dataset()
+    except DeltaError as error:  # a feature of the table that it does not know
+        raise WeirError(
+            f"The table {table} cannot be read here: {error}", where=handle.table_uri, next="Read it with Spark."
+        ) from error
+    connection.register(f"__weir_table_{table}", dataset)
     connection.execute(f"CREATE VIEW {TABLES}.{quoted(table)} AS SELECT * FROM {quoted(f'__weir_table_{table}')}")
 
 

@@ -62,7 +62,7 @@ class View:
     identity: tuple[str, ...]
 
     def tables(self, subtasks: Iterable[int] | None = None) -> Iterator[pa.Table]:
-        """All rows, by default of every subtask, a table for each key group that has some; fetched and opened one by one."""
+        """All rows, by default of every subtask, in tables of at most one key group; fetched and opened one by one."""
         for subtask in range(self.parallelism) if subtasks is None else subtasks:
             if subtask in self.snapshots:
                 with opened(self.storage, self.options, self.snapshots[subtask], self.backend) as backend:

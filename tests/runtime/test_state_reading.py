@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated
 
 import polars as pl
@@ -17,11 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, files, renamed_from, stage
-from pipelines.runtime import in_flight, state_reader
+from pipelines.runtime import state_reader
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, run
 from pipelines.runtime.state_view import view_of
-from state_ops import pins, snapshot
+from state_ops import pins, snapshot, value
+from state_ops.checkpoint import snapshots_of
 from state_ops.errors import ConfigurationError, DamageError, PipelineError, WeirError
 from tests.recovery.harness import Site
 from tests.recovery.small import Bank
@@ -125,6 +125,18 @@ def test_rows_come_subtask_by_subtask_as_they_are_asked_for(made, monkeypatch):
     first = next(scan)
     assert fetched == [0] and first.num_rows < 8 * 40 / 2
     assert len(list(scan)) > 1 and fetched == [0, 1]
+
+
+def test_a_key_group_may_be_larger_than_a_table(made, monkeypatch):
+    expected = rows(made, "unique")
+    monkeypatch.setattr(value, "_SCANNED", 7)
+    scan = state_reader.scan(made.site.pipeline, made.site.settings, "unique")
+    tables = list(scan)
+    assert max(table.num_rows for table in tables) == 7
+    assert [row for table in tables for row in table.to_pylist()] == expected
+    scan = state_reader.scan(made.site.pipeline, made.site.settings, "unique")
+    assert next(scan).num_rows == 7
+    scan.close()  # in the middle of a group
 
 
 def everything(of: Rides | Bank) -> dict[str, tuple[int, int]]:
@@ -296,18 +308,18 @@ def test_an_old_checkpoint_is_shown_as_its_own_schema_says(tmp_path):
     ]
 
 
-def test_what_a_time_to_live_has_forgotten_is_judged_by_the_rule_of_then(tmp_path, monkeypatch):
-    """Whatever today's code says: it may have another rule, or none, or not know the stage."""
+def test_what_a_time_to_live_has_forgotten_is_judged_by_the_rule_of_then(tmp_path):
+    """And by the checkpoint's own clock, whatever today's code says: it may have another rule, or none, or not know the stage."""
     site = _evolving(tmp_path, _counted(Old, "rows", ttl="1h"))
     _epoch(site, 1)
-    later = datetime.now(UTC) + timedelta(hours=2)
-    monkeypatch.setattr(in_flight, "datetime", SimpleNamespace(now=lambda _: later))
-    _epoch(site, 2, "b")
+    storage, registry = state_reader.open_storage(site.pipeline, site.settings)
+    row = registry.checkpoints()[0]
+    snapshots = snapshots_of(registry.files(row), "seen")
     for defined in (site.pipeline, _counted(Old, "rows"), _counted(Old, "rows", ttl="90d"), rides.pipeline):
-        named = replace(defined, name=site.pipeline.name)
-        found = [list(state_reader.scan(named, site.settings, "seen", at)) for at in (1, 2)]
-        ids = [sorted(name for table in tables for name in table["id"].to_pylist()) for tables in found]
-        assert ids == [["a", "b"], ["b"]]
+        for passed, left in ((timedelta(minutes=59), ["a", "b"]), (timedelta(hours=1), [])):
+            unswept = replace(row, epoch_now=row.epoch_now + passed)
+            view = view_of(defined, site.settings, storage, unswept, "seen", snapshots)
+            assert sorted(id for table in view.tables() for id in table["id"].to_pylist()) == left
 
 
 def test_a_record_without_the_rule_is_read_by_the_definition_or_not_at_all(tmp_path):

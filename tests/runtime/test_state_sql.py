@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Annotated
 
 import pyarrow as pa
@@ -10,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.api import State
-from pipelines.runtime import state_database, state_reader
+from pipelines.runtime import in_flight, state_database, state_reader
 from pipelines.runtime.state_diff import compared
 from pipelines.runtime.state_sql import answered
 from state_ops import snapshot
@@ -18,6 +20,18 @@ from state_ops.errors import ConfigurationError, DamageError
 from tests.recovery.small import Bank
 from tests.runtime.rides import Rides
 from tests.runtime.test_state_reading import _counted, _epoch, _evolving, everything
+
+
+class Narrow(State):
+    rows: Annotated[int, pa.int32()] = 0
+    note: str = "x"
+    home: Annotated[dict, pa.struct([("city", pa.string())])]
+
+
+class Wide(State):
+    rows: int = 0
+    home: Annotated[dict, pa.struct([("city", pa.string()), ("street", pa.string())])]
+    more: float | None = None
 
 
 def ask(of: Rides, query: str, at: int | str | None = None) -> list[tuple]:
@@ -55,6 +69,21 @@ def test_changes_are_found_again_after_a_key_was_gone(made):
     before: dict[int, int | None] = dict(zip((4, 5, 6, 7, 8), (1, 4, 5, 6, 7), strict=True)) | {1: None}
     there = set(history)
     assert found == sorted(row[:3] for row in history if (before[row[0]], *row[1:]) not in there)
+
+
+def test_a_key_that_comes_back_with_the_same_value_has_changed(tmp_path, monkeypatch):
+    site = _evolving(tmp_path, _counted(Narrow, "rows", ttl="1h"))
+    for number, ids in enumerate((["a", "b"], ["b"], ["a", "b"]), start=1):
+        at = datetime.now(UTC) + timedelta(hours=2 * number, minutes=-number)
+        monkeypatch.setattr(in_flight, "datetime", SimpleNamespace(now=lambda _, at=at: at))
+        _epoch(site, number, *ids)
+    with answered(site.pipeline, site.settings, "SELECT checkpoint_id, id FROM seen_changes ORDER BY ALL") as (
+        _,
+        tables,
+    ):
+        assert [tuple(row.values()) for table in tables for row in table.to_pylist()] == [(1, "a"), (1, "b"), (3, "a")]
+    found = state_reader.history(site.pipeline, site.settings, "seen", ["a"])
+    assert [(change.checkpoint.id, len(change.rows)) for change in found] == [(1, 1), (2, 0), (3, 1)]
 
 
 def test_stage_and_table_of_one_name_are_told_apart_by_schema(made):
@@ -226,18 +255,6 @@ def test_subtasks_that_have_the_same_objects_are_not_read(tmp_path, monkeypatch)
             }
         ]
     assert len(read) == 2 and len(set(read)) == 1
-
-
-class Narrow(State):
-    rows: Annotated[int, pa.int32()] = 0
-    note: str = "x"
-    home: Annotated[dict, pa.struct([("city", pa.string())])]
-
-
-class Wide(State):
-    rows: int = 0
-    home: Annotated[dict, pa.struct([("city", pa.string()), ("street", pa.string())])]
-    more: float | None = None
 
 
 def test_states_of_other_schemas_are_compared_by_what_both_have(tmp_path):
