@@ -1383,6 +1383,13 @@ MUTANTS = [
         "tests/runtime/test_state_reading.py::test_a_keys_history_has_each_change_and_says_where_pruning_left_a_gap",
     ),
     Mutant(
+        "count what a rewind abandoned as a key's past",
+        "pipelines/runtime/state_reader.py",
+        "            upto = row.parent_id\n",
+        "            upto = row.id - 1\n",
+        "tests/runtime/test_state_reading.py::test_the_chain_leaves_out_what_a_rewind_abandoned",
+    ),
+    Mutant(
         "leave half of a file that failed",
         "pipelines/runtime/state_output.py",
         "        Path(name).unlink(missing_ok=True)\n        raise\n",

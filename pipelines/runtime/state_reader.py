@@ -20,7 +20,7 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.state_files import Shelf, opened
 from pipelines.runtime.state_view import View, figures_of, parsed, stages_with_state, view_of
 from pipelines.runtime.tenure import open_storage
-from state_ops.checkpoint import Checkpoint, Snapshot, is_abandoned, snapshots_of
+from state_ops.checkpoint import Checkpoint, Snapshot, snapshots_of
 from state_ops.errors import DamageError, PrunedError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.pins import Hold
@@ -199,9 +199,16 @@ def _rows(view: View, key: Sequence[str], shelf: Shelf) -> list[dict[str, Any]]:
 
 
 def chain(registry: Registry, last: Checkpoint) -> list[Checkpoint]:
-    """The retained checkpoints that lead to `last`, oldest first, itself included."""
-    earlier = [row for row in registry.checkpoints() if row.id < last.id]
-    return [*(row for row in earlier if not is_abandoned(last, row.generation, row.id)), last]
+    """The retained checkpoints that lead to `last`, oldest first, itself included.
+
+    What lies between a checkpoint and its parent was abandoned by a rewind.
+    """
+    found, upto = [last], last.parent_id
+    for row in reversed(registry.checkpoints()):
+        if upto is not None and row.id <= upto:
+            found.append(row)
+            upto = row.parent_id
+    return found[::-1]
 
 
 @contextmanager

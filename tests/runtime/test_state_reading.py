@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
 import polars as pl
@@ -231,6 +232,21 @@ def test_a_keys_history_has_each_change_and_says_where_pruning_left_a_gap(made):
     until = list(state_reader.history(made.site.pipeline, made.site.settings, "riders", ["r1-2"], 6))
     assert [change.checkpoint.id for change in until] == [1, 4, 5]
     assert list(state_reader.history(made.site.pipeline, made.site.settings, "riders", ["nobody"])) == []
+
+
+@pytest.mark.parametrize(
+    ("last", "leads"),
+    [(9, [1, 2, 7, 9]), (7, [1, 2, 7]), (5, [1, 2, 4, 5]), (2, [1, 2])],
+    ids=["after-a-rewind", "the-rewind", "abandoned", "before"],
+)
+def test_the_chain_leaves_out_what_a_rewind_abandoned(made, last, leads):
+    """7 is a rewind to 2; 3 and 6 are pruned, and so is 8."""
+    parents = {1: None, 2: 1, 4: 3, 5: 4, 7: 2, 9: 8}
+    one = made.registry.checkpoints()[0]
+    completed = [replace(one, id=id, parent_id=parent) for id, parent in parents.items()]
+    registry = SimpleNamespace(checkpoints=lambda: completed)
+    top = next(row for row in completed if row.id == last)
+    assert [row.id for row in state_reader.chain(registry, top)] == leads
 
 
 def test_what_is_gone_again_is_a_change(made):
