@@ -1,0 +1,37 @@
+"""State in a bucket is looked into like state on a disk, and exported to one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+from pipelines.runtime import state_reader
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.state_output import to_delta
+from pipelines.runtime.state_sql import answered
+from tests.storage import counting
+from tests.storage.conftest import Bucket
+
+
+def test_state_in_a_bucket_is_read_asked_and_exported(bucket: Bucket, tmp_path: Path):
+    counting.land(bucket, 1, 2)
+    settings = counting.configured(bucket, tmp_path / "work")
+    list(run(counting.pipeline, settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
+    before = bucket.objects()
+    expected: dict[str, int] = {}
+    for row in counting.rows_of(1) + counting.rows_of(2):
+        expected[row["id"]] = expected.get(row["id"], 0) + 1
+    tables = list(state_reader.scan(counting.pipeline, settings, "counts"))
+    assert {row["id"]: row["rows"] for table in tables for row in table.to_pylist()} == expected
+    query = "SELECT sum(rows)::BIGINT, (SELECT count(*) FROM counted), (SELECT max(id) FROM checkpoints) FROM counts"
+    with answered(counting.pipeline, settings, query) as (_, found):
+        total = sum(expected.values())
+        assert [tuple(row.values()) for table in found for row in table.to_pylist()] == [(total, total, 2)]
+    assert bucket.objects() == before, "the holds are gone"
+    with state_reader.viewed(counting.pipeline, settings, "counts", None, "test") as view:
+        uri, version = to_delta(view, settings, f"s3://{bucket.name}/exported")
+        options = view.storage.delta_options
+    exported = DeltaTable(uri, storage_options=options).to_pyarrow_table().to_pylist()
+    assert (version, {row["id"]: row["rows"] for row in exported}) == (0, expected)
