@@ -179,8 +179,8 @@ def main() -> None:
     parser.add_argument("--label", default="now", help="the report's column that this run belongs to")
     parser.add_argument("--fresh", action="store_true", help="forget the label's earlier runs")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "epoch-profile")
-    parser.add_argument("--full", type=int, default=Load.full, help="epochs with rows")
-    parser.add_argument("--empty", type=int, default=Load.empty, help="epochs without")
+    parser.add_argument("--full", type=int, default=Load().full, help="epochs with rows")
+    parser.add_argument("--empty", type=int, default=Load().empty, help="epochs without")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="weir-epoch-") as root:
         epochs = measure(Load(arguments.full, arguments.empty), Path(root))

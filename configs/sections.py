@@ -143,7 +143,7 @@ class CheckpointSettings(Section):
         2,
         ge=1,
         le=8,
-        description="Epochs between their trigger and their end; with 1 nothing overlaps.",
+        description="Epochs between their trigger and their commit, beside which one more may publish and prune; with 1 nothing overlaps.",
         json_schema_extra=_advice(
             "2: the upload of one epoch beside the work of the next. 3 or 4 where an upload takes longer than an epoch's work. More hides no more: a store that is too slow for the rate stays so, and a failure replays all that are under way."
         ),

@@ -106,10 +106,16 @@ class InFlight:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more epoch may begin: so many in flight, so many bytes that wait to be uploaded."""
-        if self._fallen or self._failure is not None:
+        """Whether one more epoch may begin: so many in flight, so many bytes that wait to be uploaded.
+
+        One that is confirmed and still publishes or prunes takes no place, unless nothing is to overlap: while commits take longest,
+        stages would wait for what needs no processor.
+        """
+        if self._fallen or self._failure is not None or self._is_full:
             return False
-        return len(self._flights) < self._shop.settings.checkpoints.max_concurrent and not self._is_full
+        most = self._shop.settings.checkpoints.max_concurrent
+        pending = sum(flight.confirmed is None for flight in self._flights)
+        return pending < most and (most > 1 or not self._flights)
 
     @property
     def _is_full(self) -> bool:
