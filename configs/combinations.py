@@ -112,6 +112,16 @@ def options_of_own_backend(settings: Settings) -> Iterator[Contradiction]:
         )
 
 
+def rewind_without_earlier(settings: Settings) -> Iterator[Contradiction]:
+    """`restore.on_invalid: rewind` with `checkpoints.num_retained` of 1: there would be nothing to go back to."""
+    if settings.restore.on_invalid == "rewind" and settings.checkpoints.num_retained < 2:
+        yield Contradiction(
+            ("restore.on_invalid", "checkpoints.num_retained"),
+            "restore.on_invalid (rewind) goes back to an earlier checkpoint, and checkpoints.num_retained (1) keeps none; set"
+            " num_retained to 2 or more, better 3, or on_invalid to fail",
+        )
+
+
 RULES: tuple[Callable[[Settings], Iterator[Contradiction]], ...] = (
     min_pause_beyond_interval,
     timeout_within_interval,
@@ -120,6 +130,7 @@ RULES: tuple[Callable[[Settings], Iterator[Contradiction]], ...] = (
     second_layer_below_first,
     alignment_beyond_timeout,
     options_of_own_backend,
+    rewind_without_earlier,
 )
 
 

@@ -102,6 +102,14 @@ class LocalSettings(Section):
 
     work_dir: str = Field(".weir/work", description="Working copies of state; a fast local disk.")
     cache_dir: str = Field(".weir/cache", description="Fetched jars and the like.")
+    objects_mb: int = Field(
+        4096,
+        ge=0,
+        description="Fetched state files in MiB that each host keeps below `local.work_dir`, for the next restore, rescale or look into a checkpoint; 0: none.",
+        json_schema_extra=_advice(
+            "What a host's share of the state takes, if the disk has it: a restore then fetches only what is new. They are hard links of what is in use anyway, so the room is only taken for what no state uses any more."
+        ),
+    )
 
 
 class CheckpointSettings(Section):
@@ -192,6 +200,18 @@ class CheckpointSettings(Section):
         description="incremental: upload only new state files and re-reference the rest; full: upload all of them, so that a checkpoint depends on no other. Restore works from either, and it can be changed between runs.",
         json_schema_extra=_advice(
             "`incremental`; the larger the state and the less of it changes, the more it saves. `full` for small state whose checkpoints are copied away or kept for long, one by one."
+        ),
+    )
+
+
+class RestoreSettings(Section):
+    """What a run does with the newest checkpoint before it goes on from there."""
+
+    on_invalid: Literal["fail", "rewind"] = Field(
+        "fail",
+        description="When a file of the newest checkpoint is missing or altered: fail, and say which and what can be done; or rewind to the newest one that is whole, with a warning and a row in registry/restores. Never silently.",
+        json_schema_extra=_advice(
+            "`fail` where somebody can look: state that was lost says that something is wrong with the storage. `rewind` where running on unattended matters more, and the input that is read again is still there; it needs `checkpoints.num_retained` of 2 or more, better 3."
         ),
     )
 

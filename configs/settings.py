@@ -26,6 +26,7 @@ from configs.sections import (
     LeaseSettings,
     LocalSettings,
     PipelineSettings,
+    RestoreSettings,
     RunSettings,
     S3Settings,
     SecretReference,
@@ -44,6 +45,7 @@ __all__ = [  # what the rest of the house imports from here
     "LeaseSettings",
     "LocalSettings",
     "PipelineSettings",
+    "RestoreSettings",
     "RunSettings",
     "S3Settings",
     "SecretReference",
@@ -79,6 +81,7 @@ class Settings(Section):
     storage: StorageSettings = StorageSettings()
     local: LocalSettings = LocalSettings()
     checkpoints: CheckpointSettings = CheckpointSettings()
+    restore: RestoreSettings = RestoreSettings()
     epoch: EpochSettings = EpochSettings()
     run: RunSettings = RunSettings()
     lease: LeaseSettings = LeaseSettings()

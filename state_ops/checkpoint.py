@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,9 +13,11 @@ from state_ops.ids import AttemptId, CheckpointId, Generation
 
 FORMAT_VERSION = 1
 WITH_WAITING = 2  # rows wait in front of a stage: whoever does not know that would lose them
-NEWEST_FORMAT = WITH_WAITING
+WITH_PARTS = 3  # a snapshot has several databases: whoever does not know that would not find them
+NEWEST_FORMAT = WITH_PARTS
 
 STATE, OUTPUT, CHANNEL = "state", "output", "channel"
+EPOCH, START, REWIND = "checkpoint", "start", "rewind"  # kinds of checkpoints
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -54,11 +57,15 @@ class StateFile:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One subtask's state at an epoch: the local directory's attempt and every file of it."""
+    """One subtask's state at an epoch: the local directory's attempt and every file of it.
+
+    rescaled: nobody has taken it as it is; it is put together from those of other subtasks, and has more key groups than its own.
+    """
 
     subtask: int
     attempt: AttemptId
     files: tuple[StateFile, ...]
+    rescaled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +179,9 @@ class Checkpoint:
 
     offsets: by source, its position after this epoch. slice: by source, what this epoch read.
     watermarks: by stage, microseconds since 1970 UTC. operators: by stage uid, figures and schemas.
-    sinks: by sink, `id`, the newest checkpoint up to this one that has output for it, and `before`, the one before that.
+    kind: checkpoint, start (of a pipeline, from another one's savepoint) or rewind (to its parent; what lies between is abandoned).
+    sinks: by sink, `id`, the newest checkpoint up to this one that has output for it, and `before`, the one before that. Of a rewind
+    itself also `to`, whose rows are the newest that stay, and `at`, the Delta version that it was decided on.
     inputs: by source, the columns that its files have. totals: sums over the whole chain. ms: milliseconds by phase.
     lineage: the newest spans of ids that were completed one after the other, as [generation, first, last]; see `spans_with`.
     """
@@ -206,6 +215,19 @@ class Checkpoint:
         """For people and programs: JSON-ready, times in ISO 8601 UTC."""
         raw = dataclasses.asdict(self)
         return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in raw.items()}
+
+
+def abandoned(checkpoints: Sequence[Checkpoint]) -> dict[CheckpointId, CheckpointId]:
+    """The checkpoints that rewinds have left behind, each with the newest such rewind."""
+    found: dict[CheckpointId, CheckpointId] = {}
+    for rewind in sorted(checkpoints, key=lambda row: row.id, reverse=True):
+        if rewind.kind == REWIND and rewind.id not in found:
+            found |= {
+                row.id: rewind.id
+                for row in checkpoints
+                if (rewind.parent_id or 0) < row.id < rewind.id and row.id not in found
+            }
+    return found
 
 
 _SPANS = 100

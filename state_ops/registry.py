@@ -291,18 +291,20 @@ class Registry:
                 next="Nothing to do: that one runs the pipeline.",
             ) from error
 
-    def commit(self, checkpoint: Checkpoint, files: Sequence[StateFile]) -> None:
+    def commit(self, checkpoint: Checkpoint, files: Sequence[StateFile], *, newest: CheckpointId | None = None) -> None:
         """Make the checkpoint exist: its listing first, then its row, which is the commit point.
 
-        The row goes in only while the table's head is the checkpoint's parent and we own the generation.
+        The row goes in only while the table's head is the checkpoint's parent and we own the generation. newest: of a rewind, the head
+        that it leaves.
         """
+        head = checkpoint.parent_id if newest is None else newest
         # Both files at once, which count for nothing yet; then the entries that name them, one after the other.
         writes = [lambda: self._write_row(checkpoint), lambda: self._write_listing(checkpoint, files)]
         data, *listing = at_once(writes if files else writes[:1])
         if listing:
             self._files.commit(checkpoint.generation, listing)
         with suppress(_Landed):  # an earlier try of this very commit is there, although it was reported as a conflict
-            self._checkpoints.commit(checkpoint.generation, [data], check=_head_is(checkpoint.parent_id, data.path))
+            self._checkpoints.commit(checkpoint.generation, [data], check=_head_is(head, data.path))
         self._listings[checkpoint.commit_id] = tuple(files)
 
     def _write_listing(self, checkpoint: Checkpoint, files: Sequence[StateFile]) -> DataFile:

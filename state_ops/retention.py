@@ -3,7 +3,7 @@
     plan    -> which checkpoints stay and why, and which objects only the others name
     apply   -> drop the rows; look for running restores; drop the listings; delete the objects
 
-A checkpoint stays if it is among the newest `keep` that have no name, if it is the head, if a savepoint or a branch names it, or
+A checkpoint stays if it is among the newest `keep` that have no name, if a rewind left it behind and one that is older stays, if it is the head, if a savepoint or a branch names it, or
 if something still needs it (a sink lacks its rows, a restore reads it, an epoch in flight is built on it).
 
 A crash in between leaves listings without rows (`Registry.strays`) and orphans, which the next prune and the next take-over
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from state_ops.checkpoint import OUTPUT, Checkpoint, StateFile
+from state_ops.checkpoint import OUTPUT, Checkpoint, StateFile, abandoned
 from state_ops.ids import CheckpointId, Generation, parse_epoch_dir
 from state_ops.layout import is_staged
 from state_ops.pins import Watcher
@@ -76,7 +76,8 @@ def reasons(
     """
     named = {pin.commit_id for pin in pins}
     ordered = sorted(checkpoints, key=lambda row: row.id)
-    newest = [row.id for row in ordered if row.commit_id not in named][-keep:] if keep else []
+    left = abandoned(ordered)
+    newest = [row.id for row in ordered if row.commit_id not in named and row.id not in left][-keep:] if keep else []
     found: dict[CheckpointId, tuple[str, ...]] = {}
     for row in ordered:
         why = [f"{pin.kind} {pin.name!r}" for pin in pins if pin.commit_id == row.commit_id]
@@ -84,6 +85,8 @@ def reasons(
             why.append("the newest checkpoint")
         elif row.id in newest:
             why.append(f"among the newest {keep}")
+        elif row.id in left and row.id > min(newest, default=row.id):
+            why.append(f"abandoned by rewind {left[row.id]}, and newer than the oldest that is kept")
         found[row.id] = (*why, *(needed or {}).get(row.id, ()))
     return found
 

@@ -38,6 +38,7 @@ import hashlib
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -50,8 +51,9 @@ from state_ops.backends.rocksdb import is_table
 from state_ops.checkpoint import STATE, LocalFile, LocalSnapshot, Snapshot, StateFile
 from state_ops.errors import DamageError, LocalBaseError, PipelineError, TransientError
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir
+from state_ops.object_cache import ObjectCache
 from state_ops.storage import CancelledError, Storage
-from state_ops.sweep import attempts, owner
+from state_ops.sweep import attempts, directories, owner
 from state_ops.transfers import together
 
 _MANIFEST = "manifest.json"
@@ -98,10 +100,12 @@ def fork(
     base: Snapshot | LocalSnapshot | None,
     deadline: float | None = None,
     is_immutable: Callable[[str], bool] = is_table,
+    objects: ObjectCache | None = None,
 ) -> Fork:
     """Make the attempt's working copy: by hard links where the base's local files are still there, else from storage.
 
-    is_immutable: which files the backend never changes in place (`BackendFactory.is_immutable`), so that they may be linked.
+    is_immutable: which files the backend never changes in place (`BackendFactory.is_immutable`), so that they may be linked. objects:
+    as for `fetch`.
     Raises DamageError that names the file when an object is missing or is not what the checkpoint recorded,
     TransientError when storage takes longer than `deadline`, on time.monotonic(), and LocalBaseError when a base that is nowhere
     but on a local disk is not there, or not whole.
@@ -124,23 +128,78 @@ def fork(
         source = _local_directory(attempt.home, base)
         if source is None or not _link_all(source, base.files, db, is_immutable):
             source = None
-            fetch(storage, base, db, deadline)
+            fetch(storage, base, db, deadline, is_immutable, objects, attempt.home.parent)
             _keep(attempt, base, db, is_immutable)
     inherited = {file.name: (db / file.name).stat().st_ino for file in base.files if is_immutable(file.name)}
     return Fork(db, inherited, source, isinstance(base, LocalSnapshot))
 
 
-def fetch(storage: Storage, base: Snapshot, target: Path, deadline: float | None = None) -> None:
-    """Download a snapshot's files in parallel into `target`, every digest checked."""
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Where the bytes of a snapshot came from: storage, this host's objects, or local snapshots of the same operator."""
 
-    def one(file: StateFile, cancelled: Event) -> None:
+    stored: int = 0
+    cached: int = 0
+    local: int = 0
+
+    def __add__(self, other: Fetched) -> Fetched:
+        return Fetched(self.stored + other.stored, self.cached + other.cached, self.local + other.local)
+
+
+def fetch(
+    storage: Storage,
+    base: Snapshot,
+    target: Path,
+    deadline: float | None = None,
+    is_immutable: Callable[[str], bool] = is_table,
+    objects: ObjectCache | None = None,
+    operator: Path | None = None,
+) -> Fetched:
+    """Bring a snapshot's files in parallel into `target`, every digest checked but those of local snapshots.
+
+    objects: this host's, where immutable files are looked for and left. operator: the local directory of the operator's subtasks, whose
+    snapshots are linked, as in a fork, where they vouch for the very object.
+    """
+    copies = _copies(operator) if operator is not None else {}
+
+    def one(file: StateFile, cancelled: Event) -> Fetched:
         if cancelled.is_set():
             raise CancelledError("A download was cancelled.", where=storage.full(file.path))
-        storage.get_file(file.path, target / file.name, digest=file.digest)
+        local = target / file.name
+        if not is_immutable(file.name):
+            storage.get_file(file.path, local, digest=file.digest, cancelled=cancelled)
+            return Fetched(stored=file.bytes)
+        copy = copies.get((file.path, file.digest))
+        if copy is not None and _linked(copy, local, file.bytes):
+            return Fetched(local=file.bytes)
+        if objects is not None and not objects.fetch(storage, file, local, cancelled):
+            return Fetched(cached=file.bytes)
+        if objects is None:
+            storage.get_file(file.path, local, digest=file.digest, cancelled=cancelled)
+        return Fetched(stored=file.bytes)
 
     for file in base.files:
         _check_name(file.name)
-    together(one, base.files, at_once=storage.transfers, deadline=deadline)
+    return sum(together(one, base.files, at_once=storage.transfers, deadline=deadline), Fetched())
+
+
+def _copies(operator: Path) -> dict[tuple[str, str], Path]:
+    """The files of all local snapshots of an operator that vouch for objects, by object and digest."""
+    found = {}
+    for home in directories(operator):
+        for directory in attempts(home):
+            manifest = _read_manifest(directory)
+            for name, (_, path, digest) in (manifest["files"] if manifest else {}).items():
+                found[path, digest] = directory / "snapshot" / name
+    return found
+
+
+def _linked(copy: Path, local: Path, bytes: int) -> bool:
+    with suppress(OSError):
+        if copy.stat().st_size == bytes:
+            os.link(copy, local)
+            return True
+    return False
 
 
 def _keep(attempt: Attempt, base: Snapshot, db: Path, is_immutable: Callable[[str], bool]) -> None:
@@ -150,12 +209,62 @@ def _keep(attempt: Attempt, base: Snapshot, db: Path, is_immutable: Callable[[st
     for file in base.files:
         bring = os.link if is_immutable(file.name) else shutil.copyfile
         bring(db / file.name, kept / "snapshot" / file.name)
+    _settle(kept, attempt.home, base, epoch_dir(attempt.generation, attempt.epoch))
+
+
+def _settle(kept: Path, home: Path, base: Snapshot, epoch: str) -> None:
     vouch(kept, base)
-    for directory in attempts(attempt.home):
+    for directory in attempts(home):
         if owner(directory) == base.attempt:
             shutil.rmtree(directory, ignore_errors=True)
     with suppress(OSError):  # another attempt of this epoch was faster
-        kept.rename(attempt.home / f"{epoch_dir(attempt.generation, attempt.epoch)}-{base.attempt}")
+        kept.rename(home / f"{epoch}-{base.attempt}")
+
+
+def local_directories(home: Path, base: Snapshot) -> list[Path]:
+    """The attempts' directories in a subtask's home that vouch for a snapshot: one or none."""
+    found = _local_directory(home, base)
+    return [found] if found is not None else []
+
+
+def is_here(home: Path, base: Snapshot) -> bool:
+    """Whether a subtask's home has a snapshot whole, as far as one can see without reading it."""
+    source = _local_directory(home, base)
+    if source is None:
+        return False
+    with suppress(FileNotFoundError):
+        return all((source / "snapshot" / file.name).stat().st_size == file.bytes for file in base.files)
+    return False
+
+
+def bring_home(
+    storage: Storage,
+    home: Path,
+    base: Snapshot,
+    epoch: str,
+    check: Callable[[Path], None],
+    is_immutable: Callable[[str], bool],
+    objects: ObjectCache,
+) -> Fetched:
+    """Leave a snapshot in a subtask's home as if it had been taken here, for the next fork.
+
+    epoch: name for the directory's beginning, as of an attempt. check: called with a working copy, before anything vouches for it.
+    Raises what `fetch` and `check` raise, with nothing left behind.
+    """
+    scratch = home / f".{base.attempt}-{uuid.uuid4().hex}"
+    kept, db = scratch / "kept", scratch / "db"
+    try:
+        for directory in (kept / "snapshot", db):
+            directory.mkdir(parents=True)
+        fetched = fetch(storage, base, kept / "snapshot", None, is_immutable, objects, home.parent)
+        for file in base.files:
+            bring = os.link if is_immutable(file.name) else shutil.copyfile
+            bring(kept / "snapshot" / file.name, db / file.name)
+        check(db)
+        _settle(kept, home, base, epoch)
+        return fetched
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _link_all(

@@ -1357,8 +1357,8 @@ MUTANTS = [
     Mutant(
         "let an older release lose rows that wait",
         "pipelines/runtime/epoch.py",
-        "format_version=WITH_WAITING if any(flight.waiting.values()) else FORMAT_VERSION",
-        "format_version=FORMAT_VERSION",
+        "return WITH_WAITING if any(flight.waiting.values()) else FORMAT_VERSION",
+        "return FORMAT_VERSION",
         "tests/recovery/test_unaligned.py::test_a_restore_goes_on_with_what_a_checkpoint_has_not_applied",
     ),
     Mutant(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from deltalake import DeltaTable
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.operators import open_windows
 from state_ops import evolution, snapshot
+from state_ops.backends import joined
 from state_ops.backends.base import BackendOptions
 from state_ops.backends.named import DEFAULT, named
 from state_ops.checkpoint import Checkpoint, snapshots_of
@@ -35,6 +37,19 @@ def table_at(storage: Storage, table: str, version: int | None = None) -> pl.Dat
     return pl.from_arrow(pa.concat_tables(parts))  # type: ignore[return-value]
 
 
+def keys_of(storage: Storage, registry: Registry, checkpoint: Checkpoint, uid: str) -> Iterator[tuple[int, bytes]]:
+    """Subtask and raw key of every entry that a stage's snapshots hold, whether they are the subtask's or not."""
+    kind = named(checkpoint.operators[uid].get("backend", DEFAULT))
+    for subtask, one in snapshots_of(registry.files(checkpoint), uid).items():
+        with tempfile.TemporaryDirectory() as scratch:
+            snapshot.fetch(storage, one, Path(scratch))
+            backend = joined.opened(kind, Path(scratch), BackendOptions(memory_mb=16))
+            try:
+                yield from ((subtask, key) for key, _ in backend.scan(b"", b"\xff" * 9))
+            finally:
+                backend.close()
+
+
 def state_at(storage: Storage, registry: Registry, checkpoint: Checkpoint, stage: Stage) -> dict[tuple, dict[str, Any]]:
     """A stage's state in a checkpoint by key: fields by name, or of a window by (key, window_start) its aggregates so far."""
     figures = checkpoint.operators[stage.uid]
@@ -45,7 +60,8 @@ def state_at(storage: Storage, registry: Registry, checkpoint: Checkpoint, stage
         groups = group_range(subtask, figures["parallelism"], figures["max_parallelism"])
         with tempfile.TemporaryDirectory() as scratch:
             snapshot.fetch(storage, one, Path(scratch))
-            backend = named(figures.get("backend", DEFAULT)).open(Path(scratch), BackendOptions(memory_mb=16))
+            kind = named(figures.get("backend", DEFAULT))
+            backend = joined.opened(kind, Path(scratch), BackendOptions(memory_mb=16))
             try:
                 if stage.window is None:
                     tables = list(scan_values(backend, schema, keys, groups))

@@ -12,8 +12,9 @@ from rich.table import Table
 from pipelines.runtime import upkeep
 from pipelines.runtime.console import Json, Name, out, print_json, waiting
 from pipelines.runtime.loading import find
+from pipelines.runtime.recovery import owning
 from pipelines.runtime.stopping import ask_to_stop
-from pipelines.runtime.tenure import open_storage, owning
+from pipelines.runtime.tenure import open_storage
 from state_ops import lease
 from state_ops.errors import ConfigurationError
 from state_ops.lease import Request

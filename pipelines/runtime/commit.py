@@ -10,10 +10,10 @@ from functools import partial
 
 import structlog
 
-from pipelines.runtime.sinks import delta
+from pipelines.runtime.sinks import delta, rewinding
 from pipelines.runtime.workshop import Flight, Workshop, lap
 from state_ops import errors, retention
-from state_ops.checkpoint import OUTPUT, Checkpoint, StateFile
+from state_ops.checkpoint import OUTPUT, REWIND, Checkpoint, StateFile
 from state_ops.errors import (
     RunEndedError,
     TransientError,
@@ -113,7 +113,8 @@ def publish_missing(shop: Workshop, checkpoints: Sequence[Checkpoint]) -> list[P
     """Publish what some sink lacks, oldest checkpoint first; what is there already is a no-op."""
     published: list[Publication] = []
     for checkpoint in sorted(checkpoints, key=lambda row: row.id):
-        staged: dict[str, list[StateFile]] = {}
+        own = [sink for sink, ids in checkpoint.sinks.items() if ids["id"] == checkpoint.id]
+        staged: dict[str, list[StateFile]] = {sink: [] for sink in own if checkpoint.kind == REWIND}
         for file in shop.registry.files(checkpoint):
             if file.kind == OUTPUT and file.sink:
                 staged.setdefault(file.sink, []).append(file)
@@ -125,6 +126,9 @@ def publish_missing(shop: Workshop, checkpoints: Sequence[Checkpoint]) -> list[P
 
 def _publish(shop: Workshop, checkpoint: Checkpoint, sink: str, files: Sequence[StateFile]) -> Publication:
     before = checkpoint.sinks[sink]["before"]
+    if checkpoint.kind == REWIND:
+        shop.tables.pop(sink, None)
+        return rewinding.rewind(shop.storage, shop.pipeline.app_id, sink, checkpoint)
     return delta.publish(shop.storage, shop.pipeline.app_id, sink, checkpoint, before, files, shop.tables)
 
 

@@ -28,12 +28,14 @@ from pipelines.runtime.sinks import delta
 from pipelines.runtime.stage_job import meaning, stored_collections, tables_of
 from pipelines.runtime.workshop import EpochReport, Flight, Workshop, lap
 from state_ops import evolution, handover, lease
+from state_ops.backends import joined
 from state_ops.cache import CacheFigures
 from state_ops.checkpoint import (
     CHANNEL,
     FORMAT_VERSION,
     OUTPUT,
     STATE,
+    WITH_PARTS,
     WITH_WAITING,
     Ack,
     Checkpoint,
@@ -182,10 +184,17 @@ def completed(
             bytes_new=added["bytes_new"],
             run_id=shop.run_id,
             lineage=spans_with(parent, shop.generation, pending.id),
-            format_version=WITH_WAITING if any(flight.waiting.values()) else FORMAT_VERSION,
+            format_version=_format(flight, state),
         ),
         files,
     )
+
+
+def _format(flight: Flight, state: Sequence[StateFile]) -> int:
+    """The oldest format that tells whoever reads the checkpoint all that is to be known of it."""
+    if any(joined.is_part(file.name) for file in state):
+        return WITH_PARTS
+    return WITH_WAITING if any(flight.waiting.values()) else FORMAT_VERSION
 
 
 def _carried(flight: Flight, own: Sequence[StateFile], channels: Mapping[str, StateFile]) -> tuple[StateFile, ...]:

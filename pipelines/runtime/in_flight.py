@@ -27,7 +27,7 @@ from pipelines.runtime import epoch
 from pipelines.runtime.commit import commit, discard, raise_if_fenced
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.lanes import Ended, Lanes
-from pipelines.runtime.stage_job import check_acks, declined, late, note_progress, plan, run_stage, work_dir
+from pipelines.runtime.stage_job import bases, check_acks, declined, late, note_progress, plan, run_stage, work_dir
 from pipelines.runtime.workshop import Cut, EpochReport, Flight, Frontier, StageResult, Tip, Workshop, local_rows
 from state_ops import handover
 from state_ops.checkpoint import CHANNEL, Ack, Checkpoint, Snapshot, StateFile, snapshots_of
@@ -504,7 +504,7 @@ class InFlight:
         for found in (self._shop.shapes, self._shop.inputs):  # what rows that were discarded looked like binds nobody
             for uid in found.keys() - known:
                 del found[uid]
-        self._bases = {uid: snapshots_of(files, uid) for uid in stages}
+        self._bases = {uid: bases(self._shop, head, files, uid) for uid in stages}
         self._channels = _channels(files)
         self._tips = {uid: Tip.at(head, uid, self._bases[uid], self._channels) for uid in stages}
         handover.clear(self._kept)  # from now on they are read from storage

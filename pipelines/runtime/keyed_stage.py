@@ -26,7 +26,8 @@ import pyarrow.parquet as pq
 from pipelines.runtime.caching import Caching
 from pipelines.runtime.definition import Epoch, Stage
 from pipelines.runtime.operators import FunctionOperator, Operator, Progress, Shapes, build, event_time_of
-from state_ops import frames, handover, snapshot
+from state_ops import frames, handover, rescale, snapshot
+from state_ops.backends import joined
 from state_ops.backends.base import Backend, BackendOptions
 from state_ops.backends.named import DEFAULT, named
 from state_ops.cache import CacheSizes
@@ -44,6 +45,7 @@ from state_ops.errors import InputError, LocalBaseError, StageError, TransientEr
 from state_ops.handover import MAIN, REST
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir, new_attempt_id
 from state_ops.key_groups import group_range
+from state_ops.object_cache import ObjectCache
 from state_ops.resident import Residence
 from state_ops.snapshot import Attempt
 from state_ops.state import GROUP
@@ -65,7 +67,7 @@ class KeyedTask:
     origin: the epoch whose rows these are, and whose time and progress the others say, if not this one. patience: seconds after which
     the subtask stops between two batches, and leaves the rest; None: it applies all rows. unfinished: the origin has further rows.
     reread: rows for the next stages may be read again after this epoch.
-    keep: attempts whose local directories are still needed, besides the bases'. here: a file of the coordinator's: a subtask that sees it
+    objects: those that this host keeps. keep: attempts whose local directories are still needed, besides the bases'. here: a file of the coordinator's: a subtask that sees it
     shares its disk, and leaves the uploads to it; None: each subtask uploads by itself.
     """
 
@@ -97,6 +99,7 @@ class KeyedTask:
     patience: float | None = None
     unfinished: bool = False
     reread: bool = False
+    objects: ObjectCache | None = None
 
 
 @dataclass
@@ -152,20 +155,25 @@ def run(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Ack
 def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], counters: _Counters) -> Ack:
     deadline = None if task.seconds is None else time.monotonic() + task.seconds
     base = task.bases.get(attempt.subtask)
-    keep = {known.attempt for known in task.bases.values()} | task.keep
+    keep = task.keep.union(*(_local_owners(known) for known in task.bases.values()))
     sweep(attempt, keep, task.stages, task.parallelism)
     clock = time.perf_counter()
     kind = named(task.backend)
-    forked = snapshot.fork(task.storage, attempt, base, deadline, kind.is_immutable)
+    is_immutable = joined.is_immutable(kind)
+    forked = snapshot.fork(task.storage, attempt, base, deadline, is_immutable, task.objects)
     with snapshot.healing(forked):
         where = f"stage {task.stage.uid}, epoch {task.epoch}, subtask {attempt.subtask}"
-        backend = kind.open(forked.db, replace(task.options, where=where))
+        backend = joined.opened(kind, forked.db, replace(task.options, where=where))
         clock = _lap(counters, "open", clock)
         staged = _Staged(task, attempt)
         with _closed(backend, staged):
             watermark = None if task.progress.before is None else from_micros(task.progress.before)
             epoch = Epoch(task.origin or task.epoch, task.now, watermark, attempt.subtask, task.parallelism)
             groups = group_range(attempt.subtask, task.parallelism, task.max_parallelism)
+            moved = isinstance(base, Snapshot) and base.rescaled
+            if isinstance(base, Snapshot) and moved:
+                rescale.settle(backend, base, groups)
+                clock = _lap(counters, "rescale", clock)
             residence = Residence(forked.source, attempt.directory, task.resident_mb << 20, groups, fresh=base is None)
             swept = task.swept.get(attempt.subtask)
             caching = Caching(task.cache, task.stage.uid, attempt.subtask, base)
@@ -196,11 +204,11 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
                     counters.rows_out += staged.write(output, table)
             clock = _lap(counters, "process", clock)
             caching.barrier()
-            changed = backend.written or (task.full and base is not None)
+            changed = backend.written or moved or (task.full and base is not None)
             taken = snapshot.take(attempt, backend) if changed else []
             _lap(counters, "sync", clock)
     if changed:
-        prepared = snapshot.prepare(attempt, forked, taken, kind.is_immutable)
+        prepared = snapshot.prepare(attempt, forked, taken, is_immutable)
     else:
         prepared = None
         shutil.rmtree(forked.db, ignore_errors=True)
@@ -210,6 +218,13 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
         ack = _uploaded(task, attempt, base, ack, deadline)
     caching.keep(attempt.id if changed else base.attempt if base else None)
     return ack
+
+
+def _local_owners(base: Snapshot | LocalSnapshot) -> set[AttemptId]:
+    """The attempts in whose local directories a base's files may lie."""
+    if isinstance(base, Snapshot) and base.rescaled:
+        return {base.attempt, *(file.snapshot or file.attempt for file in base.files)}
+    return {base.attempt}
 
 
 def _uploaded(

@@ -19,9 +19,10 @@ from pipelines.runtime.definition import Pipeline, Stage
 from pipelines.runtime.executor import Executor
 from pipelines.runtime.in_flight import InFlight
 from pipelines.runtime.lanes import Lanes, Threads
+from pipelines.runtime.recovery import owning
 from pipelines.runtime.start_from import start
 from pipelines.runtime.tenure import open_storage as open_storage
-from pipelines.runtime.tenure import owning, readers
+from pipelines.runtime.tenure import readers
 from pipelines.runtime.workshop import Cut, EpochReport, Workshop
 from state_ops import lease
 from state_ops.checkpoint import Checkpoint

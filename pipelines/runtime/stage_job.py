@@ -14,7 +14,7 @@ import structlog
 
 from configs.settings import Settings
 from pipelines.runtime import gates, watermarks
-from pipelines.runtime.definition import FileSource, SessionWindow, Stage, source_of
+from pipelines.runtime.definition import FileSource, Pipeline, SessionWindow, Stage, source_of
 from pipelines.runtime.executor import Channel, Landed
 from pipelines.runtime.gates import Verdict
 from pipelines.runtime.keyed_stage import KeyedTask
@@ -22,12 +22,12 @@ from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, shapes
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.unapplied import Unapplied, Work, joined, rest, work
 from pipelines.runtime.workshop import Applied, Flight, StageResult, Tip, Workshop, lap
-from state_ops import errors, evolution
+from state_ops import errors, evolution, rescale
 from state_ops.aggregates import Agg
 from state_ops.backends import named as backends
 from state_ops.backends.base import BackendOptions
 from state_ops.cache import CacheSizes
-from state_ops.checkpoint import Ack, Handover, StagedFile, StateFile
+from state_ops.checkpoint import Ack, Checkpoint, Handover, Snapshot, StagedFile, StateFile
 from state_ops.errors import (
     ConfigurationError,
     DamageError,
@@ -39,7 +39,9 @@ from state_ops.errors import (
 from state_ops.handover import read_by_next
 from state_ops.ids import AttemptId, epoch_dir, new_attempt_id
 from state_ops.kinds import Collection
+from state_ops.object_cache import ObjectCache
 from state_ops.pending import Trigger
+from state_ops.storage import Storage
 from state_ops.value_types import type_name
 
 log = structlog.get_logger("weir.epoch")
@@ -58,6 +60,15 @@ def plan(shop: Workshop, flight: Flight, stage: Stage, tip: Tip) -> Work:
         schema = shop.shapes[upstream].outputs[MAIN] if rows else None
         more = Unapplied(at.epoch, upstream, at.now, at.watermark, (rows,) if rows else (), schema, closed=at.whole)
     return work(joined(tip.waiting, more), tip.pace)
+
+
+def bases(shop: Workshop, head: Checkpoint | None, files: Sequence[StateFile], uid: str) -> dict[int, Snapshot]:
+    """What the subtasks of a stage build on, from the newest checkpoint and its listing, whatever their number was then."""
+    recorded = head.operators.get(uid) if head else None
+    if head is None or not recorded:
+        return {}
+    now, groups = shop.settings.spark.parallelism, recorded["max_parallelism"]
+    return rescale.bases(files, uid, recorded["parallelism"], now, groups, head.commit_id)
 
 
 def run_stage(
@@ -79,7 +90,7 @@ def run_stage(
     if fixed is None:  # nothing has ever arrived: there is no schema yet, hence no state and no rows
         return StageResult(_nothing(shop, flight, stage))
     full = shop.settings.checkpoints.mode == "full"  # then every snapshot is one of its own
-    if flight.work[stage.uid].first is None and not full:
+    if flight.work[stage.uid].first is None and not full and not tip.rescaled:
         return StageResult(_idle(shop, flight, stage, tip), shapes=fixed)
     _check_columns(shop, flight, stage)
     task = replace(_task(shop, flight, stage, fixed, tip), keep=keep, here=here, reread=reread)
@@ -245,10 +256,6 @@ def _fitted_to_head(shop: Workshop, stage: Stage, fixed: Shapes) -> Shapes:
         problems.append(f"the key was {recorded['keys']}, is {keys}")
     if (was := recorded.get("window")) != (now := meaning(stage)):
         problems.append(f"its {_kind(stage)} were {was}, are {now}")
-    if recorded["parallelism"] != shop.settings.spark.parallelism:
-        problems.append(
-            f"spark.parallelism was {recorded['parallelism']}, is {shop.settings.spark.parallelism}; state cannot be rescaled yet"
-        )
     collections, misfits = _collections_fitted(recorded.get("collections") or {}, fixed)
     problems += misfits
     if recorded["max_parallelism"] != shop.pipeline.max_parallelism:
@@ -357,6 +364,7 @@ def _task(shop: Workshop, flight: Flight, stage: Stage, fixed: Shapes, tip: Tip)
         resident_mb=settings.state.resident_mb,
         full=settings.checkpoints.mode == "full",
         stages=tuple(known.uid for known in pipeline.stages),
+        objects=objects(settings),
         seconds=flight.deadline - time.monotonic(),
         swept=tip.swept,
     )
@@ -364,8 +372,18 @@ def _task(shop: Workshop, flight: Flight, stage: Stage, fixed: Shapes, tip: Tip)
 
 def work_dir(shop: Workshop) -> Path:
     """Where the pipeline's subtasks have their local files, on each host."""
-    where = hashlib.sha256(shop.storage.uri.encode()).hexdigest()[:8]
-    return shop.settings.work_dir / f"{shop.pipeline.name}-{where}"
+    return local_directory(shop.settings, shop.pipeline, shop.storage)
+
+
+def local_directory(settings: Settings, pipeline: Pipeline, storage: Storage) -> Path:
+    """The same, for who does not run it."""
+    where = hashlib.sha256(storage.uri.encode()).hexdigest()[:8]
+    return settings.work_dir / f"{pipeline.name}-{where}"
+
+
+def objects(settings: Settings) -> ObjectCache:
+    """What each host keeps of objects that it has fetched, for all pipelines together."""
+    return ObjectCache(settings.work_dir / "objects", settings.local.objects_mb << 20)
 
 
 def _cache_sizes(settings: Settings, stage: Stage) -> CacheSizes | None:

@@ -23,9 +23,10 @@ from typing import Any
 import structlog
 
 from configs.settings import Settings
+from pipelines.runtime.sources.files import nothing_read
 from pipelines.runtime.tenure import Tenure
 from pipelines.runtime.workshop import Workshop
-from state_ops.checkpoint import STATE, Checkpoint, StateFile, spans_with
+from state_ops.checkpoint import START, STATE, Checkpoint, StateFile, spans_with
 from state_ops.errors import ConfigurationError, PipelineError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id
 from state_ops.pins import Hold
@@ -68,7 +69,7 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
     with Hold(
         source, registry, saved, f"{shop.pipeline.name} starts from it", settings.lease.heartbeat_seconds
     ) as hold:
-        waiting = {path for figures in saved.operators.values() for path in _waiting(figures)}
+        waiting = {path for figures in saved.operators.values() for path in waiting_paths(figures)}
         copied = _copy(shop, source, [file for file in listing if file.kind == STATE or file.path in waiting], epoch)
         moved = {old.path: new.path for old, new in copied}
         hold.check()
@@ -77,14 +78,14 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
         saved,
         id=epoch,
         parent_id=None,
-        kind="start",
+        kind=START,
         generation=shop.generation,
         commit_id=uuid.uuid4().hex,
         triggered_at=now,
         completed_at=now,
         trigger="savepoint",
         reason=f"from {origin}, its checkpoint {saved.id}",
-        slice={source: {"files": [], "rows": 0, "limited": False} for source in saved.slice},
+        slice={source: nothing_read() for source in saved.slice},
         sinks={},
         ms={},
         operators={uid: _pointed(figures, moved) for uid, figures in saved.operators.items()},
@@ -154,7 +155,7 @@ def _copy(
         return list(pool.map(one, enumerate(listing)))
 
 
-def _waiting(figures: dict[str, Any]) -> list[str]:
+def waiting_paths(figures: dict[str, Any]) -> list[str]:
     """The paths of rows that wait for a stage."""
     return [path for one in figures.get("waiting") or () for layer in one["layers"] for path in layer]
 

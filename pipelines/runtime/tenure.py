@@ -14,7 +14,7 @@ import structlog
 from deltalake.exceptions import DeltaError
 
 from configs.settings import Settings
-from pipelines.runtime.commit import prune, publish_missing, raise_if_fenced, unpublished
+from pipelines.runtime.commit import raise_if_fenced
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.executor import Executor
 from pipelines.runtime.sinks import delta
@@ -22,8 +22,8 @@ from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.spark_executor import SparkExecutor
 from pipelines.runtime.workshop import Workshop
 from state_ops import lease, retention
-from state_ops.checkpoint import CHANNEL, STATE, Checkpoint, is_abandoned
-from state_ops.errors import BusyError, DamageError, TransientError
+from state_ops.checkpoint import Checkpoint, is_abandoned
+from state_ops.errors import BusyError, TransientError
 from state_ops.ids import CheckpointId, parse_epoch_dir
 from state_ops.layout import is_staged_rows
 from state_ops.lease import Heartbeat
@@ -55,26 +55,6 @@ def readers(pipeline: Pipeline, settings: Settings) -> dict[str, FilesReader]:
         source.name: FilesReader(source, settings.resolve(pipeline.name, source.pattern), settings.storage.s3)
         for source in pipeline.sources
     }
-
-
-@contextmanager
-def owning(
-    pipeline: Pipeline,
-    settings: Settings,
-    executor: Executor | None = None,
-    run_id: str | None = None,
-    *,
-    epochs: bool = True,
-) -> Iterator[Tenure]:
-    """Own the pipeline for as long as the `with` block lasts; what a dead predecessor left is finished or removed first.
-
-    executor: what runs stages, by default Spark, which the first epoch starts. epochs: whether some may run; commands that only
-    name, prune or end need no table to be where the newest checkpoint says, as after `weir cancel --delete` none is.
-    Raises BusyError when a coordinator is alive, FencedError when a newer one took over.
-    """
-    with claimed(pipeline, settings, executor, run_id) as tenure:
-        recover(tenure.shop, epochs)
-        yield tenure
 
 
 @contextmanager
@@ -114,44 +94,6 @@ def _storage_errors(pipeline: Pipeline, storage: Storage) -> Iterator[None]:
             where=storage.uri,
             next=f"Look at the storage and the disk, then `weir run {pipeline.name}`: it resumes from the last checkpoint.",
         ) from error
-
-
-def recover(shop: Workshop, epochs: bool) -> None:
-    """Finish what a dead predecessor began: publish what a sink lacks, prune, remove what nothing names any more."""
-    lacking = unpublished(shop.registry)
-    if lacking:
-        log.info("publishing what the last run left", checkpoints=[row.id for row in lacking])
-        publish_missing(shop, lacking)
-    head = shop.registry.head()
-    for sink in shop.pipeline.sinks if epochs else ():
-        delta.check_chain(shop.storage, shop.pipeline.app_id, sink.table, head)
-    if epochs and head is not None:
-        _check_objects(shop, head)
-    prune(shop)
-    remove_leftovers(shop)
-
-
-def _check_objects(shop: Workshop, head: Checkpoint) -> None:
-    """Whether what the newest checkpoint names is there, by names and sizes, before anything is built on it or pruned.
-
-    Local copies would hide that it is not: checkpoint after checkpoint would re-reference what is gone, and none that could be
-    restored would be left. A full checkpoint re-references no state, so it may be built on local copies; rows that wait it names again.
-    """
-    full = shop.settings.checkpoints.mode == "full"
-    kinds = {CHANNEL: "channels"} if full else {STATE: "state", CHANNEL: "channels"}
-    named = [file for file in shop.registry.files(head) if file.kind in kinds]
-    tops = sorted({kinds[file.kind] for file in named})
-    stored = {file.path: file.bytes for top in tops for file in shop.storage.list(top)}
-    for file in named:
-        if stored.get(file.path) != file.bytes:
-            found = f"has {stored[file.path]} bytes instead of {file.bytes}" if file.path in stored else "is missing"
-            raise DamageError(
-                f"A file of checkpoint {head.id} {found}.",
-                where=shop.storage.full(file.path),
-                next=f"`weir fsck {shop.pipeline.name}` says what else is, and which checkpoints are intact. Bring the file back from a "
-                f"backup; or, where local.work_dir is whole, `WEIR_CHECKPOINTS__MODE=full weir run {shop.pipeline.name}` uploads all of "
-                "the state anew.",
-            )
 
 
 def remove_leftovers(shop: Workshop) -> int:

@@ -15,10 +15,12 @@ from typing import Any
 import structlog
 
 from configs.settings import Settings
-from pipelines.runtime import fsck
+from pipelines.runtime import fsck, restore
+from pipelines.runtime import rewind as rewinds
 from pipelines.runtime.commit import needed, prune
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.tenure import open_storage, owning, remove_leftovers
+from pipelines.runtime.recovery import owning
+from pipelines.runtime.tenure import open_storage, remove_leftovers
 from pipelines.runtime.workshop import Workshop
 from state_ops import lease, retention
 from state_ops.checkpoint import Checkpoint
@@ -165,6 +167,23 @@ def drop_savepoint(pipeline: Pipeline, settings: Settings, name: str, patience: 
             next="It failed over that: its log, and `weir status`, say why. Then ask again.",
         )
     return found
+
+
+def rewind(pipeline: Pipeline, settings: Settings, to: int, *, force: bool = False, reason: str = "") -> Checkpoint:
+    """Take state, source positions and sink tables back to checkpoint `to`; returns the rewind's own checkpoint, which the next run
+    continues.
+
+    force: although its plan has obstacles. Raises BusyError when a coordinator is alive, DamageError when an object of that checkpoint is
+    missing or altered, WeirError when there is no such checkpoint or there are obstacles; nothing is changed then.
+    """
+    with owning(pipeline, settings, epochs=False) as tenure:
+        shop = tenure.shop
+        target, head = rewinds.find(shop.registry, pipeline.name, to), shop.registry.head()
+        assert head is not None, "the target is there"
+        decided = rewinds.planned(pipeline, settings, shop.storage, shop.registry, head, target)
+        rewinds.check(decided, pipeline.name, force)
+        restore.verify(shop, target)
+        return rewinds.carry_out(tenure, decided, reason)
 
 
 def explain(pipeline: Pipeline, settings: Settings) -> tuple[list[Fate], list[ObjectFate]]:

@@ -92,6 +92,8 @@ class Tip:
         """
         recorded = (head.operators.get(stage) or {}) if head else {}
         swept = {int(subtask): position for subtask, position in (recorded.get("swept") or {}).items()}
+        if any(base.rescaled for base in bases.values()):
+            swept = {}  # a hint, for other key groups than these
 
         def found(path: str) -> Rows:
             if path not in channels:
@@ -116,6 +118,11 @@ class Tip:
                 settled = False
         swept = {ack.subtask: ack.swept for ack in acks if ack.swept is not None}
         return Tip(watermark, swept, bases, settled, waiting, sum(ack.rows_in for ack in acks))
+
+    @property
+    def rescaled(self) -> bool:
+        """Whether subtasks are still to make what they build on their own."""
+        return any(isinstance(base, Snapshot) and base.rescaled for base in self.bases.values())
 
     def confirmed(self, bases: Mapping[int, Snapshot]) -> Tip:
         """The same, once the registry names these snapshots."""

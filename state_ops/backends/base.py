@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, overload
+from typing import Protocol, overload, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,15 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Let go of memory, threads and file handles."""
+        ...
+
+
+@runtime_checkable
+class Clipping(Protocol):
+    """What a backend may offer besides: without it, entries are deleted one by one when a subtask's key groups change."""
+
+    def keep_only(self, start: bytes, end: bytes) -> None:
+        """Forget all entries but those with start <= key < end. The state counts as written."""
         ...
 
 

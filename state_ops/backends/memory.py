@@ -70,6 +70,12 @@ class MemoryBackend:
     def approximate_entries(self) -> int:
         return len(self._entries)
 
+    def keep_only(self, start: bytes, end: bytes) -> None:
+        self._entries = {key: value for key, value in self._entries.items() if start <= key < end}
+        self._order = _Order(sorted(self._entries))
+        self._bytes = _size(self._entries) if self._limit is not None else 0
+        self.written = True
+
     def snapshot(self, target: Path) -> list[Path]:
         target.mkdir()
         files.write(target / FILE, sorted(self._entries), self._entries)

@@ -44,6 +44,7 @@ _QUIET_POLLS = 5
 _COPY_BYTES = 4 << 20
 _FILE_ENTRIES = 10_000  # of a run and a shard, from which on a file written here costs less than memtable and flush
 _FILE = "run.unfinished"
+_END = b"\xff" * 9  # above every key: they begin with a key group, of which there are at most 32768
 # Not part of the state: RocksDB's own logs, its empty write-ahead log, options (`budget` gives them), rocksdict's notes.
 _STATE_FILES = ("MANIFEST-", "CURRENT")
 
@@ -228,6 +229,30 @@ class RocksDBBackend:
         # Counts a key once for each sorted run that has it; at most about twice as many as there are.
         self._release()
         return sum(shard.property_int_value("rocksdb.estimate-num-keys") or 0 for shard in self._shards)
+
+    def keep_only(self, start: bytes, end: bytes) -> None:
+        """Drop shards outside, and delete ranges: no value is read or written again before a merge comes to it."""
+        self._release()
+        uppers = [*self._starts[1:], _END]
+        try:
+            for index in reversed(range(len(self._starts))):
+                low, high = self._starts[index], uppers[index]
+                if index and (high <= start or end <= low):
+                    self._drop(index)
+                    continue
+                for first, last in ((low, min(high, start)), (max(low, end), high)):
+                    if first < last:
+                        self._shards[index].delete_range(first, last)
+        except Exception as error:
+            raise self._failed("clip its key groups", error) from error
+        self.written = self._in_memtables = True
+
+    def _drop(self, index: int) -> None:
+        name = shards.name_of(self._starts[index])
+        for known in (self._starts, self._handles):
+            del known[index]
+        self._shards.pop(index).close()
+        self._db.drop_column_family(name)
 
     def snapshot(self, target: Path) -> list[Path]:
         """Flush, or write a file, merge what is due, and hard-link the live files into `target` (which must not exist)."""

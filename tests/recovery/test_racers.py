@@ -15,8 +15,9 @@ from deltalake.exceptions import DeltaError
 
 from pipelines.runtime import upkeep
 from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.recovery import owning
 from pipelines.runtime.run import RunOptions, open_storage, run
-from pipelines.runtime.tenure import claimed, owning, remove_leftovers
+from pipelines.runtime.tenure import claimed, remove_leftovers
 from state_ops import delta_log, lease
 from state_ops.errors import DamageError, FencedError, InputError, RunEndedError
 from state_ops.ids import Generation

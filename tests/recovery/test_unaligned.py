@@ -32,8 +32,8 @@ from pipelines.api import (
 )
 from pipelines.runtime import cli, run, sensor, state_reader, upkeep
 from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.recovery import owning
 from pipelines.runtime.run import RunOptions
-from pipelines.runtime.tenure import owning
 from state_ops import lease
 from state_ops.checkpoint import CHANNEL, STATE, WITH_WAITING, Checkpoint
 from state_ops.errors import DamageError, PipelineError

@@ -30,7 +30,7 @@ from state_ops.storage import Storage
 from state_ops.transfers import together
 
 _MAX_RACES = 20
-_CHECKPOINT = "weir.checkpoint"
+CHECKPOINT = "weir.checkpoint"
 
 
 _WRITER = 2  # newer protocols may ask of a commit what only delta-rs knows
@@ -169,7 +169,7 @@ def _put(
     if not left.is_free(previous, sink_app) or not log_entries.still_there(left.version):
         return None
     try:
-        made = log_entries.append(left.version, sink_app, checkpoint, adds, metadata={_CHECKPOINT: str(checkpoint)})
+        made = log_entries.append(left.version, sink_app, checkpoint, adds, metadata={CHECKPOINT: str(checkpoint)})
     except CommitFailedError:
         return None
     return replace(left, version=replace(made, files={}))  # only its columns and its transaction version are asked for
@@ -197,7 +197,7 @@ def _committed(
             raise _damaged(uri, f"its last published checkpoint is {version}, but the registry says {previous}")
         try:
             before = handle.version()
-            metadata = {_CHECKPOINT: str(checkpoint.id)}
+            metadata = {CHECKPOINT: str(checkpoint.id)}
             delta_log.commit(handle, sink_app, checkpoint.id, adds, metadata=metadata, upkeep=_upkeep(handle))
         except CommitFailedError:
             handle = delta_log.open_table(storage, table_path(table))
@@ -258,7 +258,7 @@ def _is_due(version: int, interval: int) -> bool:
 def _version_of(handle: DeltaTable, checkpoint: int, among: int = 50) -> int:
     """The Delta version, among the newest ones, that published a checkpoint; the newest version if its entry is gone."""
     for entry in handle.history(among):
-        if entry.get(_CHECKPOINT) == str(checkpoint):
+        if entry.get(CHECKPOINT) == str(checkpoint):
             return int(entry["version"])
     return handle.version()
 

@@ -78,6 +78,11 @@ class Slice:
         return {"files": files, "rows": self.rows, "limited": self.limited}
 
 
+def nothing_read() -> dict[str, Any]:
+    """`Slice.to_dict` of a checkpoint that reads nothing."""
+    return {"files": [], "rows": 0, "limited": False}
+
+
 class FilesReader:
     """One `FileSource` with its pattern resolved.
 
@@ -204,6 +209,20 @@ class FilesReader:
             "seen": kept,
             "seen_ns": [times[name] for name in kept],
         }
+
+    def again(self, then: dict[str, Any] | None, now: dict[str, Any] | None) -> tuple[list[SourceFile], list[str]]:
+        """What was read between two positions: the files that are there as they were, and the names of those that are not.
+
+        Files that the later position remembers by number alone are named as that. One listing.
+        """
+        before = set(then["seen"]) if then else set()
+        times = zip(now["seen"], now.get("seen_ns") or [None] * len(now["seen"]), strict=True) if now else ()
+        read = {name: ns for name, ns in times if name not in before}
+        here = {file.name: file for file in self._list() if file.name in read}
+        same = [here[name] for name, ns in read.items() if name in here and ns in (None, here[name].mtime_ns)]
+        gone = sorted(read.keys() - {file.name for file in same})
+        forgotten = (now["files"] if now else 0) - (then["files"] if then else 0) - len(read)
+        return same, gone + ([f"{forgotten} older files, whose names are not remembered"] if forgotten > 0 else [])
 
     def table(self, file: SourceFile) -> pa.Table:
         """One file's rows, whole in memory. Spark reads files itself; this is for who runs without it."""

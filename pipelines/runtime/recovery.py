@@ -1,0 +1,89 @@
+"""From a claim to a pipeline that may go on: what a dead predecessor left is finished, and what is built on is proven first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import structlog
+
+from configs.settings import Settings
+from pipelines.runtime import restore
+from pipelines.runtime.commit import prune, publish_missing, unpublished
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.executor import Executor
+from pipelines.runtime.sinks import delta
+from pipelines.runtime.tenure import Tenure, claimed, remove_leftovers
+from pipelines.runtime.workshop import Workshop
+from state_ops.checkpoint import CHANNEL, STATE, Checkpoint
+from state_ops.errors import DamageError
+
+log = structlog.get_logger("weir.run")
+
+
+@contextmanager
+def owning(
+    pipeline: Pipeline,
+    settings: Settings,
+    executor: Executor | None = None,
+    run_id: str | None = None,
+    *,
+    epochs: bool = True,
+) -> Iterator[Tenure]:
+    """Own the pipeline for as long as the `with` block lasts; what a dead predecessor left is finished or removed first.
+
+    executor: what runs stages, by default Spark, which the first epoch starts. epochs: whether some may run; commands that only
+    name, prune or end need no table to be where the newest checkpoint says, as after `weir cancel --delete` none is.
+    Raises BusyError when a coordinator is alive, FencedError when a newer one took over.
+    """
+    with claimed(pipeline, settings, executor, run_id) as tenure:
+        yield recovered(tenure, epochs)
+
+
+def recovered(tenure: Tenure, epochs: bool) -> Tenure:
+    """Finish what a dead predecessor began: publish what a sink lacks, or take it back; prove what is to be built on; prune; remove what
+    nothing names any more. Returns the tenure, at the rewind where the newest checkpoint was damaged and the settings want that."""
+    shop = tenure.shop
+    lacking = unpublished(shop.registry)
+    if lacking:
+        log.info("publishing what the last run left", checkpoints=[row.id for row in lacking])
+        publish_missing(shop, lacking)
+    head = shop.registry.head()
+    for sink in shop.pipeline.sinks if epochs else ():
+        delta.check_chain(shop.storage, shop.pipeline.app_id, sink.table, head)
+    if epochs and head is not None:
+        try:
+            _check_objects(shop, head)
+            restore.prepare(shop, head)
+        except DamageError as damage:
+            if shop.settings.restore.on_invalid != "rewind":
+                raise
+            head = restore.back_to_valid(tenure, damage)
+            tenure = replace(tenure, head=head, last_id=head.id)
+    prune(shop)
+    remove_leftovers(shop)
+    return tenure
+
+
+def _check_objects(shop: Workshop, head: Checkpoint) -> None:
+    """Whether what the newest checkpoint names is there, by names and sizes, before anything is built on it or pruned.
+
+    Local copies would hide that it is not: checkpoint after checkpoint would re-reference what is gone, and none that could be
+    restored would be left. A full checkpoint re-references no state, so it may be built on local copies; rows that wait it names again.
+    """
+    full = shop.settings.checkpoints.mode == "full"
+    kinds = {CHANNEL: "channels"} if full else {STATE: "state", CHANNEL: "channels"}
+    named = [file for file in shop.registry.files(head) if file.kind in kinds]
+    tops = sorted({kinds[file.kind] for file in named})
+    stored = {file.path: file.bytes for top in tops for file in shop.storage.list(top)}
+    for file in named:
+        if stored.get(file.path) != file.bytes:
+            found = f"has {stored[file.path]} bytes instead of {file.bytes}" if file.path in stored else "is missing"
+            raise DamageError(
+                f"A file of checkpoint {head.id} {found}.",
+                where=shop.storage.full(file.path),
+                next=f"`weir fsck {shop.pipeline.name}` says what else is, and which checkpoints are intact. Bring the file back from a "
+                f"backup; or, where local.work_dir is whole, `WEIR_CHECKPOINTS__MODE=full weir run {shop.pipeline.name}` uploads all of "
+                "the state anew.",
+            )

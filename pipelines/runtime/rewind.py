@@ -1,0 +1,230 @@
+"""Rewind: state, source positions and every sink table together, back to one checkpoint; then the input is read again from there.
+
+    1 2 3 4 5            5 is the newest; 4 and 5 are bad
+    1 2 3 4 5 6          6 = rewind to 3: state and positions of 3, tables as 3 left them. The commit of its row decides
+    1 2 3 4 5 6 7 8      7 continues 6 and reads what 4 had read
+
+The row is an intent: from its commit on the head is the rewind, whatever becomes of this process. Tables are taken back after
+it, like rows that are published after their checkpoint, by whoever comes next if need be. Before it nothing is changed.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from configs.settings import Settings
+from pipelines.runtime.commit import prune, publish_missing
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.sinks import rewinding
+from pipelines.runtime.sinks.rewinding import TableRewind
+from pipelines.runtime.sources.files import nothing_read
+from pipelines.runtime.start_from import waiting_paths
+from pipelines.runtime.tenure import Tenure, open_storage, readers
+from pipelines.runtime.workshop import Workshop
+from state_ops.checkpoint import NEWEST_FORMAT, REWIND, STATE, Checkpoint, StateFile, spans_with
+from state_ops.errors import ConfigurationError, WeirError
+from state_ops.ids import CheckpointId
+from state_ops.registry import Registry
+from state_ops.storage import Storage
+
+log = structlog.get_logger("weir.rewind")
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRewind:
+    """again: names of files that are read again. gone: of files that would have to be, and are not there as they were."""
+
+    source: str
+    again: tuple[str, ...]
+    gone: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RewindPlan:
+    """What a rewind would do. head: the newest checkpoint now; to: the one that it goes back to.
+
+    abandoned: completed checkpoints in between; stages: bytes of state now and then, by uid. Tables that have nothing to give back are
+    in `tables` as well. obstacles: why it is refused unless forced, in words.
+    """
+
+    head: Checkpoint
+    to: Checkpoint
+    abandoned: tuple[CheckpointId, ...]
+    stages: dict[str, tuple[int, int]]
+    sources: tuple[SourceRewind, ...]
+    tables: tuple[TableRewind, ...]
+    obstacles: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "head": self.head.id,
+            "to": self.to.id,
+            "to_completed_at": self.to.completed_at.isoformat(),
+            "abandoned": list(self.abandoned),
+            "state_bytes": {uid: {"now": now, "then": then} for uid, (now, then) in self.stages.items()},
+            "sources": {one.source: {"again": len(one.again), "gone": list(one.gone)} for one in self.sources},
+            "tables": {
+                one.table: {
+                    "version": one.version,
+                    "as_of_version": one.then,
+                    "rows_removed": one.rows,
+                    "files_removed": len(one.goes),
+                    "files_restored": len(one.comes),
+                    "unknown_commits": [list(entry) for entry in one.unknown],
+                    "vacuumed_files": list(one.vacuumed),
+                }
+                for one in self.tables
+            },
+            "obstacles": list(self.obstacles),
+        }
+
+
+def find(registry: Registry, pipeline: str, id: int) -> Checkpoint:
+    """A retained checkpoint by its id. Raises WeirError that says which there are."""
+    rows = registry.checkpoints()
+    found = next((row for row in rows if row.id == id), None)
+    if found is None:
+        kept = ", ".join(str(row.id) for row in rows) or "none"
+        raise WeirError(
+            f"{pipeline} has no checkpoint {id}.",
+            next=f"Retained are: {kept}. `weir checkpoints {pipeline}` shows them, `weir savepoints {pipeline}` those with names.",
+        )
+    return found
+
+
+def plan(pipeline: Pipeline, settings: Settings, to: int) -> RewindPlan:
+    """What a rewind to checkpoint `to` would do, by reading alone. Raises WeirError when there is no such checkpoint."""
+    storage, registry = open_storage(pipeline, settings)
+    head = registry.head()
+    target = find(registry, pipeline.name, to)
+    assert head is not None, "there is a checkpoint, so there is a newest one"
+    return planned(pipeline, settings, storage, registry, head, target)
+
+
+def planned(
+    pipeline: Pipeline, settings: Settings, storage: Storage, registry: Registry, head: Checkpoint, to: Checkpoint
+) -> RewindPlan:
+    """What a rewind from the newest checkpoint to another one would do."""
+    if to.id == head.id:
+        raise ConfigurationError(
+            f"{pipeline.name} is at checkpoint {to.id} already.", next=f"`weir run {pipeline.name}` goes on from there."
+        )
+    between = tuple(row.id for row in registry.checkpoints() if to.id < row.id <= head.id)
+    sources = []
+    for name, reader in readers(pipeline, settings).items():
+        again, gone = reader.again(to.offsets.get(name), head.offsets.get(name))
+        sources.append(SourceRewind(name, tuple(file.name for file in again), tuple(gone)))
+    tables, obstacles = [], []
+    for sink in pipeline.sinks:
+        found = rewinding.planned(storage, sink.table, (to.sinks.get(sink.table) or {}).get("id"))
+        if found is not None:
+            tables.append(found)
+        elif sink.table in head.sinks:
+            raise WeirError(
+                f"The table {sink.table} is gone.",
+                where=storage.full(rewinding.table_path(sink.table)),
+                next=f"Nothing was changed. `weir fsck {pipeline.name}` says what else is missing; put the table back first.",
+            )
+    for one in sources:
+        if one.gone:
+            obstacles.append(
+                f"{one.source} has lost what would be read again ({_some(one.gone)}): those rows would be missing"
+            )
+    for table in tables:
+        if table.unknown:
+            commits = _some([f"version {version}: {operation}" for version, operation in table.unknown])
+            obstacles.append(
+                f"others have committed to the table {table.table} ({commits}), which would be taken back too"
+            )
+        if table.vacuumed:
+            obstacles.append(
+                f"{len(table.vacuumed)} files of the table {table.table} are vacuumed ({_some(table.vacuumed)}): "
+                "their rows would be missing"
+            )
+    uids = {*head.operators, *to.operators}
+    sizes = {uid: (_bytes(head, uid), _bytes(to, uid)) for uid in sorted(uids)}
+    return RewindPlan(head, to, between, sizes, tuple(sources), tuple(tables), tuple(obstacles))
+
+
+def _bytes(checkpoint: Checkpoint, uid: str) -> int:
+    return int((checkpoint.operators.get(uid) or {}).get("bytes_total", 0))
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
+def check(decided: RewindPlan, pipeline: str, force: bool) -> None:
+    """Raises WeirError when a rewind has obstacles and is not forced."""
+    if decided.obstacles and not force:
+        raise WeirError(
+            f"{pipeline} cannot be rewound to checkpoint {decided.to.id} without loss: {'; '.join(decided.obstacles)}.",
+            next="Nothing was changed. Put back what is missing, or accept that: "
+            f"weir rewind {pipeline} --to {decided.to.id} --force",
+        )
+
+
+def carry_out(tenure: Tenure, decided: RewindPlan, reason: str = "") -> Checkpoint:
+    """Rewind as planned by the owner, to a checkpoint that is proven whole; returns the rewind's own checkpoint."""
+    shop = tenure.shop
+    id = CheckpointId(max(tenure.last_id, decided.head.id) + 1)
+    tenure.heartbeat.begin(id)
+    row, files = _row(shop, decided, id, reason)
+    shop.registry.commit(row, files, newest=decided.head.id)
+    shop.head = row
+    log.info(
+        "rewound",
+        pipeline=shop.pipeline.name,
+        to=int(decided.to.id),
+        checkpoint=int(id),
+        abandoned=[int(one) for one in decided.abandoned],
+    )
+    publish_missing(shop, [row])
+    prune(shop)
+    return row
+
+
+def _row(
+    shop: Workshop, decided: RewindPlan, id: CheckpointId, reason: str
+) -> tuple[Checkpoint, tuple[StateFile, ...]]:
+    to, head, now = decided.to, decided.head, datetime.now(UTC)
+    waiting = {path for figures in to.operators.values() for path in waiting_paths(figures)}
+    listed = [file for file in shop.registry.files(to) if file.kind == STATE or file.path in waiting]
+    sinks = dict(head.sinks)
+    for table in decided.tables:
+        before = (head.sinks.get(table.table) or {}).get("id")
+        then = (to.sinks.get(table.table) or {}).get("id")
+        if before is not None:
+            sinks[table.table] = {"id": int(id), "before": before, "to": then, "at": table.version}
+    files = tuple(replace(file, new=False) for file in listed)
+    row = replace(
+        to,
+        id=id,
+        parent_id=to.id,
+        kind=REWIND,
+        generation=shop.generation,
+        commit_id=uuid.uuid4().hex,
+        triggered_at=now,
+        completed_at=now,
+        epoch_now=max(to.epoch_now, head.epoch_now),
+        trigger="rewind",
+        reason=f"to checkpoint {to.id}" + (f": {reason}" if reason else ""),
+        slice={name: nothing_read() for name in to.slice},
+        sinks=sinks,
+        ms={},
+        files=len(files),
+        bytes_new=0,
+        run_id=shop.run_id,
+        format_version=NEWEST_FORMAT,
+        lineage=spans_with(head, shop.generation, id),
+    )
+    return row, files

@@ -1,0 +1,151 @@
+"""Taking a sink's table back to what it was after an earlier checkpoint, as one commit.
+
+    version    12 (checkpoint 3)   13 (4)   14 (5)   15 (rewind 6, to 3): removes what 13 and 14 added, and says that 6 is published
+
+The commit carries the rewind's id as the transaction version, so whoever still wants to publish 4 or 5 finds that done. Delta keeps
+the versions in between for as long as its log and its files are kept. Files that somebody removed meanwhile come back if they are there
+still. What others commit after the rewind was decided stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from urllib.parse import unquote
+
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from pipelines.runtime.sinks.delta import CHECKPOINT, table_path
+from state_ops import delta_log
+from state_ops.checkpoint import Checkpoint
+from state_ops.errors import DamageError
+from state_ops.log_entries import DataFile, active_files
+from state_ops.registry import Publication
+from state_ops.storage import Storage
+from state_ops.transfers import together
+
+_MAX_RACES = 20
+_REWIND = "weir.rewind_to"
+
+
+@dataclass(frozen=True, slots=True)
+class TableRewind:
+    """What a rewind does to one table. version: the one that it is decided on; then: the one whose rows come back, None: no rows.
+
+    goes, comes: files. unknown: commits of others that lie between, as version and operation. vacuumed: files that would have to come
+    back, and are not there.
+    """
+
+    table: str
+    version: int
+    then: int | None
+    goes: tuple[DataFile, ...]
+    comes: tuple[DataFile, ...]
+    unknown: tuple[tuple[int, str], ...]
+    vacuumed: tuple[str, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are fewer afterwards."""
+        return sum(file.rows for file in self.goes) - sum(file.rows for file in self.comes)
+
+
+def planned(storage: Storage, table: str, to: int | None) -> TableRewind | None:
+    """What it takes to bring a table back to where checkpoint `to`, None for none, had been published; None: there is no table.
+
+    Raises DamageError when the table's log does not reach back so far.
+    """
+    try:
+        handle = delta_log.open_table(storage, table_path(table))
+    except TableNotFoundError:
+        return None
+    then, between = _since(storage, handle, table, to)
+    goes, comes, vacuumed = _difference(storage, table, active_files(handle), _files_at(storage, table, then))
+    unknown = tuple(
+        (int(entry["version"]), str(entry.get("operation"))) for entry in between if CHECKPOINT not in entry
+    )
+    return TableRewind(table, handle.version(), then, goes, comes, unknown, vacuumed)
+
+
+def rewind(storage: Storage, app_id: str, table: str, checkpoint: Checkpoint) -> Publication:
+    """Carry out a rewind that is committed, on one table, exactly once however often this is called."""
+    started = time.perf_counter()
+    decided = checkpoint.sinks[table]
+    sink_app = f"{app_id}/{table}"
+    for _ in range(_MAX_RACES):
+        handle = delta_log.open_table(storage, table_path(table))
+        version = handle.transaction_version(sink_app)
+        if version is not None and version >= checkpoint.id:
+            return _published(checkpoint, table, handle.version(), (), started)
+        if version != decided["before"]:
+            raise _unreachable(storage, table, f"its last published checkpoint is {version}, not {decided['before']}")
+        then, _ = _since(storage, handle, table, decided["to"])
+        at = _files_at(storage, table, decided["at"])
+        goes, comes, _ = _difference(storage, table, at, _files_at(storage, table, then))
+        active = {file.path for file in active_files(handle)}
+        goes = tuple(file for file in goes if file.path in active)
+        comes = tuple(file for file in comes if file.path not in active)
+        try:
+            metadata = {CHECKPOINT: str(checkpoint.id), _REWIND: str(decided["to"] or 0)}
+            delta_log.commit(handle, sink_app, checkpoint.id, comes, goes, metadata)
+        except CommitFailedError:
+            continue
+        return _published(checkpoint, table, handle.version() + 1, goes, started)
+    raise _unreachable(storage, table, f"{_MAX_RACES} commits in a row met another writer")
+
+
+def _published(
+    checkpoint: Checkpoint, table: str, version: int, goes: Sequence[DataFile], started: float
+) -> Publication:
+    ms = round((time.perf_counter() - started) * 1000, 3)
+    rows = -sum(file.rows for file in goes)
+    return Publication(checkpoint.id, table, version, len(goes), rows, datetime.now(UTC), ms)
+
+
+def _since(storage: Storage, handle: DeltaTable, table: str, to: int | None) -> tuple[int | None, list[dict]]:
+    """The version that published a checkpoint, None for before all, and the entries after it that came before the handle's version."""
+    history = [entry for entry in handle.history() if entry["version"] <= handle.version()]
+    own = [int(entry["version"]) for entry in history if CHECKPOINT in entry]
+    found = [int(entry["version"]) for entry in history if entry.get(CHECKPOINT) == str(to)]
+    if to is not None and not found:
+        raise _unreachable(storage, table, f"its log does not reach back to checkpoint {to}")
+    if to is None and own and (first := min(own)) - 1 < min(int(entry["version"]) for entry in history):
+        raise _unreachable(storage, table, f"its log begins with version {first}")
+    then = found[0] if found else min(own) - 1 if own else handle.version()
+    return then, [entry for entry in history if entry["version"] > then]
+
+
+def _files_at(storage: Storage, table: str, version: int | None) -> list[DataFile]:
+    if version is None:
+        return []
+    try:
+        return active_files(delta_log.open_table(storage, table_path(table), version))
+    except DeltaError as error:
+        raise _unreachable(storage, table, f"its version {version} cannot be read any more: {error}") from error
+
+
+def _difference(
+    storage: Storage, table: str, now: Sequence[DataFile], then: Sequence[DataFile]
+) -> tuple[tuple[DataFile, ...], tuple[DataFile, ...], tuple[str, ...]]:
+    """The files that go, those that come back, and those that would have to and are not there."""
+    known, wanted = {file.path for file in now}, {file.path for file in then}
+    back = [file for file in then if file.path not in known]
+
+    def there(file: DataFile, _: object) -> bool:
+        return storage.size(f"{table_path(table)}/{unquote(file.path)}") is not None
+
+    found = together(there, back, at_once=storage.transfers)
+    comes = tuple(file for file, here in zip(back, found, strict=True) if here)
+    vacuumed = tuple(file.path for file, here in zip(back, found, strict=True) if not here)
+    return tuple(file for file in now if file.path not in wanted), comes, vacuumed
+
+
+def _unreachable(storage: Storage, table: str, why: str) -> DamageError:
+    return DamageError(
+        f"The table {table} cannot be taken back: {why}.",
+        where=storage.full(table_path(table)),
+        next="Nothing was changed in it. Rewind to a newer checkpoint; or start another pipeline from a savepoint: weir run NEW --from PIPELINE:NAME.",
+    )

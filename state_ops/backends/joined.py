@@ -1,0 +1,195 @@
+"""State that several databases hold, each a range of keys: what a subtask has after its parallelism changed.
+
+    000012.sst                       one database: files under the names that its backend gave them
+    0000~000012.sst 0040~000007.sst  several: before the `~` the first key, in hex, of the range that the database holds
+
+Putting databases side by side rewrites nothing and uploads nothing: their files are those that the old subtasks have uploaded. Which
+of them a key is in is read off the names; what an old subtask held beyond the new one's key groups is clipped. Databases that are
+small, or too many, are copied into a neighbour (`folded`), because each one costs an epoch a file and a flush of its own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+from state_ops.backends.base import Backend, BackendFactory, BackendOptions, Clipping, Run
+from state_ops.errors import DamageError
+
+MARK = "~"
+MOST = 8
+SMALL_BYTES = 16 << 20
+
+_END = b"\xff" * 9  # above every key: they begin with a key group, of which there are at most 32768
+_BATCH = 10_000
+
+
+def named(start: bytes, name: str) -> str:
+    """The name of a database's file in a snapshot of several. start: the first key that it may hold."""
+    return f"{start.hex()}{MARK}{name}"
+
+
+def parted(name: str) -> tuple[bytes | None, str]:
+    """Where the database of a snapshot's file begins, and the name that its backend gave it. None: there is only one.
+
+    Raises DamageError for a name that Weir never gives.
+    """
+    start, mark, own = name.rpartition(MARK)
+    if not mark:
+        return None, name
+    try:
+        return bytes.fromhex(start), own
+    except ValueError as error:
+        raise DamageError(f"The state has a file {name!r}, whose name Weir never gives.") from error
+
+
+def is_part(name: str) -> bool:
+    """Whether a snapshot's file belongs to one database of several."""
+    return MARK in name
+
+
+def is_immutable(kind: BackendFactory) -> Callable[[str], bool]:
+    """Which files of a snapshot the backend never changes in place."""
+
+    def answer(name: str) -> bool:
+        return kind.is_immutable(parted(name)[1])
+
+    return answer
+
+
+def opened(kind: BackendFactory, directory: Path, options: BackendOptions) -> Backend:
+    """Open the state in `directory`, whose files are as a snapshot names them. Errors: those of the backend."""
+    starts: dict[bytes, list[tuple[Path, str]]] = {}
+    for file in directory.iterdir():
+        start, own = parted(file.name)
+        if start is not None:
+            starts.setdefault(start, []).append((file, own))
+    if not starts:
+        return kind.open(directory, options)
+    parts: list[tuple[bytes, Backend]] = []
+    try:
+        for start in sorted(starts):
+            home = directory / f"from-{start.hex()}"
+            home.mkdir()
+            for file, own in starts[start]:
+                file.rename(home / own)
+            parts.append((start, kind.open(home, options)))
+    except BaseException:
+        for _, part in parts:
+            with suppress(Exception):
+                part.close()
+        raise
+    return Joined(parts)
+
+
+class Joined:
+    """Databases side by side, in key order. parts: the first key of each, and the database."""
+
+    def __init__(self, parts: Sequence[tuple[bytes, Backend]]) -> None:
+        self._starts = [start for start, _ in parts]
+        self._parts = [part for _, part in parts]
+        self._folded = False
+
+    @property
+    def written(self) -> bool:
+        return self._folded or any(part.written for part in self._parts)
+
+    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        found: list[bytes | None] = [None] * len(keys)
+        for part, own in zip(self._parts, self._divided(keys), strict=True):
+            if own:
+                for at, value in zip(own, part.multi_get([keys[at] for at in own]), strict=True):
+                    found[at] = value
+        return found
+
+    def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
+        gone = [[deletes[at] for at in own] for own in self._divided(deletes)]
+        if isinstance(puts, Run):
+            cuts = [0, *(bisect_left(puts.ascending, start) for start in self._starts[1:]), len(puts)]
+            given: list[Sequence[tuple[bytes, bytes]]] = [puts[start:end] for start, end in pairwise(cuts)]
+        else:
+            given = [[puts[at] for at in own] for own in self._divided([key for key, _ in puts])]
+        for part, some, keys in zip(self._parts, given, gone, strict=True):
+            if some or keys:
+                part.write(some, keys)
+
+    def _divided(self, keys: Sequence[bytes]) -> list[list[int]]:
+        """The positions of keys, database by database."""
+        divided: list[list[int]] = [[] for _ in self._parts]
+        inner = self._starts[1:]
+        for at, key in enumerate(keys):
+            divided[bisect_right(inner, key)].append(at)
+        return divided
+
+    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        first, last = bisect_right(self._starts[1:], start), bisect_left(self._starts[1:], end) + 1
+        for part in self._parts[first:last]:
+            yield from part.scan(start, end)
+
+    def approximate_entries(self) -> int:
+        return sum(part.approximate_entries() for part in self._parts)
+
+    def keep_only(self, start: bytes, end: bytes) -> None:
+        clip(self._parts[0], start, end if len(self._parts) == 1 else _END)
+        if len(self._parts) > 1:
+            clip(self._parts[-1], b"", end)
+
+    def fold(self, sizes: Sequence[int]) -> None:
+        """Copy databases that are small, or too many, into the one beside them. sizes: of each, in bytes."""
+        left = list(sizes)
+        while len(self._parts) > 1 and (min(left) < SMALL_BYTES or len(left) > MOST):
+            at = left.index(min(left))
+            into = at - 1 if at == len(left) - 1 or (at and left[at - 1] <= left[at + 1]) else at + 1
+            _copy(self._parts[at], self._parts[into])
+            self._parts[at].close()
+            left[into] += left[at]
+            lower = min(at, into)
+            for items in (self._parts, left):
+                del items[at]
+            del self._starts[lower + 1]
+            self._folded = True
+
+    def snapshot(self, target: Path) -> list[Path]:
+        target.mkdir()
+        files = []
+        for start, part in zip(self._starts, self._parts, strict=True):
+            own = target / f"from-{start.hex()}"
+            for file in part.snapshot(own):
+                files.append(target / named(start, file.name))
+                file.rename(files[-1])
+        return files
+
+    def close(self) -> None:
+        failed: Exception | None = None
+        while self._parts:
+            try:
+                self._parts.pop().close()
+            except Exception as error:  # the others must not hold on to memory and files
+                failed = failed or error
+        self._starts = []
+        if failed is not None:
+            raise failed
+
+
+def clip(backend: Backend, start: bytes, end: bytes) -> None:
+    """Forget all entries but those with start <= key < end."""
+    if isinstance(backend, Clipping):
+        backend.keep_only(start, end)
+        return
+    for low, high in ((b"", start), (end, _END)):
+        while keys := [key for key, _ in _some(backend, low, high)]:
+            backend.write([], keys)
+
+
+def _some(backend: Backend, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+    return [entry for _, entry in zip(range(_BATCH), backend.scan(start, end), strict=False)]
+
+
+def _copy(source: Backend, target: Backend) -> None:
+    start = b""
+    while entries := _some(source, start, _END):
+        target.write(entries)
+        start = entries[-1][0] + b"\0"

@@ -1,0 +1,111 @@
+"""`registry/restores`: what every restore found, for who asks whether restores work and how long they take.
+
+Nobody decides anything from it, so it needs no right: a look from any host appends its row, whoever owns the pipeline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import structlog
+from deltalake import CommitProperties, write_deltalake
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from state_ops import delta_log
+from state_ops.ids import CheckpointId
+from state_ops.log_entries import active_files
+from state_ops.storage import Storage
+
+log = structlog.get_logger("weir.restore")
+
+PATH = "registry/restores"
+SCHEMA = pa.schema(
+    [
+        ("restored_at", pa.timestamp("us", tz="UTC")),
+        ("checkpoint_id", pa.int64()),
+        ("commit_id", pa.string()),
+        ("purpose", pa.string()),
+        ("valid", pa.bool_()),
+        ("problem", pa.string()),
+        ("files", pa.int64()),
+        ("bytes_total", pa.int64()),
+        ("bytes_fetched", pa.int64()),
+        ("bytes_cached", pa.int64()),
+        ("bytes_local", pa.int64()),
+        ("fetch_ms", pa.float64()),
+        ("check_ms", pa.float64()),
+        ("expectations", pa.int64()),
+        ("host", pa.string()),
+        ("pid", pa.int64()),
+        ("run_id", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """One restore. purpose: restore, run, rewind. problem: why the checkpoint is not valid, None if it is.
+
+    bytes_fetched, bytes_cached, bytes_local: of its state, where they came from. expectations: how many were evaluated.
+    """
+
+    checkpoint_id: CheckpointId
+    commit_id: str
+    purpose: str
+    valid: bool
+    problem: str | None
+    files: int
+    bytes_total: int
+    bytes_fetched: int = 0
+    bytes_cached: int = 0
+    bytes_local: int = 0
+    fetch_ms: float = 0.0
+    check_ms: float = 0.0
+    expectations: int = 0
+    run_id: str | None = None
+    host: str = dataclasses.field(default_factory=socket.gethostname)
+    pid: int = dataclasses.field(default_factory=os.getpid)
+    restored_at: datetime = dataclasses.field(default_factory=lambda: datetime.now(UTC))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**dataclasses.asdict(self), "restored_at": self.restored_at.isoformat()}
+
+
+def record(storage: Storage, restored: Restored) -> None:
+    """Append a row. That it cannot be written is logged: it must not hide what the restore found."""
+    try:
+        delta_log.ensure_table(storage, PATH, SCHEMA)
+        write_deltalake(
+            storage.full(PATH),
+            pa.Table.from_pylist([dataclasses.asdict(restored)], schema=SCHEMA),
+            mode="append",
+            storage_options=storage.delta_options,
+            commit_properties=CommitProperties(max_commit_retries=10),
+        )
+    except (OSError, DeltaError) as error:
+        log.warning("a restore could not be recorded", checkpoint=int(restored.checkpoint_id), error=str(error))
+
+
+def recorded(storage: Storage) -> Sequence[Restored]:
+    """All restores that were recorded, oldest first."""
+    try:
+        handle = delta_log.open_table(storage, PATH)
+    except TableNotFoundError:
+        return []
+    rows = []
+    for file in active_files(handle):
+        data = storage.read_bytes(f"{PATH}/{file.path}")
+        if data is not None:
+            rows += pq.read_table(pa.BufferReader(data), use_threads=False).to_pylist()
+    known = {field.name for field in dataclasses.fields(Restored)}
+    found = [Restored(**{name: value for name, value in row.items() if name in known}) for row in rows]
+    return sorted(found, key=lambda row: row.restored_at)
