@@ -155,7 +155,7 @@ def fetch(
     objects: ObjectCache | None = None,
     operator: Path | None = None,
 ) -> Fetched:
-    """Bring a snapshot's files in parallel into `target`, every digest checked but those of local snapshots.
+    """Bring a snapshot's files in parallel into `target`, every digest checked.
 
     objects: this host's, where immutable files are looked for and left. operator: the local directory of the operator's subtasks, whose
     snapshots are linked, as in a fork, where they vouch for the very object.
@@ -170,7 +170,7 @@ def fetch(
             storage.get_file(file.path, local, digest=file.digest, cancelled=cancelled)
             return Fetched(stored=file.bytes)
         copy = copies.get((file.path, file.digest))
-        if copy is not None and _linked(copy, local, file.bytes):
+        if copy is not None and _linked(copy, local, file):
             return Fetched(local=file.bytes)
         if objects is not None and not objects.fetch(storage, file, local, cancelled):
             return Fetched(cached=file.bytes)
@@ -194,9 +194,10 @@ def _copies(operator: Path) -> dict[tuple[str, str], Path]:
     return found
 
 
-def _linked(copy: Path, local: Path, bytes: int) -> bool:
+def _linked(copy: Path, local: Path, file: StateFile) -> bool:
+    """Link another snapshot's file, unless it is not the object. It is read: damage in it may be why this one is fetched."""
     with suppress(OSError):
-        if copy.stat().st_size == bytes:
+        if copy.stat().st_size == file.bytes and _digest(copy) == file.digest:
             os.link(copy, local)
             return True
     return False

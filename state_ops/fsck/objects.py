@@ -23,6 +23,7 @@ from state_ops.fsck.sinks import SinkTable, mentioned
 from state_ops.fsck.survey import TABLES, UNREADABLE, Survey
 from state_ops.ids import CheckpointId, parse_epoch_dir
 from state_ops.pins import HOLDS
+from state_ops.restores import PATH as RESTORES
 from state_ops.storage import Storage, StoredFile
 from state_ops.stores import UNFINISHED
 
@@ -128,7 +129,7 @@ def superfluous(
                 elsewhere = entry["table"] not in TABLES  # others may commit to a published table at any time
                 what = "A commit to the table's log that was cut off."
                 yield found(Kind.HALF_WRITTEN, what, path, bytes=size, leave=elsewhere)
-        elif path.startswith(tuple(f"{table}/" for table in TABLES)) or _COORDINATOR.fullmatch(path):
+        elif path.startswith(tuple(f"{table}/" for table in (*TABLES, RESTORES))) or _COORDINATOR.fullmatch(path):
             continue  # `unnamed_registry_files` knows what the registry's tables name
         else:
             table = path.split("/")[1] if path.startswith("tables/") else ""

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from state_ops.checkpoint import CHANNEL, OUTPUT, STATE, Checkpoint, StateFile
+from state_ops.checkpoint import CHANNEL, OUTPUT, REWIND, STATE, Checkpoint, StateFile
 from state_ops.delta_log import active_files, open_table
 from state_ops.errors import DamageError, PrunedError, WeirError
 from state_ops.fsck.findings import Finding, Kind, found
@@ -213,7 +213,7 @@ def _listing_problems(row: Checkpoint, listing: tuple[StateFile, ...]) -> Iterat
             yield from _drift(row, f"operators.{uid}.{name}", figures.get(name, counted), counted)
     listed = {file.sink for file in listing if file.kind == OUTPUT}
     claimed = {sink for sink, ids in row.sinks.items() if ids["id"] == row.id}
-    for sink in sorted(claimed ^ listed, key=str):
+    for sink in sorted(claimed ^ listed, key=str) if row.kind != REWIND else ():  # which takes rows back
         has, lacks = ("row", "listing") if sink in claimed else ("listing", "row")
         what = f"The {has} of checkpoint {row.id} has output for {sink}, its {lacks} has none."
         yield found(Kind.COUNT_DRIFT, what, _listing_dir(row), (row.id,))
@@ -229,7 +229,7 @@ def chain_problems(rows: list[Checkpoint], generation: Generation) -> Iterator[F
     """How the rows contradict the way in which checkpoints come to be; rows: retained, by id.
 
     When a checkpoint commits, its parent is the newest row. Rows are dropped and never come back, so a row that is here now
-    and older was here then: no parent may be older than the row before.
+    and older was here then: no parent may be older than the row before, but that of a rewind.
     """
     before: Checkpoint | None = None
     for row in rows:
@@ -240,7 +240,7 @@ def chain_problems(rows: list[Checkpoint], generation: Generation) -> Iterator[F
         if before is not None:
             if row.id == before.id:
                 yield _broken(row, f"There are two checkpoints {row.id}.")
-            elif (row.parent_id or 0) < before.id:
+            elif (row.parent_id or 0) < before.id and row.kind != REWIND:
                 yield _broken(
                     row, f"Checkpoint {row.id} continues {row.parent_id}, although {before.id} was there before it."
                 )

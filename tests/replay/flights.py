@@ -6,6 +6,7 @@ Nothing of Weir is imported here: neither its code nor its readers. So an error 
 from __future__ import annotations
 
 import functools
+import json
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,6 +100,12 @@ def replay(flights: pd.DataFrame) -> Expected:
 def data_files(table: Path) -> set[Path]:
     """The data files that a Delta table on a local disk consists of now, by its log alone."""
     return {Path(uri.removeprefix("file://")) for uri in DeltaTable(str(table)).file_uris()}
+
+
+def removed(table: Path) -> set[str]:
+    """The data files, relative to a Delta table on a local disk, that entries of its log remove."""
+    lines = [line for entry in table.glob("_delta_log/*.json") for line in entry.read_text().splitlines()]
+    return {json.loads(line)["remove"]["path"] for line in lines if '"remove"' in line}
 
 
 def read_delta(table: Path) -> pd.DataFrame:

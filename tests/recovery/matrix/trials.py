@@ -20,12 +20,12 @@ from typing import Any
 
 from configs import settings
 from configs.settings import Settings
-from pipelines.runtime import fsck, state_reader
+from pipelines.runtime import fsck, state_reader, upkeep
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.lanes import Ended
 from pipelines.runtime.lanes import run as run_step
 from pipelines.runtime.run import RunOptions, run
-from pipelines.runtime.tenure import claimed
+from pipelines.runtime.tenure import claimed, open_storage
 from state_ops import lease
 from state_ops.errors import BusyError, WeirError
 from state_ops.fsck.findings import Report
@@ -38,12 +38,27 @@ from tests.recovery.matrix.points import Disturbance, Wrapped, one_by_one
 RETAINED = 1
 BASE_FILES = 1
 UNALIGNED = "WEIR_MATRIX_UNALIGNED"
+REWINDS = "WEIR_MATRIX_REWINDS"
 DEADLY = ("kill before", "kill after", "torn, killed", "hang")
 
 
 def unaligned() -> bool:
     """Whether stages stop after a batch, and leave rows to the next epoch. In the environment: children inherit it."""
     return bool(os.environ.get(UNALIGNED))
+
+
+def rewinds() -> bool:
+    """Whether each run first goes back to checkpoint 1, unless one before it did. In the environment: children inherit it."""
+    return bool(os.environ.get(REWINDS))
+
+
+def base_files() -> int:
+    """How many files, and epochs, there are before the run that is disturbed."""
+    return BASE_FILES + 2 if rewinds() else BASE_FILES
+
+
+def retained() -> int:
+    return RETAINED + 2 if rewinds() else RETAINED
 
 
 @dataclass(frozen=True)
@@ -75,7 +90,7 @@ class Site:
             "WEIR_PIPELINES__METERS__OBJECT": "tests.recovery.matrix.pipeline:pipeline",
             "WEIR_PIPELINES__METERS__PARAMS": json.dumps({"landing": str(self.landing)}),
             "WEIR_EPOCH__MAX_FILES": "1",
-            "WEIR_CHECKPOINTS__NUM_RETAINED": str(RETAINED),
+            "WEIR_CHECKPOINTS__NUM_RETAINED": str(retained()),
             "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "2",
             "WEIR_LEASE__HEARTBEAT_SECONDS": "60",
             "WEIR_RUN__POLL_SECONDS": "0.01",
@@ -139,7 +154,7 @@ def checked(site: Site, *, strict: bool) -> dict[str, Any]:
     for uid, rows in wanted.states.items():
         found = checks.rows(state_reader.scan(pipeline, site.settings(), uid))
         problems += checks.differences(found, rows, f"state of {uid}")
-    problems += checks.registry(stored, RETAINED)
+    problems += checks.registry(stored, retained())
     problems += checks.sinks(stored)
     if strict and (left := checks.unnamed(stored)):
         problems += [f"left over: {name}" for name in left if not checks.is_true_orphan(name)]
@@ -161,7 +176,7 @@ def repaired(site: Site) -> dict[str, Any]:
     problems += [f"fsck has left over: {name}" for name in sorted(left) if not checks.is_cut_off_commit(name)]
     problems += [f"fsck does not find: {name}" for name in sorted(left - told)]
     problems += [f"fsck still finds: {one.kind}: {one.what}" for one in after.findings if one.path not in left]
-    return {"problems": problems + checks.registry(stored, 2 * RETAINED)}
+    return {"problems": problems + checks.registry(stored, 2 * retained())}
 
 
 def _damage(report: Report) -> list[str]:
@@ -173,6 +188,8 @@ def _run(site: Site, *, drain: bool, work: str = "work") -> dict[str, Any]:
     ids: list[int] = []
     options = RunOptions(until_caught_up=True, drain=drain)
     try:
+        if rewinds() and begun and (head := _head(site)) is not None and head == base_files():
+            upkeep.rewind(pipeline, site.settings(work), 1)
         executor = InMemoryExecutor(12) if unaligned() else InMemoryExecutor()
         for report in run(pipeline, site.settings(work), options, executor, InTurn()):
             ids.append(int(report.checkpoint.id))
@@ -182,6 +199,11 @@ def _run(site: Site, *, drain: bool, work: str = "work") -> dict[str, Any]:
         said = "".join(traceback.format_exception(error))
         return {"ids": ids, "begun": begun, "error": type(error).__name__, "said": said, "typed": False}
     return {"ids": ids, "begun": begun, "error": None, "said": "", "typed": True}
+
+
+def _head(site: Site) -> int | None:
+    found = open_storage(pipeline, site.settings())[1].head()
+    return int(found.id) if found is not None else None
 
 
 class InTurn:
@@ -313,10 +335,10 @@ def prepare(site: Site, base: Path, fork: Step) -> None:
     """Make the site that every trial starts from: one epoch done, the other files waiting."""
     shutil.rmtree(site.root, ignore_errors=True)
     shutil.rmtree(site.landing, ignore_errors=True)
-    replay.land(site.landing, 0, BASE_FILES)
+    replay.land(site.landing, 0, base_files())
     answer = fork(recovered_without_drain, site)
     assert answer is not None and answer["ids"][0] == 1 and answer["error"] is None, answer
-    replay.land(site.landing, BASE_FILES, replay.FILES)
+    replay.land(site.landing, base_files(), replay.FILES)
     shutil.rmtree(base, ignore_errors=True)
     site.root.rename(base)
 

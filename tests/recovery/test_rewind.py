@@ -1,0 +1,237 @@
+"""State, source positions and tables go back together: as if what was abandoned had never happened."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import polars as pl
+import pytest
+from deltalake import DeltaTable
+
+from pipelines.api import Epoch, Pipeline, ValueState, agg, delta, stage
+from pipelines.runtime import upkeep
+from pipelines.runtime.commit import publish_missing
+from pipelines.runtime.tenure import open_storage
+from state_ops.checkpoint import OUTPUT, REWIND, STATE
+from state_ops.errors import BusyError, DamageError, WeirError
+from state_ops.storage import Storage
+from tests.recovery import small
+from tests.recovery.small import Account, Bank
+
+RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
+
+
+@stage("accounts", source=small.accounts.input, key="id", state=Account, order_by=["at"], sink=delta.append("booked"))
+def doubled(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """A bad deploy: every amount counts twice."""
+    twice = rows.with_columns(amount=pl.col("amount") * 2)
+    state.fold(twice, rows=agg.count(), total=agg.sum("amount"))
+    return twice.select("id", "at", "amount")
+
+
+bad = Pipeline("small", (doubled,), max_parallelism=8)
+
+
+def deployed(bank: Bank, pipeline: Pipeline) -> Bank:
+    return Bank(replace(bank.site, pipeline=pipeline))
+
+
+@pytest.fixture
+def bank(tmp_path) -> Bank:
+    """Three good epochs, then five of a bad deploy."""
+    found = Bank.at(tmp_path, **RETAINED)
+    found.epochs(1, 2, 3)
+    deployed(found, bad).epochs(4, 5, 6, 7, 8)
+    return found
+
+
+def back(bank: Bank, to: int, **options):
+    return upkeep.rewind(bank.site.pipeline, bank.site.settings, to, **options)
+
+
+def test_after_a_rewind_the_bad_deploy_has_never_happened(bank):
+    made = back(bank, 3, reason="doubled amounts")
+    assert (made.id, made.parent_id, made.kind, made.reason) == (9, 3, REWIND, "to checkpoint 3: doubled amounts")
+    bank.assert_exact(1, 2, 3)
+    reports = bank.epochs(9)
+    assert [report.checkpoint.id for report in reports] == list(range(10, 16)), "ids are never used again"
+    assert reports[0].checkpoint.parent_id == 9
+    bank.assert_exact(1, 2, 3, 4, 5, 6, 7, 8, 9)
+
+
+def test_what_is_abandoned_can_be_looked_at_until_it_is_old(bank):
+    back(bank, 3)
+    assert bank.ids() == list(range(1, 10))
+    reports = bank.epochs(9)
+    kept = {row.id for row in bank.registry.checkpoints()}
+    assert kept == {3, 9, 10, 11, 12, 13, 14, 15} | set(range(4, 9)), (
+        "eight that were not abandoned, and what is newer than those"
+    )
+    bank.site = replace(bank.site, options={**bank.site.options, "WEIR_CHECKPOINTS__NUM_RETAINED": "2"})
+    bank.epochs(10)
+    assert bank.ids() == [reports[-1].checkpoint.id, reports[-1].checkpoint.id + 1]
+    bank.assert_exact(*range(1, 11))
+
+
+def test_rewinds_may_follow_each_other_and_be_taken_back(bank):
+    back(bank, 5)
+    back(bank, 2)
+    bank.assert_exact(1, 2)
+    back(bank, 3)
+    bank.assert_exact(1, 2, 3)
+    assert bank.registry.head().id == 11
+    bank.epochs()
+    bank.assert_exact(*range(1, 9))
+
+
+def test_a_table_that_was_empty_then_is_empty_again(tmp_path):
+    bank = Bank.at(tmp_path, **RETAINED)
+    early = Pipeline("small", (replace(small.accounts, sink=None),), max_parallelism=8)
+    deployed(bank, early).epochs(1)
+    bank.epochs(2, 3)
+    back(bank, 1)
+    assert len(bank.site.table("booked")) == 0
+    bank.epochs()
+    assert sorted(set(bank.site.table("booked")["amount"])) == [2, 3]
+
+
+def test_a_zombie_that_publishes_what_was_abandoned_finds_it_published(bank):
+    rows = {row.id: row for row in bank.registry.checkpoints()}
+    with upkeep.owning(bank.site.pipeline, bank.site.settings, epochs=False) as tenure:
+        zombie = tenure.shop
+        zombie.tables.clear()
+    back(bank, 3)
+    before = DeltaTable(str(bank.site.storage / "tables" / "booked")).version()
+    with pytest.raises(WeirError):
+        publish_missing(zombie, [rows[7], rows[8]])  # what it records is fenced
+    assert DeltaTable(str(bank.site.storage / "tables" / "booked")).version() == before
+    bank.epochs()
+    bank.assert_exact(*range(1, 9))
+
+
+def cut_off(bank: Bank, monkeypatch, stop_at: int) -> bool:
+    """Rewind, with every change to storage from one on failing, as when the process were gone; whether it came to that."""
+    made = 0
+    with monkeypatch.context() as patched:
+        for name in ("put_bytes", "put_file", "create", "delete", "delete_files"):
+            original = getattr(Storage, name)
+
+            def counted(self, *args, _original=original, **kwargs):
+                nonlocal made
+                if made >= stop_at:
+                    raise OSError("this process is gone")
+                made += 1
+                return _original(self, *args, **kwargs)
+
+            patched.setattr(Storage, name, counted)
+        try:
+            back(bank, 3)
+        except (WeirError, OSError):
+            pass
+        else:
+            return False
+    (bank.site.storage / "coordinator" / "lease.json").unlink(missing_ok=True)  # nobody lives
+    return True
+
+
+def test_a_rewind_that_is_cut_off_anywhere_is_finished_by_the_next_run_or_was_none(tmp_path, monkeypatch):
+    first = Bank.at(tmp_path / "first", **RETAINED)
+    first.epochs(1, 2, 3)
+    deployed(first, bad).epochs(4, 5)
+    outcomes = set()
+    for stop_at in range(0, 200, 3):
+        bank = Bank(first.site.copied_to(tmp_path / f"{stop_at}"))
+        if not cut_off(bank, monkeypatch, stop_at):
+            break
+        head = bank.registry.head()
+        outcomes.add(head.kind)
+        if head.kind != REWIND:
+            assert head.id == 5
+            back(bank, 3)
+        bank.epochs()
+        bank.assert_exact(1, 2, 3, 4, 5)
+        bank.site.assert_no_orphans()
+    assert stop_at > 10
+    assert outcomes == {"checkpoint", REWIND}, "some end before the intent, some after it"
+
+
+def test_nobody_is_rewound_while_a_coordinator_lives(tmp_path):
+    bank = Bank.at(tmp_path, **RETAINED)
+    bank.epochs(1, 2)
+    with bank.coordinator() as reports:
+        bank.land(3)
+        small.until(lambda: reports)
+        with pytest.raises(BusyError):
+            back(bank, 1)
+        storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
+        upkeep.lease.send(storage, upkeep.Request("stop"))
+    bank.assert_exact(1, 2, 3)
+
+
+def test_a_rewind_that_would_lose_input_is_refused_unless_forced(bank):
+    (bank.site.landing / "00005.parquet").unlink()
+    before = bank.site.objects()
+    with pytest.raises(WeirError, match=r"has lost what would be read again \(00005.parquet\)"):
+        back(bank, 3)
+    assert {name for name in bank.site.objects() if name.startswith("tables")} == {
+        name for name in before if name.startswith("tables")
+    }
+    assert bank.registry.head().id == 8
+    back(bank, 3, force=True)
+    bank.epochs()
+    bank.assert_exact(1, 2, 3, 4, 6, 7, 8)
+
+
+def test_commits_of_others_in_between_are_not_taken_back_unasked(bank):
+    table = DeltaTable(str(bank.site.storage / "tables" / "booked"))
+    table.optimize.compact()
+    with pytest.raises(WeirError, match=r"others have committed to the table booked \(version \d+: OPTIMIZE\)"):
+        back(bank, 3)
+    back(bank, 3, force=True)
+    bank.assert_exact(1, 2, 3)
+    bank.epochs()
+    bank.assert_exact(*range(1, 9))
+
+
+def test_files_that_would_have_to_come_back_and_are_vacuumed_are_an_obstacle(bank):
+    table = DeltaTable(str(bank.site.storage / "tables" / "booked"))
+    table.optimize.compact()
+    table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+    with pytest.raises(WeirError, match="files of the table booked are vacuumed"):
+        back(bank, 3)
+
+
+def test_a_damaged_checkpoint_is_not_gone_back_to(bank):
+    third = next(row for row in bank.registry.checkpoints() if row.id == 3)
+    named = next(file for file in bank.registry.files(third) if file.kind == STATE and file.name.startswith("MANIFEST"))
+    path = bank.site.storage / named.path
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(DamageError, match="Checkpoint 3 cannot be restored"):
+        back(bank, 3)
+    assert bank.registry.head().id == 8
+
+
+def test_the_rewind_names_no_published_rows_and_the_same_state(bank):
+    made = back(bank, 3)
+    third = next(row for row in bank.registry.checkpoints() if row.id == 3)
+    listed = {file.path for file in bank.registry.files(third) if file.kind == STATE}
+    assert {file.path for file in bank.registry.files(made)} == listed
+    assert not [file for file in bank.registry.files(made) if file.kind == OUTPUT or file.new]
+
+
+def test_the_command_shows_what_would_change_and_asks(bank, weir):
+    shown = weir(bank.site, "rewind", "small", "--to", "3", "--dry-run", "--json")
+    facts = json.loads(shown.out)
+    assert facts["abandoned"] == [4, 5, 6, 7, 8]
+    assert facts["sources"] == {"landing": {"again": 5, "gone": []}}
+    assert facts["tables"]["booked"]["rows_removed"] == 50
+    assert facts["checkpoint"] is None
+    assert weir(bank.site, "rewind", "small", "--to", "3").code == 2, "nobody can be asked"
+    assert weir(bank.site, "rewind", "small").code == 2
+    assert weir(bank.site, "rewind", "small", "--to", "77").code == 1
+    done = weir(bank.site, "rewind", "small", "--to", "3", "--yes")
+    assert done.code == 0
+    assert "is at checkpoint 9, to checkpoint 3" in done.out
+    bank.assert_exact(1, 2, 3)
+    assert weir(bank.site, "fsck", "small").code == 0
