@@ -1,0 +1,281 @@
+"""Nothing of a checkpoint is used before it is proven: damage of each kind, in each object, is a typed error or leads to an older one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pipelines.runtime import restore
+from pipelines.runtime.tenure import open_storage
+from state_ops import restores
+from state_ops.checkpoint import STATE, StateFile
+from state_ops.errors import DamageError
+from state_ops.registry import Registry
+from tests.recovery.small import Bank
+
+RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "3", "WEIR_SPARK__PARALLELISM": "2"}
+REWINDING = {"WEIR_RESTORE__ON_INVALID": "rewind"}
+
+
+def _removed(path: Path, other: Path) -> None:
+    path.unlink()
+
+
+def _truncated(path: Path, other: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _bit_flipped(path: Path, other: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def _swapped(path: Path, other: Path) -> None:
+    path.write_bytes(other.read_bytes())
+
+
+def _linked_out(path: Path, other: Path) -> None:
+    outside = path.parents[7] / f"outside-{path.name}"
+    shutil.move(path, outside)
+    path.symlink_to(outside)
+
+
+DAMAGES = [_removed, _truncated, _bit_flipped, _swapped, _linked_out]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Bank:
+    """Five epochs, of which three are retained."""
+    bank = Bank.at(tmp_path_factory.mktemp("whole") / "site", **RETAINED)
+    bank.epochs(1, 2, 3, 4, 5)
+    return bank
+
+
+def elsewhere(whole: Bank, root: Path, **options: str) -> Bank:
+    """The pipeline on a host that has nothing of it."""
+    bank = Bank(whole.site.copied_to(root))
+    bank.site = replace(bank.site, options={**bank.site.options, **options})
+    shutil.rmtree(root / "work")
+    return bank
+
+
+def newest(bank: Bank) -> list[StateFile]:
+    head = bank.registry.head()
+    return [file for file in bank.registry.files(head) if file.kind == STATE]
+
+
+def only_newest(bank: Bank) -> list[StateFile]:
+    """The objects that no older checkpoint names, so that damage in them leaves those whole."""
+    head = bank.registry.head()
+    older = [row for row in bank.registry.checkpoints() if row.id != head.id]
+    named = {file.path for row in older for file in bank.registry.files(row)}
+    return [file for file in newest(bank) if file.path not in named]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_every_object_is_proven_before_it_is_used(whole, damage, tmp_path):
+    for number, file in enumerate(newest(whole)):
+        bank = elsewhere(whole, tmp_path / f"{number}" / "site")
+        twin = next(one for one in newest(bank) if one.digest != file.digest)
+        damage(bank.site.storage / file.path, bank.site.storage / twin.path)
+        before = bank.site.objects()
+        with pytest.raises(DamageError) as raised:
+            bank.epochs(6)
+        assert file.path in str(raised.value), raised.value
+        assert raised.value.next
+        after = bank.site.objects()
+        assert {name for name in before if not name.startswith("registry/")} <= set(after), "nothing was deleted"
+        assert not [name for name in after if name.startswith("tables/") and name not in before]
+        assert bank.registry.head().id == 5
+
+
+@pytest.mark.parametrize("damage", DAMAGES[:-1])  # a link is somebody's doing: nothing goes on beside it
+def test_the_policy_rewind_goes_on_from_the_newest_that_is_whole(whole, damage, tmp_path):
+    bank = elsewhere(whole, tmp_path / "site", **REWINDING)
+    file = only_newest(bank)[0]
+    twin = next(one for one in newest(bank) if one.digest != file.digest)
+    damage(bank.site.storage / file.path, bank.site.storage / twin.path)
+    reports = bank.epochs(6)
+    bank.assert_exact(1, 2, 3, 4, 5, 6)
+    assert [report.checkpoint.id for report in reports] == [7, 8]
+    storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
+    told = [(row.checkpoint_id, row.purpose, row.valid) for row in restores.recorded(storage)]
+    assert told[-1] == (4, "rewind", True)
+    rewound = next(row for row in bank.registry.checkpoints() if row.id == 6)
+    assert rewound.kind == "rewind"
+    assert rewound.reason.startswith("to checkpoint 4: checkpoint 5 is damaged")
+
+
+def test_the_policy_rewind_passes_over_what_is_damaged_too_and_says_when_nothing_is_left(whole, tmp_path):
+    bank = elsewhere(whole, tmp_path / "site", **REWINDING)
+    rows = {row.id: row for row in bank.registry.checkpoints()}
+    for id in (5, 4):
+        own = next(file for file in bank.registry.files(rows[id]) if file.kind == STATE and file.new)
+        (bank.site.storage / own.path).unlink()
+    last = Bank(bank.site.copied_to(tmp_path / "last"))
+    bank.epochs()
+    bank.assert_exact(1, 2, 3, 4, 5)
+    assert next(row for row in bank.registry.checkpoints() if row.kind == "rewind").parent_id == 3
+    for file in last.registry.files(rows[3]):
+        if file.kind == STATE:
+            (last.site.storage / file.path).unlink(missing_ok=True)
+    with pytest.raises(DamageError, match="No earlier checkpoint that is retained is whole"):
+        last.epochs()
+
+
+def _rewritten(bank: Bank, table: str, change: Callable[[list[dict]], list[dict]]) -> None:
+    """Alter rows of a registry table behind Weir's back, in the data files that its log names."""
+    where = bank.site.storage / "registry" / table
+    for uri in DeltaTable(str(where)).file_uris():
+        path = Path(uri.removeprefix("file://"))
+        rows = pa.parquet.read_table(path, partitioning=None)
+        changed = change(rows.to_pylist())
+        pa.parquet.write_table(pa.Table.from_pylist(changed, schema=rows.schema), path)
+
+
+def _one_row_less(rows: list[dict]) -> list[dict]:
+    return rows[1:]
+
+
+def _another_digest(rows: list[dict]) -> list[dict]:
+    return [{**rows[0], "digest": "0" * 64}, *rows[1:]]
+
+
+def _another_object(rows: list[dict]) -> list[dict]:
+    paths = [row["path"] for row in rows if row["kind"] == "state"]
+    return [{**row, "path": paths[-1]} if row["path"] == paths[0] else row for row in rows]
+
+
+def _out_of_the_root(rows: list[dict]) -> list[dict]:
+    return [{**row, "path": f"../{row['path']}"} for row in rows]
+
+
+def _another_subtask(rows: list[dict]) -> list[dict]:
+    return [{**row, "subtask": 1 - row["subtask"]} for row in rows]
+
+
+def _fewer_bytes(rows: list[dict]) -> list[dict]:
+    return [{**row, "bytes": row["bytes"] - 1} for row in rows]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_one_row_less, _another_digest, _another_object, _out_of_the_root, _another_subtask, _fewer_bytes],
+)
+def test_altered_rows_of_the_registry_are_found_before_anything_is_used(whole, change, tmp_path):
+    bank = elsewhere(whole, tmp_path / "site")
+    _rewritten(bank, "state_files", change)
+    tables = bank.site.table("booked")
+    with pytest.raises(DamageError):
+        bank.epochs(6)
+    assert len(bank.site.table("booked")) == len(tables)
+
+
+def test_a_row_that_is_gone_leaves_a_table_that_is_ahead(whole, tmp_path):
+    bank = elsewhere(whole, tmp_path / "site")
+    table = DeltaTable(str(bank.site.storage / "registry" / "checkpoints"))
+    table.delete("id = 5")
+    with pytest.raises(DamageError, match="A sink table is not where the registry says"):
+        bank.epochs(6)
+
+
+def test_a_restore_leaves_on_this_host_what_the_next_run_needs(whole, tmp_path, monkeypatch):
+    bank = elsewhere(whole, tmp_path / "site")
+    storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
+    head = registry.head()
+    first = restore.plan(bank.site.pipeline, bank.site.settings, storage, registry, head)
+    assert (first.local, first.bytes) == (0, head.bytes_total)
+    done = restore.restore(bank.site.pipeline, bank.site.settings, storage, registry, head)
+    assert (done.valid, done.bytes_fetched, done.bytes_local) == (True, head.bytes_total, 0)
+    assert restore.plan(bank.site.pipeline, bank.site.settings, storage, registry, head).local == head.bytes_total
+    assert list(bank.site.storage.glob("coordinator/holds/*")) == []
+
+    for file in newest(bank):
+        if file.name.endswith(".sst"):
+            (bank.site.storage / file.path).write_bytes(bytes(file.bytes))  # as large, and never read
+    again = restore.restore(bank.site.pipeline, bank.site.settings, storage, registry, head)
+    assert (again.bytes_fetched, again.bytes_local) == (0, head.bytes_total)
+    bank.epochs(6)
+    assert sorted(set(bank.site.table("booked")["amount"])) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_local_file_that_rots_is_fetched_again(whole, tmp_path):
+    bank = elsewhere(whole, tmp_path / "site", WEIR_LOCAL__OBJECTS_MB="0")
+    storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
+    head = registry.head()
+    restore.restore(bank.site.pipeline, bank.site.settings, storage, registry, head)
+    rotten = next((tmp_path / "site" / "work").rglob("snapshot/*.sst"))
+    _bit_flipped(rotten, rotten)
+    done = restore.restore(bank.site.pipeline, bank.site.settings, storage, registry, head)
+    assert 0 < done.bytes_fetched < head.bytes_total, "one of the two subtasks"
+    bank.epochs(6)
+    bank.assert_exact(1, 2, 3, 4, 5, 6)
+
+
+def test_an_object_that_rots_among_those_of_the_host_is_fetched_again(whole, tmp_path):
+    bank = elsewhere(whole, tmp_path / "site")
+    storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
+    head = registry.head()
+    restore.restore(bank.site.pipeline, bank.site.settings, storage, registry, head)
+    objects = bank.site.settings.work_dir / "objects"
+    for kept in objects.iterdir():
+        if kept.is_file():
+            content = kept.read_bytes()
+            kept.unlink()
+            kept.write_bytes(content[:-1] + b"?")
+    for home in (tmp_path / "site" / "work").glob("small-*"):
+        shutil.rmtree(home)
+    bank.epochs(6)
+    bank.assert_exact(1, 2, 3, 4, 5, 6)
+
+
+def test_the_objects_of_a_host_keep_to_their_bound(whole, tmp_path):
+    bank = elsewhere(whole, tmp_path / "site")
+    files = [file for file in newest(bank) if file.name.endswith(".sst")]
+    storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
+    most = sum(file.bytes for file in files) - 1
+    cache = restore.snapshot.ObjectCache(tmp_path / "objects", most)
+    (tmp_path / "out").mkdir()
+    for file in files:
+        cache.fetch(storage, file, tmp_path / "out" / file.digest, Event())
+    kept = [path for path in (tmp_path / "objects").iterdir() if path.is_file()]
+    assert sum(path.stat().st_size for path in kept) <= most
+    assert len(kept) == len(files) - 1
+    assert not cache.holds(files[0]), "the one that was not used for longest"
+
+
+def test_the_command_proves_and_records(whole, weir, tmp_path):
+    bank = elsewhere(whole, tmp_path / "site")
+    planned = json.loads(weir(bank.site, "restore", "small", "--dry-run", "--json").out)
+    assert planned["bytes_to_fetch"] == planned["bytes_total"] > 0
+    assert planned["restored"] is None
+    assert not (bank.site.storage / "registry" / "restores").exists()
+    done = weir(bank.site, "restore", "small", "--checkpoint", "4")
+    assert done.code == 0
+    assert "Checkpoint 4 is valid" in done.out
+    assert "weir rewind small --to 4" in done.out
+    lost = only_newest(bank)[0].path  # what checkpoint 4 names as well is on this host now
+    (bank.site.storage / lost).unlink()
+    failed = weir(bank.site, "restore", "small", "--json")
+    assert failed.code == 1
+    assert lost in failed.said
+    storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
+    assert [(row.checkpoint_id, row.valid) for row in restores.recorded(storage)] == [(4, True), (5, False)]
+    assert weir(bank.site, "restore", "small", "--savepoint", "none").code == 1
+
+
+def test_a_restore_beside_an_unknown_table_is_recorded_nowhere_and_said(whole, tmp_path):
+    bank = elsewhere(whole, tmp_path / "site")
+    storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
+    write_deltalake(str(bank.site.storage / "registry" / "restores"), pa.table({"other": [1]}))
+    assert restore.restore(bank.site.pipeline, bank.site.settings, storage, registry, registry.head()).valid
+    assert isinstance(registry, Registry)
