@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from state_ops import snapshot
+from state_ops.backends import joined
 from state_ops.backends.base import Backend, BackendOptions
 from state_ops.backends.named import named
 from state_ops.checkpoint import Snapshot, StateFile
@@ -22,7 +23,7 @@ def opened(storage: Storage, options: BackendOptions, found: Snapshot, backend_n
     """A snapshot, fetched and verified, open in the backend that wrote it for as long as the `with` block lasts."""
     with tempfile.TemporaryDirectory(prefix="weir-state-") as scratch:
         snapshot.fetch(storage, found, Path(scratch))
-        backend = named(backend_name).open(Path(scratch), options)
+        backend = joined.opened(named(backend_name), Path(scratch), options)
         try:
             yield backend
         finally:
@@ -46,6 +47,7 @@ class Shelf:
     ) -> Iterator[Backend]:
         """As `opened`. Only files that backends never change in place are shared, by hard links."""
         factory = named(backend_name)
+        is_immutable = joined.is_immutable(factory)
         here = self.root / str(self._opened)
         here.mkdir()
         self._opened += 1
@@ -55,14 +57,14 @@ class Shelf:
         snapshot.fetch(storage, replace(found, files=missing), here)
         kept = {}
         for file in found.files:
-            if factory.is_immutable(file.name):
+            if is_immutable(file.name):
                 os.link(here / file.name, pristine / file.name)
                 kept[file.path] = pristine / file.name
         for directory in self.root.iterdir():
             if directory not in (here, pristine):
                 shutil.rmtree(directory)
         self._before = kept
-        backend = factory.open(here, options)
+        backend = joined.opened(factory, here, options)
         try:
             yield backend
         finally:
