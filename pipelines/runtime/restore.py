@@ -168,7 +168,8 @@ def prepare(shop: Workshop, head: Checkpoint) -> Restored | None:
     if not shared and shop.settings.restore.on_invalid != "rewind":
         return None
     decided = plan(shop.pipeline, shop.settings, shop.storage, shop.registry, head)
-    missing = tuple(part for part in decided.parts if not part.here)
+    stages = {stage.uid for stage in shop.pipeline.stages}  # a retired one's state is not used
+    missing = tuple(part for part in decided.parts if not part.here and part.stage in stages)
     if not missing:
         return None
     some = RestorePlan(head, missing, (), decided.cached)
