@@ -30,6 +30,83 @@ class Mutant:
 
 MUTANTS = [
     Mutant(
+        "leave what a subtask's parents held beyond its key groups",
+        "state_ops/rescale.py",
+        "    joined.clip(backend, first_key(groups.start), first_key(groups.stop))\n",
+        "",
+        "tests/recovery/test_rescale.py::test_a_subtask_has_its_own_key_groups_and_no_others",
+    ),
+    Mutant(
+        "sweep the local snapshots of subtasks that are no more before others have linked them",
+        "pipelines/runtime/keyed_stage.py",
+        "return {base.attempt, *(file.snapshot or file.attempt for file in base.files)}",
+        "return {base.attempt}",
+        "tests/recovery/test_rescale.py::test_local_snapshots_serve_subtasks_that_were_not_there",
+    ),
+    Mutant(
+        "take an object of this host for what the checkpoint names without reading it",
+        "state_ops/object_cache.py",
+        "            if digest != file.digest:\n",
+        "            if False:\n",
+        "tests/recovery/test_restore.py::test_an_object_that_rots_among_those_of_the_host_is_fetched_again",
+    ),
+    Mutant(
+        "let a run find out by itself what is wrong with its newest checkpoint",
+        "pipelines/runtime/recovery.py",
+        "            restore.prepare(shop, head)\n",
+        "",
+        "tests/recovery/test_restore.py::test_the_policy_rewind_goes_on_from_the_newest_that_is_whole[_bit_flipped]",
+    ),
+    Mutant(
+        "restore without looking where the keys are",
+        "pipelines/runtime/restore.py",
+        "            if stray is not None:\n",
+        "            if False:\n",
+        "tests/recovery/test_restore.py::test_altered_rows_of_the_registry_are_found_before_anything_is_used[_another_subtask]",
+    ),
+    Mutant(
+        "prove a restore without reading the local files",
+        "pipelines/runtime/restore.py",
+        'if part.here and purpose != "run" and _is_sound(part):',
+        "if part.here:",
+        "tests/recovery/test_restore.py::test_a_local_file_that_rots_is_fetched_again",
+    ),
+    Mutant(
+        "take tables back without setting their transaction version",
+        "pipelines/runtime/sinks/rewinding.py",
+        "            delta_log.commit(handle, sink_app, checkpoint.id, comes, goes, metadata)\n",
+        '            delta_log.commit(handle, f"{sink_app}-", checkpoint.id, comes, goes, metadata)\n',
+        "tests/recovery/test_rewind.py::test_after_a_rewind_the_bad_deploy_has_never_happened",
+    ),
+    Mutant(
+        "take back what others commit after the rewind was decided",
+        "pipelines/runtime/sinks/rewinding.py",
+        '        at = _files_at(storage, table, decided["at"])\n',
+        "        at = active_files(handle)\n",
+        "tests/recovery/test_rewind.py::test_what_others_commit_after_a_rewind_was_decided_stays",
+    ),
+    Mutant(
+        "let the lineage of a rewind forget what it abandons, whose published files then look like leftovers",
+        "pipelines/runtime/rewind.py",
+        "lineage=spans_with(head, shop.generation, id),",
+        "lineage=spans_with(to, shop.generation, id),",
+        "tests/recovery/test_rewind.py::test_rewinds_may_follow_each_other_and_be_taken_back",
+    ),
+    Mutant(
+        "count abandoned checkpoints among the newest that stay",
+        "state_ops/retention.py",
+        " and row.id not in left][-keep:]",
+        "][-keep:]",
+        "tests/recovery/test_rewind.py::test_what_is_abandoned_can_be_looked_at_until_it_is_old",
+    ),
+    Mutant(
+        "rewind although input is gone that would be read again",
+        "pipelines/runtime/rewind.py",
+        "        if one.gone:\n",
+        "        if False:\n",
+        "tests/recovery/test_rewind.py::test_a_rewind_that_would_lose_input_is_refused_unless_forced",
+    ),
+    Mutant(
         "refresh the handle between reading the generation and claiming the next",
         "state_ops/delta_log.py",
         "    handle.create_write_transaction(\n",
@@ -67,7 +144,7 @@ MUTANTS = [
     Mutant(
         "drop the parent check",
         "state_ops/registry.py",
-        "check=_head_is(checkpoint.parent_id, data.path))",
+        "check=_head_is(head, data.path))",
         "check=None)",
         "tests/state_ops/test_registry.py::test_a_commit_is_refused_when_the_head_is_not_its_parent",
     ),
@@ -116,8 +193,8 @@ MUTANTS = [
     Mutant(
         "restore without checking digests",
         "state_ops/snapshot.py",
-        "digest=file.digest)",
-        "digest=None)",
+        "            storage.get_file(file.path, local, digest=file.digest, cancelled=cancelled)\n            return Fetched(stored=file.bytes)\n        copy",
+        "            storage.get_file(file.path, local, cancelled=cancelled)\n            return Fetched(stored=file.bytes)\n        copy",
         "tests/state_ops/test_snapshot.py::test_a_damaged_object_is_named_when_local_files_are_gone",
     ),
     Mutant(
@@ -459,8 +536,8 @@ MUTANTS = [
     Mutant(
         "count savepoints among the retained",
         "state_ops/retention.py",
-        "if row.commit_id not in named][-keep:]",
-        "][-keep:]",
+        "if row.commit_id not in named and row.id not in left][-keep:]",
+        "if row.id not in left][-keep:]",
         "tests/state_ops/test_pins.py::test_a_savepoint_takes_no_place_among_the_retained",
     ),
     Mutant(
@@ -899,9 +976,9 @@ MUTANTS = [
     ),
     Mutant(
         "go on from a checkpoint whose objects are gone",
-        "pipelines/runtime/tenure.py",
-        "        _check_objects(shop, head)\n",
-        "        pass\n",
+        "pipelines/runtime/recovery.py",
+        "            _check_objects(shop, head)\n",
+        "",
         "tests/recovery/test_cases.py::test_case_22_local_copies_do_not_hide_that_the_newest_checkpoint_lost_an_object",
     ),
     Mutant(
@@ -1210,8 +1287,8 @@ MUTANTS = [
     Mutant(
         "sweep away what is being uploaded",
         "pipelines/runtime/keyed_stage.py",
-        " | task.keep\n",
-        "\n",
+        "keep = task.keep.union(*(",
+        "keep = set().union(*(",
         "tests/recovery/test_schedules.py::test_every_checkpoint_of_a_schedule_is_a_replay_of_its_files",
     ),
     Mutant(

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from pipelines.api import Epoch, Pipeline, ValueState, agg, delta, stage
-from pipelines.runtime import upkeep
+from pipelines.runtime import rewind, upkeep
 from pipelines.runtime.commit import publish_missing
 from pipelines.runtime.tenure import open_storage
 from state_ops.checkpoint import OUTPUT, REWIND, STATE
@@ -235,3 +235,18 @@ def test_the_command_shows_what_would_change_and_asks(bank, weir):
     assert "is at checkpoint 9, to checkpoint 3" in done.out
     bank.assert_exact(1, 2, 3)
     assert weir(bank.site, "fsck", "small").code == 0
+
+
+def test_what_others_commit_after_a_rewind_was_decided_stays(bank, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(rewind, "publish_missing", lambda *_: (_ for _ in ()).throw(OSError("the process is gone")))
+        with pytest.raises(WeirError):
+            back(bank, 3)
+    assert bank.registry.head().kind == REWIND
+    table = str(bank.site.storage / "tables" / "booked")
+    other = bank.site.table("booked").head(1).assign(id="theirs")
+    write_deltalake(table, other, mode="append")
+    bank.epochs()
+    booked = bank.site.table("booked")
+    assert list(booked["id"]).count("theirs") == 1
+    assert len(booked) == 81
