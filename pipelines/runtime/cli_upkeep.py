@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from configs.settings import Settings
 from pipelines.runtime import upkeep
-from pipelines.runtime.console import Json, Name, out, print_json, waiting
+from pipelines.runtime.console import Json, Name, err, out, print_json, waiting
+from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.loading import find
 from pipelines.runtime.recovery import owning
+from pipelines.runtime.sinks import rewinding
 from pipelines.runtime.stopping import ask_to_stop
 from pipelines.runtime.tenure import open_storage
 from state_ops import lease
@@ -21,6 +25,7 @@ from state_ops.lease import Request
 from state_ops.registry import SAVEPOINT, Pin
 
 _SHOWN = 20
+_LONG = timedelta(days=365)
 
 
 def savepoint(
@@ -51,6 +56,7 @@ def savepoint(
         print_json(_facts(pin))
     elif name is not None:
         out.print(f"Savepoint {escape(pin.name)} is checkpoint {pin.checkpoint_id}. It stays until it is dropped.")
+        _warn_of_retention(found, settings)
     else:
         out.print(f"Savepoint {escape(pin.name)} (checkpoint {pin.checkpoint_id}) is dropped.")
 
@@ -74,6 +80,24 @@ def savepoints(pipeline: Name, json: Json = False) -> None:
             escape(pin.name), str(pin.checkpoint_id), pin.created_at.strftime("%Y-%m-%d %H:%M:%S"), escape(pin.reason)
         )
     out.print(table)
+    _warn_of_retention(found, settings)
+
+
+def _warn_of_retention(pipeline: Pipeline, settings: Settings) -> None:
+    """Say which tables forget, sooner than in a year, what a rewind to the oldest savepoint needs of their logs."""
+    storage, registry = open_storage(pipeline, settings)
+    oldest = min((pin.created_at for pin in registry.pins() if pin.kind == SAVEPOINT), default=None)
+    if oldest is None:
+        return
+    for sink in pipeline.sinks:
+        kept = rewinding.kept_for(storage, sink.table)
+        if kept is not None and kept < _LONG:
+            when = f"{oldest + kept:%Y-%m-%d}"
+            verb = "can" if oldest + kept > datetime.now(UTC) else "perhaps could"
+            err.print(
+                f"[yellow]note[/]  the table {escape(sink.table)} keeps its log for {kept.days} days (delta.logRetentionDuration): "
+                f"it {verb} be taken back to the oldest savepoint until {when}.",
+            )
 
 
 def _facts(pin: Pin) -> dict[str, Any]:

@@ -250,3 +250,11 @@ def test_what_others_commit_after_a_rewind_was_decided_stays(bank, monkeypatch):
     booked = bank.site.table("booked")
     assert list(booked["id"]).count("theirs") == 1
     assert len(booked) == 81
+
+
+def test_savepoints_say_until_when_tables_can_be_taken_back_to_them(bank, weir):
+    said = weir(bank.site, "savepoint", "small", "--name", "good").said
+    assert "the table booked keeps its log for 30 days (delta.logRetentionDuration): it can be taken back" in said
+    table = DeltaTable(str(bank.site.storage / "tables" / "booked"))
+    table.alter.set_table_properties({"delta.logRetentionDuration": "interval 400 days"})
+    assert "keeps its log" not in weir(bank.site, "savepoints", "small").said

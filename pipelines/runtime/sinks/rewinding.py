@@ -9,10 +9,11 @@ still. What others commit after the rewind was decided stays.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from urllib.parse import unquote
 
 from deltalake import DeltaTable
@@ -95,6 +96,19 @@ def rewind(storage: Storage, app_id: str, table: str, checkpoint: Checkpoint) ->
             continue
         return _published(checkpoint, table, handle.version() + 1, goes, started)
     raise _unreachable(storage, table, f"{_MAX_RACES} commits in a row met another writer")
+
+
+def kept_for(storage: Storage, table: str) -> timedelta | None:
+    """How long a table's log reaches back at least, so how old a checkpoint may be that it can be taken back to; None: there is no
+    table, or its property is of a form that Delta does not document.
+    """
+    try:
+        handle = delta_log.open_table(storage, table_path(table))
+    except TableNotFoundError:
+        return None
+    text = handle.metadata().configuration.get("delta.logRetentionDuration", "interval 30 days")
+    found = re.fullmatch(r"(?:interval\s+)?(\d+)\s+(second|minute|hour|day|week)s?", text.strip().lower())
+    return timedelta(**{f"{found[2]}s": int(found[1])}) if found else None
 
 
 def _published(
