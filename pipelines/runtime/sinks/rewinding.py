@@ -30,6 +30,7 @@ from state_ops.transfers import together
 
 _MAX_RACES = 20
 _REWIND = "weir.rewind_to"
+_HARMLESS = frozenset({"SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "VACUUM START", "VACUUM END"})  # they change no rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,8 @@ def planned(storage: Storage, table: str, to: int | None) -> TableRewind | None:
         return None
     then, between = _since(storage, handle, table, to)
     goes, comes, vacuumed = _difference(storage, table, active_files(handle), _files_at(storage, table, then))
-    unknown = tuple(
-        (int(entry["version"]), str(entry.get("operation"))) for entry in between if CHECKPOINT not in entry
-    )
+    foreign = [entry for entry in between if CHECKPOINT not in entry and entry.get("operation") not in _HARMLESS]
+    unknown = tuple((int(entry["version"]), str(entry.get("operation"))) for entry in foreign)
     return TableRewind(table, handle.version(), then, goes, comes, unknown, vacuumed)
 
 
