@@ -39,16 +39,23 @@ _MANTISSA = {16: 11, 32: 24, 64: 53}  # bits of an integer that a float of so ma
 
 def obstacles(old: StateSchema, new: StateSchema) -> list[str]:
     """Why rows of `old` cannot be read as rows of `new`, one sentence a field; empty if they can."""
-    said: list[str] = []
+    return [one for said in obstacles_by_field(old, new).values() for one in said]
+
+
+def obstacles_by_field(old: StateSchema, new: StateSchema) -> dict[str, list[str]]:
+    """The same, by the field of `new`; without those that have none."""
+    found: dict[str, list[str]] = {}
     before = {f.name: f for f in old.fields}
     for f in new.fields:
         source = _source(f.name, f.renamed, before, {other.name for other in new.fields})
         if source is None:
             continue
-        was = before[source]
+        was, said = before[source], list[str]()
         a, b = pa.field(source, was.type, was.nullable), pa.field(f.name, f.type, f.nullable)
         _compare(f.name, a, b, f, (), said)
-    return said
+        if said:
+            found[f.name] = said
+    return found
 
 
 def _compare(path: str, a: pa.Field, b: pa.Field, of: Field, at: tuple[str, ...], said: list[str]) -> None:

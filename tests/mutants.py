@@ -1195,9 +1195,9 @@ MUTANTS = [
     ),
     Mutant(
         "a changed class is not compared with its state",
-        "pipelines/runtime/stage_job.py",
-        "    problems = evolution.obstacles(stored, fixed.state)\n",
-        "    problems: list[str] = []\n",
+        "pipelines/runtime/state_fit.py",
+        "    for said in obstacles.values():\n",
+        "    for said in ():\n",
         "tests/recovery/test_evolution.py::test_other_changes_are_refused_before_the_first_row",
     ),
     Mutant(
@@ -1486,6 +1486,34 @@ MUTANTS = [
         "OR __weir_last < __weir_nth - 1 ",
         "",
         "tests/runtime/test_state_sql.py::test_a_key_that_comes_back_with_the_same_value_has_changed",
+    ),
+    Mutant(
+        "take a stage that is gone for one that is retired",
+        "pipelines/runtime/state_fit.py",
+        "    if name in pipeline.retired:\n",
+        "    if name not in pipeline.retired:\n",
+        "tests/runtime/test_state_plan.py::test_what_is_planned_is_what_a_run_does",
+    ),
+    Mutant(
+        "plan without a look at the tables",
+        "pipelines/runtime/state_plan.py",
+        "                delta.check_table(self._storage, table, schema)\n",
+        "                pass\n",
+        "tests/runtime/test_state_plan.py::test_what_is_planned_is_what_a_run_does",
+    ),
+    Mutant(
+        "try no row of what migrates",
+        "pipelines/runtime/state_plan.py",
+        "        if found.migrations and not found.problems and problem is None:\n",
+        "        if False:\n",
+        "tests/runtime/test_state_plan.py::test_rows_that_cannot_be_read_are_found_before_a_run",
+    ),
+    Mutant(
+        "let another key pass",
+        "pipelines/runtime/state_fit.py",
+        '    if recorded["keys"] != keys:\n',
+        "    if False:\n",
+        "tests/recovery/test_evolution.py::test_another_key_type_is_refused",
     ),
 ]
 

@@ -25,7 +25,8 @@ from pipelines.runtime.commit import delete_staged, prune, publish_missing
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.operators import duplicates
 from pipelines.runtime.sinks import delta
-from pipelines.runtime.stage_job import meaning, stored_collections, tables_of
+from pipelines.runtime.stage_job import tables_of
+from pipelines.runtime.state_fit import meaning, stored_collections
 from pipelines.runtime.workshop import EpochReport, Flight, Workshop, lap
 from state_ops import evolution, handover, lease
 from state_ops.backends import joined

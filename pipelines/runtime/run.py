@@ -15,12 +15,13 @@ import structlog
 
 from configs.settings import Settings
 from pipelines.runtime import upkeep
-from pipelines.runtime.definition import Pipeline, Stage
+from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.executor import Executor
 from pipelines.runtime.in_flight import InFlight
 from pipelines.runtime.lanes import Lanes, Threads
 from pipelines.runtime.recovery import owning
 from pipelines.runtime.start_from import start
+from pipelines.runtime.state_fit import structure
 from pipelines.runtime.tenure import open_storage as open_storage
 from pipelines.runtime.tenure import readers
 from pipelines.runtime.workshop import Cut, EpochReport, Workshop
@@ -136,29 +137,9 @@ def check_fits(pipeline: Pipeline, head: Checkpoint | None) -> None:
     """
     if head is None:
         return
-    stages = {uid for uid, figures in head.operators.items() if figures["schema"]} - {
-        stage.uid for stage in pipeline.stages
-    }
-    sources = set(head.offsets) - {source.name for source in pipeline.sources}
-    inputs = {one.uid: one.input.uid if isinstance(one.input, Stage) else None for one in pipeline.stages}
-    for uid, figures in head.operators.items():
-        waiting = list(figures.get("waiting") or ())
-        if any(inputs.get(uid) != one["upstream"] for one in waiting):
-            raise PipelineError(
-                f"{figures['rows_waiting']} rows of {waiting[0]['upstream']} wait for the stage {uid}, which has not applied them; in"
-                " the pipeline as it is now they would be lost.",
-                where=f"checkpoint {head.id}",
-                next=f"Put the definition back, and end its run with `weir stop {pipeline.name} --savepoint NAME`, which lets stages"
-                " apply all rows first; then change it.",
-            )
-    for kind, gone in (("stage", stages), ("source", sources)):
-        left = sorted(gone - set(pipeline.retired))
-        if left:
-            raise PipelineError(
-                f"The newest checkpoint has a {kind} {left[0]!r}, which the pipeline {pipeline.name} has no more.",
-                where=f"checkpoint {head.id}",
-                next=f"Give the {kind} its name back, or say that it is gone for good: Pipeline(..., retired=({left[0]!r},)).",
-            )
+    stopping = next((one for one in structure(pipeline, head) if one.verdict.stops), None)
+    if stopping is not None:
+        raise PipelineError(stopping.what, where=f"checkpoint {head.id}", next=stopping.next)
 
 
 def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbeat) -> Iterator[EpochReport]:

@@ -14,16 +14,16 @@ import structlog
 
 from configs.settings import Settings
 from pipelines.runtime import gates, watermarks
-from pipelines.runtime.definition import FileSource, Pipeline, SessionWindow, Stage, source_of
+from pipelines.runtime.definition import FileSource, Pipeline, Stage, source_of
 from pipelines.runtime.executor import Channel, Landed
 from pipelines.runtime.gates import Verdict
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, shapes
 from pipelines.runtime.sinks import delta
+from pipelines.runtime.state_fit import ANOTHER_UID, fit
 from pipelines.runtime.unapplied import Unapplied, Work, joined, rest, work
 from pipelines.runtime.workshop import Applied, Flight, StageResult, Tip, Workshop, lap
-from state_ops import errors, evolution, rescale
-from state_ops.aggregates import Agg
+from state_ops import errors, rescale
 from state_ops.backends import named as backends
 from state_ops.backends.base import BackendOptions
 from state_ops.cache import CacheSizes
@@ -38,11 +38,9 @@ from state_ops.errors import (
 )
 from state_ops.handover import read_by_next
 from state_ops.ids import AttemptId, epoch_dir, new_attempt_id
-from state_ops.kinds import Collection
 from state_ops.object_cache import ObjectCache
 from state_ops.pending import Trigger
 from state_ops.storage import Storage
-from state_ops.value_types import type_name
 
 log = structlog.get_logger("weir.epoch")
 
@@ -248,87 +246,16 @@ def _fitted_to_head(shop: Workshop, stage: Stage, fixed: Shapes) -> Shapes:
     if not recorded or not recorded.get("schema"):
         return fixed
     assert head is not None
-    where = f"stage {stage.uid}, checkpoint {head.id}"
-    stored = evolution.from_record(recorded)
-    problems = evolution.obstacles(stored, fixed.state)
-    keys = [[field.name, type_name(field.type)] for field in fixed.keys]
-    if recorded["keys"] != keys:
-        problems.append(f"the key was {recorded['keys']}, is {keys}")
-    if (was := recorded.get("window")) != (now := meaning(stage)):
-        problems.append(f"its {_kind(stage)} were {was}, are {now}")
-    collections, misfits = _collections_fitted(recorded.get("collections") or {}, fixed)
-    problems += misfits
-    if recorded["max_parallelism"] != shop.pipeline.max_parallelism:
-        problems.append(f"max_parallelism was {recorded['max_parallelism']}, is {shop.pipeline.max_parallelism}")
-    if problems:
+    found = fit(stage, fixed, recorded, shop.pipeline.max_parallelism)
+    if found.problems:
         raise PipelineError(
-            f"The stage {stage.uid} does not fit its stored state: " + "; ".join(problems) + ".",
-            where=where,
-            next="Put the definition back, or give the stage a new uid: it then starts with empty state.",
+            f"The stage {stage.uid} does not fit its stored state: " + "; ".join(found.problems) + ".",
+            where=f"stage {stage.uid}, checkpoint {head.id}",
+            next=ANOTHER_UID,
         )
-    if changes := stored.differences(fixed.state):
-        log.info("state_schema_changed", stage=stage.uid, checkpoint=int(head.id), changes=changes)
-    return replace(fixed, state=evolution.successor(recorded, fixed.state), collections=collections)
-
-
-def _collections_fitted(recorded: dict[str, Any], fixed: Shapes) -> tuple[tuple[Collection, ...], list[str]]:
-    """The lists and maps with schemas that also read what is stored; and why some cannot."""
-    problems, fitted = [], []
-    now = stored_collections(fixed)
-    for name, was in recorded.items():
-        if name not in now:
-            problems.append(f"the {was['kind']} {name} is gone, and what it holds would stay behind")
-        elif (was["kind"], was["key"]) != (now[name]["kind"], now[name]["key"]):
-            problems.append(f"{name} was a {_shape(was)}, is a {_shape(now[name])}")
-    for one in fixed.collections:
-        if one.name not in recorded:
-            fitted.append(one)
-            continue
-        obstacles = evolution.obstacles(evolution.from_record(recorded[one.name]), one.schema)
-        problems += [f"{one.name}: {problem}" for problem in obstacles]
-        fitted.append(replace(one, schema=evolution.successor(recorded[one.name], one.schema)))
-    return tuple(fitted), problems
-
-
-def stored_collections(fixed: Shapes | None) -> dict[str, Any]:
-    """A stage's lists and maps as its checkpoint records them, by name: kind, a map's key, the schemas of elements."""
-    return {
-        one.name: {
-            "kind": one.kind,
-            "key": None if one.key is None else type_name(one.key),
-            "schema": one.schema.to_json(),
-            "schemas": evolution.recorded(one.schema),
-        }
-        for one in (fixed.collections if fixed else ())
-    }
-
-
-def _shape(recorded: dict[str, Any]) -> str:
-    return f"map by {recorded['key']}" if recorded["key"] else recorded["kind"]
-
-
-def meaning(stage: Stage) -> dict[str, Any] | None:
-    """What an operator's stored state means: another window size or aggregate must not be merged into it."""
-    if stage.aggregation is not None:
-        return {"aggregates": _listed(stage.aggregation.aggregates)}
-    if stage.deduplication is not None:
-        return {"on": stage.deduplication.on}  # each key's state says when it ends: another ttl holds for new ones
-    if stage.window is None:
-        return None
-    said = {"on": stage.window.on, "aggregates": _listed(stage.window.aggregates)}
-    if isinstance(stage.window, SessionWindow):
-        return {**said, "gap": stage.window.gap}
-    shape = {"every": stage.window.every, "offset": stage.window.offset}
-    usual = {"every": stage.window.size, "offset": 0}
-    return {**said, "size": stage.window.size, **(shape if shape != usual else {})}
-
-
-def _kind(stage: Stage) -> str:
-    return "windows" if stage.window else "aggregates" if stage.aggregation else "rules of what is a duplicate"
-
-
-def _listed(aggregates: Sequence[tuple[str, Agg]]) -> list[list[Any]]:
-    return [[name, agg.kind, agg.column, *([list(agg.order_by)] if agg.order_by else [])] for name, agg in aggregates]
+    if found.migrations:
+        log.info("state_schema_changed", stage=stage.uid, checkpoint=int(head.id), changes=found.migrations)
+    return found.shapes
 
 
 def _task(shop: Workshop, flight: Flight, stage: Stage, fixed: Shapes, tip: Tip) -> KeyedTask:

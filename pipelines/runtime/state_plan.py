@@ -1,0 +1,327 @@
+"""`weir plan`: what would become of a pipeline's state if it were run with today's code and configuration. Reads only.
+
+Everything that a run compares before its first row is compared here by the same functions: `state_fit` for stages and sources,
+the backends' formats, the sinks' tables. What would migrate is tried: one subtask's snapshot is opened, and rows are read with today's schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from configs.settings import Settings
+from pipelines.runtime import stateless
+from pipelines.runtime.definition import FileSource, Pipeline, Stage
+from pipelines.runtime.executor import Executor
+from pipelines.runtime.operators import MAIN, Shapes, open_windows, shapes
+from pipelines.runtime.sinks import delta
+from pipelines.runtime.spark_executor import SparkExecutor
+from pipelines.runtime.stage_job import tables_of
+from pipelines.runtime.state_files import opened
+from pipelines.runtime.state_fit import Finding, Fit, Verdict, fit, meaning, stored_collections, structure
+from pipelines.runtime.state_reader import At, held
+from pipelines.runtime.state_view import view_of
+from pipelines.runtime.tenure import open_storage, readers
+from state_ops import evolution
+from state_ops.backends import named as backends
+from state_ops.checkpoint import Checkpoint, snapshots_of
+from state_ops.errors import WeirError
+from state_ops.frames import canonical_type, schema_from_json
+from state_ops.key_groups import check_parallelism, group_range
+from state_ops.registry import Registry
+from state_ops.scans import scan_state
+from state_ops.storage import Storage
+from state_ops.value_types import type_name
+
+_SAMPLE_ROWS = 5_000
+_KINDS = ("pipeline", "source", "stage", "table")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Rows of one subtask that were read with today's schema. problem: the error's words, if that did not work."""
+
+    stage: str
+    subtask: int
+    rows: int
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlan:
+    """checkpoint: what today's definition is compared with; None: there is none yet, so everything starts empty.
+
+    spark: uids of stages whose columns had to be asked of Spark, because they have a transform.
+    """
+
+    pipeline: str
+    checkpoint: Checkpoint | None
+    findings: tuple[Finding, ...]
+    samples: tuple[Sample, ...]
+    spark: tuple[str, ...]
+
+    @property
+    def stops(self) -> bool:
+        """Whether a run would be refused."""
+        return any(one.verdict.stops for one in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "pipeline": self.pipeline,
+            "checkpoint": self.checkpoint.id if self.checkpoint else None,
+            "runs": not self.stops,
+            "findings": [
+                {
+                    "kind": one.kind,
+                    "name": one.name,
+                    "aspect": one.aspect,
+                    "verdict": one.verdict.value,
+                    "what": one.what,
+                    "next": one.next,
+                }
+                for one in self.findings
+            ],
+            "samples": [
+                {"stage": one.stage, "subtask": one.subtask, "rows": one.rows, "problem": one.problem}
+                for one in self.samples
+            ],
+            "spark": list(self.spark),
+        }
+
+
+def plan(pipeline: Pipeline, settings: Settings, at: At = None, executor: Executor | None = None) -> StatePlan:
+    """Compare a pipeline as it is now with a checkpoint. at: its id, or a savepoint's name; by default the newest.
+
+    executor: what tells the columns of stages with a transform, by default Spark, which only such a stage starts. Raises WeirError when
+    there is no such checkpoint, ConfigurationError where the settings name no backend.
+    """
+    runs = executor or SparkExecutor(settings, app=f"weir plan {pipeline.name}")
+    with _compared_with(pipeline, settings, at) as (storage, registry, head):
+        look = _Look(pipeline, settings, storage, registry, head, runs)
+        look.all()
+        return StatePlan(pipeline.name, head, look.ordered(), tuple(look.samples), tuple(look.spark))
+
+
+@contextmanager
+def _compared_with(
+    pipeline: Pipeline, settings: Settings, at: At
+) -> Iterator[tuple[Storage, Registry, Checkpoint | None]]:
+    storage, registry = open_storage(pipeline, settings)
+    if at is None and registry.head() is None:
+        yield storage, registry, None
+        return
+    with held(pipeline, settings, at, "weir plan") as found:
+        yield found
+
+
+class _Look:
+    """One look at a pipeline, stage after stage, as the first epoch of a run takes it."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        settings: Settings,
+        storage: Storage,
+        registry: Registry,
+        head: Checkpoint | None,
+        executor: Executor,
+    ) -> None:
+        self._pipeline, self._settings, self._storage, self._registry = pipeline, settings, storage, registry
+        self._head, self._executor = head, executor
+        self._sources: dict[str, pa.Schema | None] = {}
+        self._inputs: dict[str, pa.Schema] = {}
+        self._shapes: dict[str, Shapes] = {}
+        self.findings: list[Finding] = []
+        self.samples: list[Sample] = []
+        self.spark: list[str] = []
+
+    def all(self) -> None:
+        backends.named(self._settings.state.backend)
+        try:
+            check_parallelism(self._settings.spark.parallelism, self._pipeline.max_parallelism)
+        except WeirError as error:
+            self._say("pipeline", self._pipeline.name, "parallelism", Verdict.REFUSED, error.what, error.next)
+        if self._head is not None:
+            self.findings += structure(self._pipeline, self._head)
+        self._look_at_sources()
+        for stage in self._pipeline.stages:
+            self._look_at(stage)
+        self._name_renamed()
+        self._look_at_lost_tables()
+
+    def ordered(self) -> tuple[Finding, ...]:
+        """Source by source, stage by stage, table by table; what is gone first."""
+        names = [one.uid for one in self._pipeline.stages]
+        place = {name: number for number, name in enumerate(names, 1)}
+        return tuple(sorted(self.findings, key=lambda one: (_KINDS.index(one.kind), place.get(one.name, 0))))
+
+    def _say(self, kind: str, name: str, aspect: str, verdict: Verdict, what: str, next: str | None = None) -> None:
+        self.findings.append(Finding(kind, name, aspect, verdict, what, next))
+
+    def _recorded(self, uid: str) -> Mapping[str, Any] | None:
+        """What the checkpoint says of a stage that has state there."""
+        figures = self._head.operators.get(uid) if self._head else None
+        return figures if figures and figures.get("schema") else None
+
+    # -- columns
+
+    def _look_at_sources(self) -> None:
+        head = self._head
+        for name, reader in readers(self._pipeline, self._settings).items():
+            position = head.offsets.get(name) if head else None
+            expected = schema_from_json(head.inputs[name]) if head and name in head.inputs else None
+            try:
+                reader.check(position)
+                self._sources[name] = reader.plan(position, self._settings.epoch, expected).schema
+            except WeirError as error:
+                self._sources[name] = expected
+                self._say("source", name, "files", Verdict.REFUSED, error.what, error.next)
+
+    def _columns(self, stage: Stage) -> pa.Schema | None:
+        """What the stage's function sees; None if nothing has ever arrived."""
+        if isinstance(stage.input, FileSource):
+            raw = self._sources[stage.input.name]
+        else:
+            known = self._shapes.get(stage.input.uid)
+            raw = known.outputs[MAIN] if known else None
+        if raw is None or stage.transform is None:
+            return None if raw is None else _through_spark(raw, f"the input of {stage.uid}")
+        self.spark.append(stage.uid)
+        return self._executor.columns(stage, raw, "what was read before")
+
+    # -- stages
+
+    def _look_at(self, stage: Stage) -> None:
+        recorded, before = self._recorded(stage.uid), len(self.findings)
+        try:
+            columns = self._columns(stage)
+            fixed = shapes(stage, columns) if columns is not None else None
+        except WeirError as error:
+            self._say("stage", stage.uid, "definition", Verdict.REFUSED, error.what, error.next)
+            return
+        if columns is None or fixed is None:
+            what = "nothing has arrived for it yet, so its columns are not known"
+            self._say("stage", stage.uid, "input", Verdict.COMPATIBLE, what)
+            return
+        self._inputs[stage.uid], self._shapes[stage.uid] = columns, fixed
+        if recorded is not None:
+            self._look_at_state(stage, fixed, recorded)
+        self._look_at_waiting(stage)
+        self._look_at_tables(stage, fixed)
+        if recorded is not None and all(one.kind != "stage" for one in self.findings[before:]):
+            self._say("stage", stage.uid, "stage", Verdict.COMPATIBLE, "its state is used as it is")
+
+    def _look_at_state(self, stage: Stage, fixed: Shapes, recorded: Mapping[str, Any]) -> None:
+        found = fit(stage, fixed, recorded, self._pipeline.max_parallelism)
+        self.findings += found.findings
+        was, now = recorded.get("backend", backends.DEFAULT), self._settings.state.backend
+        problem = backends.misfit(was, now)
+        if problem is not None:
+            next = "Set state.backend back, or give the stage a new uid: it then starts with empty state."
+            self._say("stage", stage.uid, "backend", Verdict.REFUSED, problem, next)
+        elif was != now:
+            what = f"the backend was {was}, is {now}, which reads what it wrote"
+            self._say("stage", stage.uid, "backend", Verdict.COMPATIBLE, what)
+        subtasks = self._settings.spark.parallelism
+        if recorded["parallelism"] != subtasks:
+            what = f"rescales from {recorded['parallelism']} to {subtasks} subtasks, in the first epoch"
+            self._say("stage", stage.uid, "parallelism", Verdict.COMPATIBLE, what)
+        if found.migrations and not found.problems and problem is None:
+            self._try(stage, found)
+
+    def _try(self, stage: Stage, found: Fit) -> None:
+        """Read rows of the smallest snapshot with today's schema."""
+        head = self._head
+        assert head is not None, "it is what the rows are of"
+        taken = snapshots_of(self._registry.files(head), stage.uid)
+        if not taken:
+            return
+        smallest = min(taken, key=lambda subtask: sum(file.bytes for file in taken[subtask].files))
+        view = view_of(self._pipeline, self._settings, self._storage, head, stage.uid, taken)
+        groups = group_range(smallest, view.parallelism, view.max_parallelism)
+        rows, now = 0, found.shapes
+        try:
+            with opened(self._storage, view.options, taken[smallest], view.backend) as backend:
+                if view.stage is not None:
+                    tables = open_windows(view.stage, view.keys, now.state, backend, groups)
+                else:
+                    tables = scan_state(backend, now.state, now.collections, view.keys, groups, view.expiry)
+                for table in tables:
+                    rows += table.num_rows
+                    if rows >= _SAMPLE_ROWS:
+                        break
+        except WeirError as error:
+            self.samples.append(Sample(stage.uid, smallest, rows, str(error)))
+            self._say("stage", stage.uid, "sample", Verdict.REFUSED, error.what, error.next)
+            return
+        self.samples.append(Sample(stage.uid, smallest, rows))
+
+    def _look_at_waiting(self, stage: Stage) -> None:
+        """Rows that a checkpoint has left in front of the stage have the columns of then: see `stage_job`."""
+        figures = (self._head.operators.get(stage.uid) if self._head else None) or {}
+        first = next(iter(figures.get("waiting") or ()), None)
+        if first is None or first["schema"] is None or not isinstance(stage.input, Stage):
+            return
+        then = schema_from_json(first["schema"])
+        now = self._inputs[stage.uid] if first["begun"] else self._shapes[stage.input.uid].outputs[MAIN]
+        if not then.equals(now):
+            what = f"{figures['rows_waiting']} rows wait for it with other columns than it has now"
+            advice = (
+                f"Put the definition back and let the run catch up, or end it with `weir stop {self._pipeline.name} --savepoint NAME`,"
+                " which lets the stages apply all rows first; then change it."
+            )
+            self._say("stage", stage.uid, "input", Verdict.REFUSED, what, advice)
+
+    def _name_renamed(self) -> None:
+        """A stage that is gone and a new one whose state is alike: most likely one was meant to be the other."""
+        new = [one for one in self._pipeline.stages if self._head and one.uid not in self._head.operators]
+        for number, gone in enumerate(self.findings):
+            recorded = self._recorded(gone.name) if gone.kind == "stage" and gone.verdict is Verdict.FLAG else None
+            alike = [one.uid for one in new if recorded is not None and self._is_alike(recorded, one)]
+            if alike:
+                what = f"it is gone, and looks renamed to {alike[0]}: state is found by uid"
+                next = f"Give {alike[0]} its old uid, {gone.name!r}; or, to drop the state, retired=({gone.name!r},)."
+                self.findings[number] = replace(gone, aspect="renamed", what=what, next=next)
+
+    def _is_alike(self, recorded: Mapping[str, Any], stage: Stage) -> bool:
+        fixed = self._shapes.get(stage.uid)
+        if fixed is None or evolution.from_record(recorded) != fixed.state:
+            return False
+        keys = [[field.name, type_name(field.type)] for field in fixed.keys]
+        return (recorded["keys"], recorded.get("window"), set(recorded.get("collections") or ())) == (
+            keys,
+            meaning(stage),
+            set(stored_collections(fixed)),
+        )
+
+    # -- tables
+
+    def _look_at_tables(self, stage: Stage, fixed: Shapes) -> None:
+        for table, schema in tables_of(stage, fixed):
+            try:
+                delta.check_table(self._storage, table, schema)
+            except WeirError as error:
+                self._say("table", table, "columns", Verdict.REFUSED, error.what, error.next)
+                continue
+            if self._head is not None and table not in self._head.sinks:
+                what = f"nothing is in it yet: it gets {stage.uid}'s rows from the next epoch on"
+                self._say("table", table, "table", Verdict.COMPATIBLE, what)
+
+    def _look_at_lost_tables(self) -> None:
+        written = {sink.table for sink in self._pipeline.sinks}
+        for table in sorted(set(self._head.sinks if self._head else ()) - written):
+            what = "nothing writes to it any more: it stays as it is"
+            self._say("table", table, "table", Verdict.COMPATIBLE, what)
+
+
+def _through_spark(schema: pa.Schema, where: str) -> pa.Schema:
+    """The columns as they come back from Spark, which needs no session for that. where= leaves columns as they are."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    seen = to_arrow_schema(stateless.spark_schema(schema, where), timezone="UTC")
+    return pa.schema([(field.name, canonical_type(field.type)) for field in seen])
