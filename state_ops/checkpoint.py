@@ -17,7 +17,7 @@ WITH_PARTS = 3  # a snapshot has several databases: whoever does not know that w
 NEWEST_FORMAT = WITH_PARTS
 
 STATE, OUTPUT, CHANNEL = "state", "output", "channel"
-EPOCH, START, REWIND = "checkpoint", "start", "rewind"  # kinds of checkpoints
+EPOCH, START, REWIND, EDIT = "checkpoint", "start", "rewind", "edit"  # kinds of checkpoints
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -179,7 +179,8 @@ class Checkpoint:
 
     offsets: by source, its position after this epoch. slice: by source, what this epoch read.
     watermarks: by stage, microseconds since 1970 UTC. operators: by stage uid, figures and schemas.
-    kind: checkpoint, start (of a pipeline, from another one's savepoint) or rewind (to its parent; what lies between is abandoned).
+    kind: checkpoint, start (of a pipeline, from another one's savepoint), rewind (to its parent; what lies between is abandoned) or edit (of
+    one stage's state, by hand).
     sinks: by sink, `id`, the newest checkpoint up to this one that has output for it, and `before`, the one before that. Of a rewind
     itself also `to`, whose rows are the newest that stay, and `at`, the Delta version that it was decided on.
     inputs: by source, the columns that its files have. totals: sums over the whole chain. ms: milliseconds by phase.

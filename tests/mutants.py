@@ -1515,6 +1515,34 @@ MUTANTS = [
         "    if False:\n",
         "tests/recovery/test_evolution.py::test_another_key_type_is_refused",
     ),
+    Mutant(
+        "route imported rows by their place",
+        "pipelines/runtime/state_import.py",
+        "            chosen = np.flatnonzero(routed.owners == subtask)\n",
+        '            chosen = np.arange(subtask, len(routed.owners), target.figures["parallelism"])\n',
+        "tests/runtime/test_state_import.py::test_a_repair_changes_its_key_and_nothing_else",
+    ),
+    Mutant(
+        "build an edit on what was not proven",
+        "pipelines/runtime/state_import.py",
+        '            restore.verify(shop, target.head, purpose="edit")\n',
+        "            pass\n",
+        "tests/runtime/test_state_import.py::test_a_damaged_base_is_found_before_anything_is_built_on_it",
+    ),
+    Mutant(
+        "drop the other keys of a subtask that is edited",
+        "pipelines/runtime/state_import.py",
+        "    bases = {} if replaces else snapshots_of(tuple(listing), target.uid)\n",
+        "    bases = {}\n",
+        "tests/runtime/test_state_import.py::test_a_repair_changes_its_key_and_nothing_else",
+    ),
+    Mutant(
+        "take several rows of one key",
+        "state_ops/edits.py",
+        "    if len(many):\n",
+        "    if False:\n",
+        "tests/runtime/test_state_import.py::test_all_that_does_not_fit_is_said_at_once_and_nothing_is_changed",
+    ),
 ]
 
 

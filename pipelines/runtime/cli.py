@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from configs.settings import Settings
-from pipelines.runtime import cli_fsck, cli_plan, cli_restore, cli_state, cli_upkeep, upkeep
+from pipelines.runtime import cli_fsck, cli_import, cli_plan, cli_restore, cli_state, cli_upkeep, upkeep
 from pipelines.runtime import run as runtime
 from pipelines.runtime.console import Json, Name, err, out, print_json
 from pipelines.runtime.definition import Pipeline
@@ -39,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+cli_state.app.command("import")(cli_import.state_import)
 app.add_typer(cli_state.app, name="state")
 
 

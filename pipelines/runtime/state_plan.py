@@ -29,7 +29,7 @@ from pipelines.runtime.tenure import open_storage, readers
 from state_ops import evolution
 from state_ops.backends import named as backends
 from state_ops.checkpoint import Checkpoint, snapshots_of
-from state_ops.errors import WeirError
+from state_ops.errors import PipelineError, WeirError
 from state_ops.frames import canonical_type, schema_from_json
 from state_ops.key_groups import check_parallelism, group_range
 from state_ops.registry import Registry
@@ -119,6 +119,31 @@ def _compared_with(
         yield found
 
 
+def today(
+    pipeline: Pipeline,
+    settings: Settings,
+    storage: Storage,
+    registry: Registry,
+    head: Checkpoint | None,
+    executor: Executor,
+    uid: str,
+) -> tuple[Shapes, dict[str, pa.Schema]]:
+    """A stage's schemas as its next epoch would fix them, and the columns of the sources by name.
+
+    Raises PipelineError where its definition does not fit its input, or nothing has arrived that would tell what that looks like.
+    """
+    look = _Look(pipeline, settings, storage, registry, head, executor)
+    look.all()
+    if uid not in look.shapes:
+        said = next((one for one in look.ordered() if one.kind == "stage" and one.name == uid), None)
+        raise PipelineError(
+            f"What the state of {uid} looks like cannot be told: {said.what if said else 'a stage before it does not fit'}.",
+            where=f"stage {uid}",
+            next=(said.next if said else None) or "Let the first file land, which need not be read, and try again.",
+        )
+    return look.shapes[uid], {name: known for name, known in look.sources.items() if known is not None}
+
+
 class _Look:
     """One look at a pipeline, stage after stage, as the first epoch of a run takes it."""
 
@@ -133,9 +158,9 @@ class _Look:
     ) -> None:
         self._pipeline, self._settings, self._storage, self._registry = pipeline, settings, storage, registry
         self._head, self._executor = head, executor
-        self._sources: dict[str, pa.Schema | None] = {}
+        self.sources: dict[str, pa.Schema | None] = {}
         self._inputs: dict[str, pa.Schema] = {}
-        self._shapes: dict[str, Shapes] = {}
+        self.shapes: dict[str, Shapes] = {}
         self.findings: list[Finding] = []
         self.samples: list[Sample] = []
         self.spark: list[str] = []
@@ -177,17 +202,17 @@ class _Look:
             expected = schema_from_json(head.inputs[name]) if head and name in head.inputs else None
             try:
                 reader.check(position)
-                self._sources[name] = reader.plan(position, self._settings.epoch, expected).schema
+                self.sources[name] = reader.plan(position, self._settings.epoch, expected).schema
             except WeirError as error:
-                self._sources[name] = expected
+                self.sources[name] = expected
                 self._say("source", name, "files", Verdict.REFUSED, error.what, error.next)
 
     def _columns(self, stage: Stage) -> pa.Schema | None:
         """What the stage's function sees; None if nothing has ever arrived."""
         if isinstance(stage.input, FileSource):
-            raw = self._sources[stage.input.name]
+            raw = self.sources[stage.input.name]
         else:
-            known = self._shapes.get(stage.input.uid)
+            known = self.shapes.get(stage.input.uid)
             raw = known.outputs[MAIN] if known else None
         if raw is None or stage.transform is None:
             return None if raw is None else _through_spark(raw, f"the input of {stage.uid}")
@@ -208,7 +233,7 @@ class _Look:
             what = "nothing has arrived for it yet, so its columns are not known"
             self._say("stage", stage.uid, "input", Verdict.COMPATIBLE, what)
             return
-        self._inputs[stage.uid], self._shapes[stage.uid] = columns, fixed
+        self._inputs[stage.uid], self.shapes[stage.uid] = columns, fixed
         if recorded is not None:
             self._look_at_state(stage, fixed, recorded)
         self._look_at_waiting(stage)
@@ -268,7 +293,7 @@ class _Look:
         if first is None or first["schema"] is None or not isinstance(stage.input, Stage):
             return
         then = schema_from_json(first["schema"])
-        now = self._inputs[stage.uid] if first["begun"] else self._shapes[stage.input.uid].outputs[MAIN]
+        now = self._inputs[stage.uid] if first["begun"] else self.shapes[stage.input.uid].outputs[MAIN]
         if not then.equals(now):
             what = f"{figures['rows_waiting']} rows wait for it with other columns than it has now"
             advice = (
@@ -289,7 +314,7 @@ class _Look:
                 self.findings[number] = replace(gone, aspect="renamed", what=what, next=next)
 
     def _is_alike(self, recorded: Mapping[str, Any], stage: Stage) -> bool:
-        fixed = self._shapes.get(stage.uid)
+        fixed = self.shapes.get(stage.uid)
         if fixed is None or evolution.from_record(recorded) != fixed.state:
             return False
         keys = [[field.name, type_name(field.type)] for field in fixed.keys]
