@@ -1517,7 +1517,7 @@ MUTANTS = [
     ),
     Mutant(
         "route imported rows by their place",
-        "pipelines/runtime/state_import.py",
+        "pipelines/runtime/state_edit.py",
         "            chosen = np.flatnonzero(routed.owners == subtask)\n",
         '            chosen = np.arange(subtask, len(routed.owners), target.figures["parallelism"])\n',
         "tests/runtime/test_state_import.py::test_a_repair_changes_its_key_and_nothing_else",
@@ -1531,7 +1531,7 @@ MUTANTS = [
     ),
     Mutant(
         "drop the other keys of a subtask that is edited",
-        "pipelines/runtime/state_import.py",
+        "pipelines/runtime/state_edit.py",
         "    bases = {} if replaces else snapshots_of(tuple(listing), target.uid)\n",
         "    bases = {}\n",
         "tests/runtime/test_state_import.py::test_a_repair_changes_its_key_and_nothing_else",

@@ -31,7 +31,7 @@ from pipelines.api import (
     stage,
     window,
 )
-from pipelines.runtime import state_import, state_reader
+from pipelines.runtime import state_edit, state_reader
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, open_storage, run
 from pipelines.runtime.state_import import import_rows
@@ -189,10 +189,10 @@ def test_a_crash_before_the_commit_leaves_nothing(tmp_path, weir, monkeypatch, a
         if at == "commit":
             patched.setattr(Registry, "commit", die)
         elif at == "_row":
-            patched.setattr(state_import, "_row", die)
+            patched.setattr(state_edit, "_row", die)
         else:
             calls: list[int] = []
-            upload = state_import.snapshot.upload
+            upload = state_edit.snapshot.upload
 
             def second(*args, **kwargs):
                 calls.append(1)
@@ -201,7 +201,7 @@ def test_a_crash_before_the_commit_leaves_nothing(tmp_path, weir, monkeypatch, a
                 patched.setattr(Storage, "delete_tree", die)  # nor does it tidy up
                 raise KeyboardInterrupt
 
-            patched.setattr(state_import.snapshot, "upload", second)
+            patched.setattr(state_edit.snapshot, "upload", second)
         with pytest.raises(KeyboardInterrupt):
             write(bank, frame(totals(7)), replace=True)
     assert bank.ids() == [1] and bank.state() == totals(1)
