@@ -1520,7 +1520,7 @@ MUTANTS = [
         "pipelines/runtime/state_edit.py",
         "            chosen = np.flatnonzero(routed.owners == subtask)\n",
         '            chosen = np.arange(subtask, len(routed.owners), target.figures["parallelism"])\n',
-        "tests/runtime/test_state_import.py::test_a_repair_changes_its_key_and_nothing_else",
+        "tests/runtime/test_state_import.py::test_a_bootstrap_equals_having_read_the_history",
     ),
     Mutant(
         "build an edit on what was not proven",
