@@ -42,6 +42,7 @@ from state_ops.errors import BusyError, DamageError, InputError, PipelineError, 
 from state_ops.registry import Registry
 from state_ops.schema import StateSchema
 from state_ops.storage import Storage
+from tests.recovery import test_unaligned as unaligned
 from tests.recovery.conftest import weir as weir
 from tests.recovery.harness import Site
 from tests.recovery.small import Bank, until
@@ -382,6 +383,19 @@ def test_a_stage_that_is_new_in_a_running_pipeline_is_bootstrapped(site):
     assert {row["id"]: row["rides"] for row in scanned(site, "forgetful").to_pylist()} == {
         f"k{key}": 2 if key == 1 else 1 for key in range(6)
     }
+
+
+def test_rows_that_wait_for_a_stage_wait_on_after_an_edit(tmp_path):
+    edited, other = (unaligned.left_waiting(tmp_path / name) for name in ("edited", "other"))
+    before = open_storage(edited.pipeline, edited.settings)[1].head()
+    import_rows(edited.pipeline, edited.settings, "passed", scanned(edited, "passed"))
+    after = open_storage(edited.pipeline, edited.settings)[1].head()
+    assert unaligned.waiting(after) == unaligned.waiting(before) > 0
+    edited.assert_no_orphans()
+    for one in (edited, other):
+        unaligned.epochs(one)
+    assert unaligned.state_of(edited) == unaligned.state_of(other)
+    edited.assert_no_orphans()
 
 
 def test_a_spark_dataframe_goes_round(spark, tmp_path: Path):

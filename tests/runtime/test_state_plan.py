@@ -35,7 +35,8 @@ from pipelines.runtime.state_fit import Verdict
 from pipelines.runtime.state_plan import StatePlan
 from pipelines.runtime.tenure import open_storage
 from pipelines.runtime.upkeep import savepoint
-from state_ops.errors import WeirError
+from state_ops.errors import PipelineError, WeirError
+from tests.recovery import test_unaligned as unaligned
 from tests.recovery.conftest import weir as weir
 from tests.recovery.harness import Site
 
@@ -120,7 +121,7 @@ def sums(source: FileSource | Stage | None = None, **aggregates) -> Stage:
     return aggregate("sums", source or landing(), key="id", sink=delta.append("sums"), **aggregates)
 
 
-base_pipeline = pipeline = Pipeline("planned", (accounts(), hourly(), sums(total=agg.sum("amount"))), max_parallelism=8)
+pipeline = Pipeline("planned", (accounts(), hourly(), sums(total=agg.sum("amount"))), max_parallelism=8)
 
 
 def deliver(site: Site, number: int) -> None:
@@ -261,6 +262,41 @@ def test_rows_that_cannot_be_read_are_found_before_a_run(base, tmp_path):
     (sample,) = decided.samples
     assert decided.stops and sample.problem is not None
     assert [one.aspect for one in decided.findings if one.verdict.stops] == ["sample"]
+
+
+def test_rows_that_wait_for_a_stage_are_not_lost_by_a_change(tmp_path):
+    site = unaligned.left_waiting(tmp_path / "site")
+    assert not plan_of(site).stops
+
+    @stage("passed", source=unaligned.SOURCE, key="k", state=unaligned.Seen)
+    def wider(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+        """A column more than what waits has."""
+        state.fold(rows, rows=agg.count())
+        return rows.with_columns(more=pl.lit(1))
+
+    timed = unaligned.timed
+    for part, change in (
+        ("rows of passed wait for the stage timed", {"stages": (unaligned.passed,), "retired": ("timed",)}),
+        ("rows of passed wait", {"stages": (unaligned.passed, replace(timed, input=unaligned.SOURCE))}),
+        ("rows wait for it with other columns", {"stages": (wider, replace(timed, input=wider))}),
+    ):
+        changed = replace(site, pipeline=replace(unaligned.short, **change))
+        assert [part for one in plan_of(changed).findings if one.verdict.stops and part in one.what], part
+        with pytest.raises(PipelineError, match=r"rows of .* wait for"):
+            list(unaligned.epochs(changed))
+
+
+def test_only_a_stage_with_a_transform_starts_spark_to_know_its_columns(base, spark, tmp_path):
+    site = base.copied_to(tmp_path / "site")
+    halved = accounts(
+        transform=lambda rows: rows.selectExpr("id", "at", "cast(amount as bigint) as amount", "1 as more")
+    )
+    decided = state_plan.plan(replace(pipeline, stages=others(halved)), site.settings)
+    assert decided.spark == ("accounts",) and not decided.stops
+    typed = accounts(transform=lambda rows: rows.selectExpr("cast(id as binary) as id", "at", "amount"))
+    decided = state_plan.plan(replace(pipeline, stages=others(typed)), site.settings)
+    assert "the key was [['id', 'string']], is [['id', 'binary']]" in [one.what for one in decided.findings]
+    assert state_plan.plan(pipeline, site.settings).spark == (), "a where leaves columns as they are"
 
 
 def test_a_pipeline_without_a_checkpoint_has_nothing_to_fit(tmp_path):
