@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.operators import aggregate, deduplicate, window
-from pipelines.runtime.definition import DeltaSink, Epoch, FileSource, Gate, Pipeline, Stage
+from pipelines.runtime.definition import DeltaSink, Epoch, Expected, FileSource, Gate, Pipeline, Stage
 from pipelines.runtime.operators.per_key import Fired, check_parameters, slicer_of
 from state_ops import aggregates as agg
 from state_ops import frames
@@ -44,6 +44,8 @@ __all__ = [
     "delta",
     "expect",
     "files",
+    "on_state",
+    "on_table",
     "renamed_from",
     "stage",
     "window",
@@ -83,6 +85,16 @@ def expect(expectation: str, **arguments: Any) -> Gate:
             next='Give a class name such as "ExpectColumnValuesToNotBeNull".',
         )
     return Gate(expectation, tuple(sorted(arguments.items())))
+
+
+def on_state(stage: str, gate: Gate) -> Expected:
+    """For `Pipeline(on_restore=...)`: holds of a sample of a stage's state, as `weir state scan` shows it. stage: its uid."""
+    return Expected("state", stage, gate)
+
+
+def on_table(table: str, gate: Gate) -> Expected:
+    """For `Pipeline(on_restore=...)`: holds of the newest rows of a sink's table."""
+    return Expected("table", table, gate)
 
 
 def stage(

@@ -16,6 +16,7 @@ from pipelines.runtime.console import Json, Name, err, out, print_json, waiting
 from pipelines.runtime.loading import find
 from pipelines.runtime.restore import RestorePlan
 from pipelines.runtime.rewind import RewindPlan
+from pipelines.runtime.state_reader import chosen
 from pipelines.runtime.tenure import open_storage
 from state_ops.errors import ConfigurationError
 
@@ -36,8 +37,8 @@ def restore(
         raise ConfigurationError("Both a checkpoint and a savepoint are given.", next="Give one of them.")
     found, settings = find(pipeline)
     storage, registry = open_storage(found, settings)
-    chosen = restoring.select(registry, pipeline, checkpoint, savepoint)
-    plan = restoring.plan(found, settings, storage, registry, chosen)
+    meant = chosen(found, registry, savepoint if checkpoint is None else checkpoint)
+    plan = restoring.plan(found, settings, storage, registry, meant)
     if not json:
         _show_restore(plan)
     if dry_run:
@@ -45,17 +46,17 @@ def restore(
             print_json({**plan.to_dict(), "restored": None})
         return
     with waiting("fetching and checking"):
-        done = restoring.restore(found, settings, storage, registry, chosen)
+        done = restoring.restore(found, settings, storage, registry, meant)
     if json:
         print_json({**plan.to_dict(), "restored": done.to_dict()})
         return
     seconds = done.fetch_ms / 1000
     out.print(
-        f"Checkpoint {chosen.id} is valid: {done.bytes_fetched:,} bytes fetched, {done.bytes_cached + done.bytes_local:,} were here, "
+        f"Checkpoint {meant.id} is valid: {done.bytes_fetched:,} bytes fetched, {done.bytes_cached + done.bytes_local:,} were here, "
         f"{done.files} files checked in {seconds:.1f} s. `weir run {pipeline}` starts from local files now."
-        if registry.head() == chosen
-        else f"Checkpoint {chosen.id} is valid, {done.files} files checked in {seconds:.1f} s. To go on from it: "
-        f"weir rewind {pipeline} --to {chosen.id}"
+        if registry.head() == meant
+        else f"Checkpoint {meant.id} is valid, {done.files} files checked in {seconds:.1f} s. To go on from it: "
+        f"weir rewind {pipeline} --to {meant.id}"
     )
 
 
@@ -94,8 +95,8 @@ def rewind(
         )
     found, settings = find(pipeline)
     _, registry = open_storage(found, settings)
-    chosen = restoring.select(registry, pipeline, to, savepoint)
-    plan = rewinding.plan(found, settings, int(chosen.id))
+    meant = chosen(found, registry, savepoint if to is None else to)
+    plan = rewinding.plan(found, settings, int(meant.id))
     if not json:
         _show_rewind(plan)
     if dry_run:
@@ -109,7 +110,7 @@ def rewind(
     if not yes and (json or not sys.stdin.isatty()):
         raise ConfigurationError("Nobody can be asked here.", next="Give --yes to rewind without a question.")
     with waiting("checking the checkpoint, then rewinding"):
-        done = upkeep.rewind(found, settings, int(chosen.id), force=force, reason=reason)
+        done = upkeep.rewind(found, settings, int(meant.id), force=force, reason=reason)
     if json:
         print_json({**plan.to_dict(), "checkpoint": done.id})
         return

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -53,6 +53,15 @@ class Gate:
     @property
     def title(self) -> str:
         return f"{self.expectation}({', '.join(f'{key}={value!r}' for key, value in self.arguments)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What must hold when a checkpoint is restored. of: state, whose name is a stage's uid, or table."""
+
+    of: Literal["state", "table"]
+    name: str
+    gate: Gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +207,7 @@ class Pipeline:
     """Stages in topological order. max_parallelism: number of key groups, fixed for the pipeline's life.
 
     retired: uids of stages and names of sources that were removed for good: their state and positions are dropped.
+    on_restore: what must hold of a sample of the state, and of the newest rows of tables, before a restored checkpoint is used.
     """
 
     name: str
@@ -206,6 +216,7 @@ class Pipeline:
     description: str = ""
     owners: tuple[str, ...] = ()
     retired: tuple[str, ...] = ()
+    on_restore: tuple[Expected, ...] = ()
 
     def __post_init__(self) -> None:
         _check_name(self.name, "pipeline")
@@ -222,6 +233,13 @@ class Pipeline:
         for stage in self.stages:
             for sink in stage.sinks:
                 _check_name(sink.table, "table")
+        known = {"state": [stage.uid for stage in self.stages], "table": [sink.table for sink in self.sinks]}
+        for expected in self.on_restore:
+            if expected.name not in known[expected.of]:
+                raise PipelineError(
+                    f"on_restore expects something of the {expected.of} {expected.name!r}, which {self.name} has not.",
+                    next=f"It has: {', '.join(known[expected.of]) or 'none'}.",
+                )
 
     @property
     def sources(self) -> tuple[FileSource, ...]:

@@ -41,8 +41,7 @@ def check(storage: Storage, stage: Stage, files: Sequence[StagedFile | StateFile
     if not stage.gates or not files:
         return []
     tables = [staged_table(storage, file) for file in files]
-    batch = _batch(pa.concat_tables(tables).to_pandas(use_threads=False))
-    verdicts = [_evaluate(stage, gate, batch) for gate in stage.gates]
+    verdicts = evaluated(f"stage {stage.uid}", stage.uid, stage.gates, pa.concat_tables(tables))
     failed = [verdict for verdict in verdicts if not verdict.passed]
     if failed:
         lines = [f"{v.gate}: {v.unexpected} of {v.rows} rows, e.g. {list(v.sample)}" for v in failed]
@@ -52,6 +51,15 @@ def check(storage: Storage, stage: Stage, files: Sequence[StagedFile | StateFile
             next="The epoch was declined; state, offsets and tables are as they were. Repair the input or correct the gate.",
         )
     return verdicts
+
+
+def evaluated(where: str, name: str, gates: Sequence[Gate], rows: pa.Table) -> list[Verdict]:
+    """What expectations say of rows, without raising where one fails. name: whose rows these are; where: the same, for messages.
+
+    Raises PipelineError for one that cannot be evaluated.
+    """
+    batch = _batch(rows.to_pandas(use_threads=False))
+    return [_evaluate(where, name, gate, batch) for gate in gates]
 
 
 _loading = threading.Lock()
@@ -90,9 +98,9 @@ def _batch(frame):
     return definition.get_batch({"dataframe": frame})
 
 
-def _evaluate(stage: Stage, gate: Gate, batch) -> Verdict:
+def _evaluate(where: str, name: str, gate: Gate, batch) -> Verdict:
     gx, _ = load()
-    where = f"stage {stage.uid}, gate {gate.title}"
+    where = f"{where}, gate {gate.title}"
     kind = getattr(gx.expectations, gate.expectation, None)
     if kind is None:
         raise PipelineError(
@@ -111,7 +119,7 @@ def _evaluate(stage: Stage, gate: Gate, batch) -> Verdict:
         raise PipelineError(f"The gate cannot be evaluated: {messages[0]}", where=where, next="Correct its arguments.")
     result = outcome.result or {}
     return Verdict(
-        stage.uid,
+        name,
         gate.title,
         bool(outcome.success),
         int(result.get("element_count") or 0),

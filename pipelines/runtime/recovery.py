@@ -73,17 +73,6 @@ def _check_objects(shop: Workshop, head: Checkpoint) -> None:
     restored would be left. A full checkpoint re-references no state, so it may be built on local copies; rows that wait it names again.
     """
     full = shop.settings.checkpoints.mode == "full"
-    kinds = {CHANNEL: "channels"} if full else {STATE: "state", CHANNEL: "channels"}
+    kinds = {CHANNEL} if full else {STATE, CHANNEL}
     named = [file for file in shop.registry.files(head) if file.kind in kinds]
-    tops = sorted({kinds[file.kind] for file in named})
-    stored = {file.path: file.bytes for top in tops for file in shop.storage.list(top)}
-    for file in named:
-        if stored.get(file.path) != file.bytes:
-            found = f"has {stored[file.path]} bytes instead of {file.bytes}" if file.path in stored else "is missing"
-            raise DamageError(
-                f"A file of checkpoint {head.id} {found}.",
-                where=shop.storage.full(file.path),
-                next=f"`weir fsck {shop.pipeline.name}` says what else is, and which checkpoints are intact. Bring the file back from a "
-                f"backup; or, where local.work_dir is whole, `WEIR_CHECKPOINTS__MODE=full weir run {shop.pipeline.name}` uploads all of "
-                "the state anew.",
-            )
+    restore.check_stored(shop.pipeline.name, shop.storage, head, named)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 import structlog
 
 from configs.settings import Settings
-from pipelines.runtime import rewind
+from pipelines.runtime import expectations, rewind
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.stage_job import backend_options, local_directory, objects
 from pipelines.runtime.start_from import waiting_paths
@@ -31,12 +32,12 @@ from pipelines.runtime.workshop import Workshop
 from state_ops import restores, snapshot
 from state_ops.backends import joined
 from state_ops.backends.named import DEFAULT, named
-from state_ops.checkpoint import CHANNEL, Checkpoint, Snapshot, StateFile, abandoned, snapshots_of
-from state_ops.errors import DamageError, WeirError
+from state_ops.checkpoint import CHANNEL, STATE, Checkpoint, Snapshot, StateFile, abandoned, snapshots_of
+from state_ops.errors import DamageError
 from state_ops.ids import epoch_dir
 from state_ops.key_groups import group_range
 from state_ops.pins import Hold
-from state_ops.registry import SAVEPOINT, Registry
+from state_ops.registry import Registry
 from state_ops.rescale import first_key
 from state_ops.restores import Restored
 from state_ops.snapshot import Fetched
@@ -46,6 +47,7 @@ from state_ops.transfers import together
 log = structlog.get_logger("weir.restore")
 
 _SUBTASKS_AT_ONCE = 4
+_TOPS = {STATE: "state", CHANNEL: "channels"}
 _PAST = b"\xff" * 9
 
 
@@ -71,12 +73,13 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
     """What restoring a checkpoint on this host takes. waiting: files of rows that stages have not applied. cached: bytes among the
-    objects of this host."""
+    objects of this host. newest: no later checkpoint has been published."""
 
     checkpoint: Checkpoint
     parts: tuple[Part, ...]
     waiting: tuple[StateFile, ...]
     cached: int
+    newest: bool
 
     @property
     def bytes(self) -> int:
@@ -135,7 +138,9 @@ def plan(
     waiting = tuple(file for file in listing if file.kind == CHANNEL and file.path in wanted)
     kept = objects(settings)
     cached = sum(file.bytes for part in parts if not part.here for file in part.taken.files if kept.holds(file))
-    return RestorePlan(checkpoint, tuple(parts), waiting, cached)
+    head = registry.head()
+    newest = head is not None and head.commit_id == checkpoint.commit_id
+    return RestorePlan(checkpoint, tuple(parts), waiting, cached, newest)
 
 
 def restore(
@@ -172,7 +177,7 @@ def prepare(shop: Workshop, head: Checkpoint) -> Restored | None:
     missing = tuple(part for part in decided.parts if not part.here and part.stage in stages)
     if not missing:
         return None
-    some = RestorePlan(head, missing, (), decided.cached)
+    some = RestorePlan(head, missing, (), decided.cached, decided.newest)
     return _proven(shop.pipeline, shop.settings, shop.storage, some, "run", shop.run_id)
 
 
@@ -206,6 +211,22 @@ def _earlier(completed: Sequence[Checkpoint], head: Checkpoint) -> Iterator[Chec
     yield from (row for row in reversed(completed) if row.id < head.id and row.id not in left)
 
 
+def check_stored(pipeline: str, storage: Storage, checkpoint: Checkpoint, files: Sequence[StateFile]) -> None:
+    """Whether files of a checkpoint are in storage, by names and sizes. Raises DamageError that names the first that is not."""
+    tops = sorted({_TOPS[file.kind] for file in files})
+    stored = {file.path: file.bytes for top in tops for file in storage.list(top)}
+    for file in files:
+        if stored.get(file.path) != file.bytes:
+            found = f"has {stored[file.path]} bytes instead of {file.bytes}" if file.path in stored else "is missing"
+            raise DamageError(
+                f"A file of checkpoint {checkpoint.id} {found}.",
+                where=storage.full(file.path),
+                next=f"`weir fsck {pipeline}` says what else is, and which checkpoints are intact. Bring the file back from a "
+                f"backup; or, where local.work_dir is whole, `WEIR_CHECKPOINTS__MODE=full weir run {pipeline}` uploads all of "
+                f"the state anew; or go back to one that is intact: weir rewind {pipeline} --to N.",
+            )
+
+
 def _proven(
     pipeline: Pipeline,
     settings: Settings,
@@ -235,8 +256,12 @@ def _proven(
             )
 
     try:
+        if purpose != "run":  # which has looked already
+            named_files = [file for part in decided.parts for file in part.taken.files] + list(decided.waiting)
+            check_stored(pipeline.name, storage, row, named_files)
         fetched = sum(together(one, decided.parts, at_once=_SUBTASKS_AT_ONCE), Fetched())
         together(rows, decided.waiting, at_once=storage.transfers)
+        evaluated = expectations.evaluate(pipeline, settings, storage, row, newest=decided.newest)
     except DamageError as error:
         restores.record(storage, told(valid=False, problem=f"{error.what} {error.where or ''}".strip()))
         raise DamageError(
@@ -253,6 +278,7 @@ def _proven(
         bytes_local=fetched.local,
         fetch_ms=round((time.perf_counter() - started) * 1000, 3),
         check_ms=round(check_ms, 3),
+        expectations=evaluated,
     )
     restores.record(storage, found)
     return found
@@ -268,13 +294,14 @@ def _advice(pipeline: Pipeline, row: Checkpoint) -> str:
 
 def _is_sound(part: Part) -> bool:
     """Whether the files of a local snapshot have the recorded digests; one that has not is removed."""
-    for directory in snapshot.local_directories(part.home, part.taken):
-        for file in part.taken.files:
-            with (directory / "snapshot" / file.name).open("rb") as opened:
-                if hashlib.file_digest(opened, "sha256").hexdigest() != file.digest:
-                    snapshot.distrust(part.home, part.taken.attempt)
-                    return False
-        return True
+    with suppress(FileNotFoundError):  # a run on this host has just swept it
+        for directory in snapshot.local_directories(part.home, part.taken):
+            for file in part.taken.files:
+                with (directory / "snapshot" / file.name).open("rb") as opened:
+                    if hashlib.file_digest(opened, "sha256").hexdigest() != file.digest:
+                        snapshot.distrust(part.home, part.taken.attempt)
+                        return False
+            return True
     return False
 
 
@@ -307,19 +334,3 @@ def _checked(settings: Settings, part: Part, checking: list[float], directory: P
     finally:
         backend.close()
     checking.append(time.perf_counter() - started)
-
-
-def select(registry: Registry, pipeline: str, checkpoint: int | None, savepoint: str | None) -> Checkpoint:
-    """The checkpoint that somebody means: by id, by a savepoint's name, or the newest. Raises WeirError when there is none."""
-    if savepoint is not None:
-        pin = registry.pinned(SAVEPOINT, savepoint)
-        if pin is None:
-            names = ", ".join(pin.name for pin in registry.pins() if pin.kind == SAVEPOINT) or "none"
-            raise WeirError(f"{pipeline} has no savepoint {savepoint!r}.", next=f"Its savepoints: {names}.")
-        checkpoint = pin.checkpoint_id
-    if checkpoint is not None:
-        return rewind.find(registry, pipeline, checkpoint)
-    head = registry.head()
-    if head is None:
-        raise WeirError(f"{pipeline} has no checkpoint yet.", next=f"Run it first: weir run {pipeline}")
-    return head

@@ -25,6 +25,7 @@ from pipelines.runtime.sinks import rewinding
 from pipelines.runtime.sinks.rewinding import TableRewind
 from pipelines.runtime.sources.files import nothing_read
 from pipelines.runtime.start_from import waiting_paths
+from pipelines.runtime.state_reader import chosen
 from pipelines.runtime.tenure import Tenure, open_storage, readers
 from pipelines.runtime.workshop import Workshop
 from state_ops.checkpoint import NEWEST_FORMAT, REWIND, STATE, Checkpoint, StateFile, spans_with
@@ -88,24 +89,11 @@ class RewindPlan:
         }
 
 
-def find(registry: Registry, pipeline: str, id: int) -> Checkpoint:
-    """A retained checkpoint by its id. Raises WeirError that says which there are."""
-    rows = registry.checkpoints()
-    found = next((row for row in rows if row.id == id), None)
-    if found is None:
-        kept = ", ".join(str(row.id) for row in rows) or "none"
-        raise WeirError(
-            f"{pipeline} has no checkpoint {id}.",
-            next=f"Retained are: {kept}. `weir checkpoints {pipeline}` shows them, `weir savepoints {pipeline}` those with names.",
-        )
-    return found
-
-
 def plan(pipeline: Pipeline, settings: Settings, to: int) -> RewindPlan:
     """What a rewind to checkpoint `to` would do, by reading alone. Raises WeirError when there is no such checkpoint."""
     storage, registry = open_storage(pipeline, settings)
     head = registry.head()
-    target = find(registry, pipeline.name, to)
+    target = chosen(pipeline, registry, to)
     assert head is not None, "there is a checkpoint, so there is a newest one"
     return planned(pipeline, settings, storage, registry, head, target)
 

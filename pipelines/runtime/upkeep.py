@@ -20,6 +20,7 @@ from pipelines.runtime import rewind as rewinds
 from pipelines.runtime.commit import needed, prune
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.recovery import owning
+from pipelines.runtime.state_reader import chosen
 from pipelines.runtime.tenure import open_storage, remove_leftovers
 from pipelines.runtime.workshop import Workshop
 from state_ops import lease, retention
@@ -178,7 +179,7 @@ def rewind(pipeline: Pipeline, settings: Settings, to: int, *, force: bool = Fal
     """
     with owning(pipeline, settings, epochs=False) as tenure:
         shop = tenure.shop
-        target, head = rewinds.find(shop.registry, pipeline.name, to), shop.registry.head()
+        target, head = chosen(pipeline, shop.registry, to), shop.registry.head()
         assert head is not None, "the target is there"
         decided = rewinds.planned(pipeline, settings, shop.storage, shop.registry, head, target)
         rewinds.check(decided, pipeline.name, force)

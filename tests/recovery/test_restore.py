@@ -13,11 +13,15 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from pipelines.api import expect, on_state, on_table
 from pipelines.runtime import restore
+from pipelines.runtime.definition import Expected, Gate
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.run import RunOptions, run
 from pipelines.runtime.tenure import open_storage
 from state_ops import restores
 from state_ops.checkpoint import STATE, StateFile
-from state_ops.errors import DamageError
+from state_ops.errors import DamageError, PipelineError
 from state_ops.registry import Registry
 from tests.recovery.small import Bank
 
@@ -279,3 +283,45 @@ def test_a_restore_beside_an_unknown_table_is_recorded_nowhere_and_said(whole, t
     write_deltalake(str(bank.site.storage / "registry" / "restores"), pa.table({"other": [1]}))
     assert restore.restore(bank.site.pipeline, bank.site.settings, storage, registry, registry.head()).valid
     assert isinstance(registry, Registry)
+
+
+def expecting(bank: Bank, *expected: Expected) -> Bank:
+    return Bank(replace(bank.site, pipeline=replace(bank.site.pipeline, on_restore=expected)))
+
+
+def between(column: str, low: int, high: int) -> Gate:
+    return expect("ExpectColumnValuesToBeBetween", column=column, min_value=low, max_value=high)
+
+
+def test_what_is_expected_of_state_and_tables_is_looked_at_before_a_restore_is_used(whole, tmp_path):
+    holds = on_state("accounts", between("total", 0, 15)), on_table("booked", between("amount", 1, 5))
+    bank = expecting(elsewhere(whole, tmp_path / "holds" / "site"), *holds)
+    bank.epochs(6)
+    storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
+    assert [(row.checkpoint_id, row.valid, row.expectations) for row in restores.recorded(storage)] == [(5, True, 2)]
+    bank.epochs(7)
+    assert len(restores.recorded(storage)) == 1, "nothing was restored: it was here"
+
+    for number, fails in enumerate(
+        (on_state("accounts", between("total", 0, 14)), on_table("booked", between("amount", 1, 4)))
+    ):
+        bank = expecting(elsewhere(whole, tmp_path / f"{number}" / "site"), holds[0], fails)
+        with pytest.raises(DamageError, match=f"expected of it: {fails.of} {fails.name}: .* rows, e.g. "):
+            bank.epochs(6)
+        assert bank.registry.head().id == 5
+
+    with pytest.raises(PipelineError, match="on_restore expects something of the table 'accounts'"):
+        expecting(bank, on_table("accounts", between("total", 0, 1)))
+
+
+def test_state_that_does_not_hold_what_is_expected_sends_the_policy_rewind_further_back(whole, tmp_path):
+    limited = on_state("accounts", between("total", 0, 9))
+    bank = expecting(elsewhere(whole, tmp_path / "site", **REWINDING), limited)
+    with pytest.raises(DamageError, match="No earlier checkpoint"):
+        bank.epochs(6)
+    bank = expecting(
+        elsewhere(whole, tmp_path / "again" / "site", **REWINDING), on_state("accounts", between("total", 0, 10))
+    )
+    next(iter(run(bank.site.pipeline, bank.site.settings, RunOptions(until_caught_up=True), InMemoryExecutor())))
+    rewound = next(row for row in bank.registry.checkpoints() if row.kind == "rewind")
+    assert rewound.parent_id == 4, "whose totals reach 10"

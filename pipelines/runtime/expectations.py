@@ -1,0 +1,76 @@
+"""What must hold of a restored checkpoint (`Pipeline(on_restore=...)`): of a sample of its state, and of the newest rows of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake.exceptions import TableNotFoundError
+
+from configs.settings import Settings
+from pipelines.runtime import gates, state_reader
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.sinks.delta import table_path
+from state_ops import delta_log
+from state_ops.checkpoint import Checkpoint
+from state_ops.errors import DamageError
+from state_ops.ids import parse_epoch_dir
+from state_ops.log_entries import active_files
+from state_ops.storage import Storage
+
+SAMPLE_ROWS = 10_000
+
+
+def evaluate(pipeline: Pipeline, settings: Settings, storage: Storage, checkpoint: Checkpoint, *, newest: bool) -> int:
+    """Evaluate them; returns how many. newest: nothing was published after this checkpoint, so that tables are looked at too.
+
+    Raises DamageError when one fails, PipelineError when one cannot be evaluated.
+    """
+    asked = [one for one in pipeline.on_restore if one.of == "state" or newest]
+    failed = []
+    for of, name in dict.fromkeys((one.of, one.name) for one in asked):
+        rows = _sample(_state(pipeline, settings, checkpoint, name) if of == "state" else _table(storage, name))
+        if rows is None:
+            continue
+        own = [one.gate for one in asked if (one.of, one.name) == (of, name)]
+        verdicts = gates.evaluated(f"{of} {name}", name, own, rows)
+        failed += [
+            f"{of} {name}: {one.gate}: {one.unexpected} of {one.rows} rows, e.g. {list(one.sample)}"
+            for one in verdicts
+            if not one.passed
+        ]
+    if failed:
+        raise DamageError(f"It does not hold what is expected of it: {'; '.join(failed)}.")
+    return len(asked)
+
+
+def _sample(tables: Iterator[pa.Table]) -> pa.Table | None:
+    found: list[pa.Table] = []
+    for table in tables:
+        found.append(table.slice(0, SAMPLE_ROWS - sum(one.num_rows for one in found)))
+        if sum(one.num_rows for one in found) >= SAMPLE_ROWS:
+            break
+    return pa.concat_tables(found) if found else None
+
+
+def _state(pipeline: Pipeline, settings: Settings, checkpoint: Checkpoint, uid: str) -> Iterator[pa.Table]:
+    if (checkpoint.operators.get(uid) or {}).get("schema"):
+        yield from state_reader.scan(pipeline, settings, uid, int(checkpoint.id))
+
+
+def _table(storage: Storage, name: str) -> Iterator[pa.Table]:
+    """A table's rows, file by file, those of the newest epoch first."""
+    try:
+        handle = delta_log.open_table(storage, table_path(name))
+    except TableNotFoundError:
+        return
+    for file in sorted(active_files(handle), key=lambda file: _epoch(file.path), reverse=True):
+        data = storage.read_bytes(f"{table_path(name)}/{file.path}")
+        if data is not None:
+            yield pq.read_table(pa.BufferReader(data), use_threads=False)
+
+
+def _epoch(path: str) -> tuple[int, int]:
+    """Generation and epoch of a file in a table; of others' files none."""
+    return parse_epoch_dir("/".join(path.split("/")[1:2])) or (0, 0)
