@@ -23,7 +23,8 @@ from state_ops.storage import Cancelled, CancelledError, Storage
 
 _LOCK_SECONDS = 0.01
 _PART = ".part"
-_verified: dict[Path, tuple[int, int, int]] = {}
+_MOST_NOTED = 100_000
+_verified: dict[tuple[int, int], tuple[int, int, str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class ObjectCache:
                 return False
             part = kept.with_name(kept.name + _PART)
             storage.get_file(file.path, part, digest=file.digest, cancelled=cancelled)
-            _verified[kept] = _seen(part)
+            _note(part, file.digest)
             part.rename(kept)
             os.link(kept, target)
         self._make_room()
@@ -64,17 +65,12 @@ class ObjectCache:
             os.link(kept, target)
         except FileNotFoundError:
             return False
-        seen = _seen(target)
-        if _verified.get(kept) != seen:
-            with target.open("rb") as found:
-                digest = hashlib.file_digest(found, "sha256").hexdigest()
-            if digest != file.digest:
-                target.unlink()
-                kept.unlink(missing_ok=True)
-                return False
-            _verified[kept] = seen
+        if not is_object(target, file):
+            target.unlink()
+            kept.unlink(missing_ok=True)
+            return False
         with suppress(OSError):  # evicted this very moment
-            os.utime(kept, ns=(time.time_ns(), seen[2]))
+            os.utime(kept, ns=(time.time_ns(), target.stat().st_mtime_ns))
         return True
 
     @contextmanager
@@ -107,10 +103,26 @@ class ObjectCache:
             if over <= 0:
                 break
             Path(path).unlink(missing_ok=True)
-            _verified.pop(Path(path), None)
             over -= size
 
 
-def _seen(path: Path) -> tuple[int, int, int]:
+def is_object(path: Path, file: StateFile) -> bool:
+    """Whether a local file that nobody changes in place is an object that a checkpoint names: read once by this process, however many links
+    to it there are."""
     known = path.stat()
-    return known.st_ino, known.st_size, known.st_mtime_ns
+    if known.st_size != file.bytes:
+        return False
+    if _verified.get((known.st_dev, known.st_ino)) == (known.st_size, known.st_mtime_ns, file.digest):
+        return True
+    with path.open("rb") as opened:
+        if hashlib.file_digest(opened, "sha256").hexdigest() != file.digest:
+            return False
+    _note(path, file.digest)
+    return True
+
+
+def _note(path: Path, digest: str) -> None:
+    known = path.stat()
+    if len(_verified) > _MOST_NOTED:
+        _verified.clear()
+    _verified[known.st_dev, known.st_ino] = (known.st_size, known.st_mtime_ns, digest)

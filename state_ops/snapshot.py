@@ -51,7 +51,7 @@ from state_ops.backends.rocksdb import is_table
 from state_ops.checkpoint import STATE, LocalFile, LocalSnapshot, Snapshot, StateFile
 from state_ops.errors import DamageError, LocalBaseError, PipelineError, TransientError
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir
-from state_ops.object_cache import ObjectCache
+from state_ops.object_cache import ObjectCache, is_object
 from state_ops.storage import CancelledError, Storage
 from state_ops.sweep import attempts, directories, owner
 from state_ops.transfers import together
@@ -195,9 +195,9 @@ def _copies(operator: Path) -> dict[tuple[str, str], Path]:
 
 
 def _linked(copy: Path, local: Path, file: StateFile) -> bool:
-    """Link another snapshot's file, unless it is not the object. It is read: damage in it may be why this one is fetched."""
+    """Link another snapshot's file, unless it is not the object: damage in it may be why this one is fetched."""
     with suppress(OSError):
-        if copy.stat().st_size == file.bytes and _digest(copy) == file.digest:
+        if is_object(copy, file):
             os.link(copy, local)
             return True
     return False

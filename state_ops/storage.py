@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import stamina
 
 from state_ops.errors import DamageError, TransientError
-from state_ops.stores import CHUNK, UNFINISHED, FileSystemStore, StoredFile, UnavailableError, default_s3, open_store
+from state_ops.stores import CHUNK, LOCAL_CHUNK, UNFINISHED, FileSystemStore, StoredFile, UnavailableError, default_s3, open_store
 
 if TYPE_CHECKING:
     from configs.settings import S3Settings
@@ -120,7 +120,7 @@ class Storage:
             with local.open("rb") as source:
                 while True:
                     self._check(cancelled, path)
-                    chunk = source.read(CHUNK)
+                    chunk = source.read(LOCAL_CHUNK if self.is_local else CHUNK)
                     if not chunk:
                         return
                     digest.update(chunk)

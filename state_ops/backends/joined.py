@@ -20,8 +20,8 @@ from state_ops.backends.base import Backend, BackendFactory, BackendOptions, Cli
 from state_ops.errors import DamageError
 
 MARK = "~"
-MOST = 8
-SMALL_BYTES = 16 << 20
+MOST = 16
+SMALL_BYTES = 4 << 20
 
 _END = b"\xff" * 9  # above every key: they begin with a key group, of which there are at most 32768
 _BATCH = 10_000

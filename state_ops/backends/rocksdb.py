@@ -65,6 +65,7 @@ class RocksDBBackend:
         self._unchecked = 0
         self._in_memtables = False  # whether this epoch's changes, or some of them, went there
         self._held: Run | None = None  # the epoch's only changes, if nothing follows
+        self._clipped = False
         try:
             self._db = self._open()
         except BaseException:
@@ -245,7 +246,7 @@ class RocksDBBackend:
                         self._shards[index].delete_range(first, last)
         except Exception as error:
             raise self._failed("clip its key groups", error) from error
-        self.written = self._in_memtables = True
+        self.written = self._in_memtables = self._clipped = True
 
     def _drop(self, index: int) -> None:
         name = shards.name_of(self._starts[index])
@@ -262,7 +263,7 @@ class RocksDBBackend:
                 self._held = None
             self._flush()
             self._settle()
-            split = self._split()
+            split = False if self._clipped else self._split()  # files look larger than what is left of them
             merges = shards.due(self._sizes())
             for index in merges:
                 self._shards[index].compact_range(None, None)

@@ -315,7 +315,7 @@ def test_what_is_expected_of_state_and_tables_is_looked_at_before_a_restore_is_u
 
 
 def test_state_that_does_not_hold_what_is_expected_sends_the_policy_rewind_further_back(whole, tmp_path):
-    limited = on_state("accounts", between("total", 0, 9))
+    limited = on_state("accounts", between("total", 0, 5))
     bank = expecting(elsewhere(whole, tmp_path / "site", **REWINDING), limited)
     with pytest.raises(DamageError, match="No earlier checkpoint"):
         bank.epochs(6)
