@@ -41,6 +41,7 @@ ui: $(STAMP) ## Open Dagster on the demo's pipeline
 matrix: $(STAMP) ## Kill and disturb a run at every single call, and compare what recovers with a replay (25 minutes)
 	@$(PY) -m tests.recovery.matrix
 	@$(PY) -m tests.recovery.matrix --unaligned --sample
+	@$(PY) -m tests.recovery.matrix --rewinds --sample
 
 schedules: $(STAMP) ## Play 1,000 random orders of the steps of overlapping epochs, with faults and kills (1 hour)
 	@WEIR_SCHEDULES=1000 $(PY) -m pytest tests/recovery/test_schedules.py
