@@ -23,7 +23,16 @@ import pyarrow.parquet as pq
 import stamina
 
 from state_ops.errors import DamageError, TransientError
-from state_ops.stores import CHUNK, LOCAL_CHUNK, UNFINISHED, FileSystemStore, StoredFile, UnavailableError, default_s3, open_store
+from state_ops.stores import (
+    CHUNK,
+    LOCAL_CHUNK,
+    UNFINISHED,
+    FileSystemStore,
+    StoredFile,
+    UnavailableError,
+    default_s3,
+    open_store,
+)
 
 if TYPE_CHECKING:
     from configs.settings import S3Settings

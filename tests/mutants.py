@@ -46,8 +46,8 @@ MUTANTS = [
     Mutant(
         "take an object of this host for what the checkpoint names without reading it",
         "state_ops/object_cache.py",
-        "            if digest != file.digest:\n",
-        "            if False:\n",
+        'if hashlib.file_digest(opened, "sha256").hexdigest() != file.digest:\n            return False\n    _note',
+        'if hashlib.file_digest(opened, "sha256").hexdigest() == "":\n            return False\n    _note',
         "tests/recovery/test_restore.py::test_an_object_that_rots_among_those_of_the_host_is_fetched_again",
     ),
     Mutant(
