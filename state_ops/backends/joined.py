@@ -142,14 +142,14 @@ class Joined:
         left = list(sizes)
         while len(self._parts) > 1 and (min(left) < SMALL_BYTES or len(left) > MOST):
             at = left.index(min(left))
-            into = at - 1 if at == len(left) - 1 or (at and left[at - 1] <= left[at + 1]) else at + 1
+            into = (
+                at - 1 if at else 1
+            )  # whose name stays, so that its files need not be uploaded: the first one has what is before it
             _copy(self._parts[at], self._parts[into])
             self._parts[at].close()
             left[into] += left[at]
-            lower = min(at, into)
-            for items in (self._parts, left):
+            for items in (self._parts, left, self._starts):
                 del items[at]
-            del self._starts[lower + 1]
             self._folded = True
 
     def snapshot(self, target: Path) -> list[Path]:
