@@ -12,16 +12,20 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from state_ops.checkpoint import StateFile
+from state_ops.errors import DamageError
 from state_ops.storage import Cancelled, CancelledError, Storage
 
-_LOCK_SECONDS = 0.01
+_LOCK_SECONDS, _PATIENCE_SECONDS = 0.01, 30.0
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _PART = ".part"
 _MOST_NOTED = 100_000
 _verified: dict[tuple[int, int], tuple[int, int, str]] = {}
@@ -37,8 +41,24 @@ class ObjectCache:
     def holds(self, file: StateFile) -> bool:
         """Whether an object is here, by name and size."""
         with suppress(OSError):
-            return (self.directory / file.digest).stat().st_size == file.bytes
+            return self._at(file).stat().st_size == file.bytes
         return False
+
+    def drop(self, digests: Iterable[str]) -> None:
+        """Keep no object of these digests, and trust no file that was read before: damage was found in one."""
+        _verified.clear()
+        for digest in digests:
+            if _DIGEST.fullmatch(digest):
+                (self.directory / digest).unlink(missing_ok=True)
+
+    def _at(self, file: StateFile) -> Path:
+        if not _DIGEST.fullmatch(file.digest):
+            raise DamageError(
+                f"The registry names {file.digest!r} as the digest of a file.",
+                where=file.path,
+                next="Weir never writes such a digest: find out who altered the registry before you go on.",
+            )
+        return self.directory / file.digest
 
     def fetch(self, storage: Storage, file: StateFile, target: Path, cancelled: Cancelled) -> bool:
         """Bring an object to `target`, as a link to what is here, fetched once however many ask; whether it had to be fetched.
@@ -48,15 +68,18 @@ class ObjectCache:
         if not self.most_bytes:
             storage.get_file(file.path, target, digest=file.digest, cancelled=cancelled)
             return True
-        kept = self.directory / file.digest
-        with self._alone(storage, file, cancelled):
+        kept = self._at(file)
+        with self._alone(storage, file, cancelled) as alone:
             if self._take(kept, file, target):
                 return False
+            if not alone:  # whoever has it may be stuck
+                storage.get_file(file.path, target, digest=file.digest, cancelled=cancelled)
+                return True
             part = kept.with_name(kept.name + _PART)
             storage.get_file(file.path, part, digest=file.digest, cancelled=cancelled)
             _note(part, file.digest)
+            os.link(part, target)
             part.rename(kept)
-            os.link(kept, target)
         self._make_room()
         return True
 
@@ -74,20 +97,30 @@ class ObjectCache:
         return True
 
     @contextmanager
-    def _alone(self, storage: Storage, file: StateFile, cancelled: Cancelled) -> Iterator[None]:
-        """Nobody on this host fetches the same object meanwhile. A process that dies lets go."""
+    def _alone(self, storage: Storage, file: StateFile, cancelled: Cancelled) -> Iterator[bool]:
+        """Nobody on this host fetches the same object meanwhile, or False after some patience. A process that dies lets go."""
+        until = time.monotonic() + _PATIENCE_SECONDS
+        with self._lock(file.digest) as lock:
+            while not (locked := _locked(lock)) and time.monotonic() < until:
+                if cancelled.is_set():
+                    raise CancelledError("A download was cancelled.", where=storage.full(file.path))
+                time.sleep(_LOCK_SECONDS)
+            try:
+                yield locked
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open too
+
+    def _lock(self, digest: str) -> IO[str]:
         locks = self.directory / "locks"
         locks.mkdir(parents=True, exist_ok=True)
-        with (locks / file.digest[:3]).open("w") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if cancelled.is_set():
-                        raise CancelledError("A download was cancelled.", where=storage.full(file.path)) from None
-                    time.sleep(_LOCK_SECONDS)
-            yield
+        return (locks / digest[:3]).open("w")
+
+    def _drop_left(self, part: Path) -> None:
+        """Remove a download that nobody is at: its process was killed."""
+        with self._lock(part.name) as lock:
+            if _locked(lock):
+                part.unlink(missing_ok=True)
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _make_room(self) -> None:
         """Drop those unused for longest."""
@@ -95,7 +128,9 @@ class ObjectCache:
         with os.scandir(self.directory) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
-                    if entry.is_file() and not entry.name.endswith(_PART):
+                    if entry.name.endswith(_PART):
+                        self._drop_left(Path(entry.path))
+                    elif entry.is_file():
                         known = entry.stat()
                         found.append((known.st_atime_ns, known.st_size, entry.path))
         over = sum(size for _, size, _ in found) - self.most_bytes
@@ -104,6 +139,14 @@ class ObjectCache:
                 break
             Path(path).unlink(missing_ok=True)
             over -= size
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_object(path: Path, file: StateFile) -> bool:

@@ -3,7 +3,7 @@
     plan    -> which checkpoints stay and why, and which objects only the others name
     apply   -> drop the rows; look for running restores; drop the listings; delete the objects
 
-A checkpoint stays if it is among the newest `keep` that have no name, if a rewind left it behind and one that is older stays, if it is the head, if a savepoint or a branch names it, or
+A checkpoint stays if it is among the newest `keep` that have no name, if a rewind left it behind that can still be taken back, if it is the head, if a savepoint or a branch names it, or
 if something still needs it (a sink lacks its rows, a restore reads it, an epoch in flight is built on it).
 
 A crash in between leaves listings without rows (`Registry.strays`) and orphans, which the next prune and the next take-over
@@ -85,9 +85,12 @@ def reasons(
             why.append("the newest checkpoint")
         elif row.id in newest:
             why.append(f"among the newest {keep}")
-        elif row.id in left and row.id > min(newest, default=row.id):
-            why.append(f"abandoned by rewind {left[row.id]}, and newer than the oldest that is kept")
+        elif left.get(row.id) in {*newest, ordered[-1].id}:
+            why.append(f"abandoned by rewind {left[row.id]}, which can be taken back while it is among the newest")
         found[row.id] = (*why, *(needed or {}).get(row.id, ()))
+    for id, rewind in left.items():
+        if found[id] and not found[rewind]:
+            found[rewind] = (f"it says that {id} is abandoned",)
     return found
 
 

@@ -46,6 +46,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import psutil
+
 from state_ops.backends.base import Backend
 from state_ops.backends.rocksdb import is_table
 from state_ops.checkpoint import STATE, LocalFile, LocalSnapshot, Snapshot, StateFile
@@ -92,6 +94,7 @@ class Fork:
     inherited: dict[str, int]
     source: Path | None = None
     only: bool = False
+    objects: ObjectCache | None = None
 
 
 def fork(
@@ -131,7 +134,7 @@ def fork(
             fetch(storage, base, db, deadline, is_immutable, objects, attempt.home.parent)
             _keep(attempt, base, db, is_immutable)
     inherited = {file.name: (db / file.name).stat().st_ino for file in base.files if is_immutable(file.name)}
-    return Fork(db, inherited, source, isinstance(base, LocalSnapshot))
+    return Fork(db, inherited, source, isinstance(base, LocalSnapshot), objects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +241,14 @@ def is_here(home: Path, base: Snapshot) -> bool:
     return False
 
 
+def _remove_left(home: Path) -> None:
+    """Remove what a process that was killed while it brought a snapshot home has left there."""
+    for left in home.glob(".*-*"):
+        number = left.name[1:].partition("-")[0]
+        if number.isdigit() and not psutil.pid_exists(int(number)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
 def bring_home(
     storage: Storage,
     home: Path,
@@ -252,7 +263,8 @@ def bring_home(
     epoch: name for the directory's beginning, as of an attempt. check: called with a working copy, before anything vouches for it.
     Raises what `fetch` and `check` raise, with nothing left behind.
     """
-    scratch = home / f".{base.attempt}-{uuid.uuid4().hex}"
+    _remove_left(home)
+    scratch = home / f".{os.getpid()}-{uuid.uuid4().hex}"
     kept, db = scratch / "kept", scratch / "db"
     try:
         for directory in (kept / "snapshot", db):
@@ -323,6 +335,9 @@ def healing(forked: Fork) -> Iterator[None]:
                 where=error.where or str(forked.source),
                 next="The stage runs again as soon as the state is in storage, and fetches it from there.",
             ) from error
+        if forked.objects is not None:  # which has the very files of this snapshot
+            manifest = _read_manifest(forked.source)
+            forked.objects.drop(digest for _, _, digest in (manifest["files"].values() if manifest else ()))
         _drop(forked.source)
         raise TransientError(
             f"The local copy of the state is damaged and was removed. {error.what}",

@@ -30,6 +30,48 @@ class Mutant:
 
 MUTANTS = [
     Mutant(
+        "keep an object of this host in which damage was found",
+        "state_ops/snapshot.py",
+        "            forked.objects.drop(",
+        "            list(",
+        "tests/recovery/test_restore.py::test_damage_in_a_file_that_this_process_has_read_before_is_not_linked_again",
+    ),
+    Mutant(
+        "take any digest for a name",
+        "state_ops/object_cache.py",
+        "        if not _DIGEST.fullmatch(file.digest):\n",
+        "        if False:\n",
+        "tests/recovery/test_restore.py::test_a_digest_is_no_path",
+    ),
+    Mutant(
+        "leave what was compacted before a rewind came to it",
+        "pipelines/runtime/sinks/rewinding.py",
+        "        if any(file.path not in active for file in goes):\n",
+        "        if False:\n",
+        "tests/recovery/test_rewind.py::test_a_table_that_is_compacted_before_a_rewind_came_to_it_is_taken_back_all_the_same",
+    ),
+    Mutant(
+        "decide on a rewind although a table is not where the registry says",
+        "pipelines/runtime/rewind.py",
+        "        delta.check_chain(shop.storage, shop.pipeline.app_id, table.table, decided.head)\n",
+        "        pass\n",
+        "tests/recovery/test_rewind.py::test_a_table_that_is_elsewhere_stops_a_rewind_before_anything_is_decided",
+    ),
+    Mutant(
+        "take back only the tables that the code still has",
+        "pipelines/runtime/rewind.py",
+        "dict.fromkeys([*(sink.table for sink in pipeline.sinks), *head.sinks])",
+        "[sink.table for sink in pipeline.sinks]",
+        "tests/recovery/test_rewind.py::test_a_sink_that_the_code_has_no_more_goes_back_too",
+    ),
+    Mutant(
+        "prune what a rewind has just left behind",
+        "state_ops/retention.py",
+        "        elif left.get(row.id) in {*newest, ordered[-1].id}:\n",
+        "        elif row.id in left and row.id > min(newest):\n",
+        "tests/recovery/test_rewind.py::test_a_mistaken_rewind_can_be_taken_back",
+    ),
+    Mutant(
         "leave what a subtask's parents held beyond its key groups",
         "state_ops/rescale.py",
         "    joined.clip(backend, first_key(groups.start), first_key(groups.stop))\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,34 +15,38 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.sinks.delta import table_path
 from state_ops import delta_log
 from state_ops.checkpoint import Checkpoint
-from state_ops.errors import DamageError
+from state_ops.errors import DamageError, GateError
 from state_ops.ids import parse_epoch_dir
 from state_ops.log_entries import active_files
 from state_ops.storage import Storage
 
 SAMPLE_ROWS = 10_000
+_LARGEST_BYTES = 256 << 20
 
 
 def evaluate(pipeline: Pipeline, settings: Settings, storage: Storage, checkpoint: Checkpoint, *, newest: bool) -> int:
     """Evaluate them; returns how many. newest: nothing was published after this checkpoint, so that tables are looked at too.
 
-    Raises DamageError when one fails, PipelineError when one cannot be evaluated.
+    Raises DamageError when one of state fails, GateError when one of a table does, PipelineError when one cannot be evaluated.
     """
     asked = [one for one in pipeline.on_restore if one.of == "state" or newest]
-    failed = []
+    failed: dict[str, list[str]] = {"state": [], "table": []}
     for of, name in dict.fromkeys((one.of, one.name) for one in asked):
         rows = _sample(_state(pipeline, settings, checkpoint, name) if of == "state" else _table(storage, name))
         if rows is None:
             continue
         own = [one.gate for one in asked if (one.of, one.name) == (of, name)]
         verdicts = gates.evaluated(f"{of} {name}", name, own, rows)
-        failed += [
+        failed[of] += [
             f"{of} {name}: {one.gate}: {one.unexpected} of {one.rows} rows, e.g. {list(one.sample)}"
             for one in verdicts
             if not one.passed
         ]
-    if failed:
-        raise DamageError(f"It does not hold what is expected of it: {'; '.join(failed)}.")
+    what = f"It does not hold what is expected of it: {'; '.join(failed['state'] + failed['table'])}."
+    if failed["state"]:
+        raise DamageError(what)
+    if failed["table"]:  # going back to an earlier checkpoint would only make the same rows again
+        raise GateError(what, next="Nothing was used. Look at the rows; repair the table, or correct on_restore.")
     return len(asked)
 
 
@@ -60,13 +65,14 @@ def _state(pipeline: Pipeline, settings: Settings, checkpoint: Checkpoint, uid: 
 
 
 def _table(storage: Storage, name: str) -> Iterator[pa.Table]:
-    """A table's rows, file by file, those of the newest epoch first."""
+    """A table's rows, file by file, those of the newest epoch first; files that are too large for a look are left out."""
     try:
         handle = delta_log.open_table(storage, table_path(name))
     except TableNotFoundError:
         return
-    for file in sorted(active_files(handle), key=lambda file: _epoch(file.path), reverse=True):
-        data = storage.read_bytes(f"{table_path(name)}/{file.path}")
+    files = [file for file in active_files(handle) if file.bytes <= _LARGEST_BYTES]
+    for file in sorted(files, key=lambda file: _epoch(file.path), reverse=True):
+        data = storage.read_bytes(f"{table_path(name)}/{unquote(file.path)}")
         if data is not None:
             yield pq.read_table(pa.BufferReader(data), use_threads=False)
 

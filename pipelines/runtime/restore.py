@@ -33,7 +33,7 @@ from state_ops import restores, snapshot
 from state_ops.backends import joined
 from state_ops.backends.named import DEFAULT, named
 from state_ops.checkpoint import CHANNEL, STATE, Checkpoint, Snapshot, StateFile, abandoned, snapshots_of
-from state_ops.errors import DamageError
+from state_ops.errors import DamageError, GateError
 from state_ops.ids import epoch_dir
 from state_ops.key_groups import group_range
 from state_ops.pins import Hold
@@ -262,8 +262,10 @@ def _proven(
         fetched = sum(together(one, decided.parts, at_once=_SUBTASKS_AT_ONCE), Fetched())
         together(rows, decided.waiting, at_once=storage.transfers)
         evaluated = expectations.evaluate(pipeline, settings, storage, row, newest=decided.newest)
-    except DamageError as error:
+    except (DamageError, GateError) as error:
         restores.record(storage, told(valid=False, problem=f"{error.what} {error.where or ''}".strip()))
+        if isinstance(error, GateError):
+            raise
         raise DamageError(
             f"Checkpoint {row.id} cannot be restored: {error.what}",
             where=error.where,

@@ -21,7 +21,7 @@ import structlog
 from configs.settings import Settings
 from pipelines.runtime.commit import prune, publish_missing
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.sinks import rewinding
+from pipelines.runtime.sinks import delta, rewinding
 from pipelines.runtime.sinks.rewinding import TableRewind
 from pipelines.runtime.sources.files import nothing_read
 from pipelines.runtime.start_from import waiting_paths
@@ -112,14 +112,16 @@ def planned(
         again, gone = reader.again(to.offsets.get(name), head.offsets.get(name))
         sources.append(SourceRewind(name, tuple(file.name for file in again), tuple(gone)))
     tables, obstacles = [], []
-    for sink in pipeline.sinks:
-        found = rewinding.planned(storage, sink.table, (to.sinks.get(sink.table) or {}).get("id"))
+    for name in dict.fromkeys(
+        [*(sink.table for sink in pipeline.sinks), *head.sinks]
+    ):  # also those that the code has no more
+        found = rewinding.planned(storage, name, (to.sinks.get(name) or {}).get("id"))
         if found is not None:
             tables.append(found)
-        elif sink.table in head.sinks:
+        elif name in head.sinks:
             raise WeirError(
-                f"The table {sink.table} is gone.",
-                where=storage.full(rewinding.table_path(sink.table)),
+                f"The table {name} is gone.",
+                where=storage.full(rewinding.table_path(name)),
                 next=f"Nothing was changed. `weir fsck {pipeline.name}` says what else is missing; put the table back first.",
             )
     for one in sources:
@@ -164,6 +166,8 @@ def check(decided: RewindPlan, pipeline: str, force: bool) -> None:
 def carry_out(tenure: Tenure, decided: RewindPlan, reason: str = "") -> Checkpoint:
     """Rewind as planned by the owner, to a checkpoint that is proven whole; returns the rewind's own checkpoint."""
     shop = tenure.shop
+    for table in decided.tables:  # before the row: nobody could take back a table that is elsewhere
+        delta.check_chain(shop.storage, shop.pipeline.app_id, table.table, decided.head)
     id = CheckpointId(max(tenure.last_id, decided.head.id) + 1)
     tenure.heartbeat.begin(id)
     row, files = _row(shop, decided, id, reason)

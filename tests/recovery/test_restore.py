@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +22,7 @@ from pipelines.runtime.run import RunOptions, run
 from pipelines.runtime.tenure import open_storage
 from state_ops import restores
 from state_ops.checkpoint import STATE, StateFile
-from state_ops.errors import DamageError, PipelineError
+from state_ops.errors import DamageError, GateError, PipelineError
 from state_ops.registry import Registry
 from tests.recovery.small import Bank
 
@@ -302,13 +303,17 @@ def test_what_is_expected_of_state_and_tables_is_looked_at_before_a_restore_is_u
     bank.epochs(7)
     assert len(restores.recorded(storage)) == 1, "nothing was restored: it was here"
 
-    for number, fails in enumerate(
-        (on_state("accounts", between("total", 0, 14)), on_table("booked", between("amount", 1, 4)))
-    ):
-        bank = expecting(elsewhere(whole, tmp_path / f"{number}" / "site"), holds[0], fails)
-        with pytest.raises(DamageError, match=f"expected of it: {fails.of} {fails.name}: .* rows, e.g. "):
+    fails = {
+        on_state("accounts", between("total", 0, 14)): DamageError,
+        on_table("booked", between("amount", 1, 4)): GateError,
+    }
+    for number, (one, error) in enumerate(fails.items()):
+        bank = expecting(elsewhere(whole, tmp_path / f"{number}" / "site", **REWINDING), holds[0], one)
+        if error is DamageError:
+            bank.site.options.pop("WEIR_RESTORE__ON_INVALID")
+        with pytest.raises(error, match=f"expected of it: {one.of} {one.name}: .* rows, e.g. "):
             bank.epochs(6)
-        assert bank.registry.head().id == 5
+        assert bank.registry.head().id == 5, "rows of a table would only be made again"
 
     with pytest.raises(PipelineError, match="on_restore expects something of the table 'accounts'"):
         expecting(bank, on_table("accounts", between("total", 0, 1)))
@@ -325,3 +330,46 @@ def test_state_that_does_not_hold_what_is_expected_sends_the_policy_rewind_furth
     next(iter(run(bank.site.pipeline, bank.site.settings, RunOptions(until_caught_up=True), InMemoryExecutor())))
     rewound = next(row for row in bank.registry.checkpoints() if row.kind == "rewind")
     assert rewound.parent_id == 4, "whose totals reach 10"
+
+
+def test_a_digest_is_no_path(whole, tmp_path):
+    bank = elsewhere(whole, tmp_path / "site")
+    storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    cache = restore.snapshot.ObjectCache(tmp_path / "objects", 1 << 20)
+    strange = replace(newest(bank)[0], digest="../victim", bytes=victim.stat().st_size)
+    for ask in (cache.holds, lambda file: cache.fetch(storage, file, tmp_path / "out", Event())):
+        with pytest.raises(DamageError, match="as the digest of a file"):
+            ask(strange)
+    cache.drop(["../victim"])
+    assert victim.read_text() == "precious"
+
+
+def test_what_killed_restores_left_on_a_host_is_removed(whole, tmp_path):
+    bank = elsewhere(whole, tmp_path / "site")
+    storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
+    plan = restore.plan(bank.site.pipeline, bank.site.settings, storage, registry, registry.head())
+    objects = bank.site.settings.work_dir / "objects"
+    left = [plan.parts[0].home / ".999999999-abc" / "kept", objects / f"{'0' * 64}.part"]
+    left[0].mkdir(parents=True)
+    objects.mkdir(parents=True)
+    left[1].write_bytes(b"half")
+    restore.restore(bank.site.pipeline, bank.site.settings, storage, registry, registry.head())
+    assert not left[0].parent.exists()
+    assert not left[1].exists()
+
+
+def test_damage_in_a_file_that_this_process_has_read_before_is_not_linked_again(whole, tmp_path):
+    options = {"WEIR_STATE__RESIDENT_MB": "0", "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "3"}
+    bank = elsewhere(whole, tmp_path / "site", **options)
+    storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
+    restore.restore(bank.site.pipeline, bank.site.settings, storage, registry, registry.head())
+    for table in (tmp_path / "site" / "work").rglob("snapshot/*.sst"):
+        known, content = table.stat(), bytearray(table.read_bytes())
+        content[40] ^= 0x10  # in the first block
+        with table.open("r+b") as file:
+            file.write(content)
+        os.utime(table, ns=(known.st_atime_ns, known.st_mtime_ns))  # as when a disk rots
+    bank.epochs(6)
+    bank.assert_exact(1, 2, 3, 4, 5, 6)

@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -13,7 +15,7 @@ from pipelines.api import Epoch, Pipeline, ValueState, agg, delta, stage
 from pipelines.runtime import rewind, upkeep
 from pipelines.runtime.commit import publish_missing
 from pipelines.runtime.tenure import open_storage
-from state_ops.checkpoint import OUTPUT, REWIND, STATE
+from state_ops.checkpoint import OUTPUT, REWIND, STATE, abandoned
 from state_ops.errors import BusyError, DamageError, WeirError
 from state_ops.storage import Storage
 from tests.recovery import small
@@ -260,3 +262,87 @@ def test_savepoints_say_until_when_tables_can_be_taken_back_to_them(bank, weir):
     assert "keeps its log" not in weir(bank.site, "savepoints", "small").said
     back(bank, 3)  # such a commit of others changes no rows
     bank.assert_exact(1, 2, 3)
+
+
+def decided_only(bank: Bank, monkeypatch, to: int) -> None:
+    """A rewind whose process is gone right after its row."""
+    with monkeypatch.context() as patched:
+        patched.setattr(rewind, "publish_missing", lambda *_: (_ for _ in ()).throw(OSError("the process is gone")))
+        with pytest.raises(WeirError):
+            back(bank, to)
+    assert bank.registry.head().kind == REWIND
+
+
+def test_a_table_that_is_compacted_before_a_rewind_came_to_it_is_taken_back_all_the_same(bank, monkeypatch):
+    decided_only(bank, monkeypatch, 3)
+    DeltaTable(str(bank.site.storage / "tables" / "booked")).optimize.compact()
+    bank.epochs()
+    bank.assert_exact(*range(1, 9))
+
+
+def test_files_that_come_back_are_found_by_who_skips_by_statistics(bank):
+    table = str(bank.site.storage / "tables" / "booked")
+    DeltaTable(table).optimize.compact()
+    before = bank.ids()[-1]
+    bank.epochs(9)
+    DeltaTable(table).optimize.compact()
+    bank.epochs(10)
+    back(bank, before + 1, force=True)
+    numbers = [action["num_records"] for action in pa.table(DeltaTable(table).get_add_actions()).to_pylist()]
+    assert sum(numbers) == len(bank.site.table("booked")) == 90
+    assert len(DeltaTable(table).to_pyarrow_dataset().to_table(filter=pc.field("id") == "only-9-1")) == 1
+
+
+def test_a_table_that_is_elsewhere_stops_a_rewind_before_anything_is_decided(bank):
+    table = bank.site.storage / "tables" / "booked"
+    newest = max(table.glob("_delta_log/*.json"))
+    newest.unlink()
+    with pytest.raises(DamageError, match="A sink table is not where the registry says"):
+        back(bank, 3)
+    assert bank.registry.head().id == 8
+
+
+def test_a_sink_that_the_code_has_no_more_goes_back_too(tmp_path):
+    bank = Bank.at(tmp_path, **RETAINED)
+    bank.epochs(1, 2, 3)
+    silent = deployed(bank, Pipeline("small", (replace(small.accounts, sink=None),), max_parallelism=8))
+    silent.epochs(4)
+    back(silent, 2)
+    assert len(bank.site.table("booked")) == 20
+    bank.epochs()
+    bank.assert_exact(1, 2, 3, 4)
+
+
+def test_a_mistaken_rewind_can_be_taken_back(tmp_path, weir):
+    bank = Bank.at(tmp_path, WEIR_CHECKPOINTS__NUM_RETAINED="2")
+    bank.epochs(1)
+    assert weir(bank.site, "savepoint", "small", "--name", "old").code == 0
+    bank.epochs(2, 3, 4)
+    back(bank, 1)
+    assert bank.ids() == [1, 3, 4, 5]
+    back(bank, 4)
+    bank.assert_exact(1, 2, 3, 4)
+
+
+def test_a_table_whose_first_entries_are_gone_is_not_taken_for_one_that_began_empty(tmp_path):
+    bank = Bank.at(tmp_path, **RETAINED)
+    early = Pipeline("small", (replace(small.accounts, sink=None),), max_parallelism=8)
+    deployed(bank, early).epochs(1)
+    bank.epochs(2, 3)
+    table = DeltaTable(str(bank.site.storage / "tables" / "booked"))
+    table.create_checkpoint()
+    for entry in sorted((bank.site.storage / "tables" / "booked" / "_delta_log").glob("*.json"))[:-1]:
+        entry.unlink()
+    with pytest.raises(DamageError, match="its log begins with version"):
+        back(bank, 1)
+
+
+def test_a_rewind_is_remembered_for_as_long_as_something_that_it_abandoned(tmp_path, weir):
+    bank = Bank.at(tmp_path, WEIR_CHECKPOINTS__NUM_RETAINED="2")
+    bank.epochs(1, 2)
+    assert weir(bank.site, "savepoint", "small", "--name", "bad").code == 0
+    back(bank, 1)
+    bank.epochs(3, 4, 5)
+    rows = bank.registry.checkpoints()
+    assert 2 in {row.id for row in rows}
+    assert abandoned(rows) == {2: 3}

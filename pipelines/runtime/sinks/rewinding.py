@@ -12,10 +12,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from urllib.parse import unquote
 
+import structlog
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
@@ -27,6 +28,8 @@ from state_ops.log_entries import DataFile, active_files
 from state_ops.registry import Publication
 from state_ops.storage import Storage
 from state_ops.transfers import together
+
+log = structlog.get_logger("weir.rewind")
 
 _MAX_RACES = 20
 _REWIND = "weir.rewind_to"
@@ -84,11 +87,16 @@ def rewind(storage: Storage, app_id: str, table: str, checkpoint: Checkpoint) ->
         if version != decided["before"]:
             raise _unreachable(storage, table, f"its last published checkpoint is {version}, not {decided['before']}")
         then, _ = _since(storage, handle, table, decided["to"])
-        at = _files_at(storage, table, decided["at"])
-        goes, comes, _ = _difference(storage, table, at, _files_at(storage, table, then))
-        active = {file.path for file in active_files(handle)}
-        goes = tuple(file for file in goes if file.path in active)
-        comes = tuple(file for file in comes if file.path not in active)
+        now, wanted = active_files(handle), _files_at(storage, table, then)
+        active = {file.path for file in now}
+        goes, comes, vacuumed = _difference(storage, table, _files_at(storage, table, decided["at"]), wanted)
+        if any(file.path not in active for file in goes):
+            # Its rows are in other files by now, so only the whole version can come back.
+            log.warning("what others committed since a rewind was decided is taken back too", table=table)
+            goes, comes, vacuumed = _difference(storage, table, now, wanted)
+        comes = tuple(_described(storage, table, file) for file in comes if file.path not in active)
+        if vacuumed:
+            log.warning("files that a rewind would bring back are vacuumed", table=table, files=list(vacuumed))
         try:
             metadata = {CHECKPOINT: str(checkpoint.id), _REWIND: str(decided["to"] or 0)}
             delta_log.commit(handle, sink_app, checkpoint.id, comes, goes, metadata)
@@ -111,6 +119,12 @@ def kept_for(storage: Storage, table: str) -> timedelta | None:
     return timedelta(**{f"{found[2]}s": int(found[1])}) if found else None
 
 
+def _described(storage: Storage, table: str, file: DataFile) -> DataFile:
+    """A file as the log is to name it again: with its number of rows, and without bounds, of which only half are known here."""
+    rows = storage.parquet_footer(f"{table_path(table)}/{unquote(file.path)}").num_rows
+    return replace(file, rows=rows, bounds=())
+
+
 def _published(
     checkpoint: Checkpoint, table: str, version: int, goes: Sequence[DataFile], started: float
 ) -> Publication:
@@ -126,7 +140,7 @@ def _since(storage: Storage, handle: DeltaTable, table: str, to: int | None) -> 
     found = [int(entry["version"]) for entry in history if entry.get(CHECKPOINT) == str(to)]
     if to is not None and not found:
         raise _unreachable(storage, table, f"its log does not reach back to checkpoint {to}")
-    if to is None and own and (first := min(own)) - 1 < min(int(entry["version"]) for entry in history):
+    if to is None and own and (first := min(int(entry["version"]) for entry in history)):
         raise _unreachable(storage, table, f"its log begins with version {first}")
     then = found[0] if found else min(own) - 1 if own else handle.version()
     return then, [entry for entry in history if entry["version"] > then]
