@@ -60,8 +60,8 @@ MUTANTS = [
     Mutant(
         "take back only the tables that the code still has",
         "pipelines/runtime/rewind.py",
-        "dict.fromkeys([*(sink.table for sink in pipeline.sinks), *head.sinks])",
-        "[sink.table for sink in pipeline.sinks]",
+        ", *head.sinks]",
+        "]",
         "tests/recovery/test_rewind.py::test_a_sink_that_the_code_has_no_more_goes_back_too",
     ),
     Mutant(
@@ -123,8 +123,8 @@ MUTANTS = [
     Mutant(
         "take back what others commit after the rewind was decided",
         "pipelines/runtime/sinks/rewinding.py",
-        '        at = _files_at(storage, table, decided["at"])\n',
-        "        at = active_files(handle)\n",
+        '_difference(storage, table, _files_at(storage, table, decided["at"]), wanted)',
+        "_difference(storage, table, now, wanted)",
         "tests/recovery/test_rewind.py::test_what_others_commit_after_a_rewind_was_decided_stays",
     ),
     Mutant(
