@@ -36,7 +36,7 @@ import pyarrow.parquet as pq
 from configs import settings as configuration
 from configs.settings import Settings
 from pipelines.api import Epoch, Pipeline, State, ValueState, files, stage
-from pipelines.runtime import restore
+from pipelines.runtime import restore, state_reader
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, run
 from pipelines.runtime.tenure import open_storage
@@ -171,13 +171,23 @@ def of_size(root: Path, gigabytes: float, reps: int) -> dict[str, float]:
     return {"bytes": size, **{name: statistics.median(took) for name, took in found.items()}}
 
 
+def digest(site: Site) -> tuple[int, int]:
+    """How many keys there are and the sum of their rows' hashes, but for the one that every epoch changes."""
+    rows, total = 0, np.uint64(0)
+    for table in state_reader.scan(PIPELINE, site.settings(), "blobs"):
+        frame = pl.DataFrame(table).filter(pl.col("id") > 0)
+        rows += len(frame)
+        total += frame.hash_rows(seed=1).to_numpy().sum(dtype=np.uint64)
+    return rows, int(total)
+
+
 def rescaled(root: Path, keys: int, reps: int) -> Iterator[dict[str, float | str]]:
     """2 -> 7 -> 3 -> 1 -> 16: the first epoch of each beside that of the same parallelism, on a host that has nothing."""
     site = Site(root, keys, 24)
     for start in range(0, keys, 1_000_000):
         site.land(np.arange(start, min(start + 1_000_000, keys)), start)
     site.epochs("work", 2)
-    one = np.array([0])
+    one, before = np.array([0]), digest(site)
     for was, now in ((2, 7), (7, 3), (3, 1), (1, 16)):
         same, other, local = [], [], []
         base = root.with_name(f"{root.name}-base")
@@ -200,7 +210,9 @@ def rescaled(root: Path, keys: int, reps: int) -> Iterator[dict[str, float | str
             "rescale": statistics.median(other),
             "restore": statistics.median(local),
         }
-        yield {"change": f"{was} -> {now}", **medians, "ratio": medians["rescale"] / medians["same"]}
+        ratio = medians["rescale"] / medians["same"]
+        values = "equal" if digest(site) == before else "WRONG"
+        yield {"change": f"{was} -> {now}", **medians, "ratio": ratio, "values": values}
 
 
 def increments(root: Path, epochs: int) -> Iterator[dict[str, float]]:
@@ -271,12 +283,12 @@ def write(target: Path, found: dict) -> None:
     if "rescale" in found:
         lines += ["", f"## Another parallelism, {found['keys']:,} keys", ""]
         lines += [
-            "| change | first epoch at the same, s | first epoch at the other, s | ratio | restore, s |",
-            "|---|---:|---:|---:|---:|",
+            "| change | first epoch at the same, s | first epoch at the other, s | ratio | restore, s | every key's value |",
+            "|---|---:|---:|---:|---:|---|",
         ]
         for one in found["rescale"]:
             lines.append(
-                f"| {one['change']} | {one['same']:.2f} | {one['rescale']:.2f} | {one['ratio']:.2f} | {one['restore']:.2f} |"
+                f"| {one['change']} | {one['same']:.2f} | {one['rescale']:.2f} | {one['ratio']:.2f} | {one['restore']:.2f} | {one['values']} |"
             )
     if "increments" in found:
         lines += ["", "## More and more increments", ""]
