@@ -210,10 +210,14 @@ def _keep(attempt: Attempt, base: Snapshot, db: Path, is_immutable: Callable[[st
     """Leave what was fetched into `db` behind as the base's local directory, instead of one that was not to be trusted."""
     kept = attempt.directory / "base"
     (kept / "snapshot").mkdir(parents=True)
+    _duplicate(base, db, kept / "snapshot", is_immutable)
+    _settle(kept, attempt.home, base, epoch_dir(attempt.generation, attempt.epoch))
+
+
+def _duplicate(base: Snapshot, source: Path, target: Path, is_immutable: Callable[[str], bool]) -> None:
     for file in base.files:
         bring = os.link if is_immutable(file.name) else shutil.copyfile
-        bring(db / file.name, kept / "snapshot" / file.name)
-    _settle(kept, attempt.home, base, epoch_dir(attempt.generation, attempt.epoch))
+        bring(source / file.name, target / file.name)
 
 
 def _settle(kept: Path, home: Path, base: Snapshot, epoch: str) -> None:
@@ -225,12 +229,6 @@ def _settle(kept: Path, home: Path, base: Snapshot, epoch: str) -> None:
         kept.rename(home / f"{epoch}-{base.attempt}")
 
 
-def local_directories(home: Path, base: Snapshot) -> list[Path]:
-    """The attempts' directories in a subtask's home that vouch for a snapshot: one or none."""
-    found = _local_directory(home, base)
-    return [found] if found is not None else []
-
-
 def is_here(home: Path, base: Snapshot) -> bool:
     """Whether a subtask's home has a snapshot whole, as far as one can see without reading it."""
     source = _local_directory(home, base)
@@ -238,6 +236,18 @@ def is_here(home: Path, base: Snapshot) -> bool:
         return False
     with suppress(FileNotFoundError):
         return all((source / "snapshot" / file.name).stat().st_size == file.bytes for file in base.files)
+    return False
+
+
+def is_sound(home: Path, base: Snapshot) -> bool:
+    """Whether a subtask's home has a snapshot with the recorded digests, read again; one that has others is removed."""
+    source = _local_directory(home, base)
+    if source is None:
+        return False
+    with suppress(FileNotFoundError):  # a run on this host has just swept it
+        if all(_digest(source / "snapshot" / file.name) == file.digest for file in base.files):
+            return True
+        _drop(source)
     return False
 
 
@@ -270,9 +280,7 @@ def bring_home(
         for directory in (kept / "snapshot", db):
             directory.mkdir(parents=True)
         fetched = fetch(storage, base, kept / "snapshot", None, is_immutable, objects, home.parent)
-        for file in base.files:
-            bring = os.link if is_immutable(file.name) else shutil.copyfile
-            bring(kept / "snapshot" / file.name, db / file.name)
+        _duplicate(base, kept / "snapshot", db, is_immutable)
         check(db)
         _settle(kept, home, base, epoch)
         return fetched

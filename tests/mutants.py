@@ -109,7 +109,7 @@ MUTANTS = [
     Mutant(
         "prove a restore without reading the local files",
         "pipelines/runtime/restore.py",
-        'if part.here and purpose != "run" and _is_sound(part):',
+        'if part.here and purpose != "run" and snapshot.is_sound(part.home, part.taken):',
         "if part.here:",
         "tests/recovery/test_restore.py::test_a_local_file_that_rots_is_fetched_again",
     ),

@@ -11,10 +11,8 @@ what is here; a rewind does it for the checkpoint that it goes back to. Each ver
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +29,7 @@ from pipelines.runtime.tenure import Tenure
 from pipelines.runtime.workshop import Workshop
 from state_ops import restores, snapshot
 from state_ops.backends import joined
+from state_ops.backends.base import BEYOND
 from state_ops.backends.named import DEFAULT, named
 from state_ops.checkpoint import CHANNEL, STATE, Checkpoint, Snapshot, StateFile, abandoned, snapshots_of
 from state_ops.errors import DamageError, GateError
@@ -48,7 +47,6 @@ log = structlog.get_logger("weir.restore")
 
 _SUBTASKS_AT_ONCE = 4
 _TOPS = {STATE: "state", CHANNEL: "channels"}
-_PAST = b"\xff" * 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +132,7 @@ def plan(
         for subtask, one in sorted(taken.items()):
             home = local_directory(settings, pipeline, storage) / uid / str(subtask)
             parts.append(Part(uid, one, home, figures, snapshot.is_here(home, one)))
-    wanted = {path for figures in checkpoint.operators.values() for path in waiting_paths(figures)}
+    wanted = waiting_paths(checkpoint.operators)
     waiting = tuple(file for file in listing if file.kind == CHANNEL and file.path in wanted)
     kept = objects(settings)
     cached = sum(file.bytes for part in parts if not part.here for file in part.taken.files if kept.holds(file))
@@ -244,7 +242,7 @@ def _proven(
     kept = objects(settings)
 
     def one(part: Part, cancelled: object) -> Fetched:
-        if part.here and purpose != "run" and _is_sound(part):
+        if part.here and purpose != "run" and snapshot.is_sound(part.home, part.taken):
             return Fetched(local=part.bytes)
         return _brought(settings, storage, row, part, kept, checking)
 
@@ -294,19 +292,6 @@ def _advice(pipeline: Pipeline, row: Checkpoint) -> str:
     )
 
 
-def _is_sound(part: Part) -> bool:
-    """Whether the files of a local snapshot have the recorded digests; one that has not is removed."""
-    with suppress(FileNotFoundError):  # a run on this host has just swept it
-        for directory in snapshot.local_directories(part.home, part.taken):
-            for file in part.taken.files:
-                with (directory / "snapshot" / file.name).open("rb") as opened:
-                    if hashlib.file_digest(opened, "sha256").hexdigest() != file.digest:
-                        snapshot.distrust(part.home, part.taken.attempt)
-                        return False
-            return True
-    return False
-
-
 def _brought(
     settings: Settings, storage: Storage, row: Checkpoint, part: Part, kept: snapshot.ObjectCache, checking: list[float]
 ) -> Fetched:
@@ -325,7 +310,7 @@ def _checked(settings: Settings, part: Part, checking: list[float], directory: P
     backend = joined.opened(kind, directory, backend_options(settings))
     try:
         low, high = first_key(part.groups.start), first_key(part.groups.stop)
-        for start, end in ((b"", low), (high, _PAST)):
+        for start, end in ((b"", low), (high, BEYOND)):
             stray = next(iter(backend.scan(start, end)), None)
             if stray is not None:
                 raise DamageError(

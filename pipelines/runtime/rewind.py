@@ -189,7 +189,7 @@ def _row(
     shop: Workshop, decided: RewindPlan, id: CheckpointId, reason: str
 ) -> tuple[Checkpoint, tuple[StateFile, ...]]:
     to, head, now = decided.to, decided.head, datetime.now(UTC)
-    waiting = {path for figures in to.operators.values() for path in waiting_paths(figures)}
+    waiting = waiting_paths(to.operators)
     listed = [file for file in shop.registry.files(to) if file.kind == STATE or file.path in waiting]
     sinks = dict(head.sinks)
     for table in decided.tables:

@@ -69,7 +69,7 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
     with Hold(
         source, registry, saved, f"{shop.pipeline.name} starts from it", settings.lease.heartbeat_seconds
     ) as hold:
-        waiting = {path for figures in saved.operators.values() for path in waiting_paths(figures)}
+        waiting = waiting_paths(saved.operators)
         copied = _copy(shop, source, [file for file in listing if file.kind == STATE or file.path in waiting], epoch)
         moved = {old.path: new.path for old, new in copied}
         hold.check()
@@ -155,9 +155,10 @@ def _copy(
         return list(pool.map(one, enumerate(listing)))
 
 
-def waiting_paths(figures: dict[str, Any]) -> list[str]:
-    """The paths of rows that wait for a stage."""
-    return [path for one in figures.get("waiting") or () for layer in one["layers"] for path in layer]
+def waiting_paths(operators: Mapping[str, Any]) -> set[str]:
+    """The paths of rows that wait for stages. operators: figures by stage, as a checkpoint has them."""
+    waiting = [one for figures in operators.values() for one in figures.get("waiting") or ()]
+    return {path for one in waiting for layer in one["layers"] for path in layer}
 
 
 def _pointed(figures: dict[str, Any], moved: Mapping[str, str]) -> dict[str, Any]:

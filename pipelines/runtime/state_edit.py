@@ -174,7 +174,7 @@ def _row(
 ) -> tuple[Checkpoint, tuple[StateFile, ...]]:
     shop, head, at = tenure.shop, target.head, datetime.now(UTC)
     operators = {uid: _idle(figures) for uid, figures in (head.operators if head else {}).items()}
-    waiting = {path for figures in operators.values() for path in waiting_paths(figures)}
+    waiting = waiting_paths(operators)
     others = [file for file in listing if file.path in waiting or (file.kind == STATE and file.operator != target.uid)]
     files = (*(replace(file, new=False) for file in others), *own)
     state = [file for file in files if file.kind == STATE]

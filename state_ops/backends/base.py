@@ -40,6 +40,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, overload, runtime_checkable
 
+BEYOND = b"\xff" * 9
+"""Above every key: they begin with a key group, of which there are at most 32768."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run(Sequence[tuple[bytes, bytes]]):

@@ -16,14 +16,13 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-from state_ops.backends.base import Backend, BackendFactory, BackendOptions, Clipping, Run
+from state_ops.backends.base import BEYOND, Backend, BackendFactory, BackendOptions, Clipping, Run
 from state_ops.errors import DamageError
 
 MARK = "~"
 MOST = 16
 SMALL_BYTES = 4 << 20
 
-_END = b"\xff" * 9  # above every key: they begin with a key group, of which there are at most 32768
 _BATCH = 10_000
 
 
@@ -133,7 +132,7 @@ class Joined:
         return sum(part.approximate_entries() for part in self._parts)
 
     def keep_only(self, start: bytes, end: bytes) -> None:
-        clip(self._parts[0], start, end if len(self._parts) == 1 else _END)
+        clip(self._parts[0], start, end if len(self._parts) == 1 else BEYOND)
         if len(self._parts) > 1:
             clip(self._parts[-1], b"", end)
 
@@ -179,7 +178,7 @@ def clip(backend: Backend, start: bytes, end: bytes) -> None:
     if isinstance(backend, Clipping):
         backend.keep_only(start, end)
         return
-    for low, high in ((b"", start), (end, _END)):
+    for low, high in ((b"", start), (end, BEYOND)):
         while keys := [key for key, _ in _some(backend, low, high)]:
             backend.write([], keys)
 
@@ -190,6 +189,6 @@ def _some(backend: Backend, start: bytes, end: bytes) -> list[tuple[bytes, bytes
 
 def _copy(source: Backend, target: Backend) -> None:
     start = b""
-    while entries := _some(source, start, _END):
+    while entries := _some(source, start, BEYOND):
         target.write(entries)
         start = entries[-1][0] + b"\0"

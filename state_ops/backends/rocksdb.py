@@ -33,7 +33,7 @@ from rocksdict import (
 
 from state_ops.backends import budget as memory
 from state_ops.backends import shards
-from state_ops.backends.base import BackendOptions, Run
+from state_ops.backends.base import BEYOND, BackendOptions, Run
 from state_ops.errors import DamageError, TransientError, WeirError
 
 SHARD_MB = 64
@@ -44,7 +44,6 @@ _QUIET_POLLS = 5
 _COPY_BYTES = 4 << 20
 _FILE_ENTRIES = 10_000  # of a run and a shard, from which on a file written here costs less than memtable and flush
 _FILE = "run.unfinished"
-_END = b"\xff" * 9  # above every key: they begin with a key group, of which there are at most 32768
 # Not part of the state: RocksDB's own logs, its empty write-ahead log, options (`budget` gives them), rocksdict's notes.
 _STATE_FILES = ("MANIFEST-", "CURRENT")
 
@@ -234,7 +233,7 @@ class RocksDBBackend:
     def keep_only(self, start: bytes, end: bytes) -> None:
         """Drop shards outside, and delete ranges: no value is read or written again before a merge comes to it."""
         self._release()
-        uppers = [*self._starts[1:], _END]
+        uppers = [*self._starts[1:], BEYOND]
         try:
             for index in reversed(range(len(self._starts))):
                 low, high = self._starts[index], uppers[index]
