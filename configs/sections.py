@@ -214,6 +214,22 @@ class RestoreSettings(Section):
             "`fail` where somebody can look: state that was lost says that something is wrong with the storage. `rewind` where running on unattended matters more, and the input that is read again is still there; it needs `checkpoints.num_retained` of 2 or more, better 3."
         ),
     )
+    recovery_time_objective_seconds: float | None = Field(
+        600,
+        gt=0,
+        description="How long recovery may take on a host that has nothing: the restore, and the first epoch. A drill that takes longer fails its check. null: not judged.",
+        json_schema_extra=_advice(
+            "What those who read the tables can bear. Look at what `weir drill` measures, and leave room for a state that grows."
+        ),
+    )
+    recovery_point_objective_seconds: float | None = Field(
+        3600,
+        gt=0,
+        description="How long input may have waited without being in a checkpoint: what would be lost with the source. A drill that finds older input fails its check. null: not judged.",
+        json_schema_extra=_advice(
+            "null where the source keeps its input anyway: a restore reads it again, and nothing is lost."
+        ),
+    )
 
 
 class EpochSettings(Section):

@@ -52,7 +52,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """One restore. purpose: restore, run, rewind. problem: why the checkpoint is not valid, None if it is.
+    """One restore. purpose: restore, run, rewind, drill. problem: why the checkpoint is not valid, None if it is.
 
     bytes_fetched, bytes_cached, bytes_local: of its state, where they came from. expectations: how many were evaluated.
     """

@@ -157,7 +157,7 @@ class InFlight:
             log.warning("no epoch was begun", reason=pending.reason)
             return False
         self._heartbeat.begin(pending.id)
-        triggered_at = datetime.now(UTC)
+        triggered_at = cut.at or datetime.now(UTC)
         self.frontier = self.frontier.after(cut.slices, shop.readers, triggered_at)
         deadline = time.monotonic() + coordinator.policy.timeout
         self._flights.append(Flight(pending, cut, self.frontier, triggered_at, time.perf_counter(), deadline))

@@ -31,13 +31,17 @@ from state_ops.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Why this barrier is cut. slices: by source; drain: close every window; requests: those that it answers."""
+    """Why this barrier is cut. slices: by source; drain: close every window; requests: those that it answers.
+
+    at: when it was cut, for an epoch that is replayed; None: now.
+    """
 
     trigger: Trigger
     reason: str
     slices: Mapping[str, Slice]
     drain: bool = False
     requests: tuple[Request, ...] = ()
+    at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
