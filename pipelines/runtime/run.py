@@ -100,6 +100,7 @@ def run(
     failed for good. Everything that a failed epoch staged has been discarded by then.
     """
     with owning(pipeline, settings, executor, options.run_id) as tenure:
+        tenure.heartbeat.halt = None  # whoever runs epochs has begun again
         head = tenure.head if options.start_from is None else start(tenure, settings, options.start_from)
         check_fits(pipeline, head)
         coordinator = coordinator_of(tenure.shop, options, tenure.last_id)
