@@ -358,12 +358,41 @@ class PipelineSettings(Section):
     params: dict[str, str] = Field(default_factory=dict, description="Values for {placeholders} in its sources.")
 
 
+_CRON = r"^(\S+\s+){4}\S+$"
+
+
 class DagsterSettings(Section):
-    """The checkpoint sensor."""
+    """Sensors, schedules, and how much of an epoch Dagster gets to see."""
 
     sensor_seconds: int = Field(
         10, ge=5, description="Seconds between the checkpoint sensor's ticks (Dagster's least is 5)."
     )
     max_lag_files: int = Field(
         0, ge=0, description="Backlog in files that a tick lets wait without asking for a barrier."
+    )
+    observe_seconds: float = Field(
+        10,
+        ge=0,
+        description="Epochs that complete within this time of the last observation share the next one; stages are observed once a minute.",
+        json_schema_extra=_advice(
+            "10: every epoch is seen one by one where they are rarer than that. Higher where Dagster's database is to grow less: an observation is some 5 KB."
+        ),
+    )
+    overdue_seconds: float = Field(
+        900,
+        gt=0,
+        description="Input that has waited longer without a checkpoint turns the check `on_time` red.",
+    )
+    freshness_hours: float | None = Field(
+        24,
+        gt=0,
+        description="The checkpoint and the tables are stale in Dagster when no run has ended for so long; above `run.max_run_seconds`. null: no policy.",
+    )
+    drill_cron: str | None = Field(
+        "30 3 * * *", pattern=_CRON, description="When a restore drill runs, in UTC, as cron says it. null: never by itself."
+    )
+    upkeep_cron: str | None = Field(
+        "15 2 * * *",
+        pattern=_CRON,
+        description="When checkpoints are pruned and all storage is checked (`weir prune`, `weir fsck`). null: never by itself.",
     )

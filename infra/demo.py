@@ -260,6 +260,7 @@ def _stop(settings: Settings, watch: Watch, still_well: Callable[[], None]) -> N
     while _unfinished() and time.monotonic() < deadline:
         still_well()
         time.sleep(settings.run.poll_seconds)
+    lease.resume(watch.storage)  # it was the demo that stopped it, not a person: `make ui` shows a pipeline that goes on
     _step("The coordinator stopped at a barrier, its Dagster run has ended")
 
 
