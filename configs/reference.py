@@ -6,7 +6,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from configs.combinations import RULES
-from configs.settings import PROJECT, CacheSettings, PipelineSettings, Settings
+from configs.settings import PROJECT, CacheSettings, GateSettings, PipelineSettings, RestoreGateSettings, Settings
 
 PAGE = PROJECT / "docs" / "reference" / "configuration.md"
 
@@ -33,6 +33,8 @@ def page() -> str:
         model = field.annotation
         if name == "pipelines":
             parts.append(_section("pipelines.<name>", PipelineSettings))
+            parts.append(_section("pipelines.<name>.gates.<uid>[]", GateSettings))
+            parts.append(_section("pipelines.<name>.on_restore[]", RestoreGateSettings))
         elif isinstance(model, type) and issubclass(model, BaseModel):
             parts.append(_section(name, model))
         if name == "state":

@@ -351,11 +351,52 @@ class StateSettings(Section):
     )
 
 
+class GateSettings(BaseModel):
+    """One expectation; every key that is not listed here is an argument of it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    expect: str = Field(description="Great Expectations' class name, e.g. `ExpectColumnValuesToNotBeNull`.")
+    on_failure: str = Field("hold", description="What a failure does: `hold`, `warn`.")
+    of: str = Field("rows", description="What it looks at: `rows`, `state`, `figures`.")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class RestoreGateSettings(BaseModel):
+    """One expectation of a restored checkpoint; every key that is not listed here is an argument of it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    expect: str = Field(description="Great Expectations' class name.")
+    on_failure: str = Field("hold", description="What a failure does: `hold`, `warn`.")
+    state: str | None = Field(None, description="Uid of the stage whose state it looks at; or else")
+    table: str | None = Field(None, description="the table whose newest rows it looks at.")
+
+    @model_validator(mode="after")
+    def _one_of(self) -> RestoreGateSettings:
+        if (self.state is None) == (self.table is None):
+            raise ValueError("name either a state or a table")
+        return self
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
 class PipelineSettings(Section):
     """One pipeline: where its code is, and the values of its placeholders."""
 
     object: str = Field(description="`module:attribute` of the Pipeline, e.g. pipelines.flights:pipeline.")
     params: dict[str, str] = Field(default_factory=dict, description="Values for {placeholders} in its sources.")
+    gates: dict[str, list[GateSettings]] = Field(
+        default_factory=dict, description="By stage, gates beside those in the code; docs/how-to/gates.md."
+    )
+    on_restore: list[RestoreGateSettings] = Field(
+        default_factory=list, description="What must hold of a restored checkpoint, beside what the code says."
+    )
 
 
 _CRON = r"^(\S+\s+){4}\S+$"

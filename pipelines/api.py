@@ -5,7 +5,6 @@ from pipelines.api import Pipeline, State, Timestamp, agg, aggregate, deduplicat
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -73,18 +72,19 @@ class delta:
         return DeltaSink(table)
 
 
-def expect(expectation: str, **arguments: Any) -> Gate:
+def expect(expectation: str, *, on_failure: str = "hold", of: str = "rows", **arguments: Any) -> Gate:
     """A Great Expectations expectation by class name, e.g. `expect("ExpectColumnValuesToNotBeNull", column="dest")`.
 
-    It is checked on the rows that a stage hands out in one epoch, before the commit. If it fails, the epoch is declined:
-    state, offsets and tables stay as they were.
+    It is evaluated in each epoch, before the commit. of: what it looks at:
+
+        "rows"       the rows that the stage hands out in the epoch
+        "state"      at most 10,000 rows of the stage's state as it would be committed, columns as in `weir state scan`
+        "figures"    one row with the stage's figures of the epoch: rows_in, rows_out, rows_late, bytes_total and so on
+
+    on_failure: what it does then: "hold" declines the epoch and ends the run, state, offsets and tables stay as they were; "warn" lets
+    the epoch go on, and the failed verdict is in its report, its checkpoint's row and the log. See docs/how-to/gates.md.
     """
-    if not re.fullmatch(r"Expect[A-Za-z]+", expectation):
-        raise PipelineError(
-            f"{expectation!r} is no expectation of Great Expectations.",
-            next='Give a class name such as "ExpectColumnValuesToNotBeNull".',
-        )
-    return Gate(expectation, tuple(sorted(arguments.items())))
+    return Gate(expectation, tuple(sorted(arguments.items())), on_failure, of)
 
 
 def on_state(stage: str, gate: Gate) -> Expected:
@@ -121,7 +121,7 @@ def stage(
     state: one typed row per key, and its lists and maps. order_by: rows reach the function sorted by key, then by these, across batches; without
     it the order is undefined and the function must not depend on it. where: Spark SQL; the rows that it drops are counted.
     transform: stateless, deterministic part on a Spark DataFrame. null_keys: "fail", or "drop" (counted).
-    gate: expectations on the output.
+    gate: expectations on the output, the state or the figures of each epoch (`expect`).
     on_timer: a function `(fired, state, epoch) -> rows` that is called at the barrier when timers are due which the stage set
     with `state.timers`. `fired` has the key columns, `at` (timestamp, UTC) and `domain` ("event" or "processing"), and a key
     at most once: a key's timers come one a call, in order of time. It returns rows like the stage's own.

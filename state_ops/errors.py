@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from configs.errors import ConfigurationError, WeirError
 
 __all__ = [
@@ -44,7 +47,21 @@ class InputError(WeirError):
 
 
 class GateError(WeirError):
-    """Look at the data: a quality gate failed, the epoch was declined, and everything is as it was."""
+    """Look at the data: a quality gate failed, the epoch was declined, and everything is as it was.
+
+    verdicts: what all gates of that stage said, JSON-ready, failed or passed; none where no epoch was judged.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        next: str | None = None,
+        verdicts: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        super().__init__(what, where=where, next=next)
+        self.verdicts = tuple(verdicts)
 
 
 class DamageError(WeirError):

@@ -27,7 +27,7 @@ from pipelines.runtime.sinks.delta import table_path
 from pipelines.runtime.stopping import ask_to_stop
 from pipelines.runtime.tenure import open_storage
 from pipelines.runtime.workshop import EpochReport, bottleneck
-from state_ops import lease
+from state_ops import held, lease
 from state_ops.checkpoint import Checkpoint, from_micros
 from state_ops.errors import StageError, WeirError
 from state_ops.lease import Request
@@ -207,6 +207,9 @@ def status(pipeline: Name, json: Json = False) -> None:
         )
         table.add_row("state", f"{head['bytes_total']:,} bytes, of which {head['bytes_new']:,} new")
         table.add_row("bottleneck", head["bottleneck"] or "none")
+    if facts["held"] is not None:
+        note = facts["held"]
+        table.add_row("held", escape(f"since {note['when']}, epoch {note['epoch']}: {note['message']}"))
     for name, files in facts["lag"].items():
         table.add_row("waiting", f"{files} files in {name}")
     for uid, rows in facts["unapplied"].items():
@@ -224,6 +227,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
     """What `weir status` says, JSON-ready. Reads only; starts no JVM."""
     storage, registry = open_storage(pipeline, settings)
     head, holder = registry.head(), lease.read(storage)
+    holds = held.read(storage)
     return {
         "pipeline": pipeline.name,
         "storage": storage.uri,
@@ -236,6 +240,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
             "generation": registry.generation(),
         },
         "last_checkpoint": None if head is None else _brief(head),
+        "held": None if holds is None else holds.to_dict(),
         "lag": dict(runtime.lag(pipeline, settings, head)),
         "unapplied": dict(runtime.unapplied(head)),
         "watermarks": {

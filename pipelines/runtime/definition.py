@@ -43,12 +43,38 @@ class DeltaSink:
     table: str
 
 
+HOLD, WARN = "hold", "warn"
+ROWS, STATE, FIGURES = "rows", "state", "figures"
+_POLICIES, _LOOKED_AT = (HOLD, WARN), (ROWS, STATE, FIGURES)
+_EXPECTATION = re.compile(r"Expect[A-Za-z]+")
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One Great Expectations expectation, by class name and arguments, on a stage's output of one epoch."""
+    """One Great Expectations expectation, by class name and arguments, on what one epoch makes of a stage.
+
+    on_failure: "hold": the epoch is declined; "warn": it goes on, and says so. of: "rows", those that the stage hands out; "state", a
+    sample of what would be committed; "figures", one row with the numbers that the checkpoint records of the stage.
+    """
 
     expectation: str
     arguments: tuple[tuple[str, Any], ...]
+    on_failure: str = HOLD
+    of: str = ROWS
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.expectation, str) or not _EXPECTATION.fullmatch(self.expectation):
+            raise PipelineError(
+                f"{self.expectation!r} is no expectation of Great Expectations.",
+                next='Give a class name such as "ExpectColumnValuesToNotBeNull".',
+            )
+        for name, value, known in (("on_failure", self.on_failure, _POLICIES), ("of", self.of, _LOOKED_AT)):
+            if value not in known:
+                raise PipelineError(
+                    f"{name}={value!r} is nothing that a gate can do.",
+                    where=f"gate {self.title}",
+                    next=f"Say one of: {', '.join(known)}.",
+                )
 
     @property
     def title(self) -> str:
@@ -235,6 +261,12 @@ class Pipeline:
                 _check_name(sink.table, "table")
         known = {"state": [stage.uid for stage in self.stages], "table": [sink.table for sink in self.sinks]}
         for expected in self.on_restore:
+            if expected.gate.of != ROWS:
+                raise PipelineError(
+                    f"on_restore says itself what it looks at, and {expected.gate.title} says of={expected.gate.of!r}.",
+                    where=f"on_restore, {expected.of} {expected.name!r}",
+                    next="Leave of= out.",
+                )
             if expected.name not in known[expected.of]:
                 raise PipelineError(
                     f"on_restore expects something of the {expected.of} {expected.name!r}, which {self.name} has not.",

@@ -1,6 +1,6 @@
 """The life of one epoch. Read this first.
 
-    slice -> stages, each one Spark job that yields acks, then its gates -> uploads -> commit -> publish -> prune
+    slice -> stages, each one Spark job that yields acks, then its gates -> uploads -> gates on the whole -> commit -> publish -> prune
 
 Everything up to the commit can be thrown away: it lies under prefixes that only this attempt knows. The commit is one
 row in the registry. Everything after the commit can be done again by whoever comes next.
@@ -15,12 +15,13 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 from deltalake.exceptions import DeltaError
 
-from pipelines.runtime import upkeep
+from pipelines.runtime import gates, sealing, upkeep
 from pipelines.runtime.commit import delete_staged, prune, publish_missing
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.operators import duplicates
@@ -28,7 +29,7 @@ from pipelines.runtime.sinks import delta
 from pipelines.runtime.stage_job import tables_of
 from pipelines.runtime.state_fit import meaning, stored_collections
 from pipelines.runtime.workshop import EpochReport, Flight, Workshop, lap
-from state_ops import evolution, handover, lease
+from state_ops import evolution, handover, held, lease
 from state_ops.backends import joined
 from state_ops.cache import CacheFigures
 from state_ops.checkpoint import (
@@ -45,8 +46,9 @@ from state_ops.checkpoint import (
     StateFile,
     spans_with,
 )
-from state_ops.errors import DamageError, RunEndedError, TransientError, WeirError
+from state_ops.errors import DamageError, GateError, RunEndedError, TransientError, WeirError
 from state_ops.frames import schema_to_json
+from state_ops.held import Held
 from state_ops.ids import CheckpointId
 from state_ops.lease import Request
 from state_ops.value_types import type_name
@@ -86,6 +88,8 @@ def finish(
     clock = time.perf_counter()
     publications = publish_missing(shop, [checkpoint])
     clock = lap(ms, "publish", clock)
+    if shop.held:
+        shop.held = not held.clear(shop.storage)
     pruned = prune(shop, also=also)
     for name in shop.discarded:  # once more: tasks of a cancelled job may have gone on writing for a moment
         delete_staged(shop, name)
@@ -95,6 +99,15 @@ def finish(
         _answer(shop, checkpoint, request)
     lap(ms, "prune", clock)
     return EpochReport(checkpoint, tuple(flight.verdicts), ms, tuple(publications), pruned)
+
+
+def hold(shop: Workshop, flight: Flight, error: GateError) -> None:
+    """A gate holds: what fell is discarded, and the run ends. Leave word of it for whoever would start the next one."""
+    failed = tuple(one for one in error.verdicts if not one["passed"])
+    files = {name: tuple(file.name for file in planned.files) for name, planned in flight.cut.slices.items()}
+    stage = str(failed[0]["stage"]) if failed else ""
+    now = datetime.now(UTC).isoformat()
+    held.write(shop.storage, Held(now, shop.run_id, int(flight.pending.id), stage, str(error), failed, files))
 
 
 def _answer(shop: Workshop, checkpoint: Checkpoint, request: Request) -> None:
@@ -143,10 +156,32 @@ def completed(
     files += _carried(flight, files, channels)
     schemas = {(uid, name): schema for uid, fixed in flight.shapes.items() for name, schema in fixed.outputs.items()}
     delta.check(shop.storage, [file for file in files if file.kind == OUTPUT], schemas)
+    checkpoint = _judged(shop, flight, _row(shop, flight, parent, files), files)
     for stage in shop.pipeline.stages:
         if stage.uid in flight.shapes:
             for table, schema in tables_of(stage, flight.shapes[stage.uid]):
                 delta.ensure(shop.storage, table, schema, shop.tables.get(table))
+    return checkpoint, files
+
+
+def _judged(shop: Workshop, flight: Flight, checkpoint: Checkpoint, files: tuple[StateFile, ...]) -> Checkpoint:
+    """The row with what all gates have said; those that look at the whole are asked now. Raises GateError where one holds."""
+    clock = time.perf_counter()
+    found = sealing.verdicts(shop, flight, checkpoint, files)
+    if found:
+        lap(flight.ms, "seal:gates", clock)
+    for uid in dict.fromkeys(verdict.stage for verdict in found):
+        gates.refuse(uid, [verdict for verdict in found if verdict.stage == uid])
+    flight.verdicts += found
+    operators = {
+        uid: {**figures, "gates": [one.to_dict() for one in flight.verdicts if one.stage == uid]}
+        for uid, figures in checkpoint.operators.items()
+    }
+    return replace(checkpoint, operators=operators)
+
+
+def _row(shop: Workshop, flight: Flight, parent: Checkpoint | None, files: tuple[StateFile, ...]) -> Checkpoint:
+    pending = flight.pending
     sinks = dict(parent.sinks) if parent else {}
     for name in {file.sink for file in files if file.kind == OUTPUT and file.sink}:
         sinks[name] = {"id": int(pending.id), "before": sinks[name]["id"] if name in sinks else None}
@@ -160,34 +195,31 @@ def completed(
         "bytes_new": sum(file.bytes for file in new),
         "files_new": len(new),
     }
-    return (
-        Checkpoint(
-            id=pending.id,
-            parent_id=parent.id if parent else None,
-            kind="checkpoint",
-            generation=shop.generation,
-            commit_id=uuid.uuid4().hex,
-            triggered_at=flight.triggered_at,
-            completed_at=flight.triggered_at,
-            epoch_now=flight.now,
-            trigger=flight.cut.trigger.value,
-            reason=flight.cut.reason,
-            offsets=dict(flight.frontier.offsets),
-            slice={name: planned.to_dict() for name, planned in flight.cut.slices.items()},
-            watermarks={**(parent.watermarks if parent else {}), **flight.watermarks},
-            operators=operators,
-            sinks=sinks,
-            inputs={name: schema_to_json(schema) for name, schema in flight.frontier.expected.items()},
-            ms={},
-            totals={name: before.get(name, 0) + added[name] for name in _TOTALS},
-            files=len(files),
-            bytes_total=sum(file.bytes for file in state),
-            bytes_new=added["bytes_new"],
-            run_id=shop.run_id,
-            lineage=spans_with(parent, shop.generation, pending.id),
-            format_version=_format(flight, state),
-        ),
-        files,
+    return Checkpoint(
+        id=pending.id,
+        parent_id=parent.id if parent else None,
+        kind="checkpoint",
+        generation=shop.generation,
+        commit_id=uuid.uuid4().hex,
+        triggered_at=flight.triggered_at,
+        completed_at=flight.triggered_at,
+        epoch_now=flight.now,
+        trigger=flight.cut.trigger.value,
+        reason=flight.cut.reason,
+        offsets=dict(flight.frontier.offsets),
+        slice={name: planned.to_dict() for name, planned in flight.cut.slices.items()},
+        watermarks={**(parent.watermarks if parent else {}), **flight.watermarks},
+        operators=operators,
+        sinks=sinks,
+        inputs={name: schema_to_json(schema) for name, schema in flight.frontier.expected.items()},
+        ms={},
+        totals={name: before.get(name, 0) + added[name] for name in _TOTALS},
+        files=len(files),
+        bytes_total=sum(file.bytes for file in state),
+        bytes_new=added["bytes_new"],
+        run_id=shop.run_id,
+        lineage=spans_with(parent, shop.generation, pending.id),
+        format_version=_format(flight, state),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -53,8 +54,8 @@ def uri(storage: Storage, file: StagedFile | StateFile) -> str:
     return file.local if isinstance(file, StagedFile) else storage.full(file.path)
 
 
-def staged_table(storage: Storage, file: StagedFile | StateFile) -> pa.Table:
-    """Staged rows, read in this process. Raises InputError if they are gone."""
+def staged_table(storage: Storage, file: StagedFile | StateFile, columns: Sequence[str] | None = None) -> pa.Table:
+    """Staged rows, read in this process; columns: only those of them that are there. Raises InputError if they are gone."""
     if isinstance(file, StagedFile):
         try:
             data: bytes | None = Path(file.local).read_bytes()
@@ -68,7 +69,11 @@ def staged_table(storage: Storage, file: StagedFile | StateFile) -> pa.Table:
             where=uri(storage, file),
             next="Run again, which plans anew; the epoch was declined.",
         )
-    return pq.read_table(pa.BufferReader(data), use_threads=False)  # why not: see state_ops.delta_log
+    buffer = pa.BufferReader(data)
+    if columns is not None:
+        known = pq.read_schema(pa.BufferReader(data)).names
+        columns = [name for name in known if name in columns]
+    return pq.read_table(buffer, columns=columns, use_threads=False)  # why not: see state_ops.delta_log
 
 
 class Executor(Protocol):

@@ -1,32 +1,44 @@
-"""Quality gates: Great Expectations on what a stage hands out in one epoch, before the commit.
+"""Quality gates: Great Expectations on what one epoch makes of a stage, before the commit.
 
-Great Expectations takes seconds to import, so it is imported at the first gate. A failed expectation is a GateError; an
-expectation that could not be evaluated (a missing column, wrong arguments) is a PipelineError: failed is not errored.
+Great Expectations takes seconds to import, so it is imported at the first gate. A failed expectation is a verdict, of which one that
+holds is a GateError; an expectation that could not be evaluated (a missing column, wrong arguments) is a PipelineError: failed is not
+errored.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import structlog
 
-from pipelines.runtime.definition import Gate, Stage
+from pipelines.runtime.definition import HOLD, ROWS, Gate, Stage
 from pipelines.runtime.executor import staged_table
 from pipelines.runtime.spark import name_main_module
 from state_ops.checkpoint import StagedFile, StateFile
 from state_ops.errors import GateError, PipelineError
 from state_ops.storage import Storage
 
+log = structlog.get_logger("weir.epoch")
+
+_COLUMNS = ("column", "column_A", "column_B", "column_list")  # arguments of expectations that look at no other columns
+_SAMPLE = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One expectation on one epoch's output. rows: how many were looked at; unexpected: how many failed."""
+    """What one expectation said in one epoch. rows: how many were looked at; unexpected: how many of them failed it.
+
+    sample: at most three of these values, or the figure that an expectation on all rows has found; JSON-ready. on_failure, of: the gate's.
+    """
 
     stage: str
     gate: str
@@ -34,23 +46,76 @@ class Verdict:
     rows: int
     unexpected: int
     sample: tuple[Any, ...]
+    on_failure: str = HOLD
+    of: str = ROWS
+
+    @property
+    def holds(self) -> bool:
+        """Whether the epoch must not be committed."""
+        return not self.passed and self.on_failure == HOLD
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a checkpoint's row records it below its stage; JSON-ready."""
+        return {
+            "title": self.gate,
+            "of": self.of,
+            "on_failure": self.on_failure,
+            "passed": self.passed,
+            "rows": self.rows,
+            "unexpected": self.unexpected,
+            "sample": list(self.sample),
+        }
+
+    def __str__(self) -> str:
+        if self.unexpected:
+            return f"{self.gate}: {self.unexpected} of {self.rows} rows, e.g. {list(self.sample)}"
+        return f"{self.gate}: found {self.sample[0] if self.sample else 'something else'}, in {self.rows} rows"
+
+
+def of_rows(stage: Stage) -> tuple[Gate, ...]:
+    """A stage's gates on the rows that it hands out."""
+    return tuple(gate for gate in stage.gates if gate.of == ROWS)
 
 
 def check(storage: Storage, stage: Stage, files: Sequence[StagedFile | StateFile]) -> list[Verdict]:
-    """Evaluate a stage's gates on its staged rows. Raises GateError if one fails, PipelineError if one cannot be evaluated."""
-    if not stage.gates or not files:
+    """What a stage's gates on rows say of its staged rows; nothing where there are none. Raises PipelineError if one cannot be evaluated."""
+    asked = of_rows(stage)
+    if not asked or not files:
         return []
-    tables = [staged_table(storage, file) for file in files]
-    verdicts = evaluated(f"stage {stage.uid}", stage.uid, stage.gates, pa.concat_tables(tables))
-    failed = [verdict for verdict in verdicts if not verdict.passed]
+    named = columns_of(asked)
+    rows = pa.concat_tables([staged_table(storage, file, named) for file in files])
+    return evaluated(f"stage {stage.uid}", stage.uid, asked, rows)
+
+
+def refuse(uid: str, verdicts: Sequence[Verdict]) -> None:
+    """Raise GateError if one of a stage's verdicts holds the epoch; those that only warn are logged."""
+    failed = [verdict for verdict in verdicts if verdict.holds]
     if failed:
-        lines = [f"{v.gate}: {v.unexpected} of {v.rows} rows, e.g. {list(v.sample)}" for v in failed]
         raise GateError(
-            f"A quality gate of the stage {stage.uid} failed: " + "; ".join(lines),
-            where=f"stage {stage.uid}",
+            f"A quality gate of the stage {uid} failed: {'; '.join(map(str, failed))}",
+            where=f"stage {uid}",
             next="The epoch was declined; state, offsets and tables are as they were. Repair the input or correct the gate.",
+            verdicts=[{"stage": uid, **verdict.to_dict()} for verdict in verdicts],
         )
-    return verdicts
+    for verdict in verdicts:
+        if not verdict.passed:
+            log.warning("a gate failed, and only warns", stage=uid, of=verdict.of, verdict=str(verdict))
+
+
+def columns_of(asked: Sequence[Gate]) -> list[str] | None:
+    """The columns that gates look at; None: one of them may look at any."""
+    found: list[str] = []
+    for gate in asked:
+        arguments = dict(gate.arguments)
+        named = [arguments[name] for name in _COLUMNS if name in arguments]
+        if not named or arguments.get("row_condition"):
+            return None
+        for one in named:
+            found += [one] if isinstance(one, str) else list(one)
+    return list(dict.fromkeys(found))
+
+
+_evaluating = threading.Lock()  # its context is one for all lanes, and is not made for threads
 
 
 def evaluated(where: str, name: str, gates: Sequence[Gate], rows: pa.Table) -> list[Verdict]:
@@ -58,8 +123,11 @@ def evaluated(where: str, name: str, gates: Sequence[Gate], rows: pa.Table) -> l
 
     Raises PipelineError for one that cannot be evaluated.
     """
-    batch = _batch(rows.to_pandas(use_threads=False))
-    return [_evaluate(where, name, gate, batch) for gate in gates]
+    load()
+    frame = rows.to_pandas(use_threads=False)
+    with _evaluating:
+        batch = _batch(frame)
+        return [_evaluate(where, name, gate, batch, rows.num_rows) for gate in gates]
 
 
 _loading = threading.Lock()
@@ -98,31 +166,56 @@ def _batch(frame):
     return definition.get_batch({"dataframe": frame})
 
 
-def _evaluate(where: str, name: str, gate: Gate, batch) -> Verdict:
+def expectation(where: str, gate: Gate) -> Any:
+    """A gate as Great Expectations has it. Raises PipelineError where it has no such thing, or not with these arguments."""
     gx, _ = load()
-    where = f"{where}, gate {gate.title}"
     kind = getattr(gx.expectations, gate.expectation, None)
     if kind is None:
         raise PipelineError(
             f"Great Expectations has no {gate.expectation}.", where=where, next="Look its class name up in its gallery."
         )
     try:
-        outcome = batch.validate(kind(**dict(gate.arguments)), result_format="SUMMARY")
+        return kind(**dict(gate.arguments))
     except Exception as error:  # whatever the library raises here is about the gate's arguments
-        raise PipelineError(
-            f"The gate cannot be evaluated: {error}", where=where, next="Correct its arguments."
-        ) from error
+        raise _wrong(where, error) from error
+
+
+def _wrong(where: str, problem: object) -> PipelineError:
+    return PipelineError(f"The gate cannot be evaluated: {problem}", where=where, next="Correct its arguments.")
+
+
+def _evaluate(where: str, name: str, gate: Gate, batch: Any, rows: int) -> Verdict:
+    where = f"{where}, gate {gate.title}"
+    asked = expectation(where, gate)
+    try:
+        outcome = batch.validate(asked, result_format="SUMMARY")
+    except Exception as error:  # as above
+        raise _wrong(where, error) from error
     raised = outcome.exception_info or {}
     details = raised.values() if all(isinstance(value, dict) for value in raised.values()) else [raised]
     messages = [str(item.get("exception_message")) for item in details if item.get("raised_exception")]
     if messages:
-        raise PipelineError(f"The gate cannot be evaluated: {messages[0]}", where=where, next="Correct its arguments.")
+        raise _wrong(where, messages[0])
     result = outcome.result or {}
-    return Verdict(
-        name,
-        gate.title,
-        bool(outcome.success),
-        int(result.get("element_count") or 0),
-        int(result.get("unexpected_count") or 0),
-        tuple(result.get("partial_unexpected_list") or ())[:3],
-    )
+    unexpected = int(result.get("unexpected_count") or 0)
+    if unexpected or result.get("observed_value") is None:
+        sample = result.get("partial_unexpected_list") or ()
+    else:
+        sample = (result["observed_value"],)
+    shown = tuple(plain(value) for value in sample[:_SAMPLE])
+    return Verdict(name, gate.title, bool(outcome.success), rows, unexpected, shown, gate.on_failure, gate.of)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it; what it has not, as text."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, Sequence | np.ndarray) and not isinstance(value, bytes):
+        return [plain(one) for one in value]
+    return str(value)

@@ -23,7 +23,7 @@ from typing import Any
 
 import structlog
 
-from pipelines.runtime import epoch
+from pipelines.runtime import epoch, gates
 from pipelines.runtime.commit import commit, discard, raise_if_fenced
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.lanes import Ended, Lanes
@@ -326,6 +326,7 @@ class InFlight:
         for ack in result.acks:
             self._receive(flight, ack)
         check_acks(flight, stage)
+        gates.refuse(stage.uid, result.verdicts)
         flight.verdicts += result.verdicts
         flight.ms |= result.ms
         columns = self._shop.inputs.get(stage.uid)
@@ -482,6 +483,8 @@ class InFlight:
         self._stand_on_head()
         if failure is None:
             return
+        if isinstance(failure.error, GateError):
+            epoch.hold(self._shop, next(one for one in fallen if one.pending.id == failure.epoch), failure.error)
         typed = epoch.typed(failure.error, f"pipeline {self._shop.pipeline.name}, epoch {failure.epoch}")
         if typed is not None:
             raise typed from failure.error

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
 
-from configs.settings import PROJECT, Settings, load
-from pipelines.runtime.definition import Pipeline
+from configs.settings import PROJECT, PipelineSettings, Settings, load
+from pipelines.runtime.definition import Expected, Gate, Pipeline, Stage
 from state_ops.errors import ConfigurationError, PipelineError
 
 
@@ -17,7 +21,7 @@ def find(name: str) -> tuple[Pipeline, Settings]:
 
 
 def load_pipeline(name: str, settings: Settings) -> Pipeline:
-    """Import one pipeline of the configuration."""
+    """Import one pipeline of the configuration, which may add gates to those in its code."""
     if name not in settings.pipelines:
         known = ", ".join(sorted(settings.pipelines)) or "none"
         raise ConfigurationError(
@@ -42,4 +46,49 @@ def load_pipeline(name: str, settings: Settings) -> Pipeline:
             f"The pipeline at {where} is named {found.name!r}, the configuration calls it {name!r}.",
             next="Use one name: storage is found by it.",
         )
-    return found
+    return _with_configured(found, settings.pipelines[name])
+
+
+def _with_configured(pipeline: Pipeline, configured: PipelineSettings) -> Pipeline:
+    """The pipeline with the gates and expectations of the configuration behind its own. Raises ConfigurationError that names the key."""
+    where = f"pipelines.{pipeline.name}"
+    unknown = sorted(configured.gates.keys() - {stage.uid for stage in pipeline.stages})
+    if unknown:
+        raise ConfigurationError(
+            f"The pipeline {pipeline.name} has no stage {unknown[0]!r}.",
+            where=f"{where}.gates.{unknown[0]}",
+            next=f"Its stages are: {', '.join(stage.uid for stage in pipeline.stages)}.",
+        )
+    expected = [(f"{where}.on_restore.{number}", one) for number, one in enumerate(configured.on_restore)]
+    if not (configured.gates or expected):
+        return pipeline
+    stages: dict[str, Stage] = {}
+    for stage in pipeline.stages:  # each after the one that it reads
+        more = [
+            _gate(f"{where}.gates.{stage.uid}.{number}", one.expect, one.on_failure, one.of, one.arguments)
+            for number, one in enumerate(configured.gates.get(stage.uid, ()))
+        ]
+        input = stages[stage.input.uid] if isinstance(stage.input, Stage) else stage.input
+        with _named(f"{where}.gates.{stage.uid}"):
+            stages[stage.uid] = replace(stage, input=input, gates=(*stage.gates, *more))
+    asked = list(pipeline.on_restore)
+    for key, one in expected:
+        of: Literal["state", "table"] = "table" if one.state is None else "state"
+        gate = _gate(key, one.expect, one.on_failure, "rows", one.arguments)
+        asked.append(Expected(of, str(one.state or one.table), gate))
+    with _named(f"{where}.on_restore"):
+        return replace(pipeline, stages=tuple(stages.values()), on_restore=tuple(asked))
+
+
+def _gate(where: str, expectation: str, on_failure: str, of: str, arguments: Mapping[str, Any]) -> Gate:
+    with _named(where):
+        return Gate(expectation, tuple(sorted(arguments.items())), on_failure, of)
+
+
+@contextmanager
+def _named(key: str) -> Iterator[None]:
+    """What is wrong with a definition is wrong with the configuration here, whose key this is."""
+    try:
+        yield
+    except PipelineError as error:
+        raise ConfigurationError(error.what, where=key, next=error.next) from error

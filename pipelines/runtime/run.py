@@ -25,7 +25,7 @@ from pipelines.runtime.state_fit import structure
 from pipelines.runtime.tenure import open_storage as open_storage
 from pipelines.runtime.tenure import readers
 from pipelines.runtime.workshop import Cut, EpochReport, Workshop
-from state_ops import lease
+from state_ops import held, lease
 from state_ops.checkpoint import Checkpoint
 from state_ops.coordinator import Coordinator, Policy, retry_pause
 from state_ops.errors import (
@@ -103,6 +103,7 @@ def run(
         tenure.heartbeat.halt = None  # whoever runs epochs has begun again
         head = tenure.head if options.start_from is None else start(tenure, settings, options.start_from)
         check_fits(pipeline, head)
+        tenure.shop.held = held.is_there(tenure.shop.storage)
         coordinator = coordinator_of(tenure.shop, options, tenure.last_id)
         threads = Threads()
         air = InFlight(tenure.shop, coordinator, tenure.heartbeat, lanes or threads, partial(_tolerated, coordinator))

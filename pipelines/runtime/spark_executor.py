@@ -59,7 +59,7 @@ class SparkExecutor:
             frame = self._read(rows)
             if not rows.as_seen:
                 frame = stateless.prepared(task.stage, frame)
-        if task.stage.gates:
+        if task.stage.gates:  # also where they look at something else, later
             gates.load_meanwhile()
         done = threading.Event()
         threading.Thread(target=_cancel_late, args=(self.session, deadline, done), daemon=True).start()

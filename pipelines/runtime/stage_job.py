@@ -78,7 +78,7 @@ def run_stage(
     here: Path | None,
     reread: bool,
 ) -> StageResult:
-    """Run a stage's job, then its gates unless a subtask declined.
+    """Run a stage's job, then ask its gates on rows unless a subtask declined.
 
     tip: what the epoch builds on. keep: attempts whose local files other epochs in flight need. here, reread: as in `KeyedTask`.
     """
@@ -95,7 +95,7 @@ def run_stage(
     acks = shop.executor.run(task, rows, shop.inputs[stage.uid], flight.deadline)
     verdicts: list[Verdict] = []
     clock = lap(ms, f"stage:{stage.uid}", started)
-    if stage.gates and all(ack.error is None for ack in acks):
+    if gates.of_rows(stage) and all(ack.error is None for ack in acks):
         verdicts = gates.check(shop.storage, stage, [file for ack in acks for file in read_by_next(ack)])
         lap(ms, f"gate:{stage.uid}", clock)
     return StageResult(tuple(acks), tuple(verdicts), ms, fixed)
@@ -283,7 +283,7 @@ def _task(shop: Workshop, flight: Flight, stage: Stage, fixed: Shapes, tip: Tip)
         work_dir=work_dir(shop),
         bases=tip.bases,
         tables=tables,
-        channel=pipeline.feeds_others(stage) or bool(stage.gates),
+        channel=pipeline.feeds_others(stage) or bool(gates.of_rows(stage)),
         event_time=source_of(stage).event_time,
         backend=settings.state.backend,
         options=backend_options(settings),

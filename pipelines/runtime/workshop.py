@@ -135,7 +135,7 @@ class Tip:
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """A completed checkpoint, and what was done after its commit. ms: milliseconds by phase."""
+    """A completed checkpoint, what its gates said, and what was done after its commit. ms: milliseconds by phase."""
 
     checkpoint: Checkpoint
     verdicts: tuple[Verdict, ...]
@@ -149,7 +149,7 @@ class Workshop:
     """What all epochs of one run share. shapes: the stages' schemas, found once; inputs: the columns that they see.
 
     head: the newest confirmed checkpoint, as the coordinator knows it. watcher: what this process knows of running restores.
-    tables: as it has left them at its last publish.
+    tables: as it has left them at its last publish. held: there may be a note that a gate holds the pipeline (`state_ops.held`).
     """
 
     pipeline: Pipeline
@@ -166,6 +166,7 @@ class Workshop:
     discarded: list[str] = field(default_factory=list)
     watcher: Watcher = field(default_factory=Watcher)
     tables: dict[str, Left] = field(default_factory=dict)
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +260,9 @@ def bottleneck(ms: Mapping[str, float]) -> str | None:
     lanes: dict[str, float] = {}
     for phase, took in ms.items():
         kind, _, uid = phase.partition(":")
-        lane = {"stage": uid, "gate": uid, "upload": "uploads", "commits_before": "commits"}.get(kind)
+        lane = {"stage": uid, "gate": uid, "upload": "uploads", "seal": "uploads", "commits_before": "commits"}.get(
+            kind
+        )
         if lane is not None:
             lanes[lane] = lanes.get(lane, 0.0) + took
     return max(lanes, key=lambda lane: lanes[lane], default=None)

@@ -1,0 +1,113 @@
+"""The gates that look at an epoch as a whole: its figures, and its state as it would be committed.
+
+They are asked when everything has been uploaded and nothing is committed: what they see is what the checkpoint will have.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+
+from pipelines.runtime import gates
+from pipelines.runtime.definition import FIGURES, STATE, Stage
+from pipelines.runtime.gates import Verdict
+from pipelines.runtime.stage_job import objects, work_dir
+from pipelines.runtime.state_view import View, view_of
+from pipelines.runtime.workshop import Flight, Workshop
+from state_ops import checkpoint as kinds
+from state_ops import snapshot
+from state_ops.backends import joined
+from state_ops.backends.base import Backend
+from state_ops.backends.named import named
+from state_ops.checkpoint import Checkpoint, Snapshot, StateFile, snapshots_of
+from state_ops.key_groups import group_range
+
+SAMPLE_ROWS = 10_000
+_SCRATCH = ".gates-"
+_APPLIED = ("rows_in", "rows_null_key", "rows_dropped")
+
+
+def verdicts(shop: Workshop, flight: Flight, checkpoint: Checkpoint, files: Sequence[StateFile]) -> list[Verdict]:
+    """What the gates on figures and state say of an epoch. checkpoint, files: as they would be committed.
+
+    Figures are looked at where rows came for the stage, state where some of it is new. Raises PipelineError for a gate that cannot be
+    evaluated.
+    """
+    found: list[Verdict] = []
+    for stage in shop.pipeline.stages:
+        figures, uid = checkpoint.operators[stage.uid], stage.uid
+        asked = [gate for gate in stage.gates if gate.of == FIGURES]
+        if asked and any(figures[name] for name in _APPLIED):
+            found += gates.evaluated(f"figures of {uid}", uid, asked, figures_row(figures))
+        asked = [gate for gate in stage.gates if gate.of == STATE]
+        new = any(file.new and file.operator == uid and file.kind == kinds.STATE for file in files)
+        if asked and new and figures["schema"]:
+            rows = _sample(shop, flight, checkpoint, stage, snapshots_of(tuple(files), uid))
+            found += gates.evaluated(f"state of {uid}", uid, asked, rows)
+    return found
+
+
+def figures_row(figures: Mapping[str, Any]) -> pa.Table:
+    """A stage's figures in a checkpoint's row, as one row with a column for each number."""
+    numbers = {name: [value] for name, value in figures.items() if type(value) is int}
+    return pa.table(numbers, schema=pa.schema([(name, pa.int64()) for name in numbers]))
+
+
+def _sample(
+    shop: Workshop, flight: Flight, checkpoint: Checkpoint, stage: Stage, snapshots: Mapping[int, Snapshot]
+) -> pa.Table:
+    """Some of a stage's state, of each subtask its share, from other key groups each epoch."""
+    view = view_of(shop.pipeline, shop.settings, shop.storage, checkpoint, stage.uid, snapshots)
+    share, found = math.ceil(SAMPLE_ROWS / max(1, len(snapshots))), [view.schema.empty_table()]
+    for subtask, one in snapshots.items():
+        with _opened(shop, flight, view, one) as backend:
+            left = share
+            for table in _turned(view, backend, subtask, int(checkpoint.id)):
+                found.append(table.slice(0, left))
+                left -= found[-1].num_rows
+                if left <= 0:
+                    break
+    return pa.concat_tables(found).slice(0, SAMPLE_ROWS)
+
+
+def _turned(view: View, backend: Backend, subtask: int, epoch: int) -> Iterator[pa.Table]:
+    """A subtask's rows, from the key group on whose turn it is in this epoch."""
+    own = group_range(subtask, view.parallelism, view.max_parallelism)
+    first = own[epoch % len(own)]
+    for groups in (range(first, own.stop), range(own.start, first)):
+        yield from view.rows(backend, groups)
+
+
+@contextmanager
+def _opened(shop: Workshop, flight: Flight, view: View, found: Snapshot) -> Iterator[Backend]:
+    """A snapshot that has just been uploaded, open: its files are linked where this host has them, else fetched."""
+    _remove_left(work_dir(shop))
+    factory, home = named(view.backend), work_dir(shop)
+    scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-", dir=home))
+    try:
+        immutable, kept = joined.is_immutable(factory), objects(shop.settings)
+        snapshot.fetch(shop.storage, found, scratch, flight.deadline, immutable, kept, home / view.uid)
+        backend = joined.opened(factory, scratch, view.options)
+        try:
+            yield backend
+        finally:
+            backend.close()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _remove_left(directory: Path) -> None:
+    """Remove what a process that was killed while its gates looked at state has left."""
+    for left in directory.glob(f"{_SCRATCH}*-*"):
+        number = left.name.removeprefix(_SCRATCH).partition("-")[0]
+        if number.isdigit() and not psutil.pid_exists(int(number)):
+            shutil.rmtree(left, ignore_errors=True)

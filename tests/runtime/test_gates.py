@@ -1,0 +1,306 @@
+"""Gates that hold and gates that warn, on rows, figures and state; the note that a gate holds; gates from the configuration."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from configs import settings
+from pipelines.api import Pipeline, Stage, agg, aggregate, delta, expect, files, on_table
+from pipelines.runtime import gates, loading, sealing
+from pipelines.runtime.definition import Gate
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.run import open_storage
+from state_ops import held
+from state_ops.errors import ConfigurationError, GateError, PipelineError
+from tests.recovery.harness import Site
+from tests.recovery.small import Apart, Bank, accounts, pipeline
+
+
+def between(column: str, low: float, high: float, **more) -> Gate:
+    return expect("ExpectColumnValuesToBeBetween", column=column, min_value=low, max_value=high, **more)
+
+
+def gated(root: Path, *asked: Gate, stage: Stage = accounts, **options: str) -> Bank:
+    """The small pipeline, each file an epoch, whose file n books n for ten keys; with gates."""
+    bank = Bank.at(root / "site", **options)
+    checked = replace(pipeline, stages=(replace(stage, gates=asked),))
+    return Bank(replace(bank.site, pipeline=checked))
+
+
+def storage_of(bank: Bank):
+    return open_storage(bank.site.pipeline, bank.site.settings)[0]
+
+
+# -- policies
+
+
+def test_a_gate_that_warns_lets_the_epoch_go_on_and_its_verdict_is_recorded(tmp_path):
+    bank = gated(tmp_path, between("amount", 0, 1, on_failure="warn"), between("amount", 0, 2))
+    first, second = bank.epochs(1, 2)
+    assert [verdict.passed for verdict in first.verdicts] == [True, True]
+    warned, passed = second.verdicts
+    assert (warned.passed, warned.on_failure, warned.of, warned.rows, warned.unexpected) == (
+        False,
+        "warn",
+        "rows",
+        10,
+        10,
+    )
+    assert passed.passed and passed.on_failure == "hold"
+    bank.assert_exact(1, 2)
+    recorded = bank.registry.head().operators["accounts"]["gates"]
+    assert recorded == [
+        {
+            "title": "ExpectColumnValuesToBeBetween(column='amount', max_value=1, min_value=0)",
+            "of": "rows",
+            "on_failure": "warn",
+            "passed": False,
+            "rows": 10,
+            "unexpected": 10,
+            "sample": [2, 2, 2],
+        },
+        passed.to_dict(),
+    ]
+    assert held.read(storage_of(bank)) is None
+
+
+def test_a_gate_that_holds_says_all_verdicts_of_its_stage(tmp_path):
+    bank = gated(tmp_path, between("amount", 0, 1), between("at", 0, 99), between("amount", 0, 1.5, on_failure="warn"))
+    with pytest.raises(GateError, match="10 of 10 rows") as raised:
+        bank.epochs(1, 2, 3)
+    assert [(one["stage"], one["passed"], one["on_failure"]) for one in raised.value.verdicts] == [
+        ("accounts", False, "hold"),
+        ("accounts", True, "hold"),
+        ("accounts", False, "warn"),
+    ]
+    assert bank.ids() == [1]
+    bank.assert_exact(1)
+    bank.site.assert_no_orphans()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"on_failure": "ignore"}, "on_failure='ignore'"),
+        ({"of": "offsets"}, "of='offsets'"),
+    ],
+)
+def test_an_unknown_policy_is_refused_where_it_is_written(arguments, said):
+    with pytest.raises(PipelineError, match=said) as raised:
+        expect("ExpectColumnValuesToNotBeNull", column="id", **arguments)
+    assert "Say one of" in raised.value.next
+
+
+def test_on_restore_refuses_what_gates_alone_can_look_at():
+    with pytest.raises(PipelineError, match="of='figures'"):
+        replace(pipeline, on_restore=(on_table("booked", between("amount", 0, 1, of="figures")),))
+
+
+# -- held
+
+
+def test_a_hold_is_noted_until_the_next_checkpoint(tmp_path, weir):
+    bank = gated(tmp_path, between("amount", 0, 3))
+    with pytest.raises(GateError):
+        bank.epochs(1, 2, 7, run_id="r-1")
+    note = held.read(storage_of(bank))
+    assert note is not None
+    assert (note.stage, note.run_id, note.files) == ("accounts", "r-1", {"landing": ("00007.parquet",)})
+    assert note.epoch > 2 and [one["passed"] for one in note.verdicts] == [False] and "10 of 10 rows" in note.message
+
+    shown = weir(bank.site, "status", "small", "--json")
+    assert json.loads(shown.out)["held"] == json.loads(json.dumps(note.to_dict()))
+    assert "held" in weir(bank.site, "status", "small").out
+
+    (bank.site.landing / "00007.parquet").unlink()
+    bank.epochs()
+    assert held.read(storage_of(bank)) == note, "nothing was committed"
+    bank.epochs(3)
+    assert held.read(storage_of(bank)) is None
+    bank.assert_exact(1, 2, 3)
+    assert json.loads(weir(bank.site, "status", "small", "--json").out)["held"] is None
+    bank.site.assert_no_orphans()
+    assert weir(bank.site, "fsck", "small").code == 0
+
+
+def test_a_note_that_cannot_be_written_or_read_changes_nothing_else(tmp_path):
+    bank = gated(tmp_path, between("amount", 0, 3))
+    (bank.site.storage / held.PATH).mkdir(parents=True)
+    with pytest.raises(GateError):
+        bank.epochs(1, 7)
+    (bank.site.landing / "00007.parquet").unlink()
+    bank.epochs(2)
+    bank.assert_exact(1, 2)
+    (bank.site.storage / held.PATH).rmdir()
+    (bank.site.storage / held.PATH).write_text("{half")
+    assert held.read(storage_of(bank)) is None
+    bank.epochs(3)
+    assert not (bank.site.storage / held.PATH).exists(), "what cannot be read is outdated after a commit too"
+
+
+# -- figures and state
+
+
+def test_figures_are_looked_at_as_the_checkpoint_records_them(tmp_path):
+    asked = between("rows_in", 10, 10, of="figures"), between("rows_out", 11, 99, of="figures", on_failure="warn")
+    bank = gated(tmp_path, *asked)
+    (report,) = bank.epochs(1)
+    assert [(one.of, one.passed, one.rows, one.unexpected, one.sample) for one in report.verdicts] == [
+        ("figures", True, 1, 0, ()),
+        ("figures", False, 1, 1, (10,)),
+    ]
+    assert [one["of"] for one in report.checkpoint.operators["accounts"]["gates"]] == ["figures", "figures"]
+    (drained,) = bank.epochs(drain=True)
+    assert not drained.verdicts, "no rows came"
+
+
+def test_figures_that_a_gate_refuses_hold_the_epoch_and_leave_nothing(tmp_path):
+    bank = gated(tmp_path, between("rows_out", 0, 9, of="figures"))
+    with pytest.raises(GateError, match="1 of 1 rows"):
+        bank.epochs(1)
+    assert not bank.ids() and not (bank.site.storage / "tables").exists()
+    assert held.read(storage_of(bank)) is not None
+    assert not (bank.site.storage / "state").exists(), "what was uploaded is discarded"
+
+
+@pytest.mark.parametrize("executor", [InMemoryExecutor, Apart])
+def test_state_is_looked_at_as_it_would_be_committed(tmp_path, executor):
+    bank = gated(tmp_path, between("total", 0, 3, of="state"), WEIR_SPARK__PARALLELISM="2")
+    for number in (1, 2):
+        (report,) = bank.epochs(number, executor=executor())
+        assert [(one.of, one.passed, one.rows) for one in report.verdicts] == [("state", True, 8 + 2 * number)]
+    with pytest.raises(GateError, match="8 of 14 rows") as raised:
+        bank.epochs(3, executor=executor())
+    assert raised.value.verdicts[0]["sample"] == [6, 6, 6]
+    assert bank.ids() == [2]
+    bank.assert_exact(1, 2)
+    bank.site.assert_no_orphans()
+    assert not list((bank.site.root / "work").rglob(".gates-*"))
+
+
+def test_a_look_at_state_that_was_killed_leaves_nothing_for_long(tmp_path):
+    bank = gated(tmp_path, between("total", 0, 3, of="state"))
+    bank.epochs(1)
+    (home,) = (path for path in (bank.site.root / "work").iterdir() if path.name.startswith("small-"))
+    left = home / ".gates-999999999-abc"
+    left.mkdir()
+    bank.epochs(2)
+    assert not left.exists()
+
+
+def test_of_a_large_state_every_subtask_shows_its_share_and_other_groups_have_their_turn(tmp_path, monkeypatch):
+    monkeypatch.setattr(sealing, "SAMPLE_ROWS", 8)
+    seen: list[set[str]] = []
+    evaluated = sealing.gates.evaluated
+
+    def noted(where, name, asked, rows):
+        assert rows.num_rows <= 8
+        seen.append(set(rows.column("id").to_pylist()))
+        return evaluated(where, name, asked, rows)
+
+    monkeypatch.setattr(sealing.gates, "evaluated", noted)
+    bank = gated(tmp_path, between("rows", 0, 99, of="state"), WEIR_SPARK__PARALLELISM="2")
+    bank.epochs(*range(1, 9))
+    assert all(len(one) == 8 for one in seen)
+    assert len(set.union(*seen)) > 16, "one after the other all are seen"
+
+
+def test_open_windows_and_aggregates_have_state_too(tmp_path):
+    source = files("{landing}/*.parquet", name="landing")
+    totals = aggregate("accounts", source, key="id", total=agg.sum("amount"), sink=delta.append("booked"))
+    bank = gated(tmp_path, between("total", 0, 2, of="state"), stage=totals)
+    bank.epochs(1)
+    with pytest.raises(GateError, match="8 of 12 rows"):
+        bank.epochs(2)
+
+
+def test_a_gate_that_cannot_be_evaluated_is_an_error_of_the_pipeline(tmp_path):
+    for number, wrong in enumerate((between("nowhere", 0, 1), between("nowhere", 0, 1, of="state"))):
+        with pytest.raises(PipelineError, match="nowhere"):
+            gated(tmp_path / str(number), replace(wrong, on_failure="warn")).epochs(1)
+
+
+def test_gates_read_the_columns_that_they_name_alone(tmp_path, monkeypatch):
+    read: list[list[str]] = []
+    staged_table = gates.staged_table
+
+    def noted(*file):
+        found = staged_table(*file)
+        read.append(found.column_names)
+        return found
+
+    monkeypatch.setattr(gates, "staged_table", noted)
+    gated(tmp_path / "one", between("amount", 0, 9)).epochs(1)
+    assert read and all(names == ["amount"] for names in read)
+    read.clear()
+    gated(tmp_path / "all", expect("ExpectTableColumnCountToEqual", value=3)).epochs(1)
+    assert read and all(len(names) == 3 for names in read)
+
+
+# -- from the configuration
+
+
+def _loaded(site: Site, **more: str) -> Pipeline:
+    return loading.load_pipeline("small", settings.load({**site.env, **more}))
+
+
+def test_the_configuration_adds_gates_behind_those_in_the_code(tmp_path):
+    bank = Bank.at(tmp_path / "site")
+    asked = {
+        "accounts": [
+            {"expect": "ExpectColumnValuesToBeBetween", "column": "amount", "max_value": 1, "on_failure": "warn"}
+        ]
+    }
+    restored = [{"expect": "ExpectColumnValuesToNotBeNull", "column": "amount", "table": "booked"}]
+    more = {
+        "WEIR_PIPELINES__SMALL__GATES": json.dumps(asked),
+        "WEIR_PIPELINES__SMALL__ON_RESTORE": json.dumps(restored),
+    }
+    found = _loaded(bank.site, **more)
+    assert found.stages[0].gates == (
+        expect("ExpectColumnValuesToBeBetween", column="amount", max_value=1, on_failure="warn"),
+    )
+    assert found.on_restore == (on_table("booked", expect("ExpectColumnValuesToNotBeNull", column="amount")),)
+    assert _loaded(bank.site) is pipeline
+    bank = Bank(replace(bank.site, pipeline=found))
+    report = bank.epochs(1, 2)[-1]
+    assert [one.passed for one in report.verdicts] == [False]
+
+
+def test_gates_of_the_configuration_reach_the_stages_behind(tmp_path):
+    env = {**Site(tmp_path / "site").env}
+    env["WEIR_PIPELINES__FLIGHTS__GATES"] = json.dumps(
+        {"aircraft_rotation": [{"expect": "ExpectColumnValuesToNotBeNull", "column": "dest"}]}
+    )
+    found = loading.load_pipeline("flights", settings.load(env))
+    first, second = found.stages
+    assert [gate.expectation for gate in first.gates] == [
+        "ExpectColumnValuesToBeBetween",
+        "ExpectColumnValuesToNotBeNull",
+    ]
+    assert second.input is first
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "where"),
+    [
+        ("GATES", {"nowhere": []}, "pipelines.small.gates.nowhere"),
+        ("GATES", {"accounts": [{"expect": "Nothing"}]}, "pipelines.small.gates.accounts.0"),
+        ("GATES", {"accounts": [{"expect": "ExpectX", "on_failure": "shout"}]}, "pipelines.small.gates.accounts.0"),
+        ("ON_RESTORE", [{"expect": "ExpectX", "table": "nowhere"}], "pipelines.small.on_restore"),
+    ],
+)
+def test_what_is_wrong_with_a_gate_of_the_configuration_names_its_key(tmp_path, key, value, where):
+    with pytest.raises(ConfigurationError) as raised:
+        _loaded(Bank.at(tmp_path / "site").site, **{f"WEIR_PIPELINES__SMALL__{key}": json.dumps(value)})
+    assert raised.value.where == where
+
+
+def test_a_restore_expectation_names_one_thing_to_look_at(tmp_path):
+    value = json.dumps([{"expect": "ExpectX", "table": "booked", "state": "accounts"}])
+    with pytest.raises(ConfigurationError, match="name either a state or a table"):
+        _loaded(Bank.at(tmp_path / "site").site, WEIR_PIPELINES__SMALL__ON_RESTORE=value)
