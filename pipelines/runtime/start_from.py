@@ -88,6 +88,7 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
         slice={source: nothing_read() for source in saved.slice},
         sinks={},
         ms={},
+        totals={**saved.totals, **shop.requested()},
         operators={uid: _pointed(figures, moved) for uid, figures in saved.operators.items()},
         files=len(copied),
         bytes_new=sum(new.bytes for _, new in copied if new.kind == STATE),

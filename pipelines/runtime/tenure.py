@@ -76,6 +76,7 @@ def claimed(
         with Heartbeat(storage, generation, last_id, settings.lease.heartbeat_seconds, run_id) as heartbeat:
             runs = executor or SparkExecutor(settings, app=f"weir {pipeline.name}")
             shop = Workshop(pipeline, settings, storage, registry, generation, runs, sources, run_id, head)
+            shop.requested_before = dict(head.totals) if head else {}
             try:
                 yield Tenure(shop, heartbeat, head, last_id)
             except Exception as error:

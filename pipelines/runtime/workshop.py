@@ -145,7 +145,7 @@ class Workshop:
     """What all epochs of one run share. shapes: the stages' schemas, found once; inputs: the columns that they see.
 
     head: the newest confirmed checkpoint, as the coordinator knows it. watcher: what this process knows of running restores.
-    tables: as it has left them at its last publish.
+    tables: as it has left them at its last publish. requested_before: `Traffic` of the coordinators before, up to the newest checkpoint.
     """
 
     pipeline: Pipeline
@@ -162,6 +162,16 @@ class Workshop:
     discarded: list[str] = field(default_factory=list)
     watcher: Watcher = field(default_factory=Watcher)
     tables: dict[str, Left] = field(default_factory=dict)
+    requested_before: Mapping[str, int] = field(default_factory=dict)
+
+    def requested(self) -> dict[str, int]:
+        """What the pipeline's coordinators have requested of storage so far, for the totals of a checkpoint's row.
+
+        A process takes with it what it requested after its last row.
+        """
+        return {
+            name: self.requested_before.get(name, 0) + count for name, count in self.storage.traffic.counts().items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
