@@ -181,7 +181,7 @@ def _recorded(pipeline: Pipeline, settings: Settings, spec: dg.AssetCheckSpec) -
     stage = pipeline.stage(spec.asset_key.path[-1])
     head = registry.head()
     figures = head.operators.get(stage.uid) if head is not None else None
-    verdicts = [Verdict.from_json(stage.uid, raw) for raw in (figures or {}).get("gates") or ()]
+    verdicts = [Verdict.from_dict(stage.uid, raw) for raw in (figures or {}).get("gates") or ()]
     for found in of_gates(pipeline, stage, verdicts):
         if found.check_name == spec.name:
             return found

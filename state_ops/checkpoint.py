@@ -129,7 +129,8 @@ class Ack:
 
     Event times are microseconds since 1970 UTC. ms: durations in milliseconds by phase. swept: up to where this epoch has swept
     expired state, as a key in hex; None: to its end. A hint for the next epoch, and no part of the state. cache: `CacheFigures` of a
-    stage that has a state cache. handover: what is still to be uploaded; the coordinator counts only acks that have none.
+    stage that has a state cache. traffic: what it has requested of storage in a process of its own, as `Traffic` counts.
+    handover: what is still to be uploaded; the coordinator counts only acks that have none.
     """
 
     operator: str
@@ -148,6 +149,7 @@ class Ack:
     error: dict[str, Any] | None = None
     swept: str | None = None
     cache: dict[str, int] | None = None
+    traffic: dict[str, int] | None = None
     handover: Handover | None = None
 
     def to_json(self) -> str:

@@ -51,6 +51,27 @@ MUTANTS = [
         "tests/recovery/test_rewind.py::test_a_table_that_is_compacted_before_a_rewind_came_to_it_is_taken_back_all_the_same",
     ),
     Mutant(
+        "let a rewind forget what was requested since",
+        "pipelines/runtime/rewind.py",
+        "        totals={**to.totals, **shop.requested()},\n",
+        "",
+        "tests/runtime/test_traffic.py::test_a_rewind_takes_the_chain_back_and_not_what_was_requested",
+    ),
+    Mutant(
+        "begin to count requests anew with each coordinator",
+        "pipelines/runtime/tenure.py",
+        "            shop.requested_before = dict(head.totals) if head else {}\n",
+        "",
+        "tests/runtime/test_traffic.py::test_totals_grow_from_epoch_to_epoch_and_from_coordinator_to_coordinator",
+    ),
+    Mutant(
+        "leave out what subtasks elsewhere have requested",
+        "pipelines/runtime/in_flight.py",
+        "            self._shop.storage.traffic.add(ack.traffic or {})\n",
+        "            pass\n",
+        "tests/runtime/test_traffic.py::test_what_subtasks_count_elsewhere_comes_in_with_their_acks",
+    ),
+    Mutant(
         "decide on a rewind although a table is not where the registry says",
         "pipelines/runtime/rewind.py",
         "        delta.check_chain(shop.storage, shop.pipeline.app_id, table.table, decided.head)\n",

@@ -186,6 +186,9 @@ def _row(shop: Workshop, flight: Flight, parent: Checkpoint | None, files: tuple
     for name in {file.sink for file in files if file.kind == OUTPUT and file.sink}:
         sinks[name] = {"id": int(pending.id), "before": sinks[name]["id"] if name in sinks else None}
     operators = {stage.uid: _figures(shop, flight, stage) for stage in shop.pipeline.stages}
+    for uid, figures in operators.items():
+        counted = ((parent.operators.get(uid) or {}) if parent else {}).get("cache_totals")
+        figures["cache_totals"] = _added(counted, figures["cache"])
     state = [file for file in files if file.kind == STATE]
     before = parent.totals if parent else dict.fromkeys(_TOTALS, 0)
     new = [file for file in state if file.new]
@@ -195,6 +198,7 @@ def _row(shop: Workshop, flight: Flight, parent: Checkpoint | None, files: tuple
         "bytes_new": sum(file.bytes for file in new),
         "files_new": len(new),
     }
+<<<<<<< HEAD
     return Checkpoint(
         id=pending.id,
         parent_id=parent.id if parent else None,
@@ -220,6 +224,36 @@ def _row(shop: Workshop, flight: Flight, parent: Checkpoint | None, files: tuple
         run_id=shop.run_id,
         lineage=spans_with(parent, shop.generation, pending.id),
         format_version=_format(flight, state),
+=======
+    return (
+        Checkpoint(
+            id=pending.id,
+            parent_id=parent.id if parent else None,
+            kind="checkpoint",
+            generation=shop.generation,
+            commit_id=uuid.uuid4().hex,
+            triggered_at=flight.triggered_at,
+            completed_at=flight.triggered_at,
+            epoch_now=flight.now,
+            trigger=flight.cut.trigger.value,
+            reason=flight.cut.reason,
+            offsets=dict(flight.frontier.offsets),
+            slice={name: planned.to_dict() for name, planned in flight.cut.slices.items()},
+            watermarks={**(parent.watermarks if parent else {}), **flight.watermarks},
+            operators=operators,
+            sinks=sinks,
+            inputs={name: schema_to_json(schema) for name, schema in flight.frontier.expected.items()},
+            ms={},
+            totals={**{name: before.get(name, 0) + added[name] for name in _TOTALS}, **shop.requested()},
+            files=len(files),
+            bytes_total=sum(file.bytes for file in state),
+            bytes_new=added["bytes_new"],
+            run_id=shop.run_id,
+            lineage=spans_with(parent, shop.generation, pending.id),
+            format_version=_format(flight, state),
+        ),
+        files,
+>>>>>>> 32fc5cf78756ed66696ecff17d11a69bc2f8d87b
     )
 
 
@@ -275,6 +309,14 @@ def _figures(shop: Workshop, flight: Flight, stage: Stage) -> dict[str, Any]:
         "ms": {phase: max(ack.ms.get(phase, 0.0) for ack in acks) for phase in phases},
         "cache": _cache_figures(stage, flight.pending.id, acks),
     }
+
+
+def _added(before: Mapping[str, int] | None, now: Mapping[str, int] | None) -> dict[str, int] | None:
+    """What all epochs have counted so far; None where there never was anything to count."""
+    if before is None or now is None:
+        found = before if now is None else now
+        return dict(found) if found is not None else None
+    return {name: before.get(name, 0) + count for name, count in now.items()}
 
 
 def _cache_figures(stage: Stage, checkpoint: int, acks: Sequence[Ack]) -> dict[str, int] | None:

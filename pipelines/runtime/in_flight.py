@@ -307,6 +307,8 @@ class InFlight:
 
     def _take(self, ended: Ended) -> None:
         step = self._steps.pop(ended.lane)
+        for ack in ended.result.acks if isinstance(ended.result, StageResult) else ():
+            self._shop.storage.traffic.add(ack.traffic or {})
         if step.flight in self._fallen:
             if isinstance(ended.result, StageResult):
                 step.flight.handed_over += [ack for ack in ended.result.acks if ack.handover is not None]

@@ -16,7 +16,7 @@ from enum import StrEnum
 from configs.settings import Settings
 from pipelines.runtime import run as runtime
 from pipelines.runtime.definition import Pipeline
-from state_ops import lease
+from state_ops import held, lease
 from state_ops.ids import CheckpointId, Generation
 from state_ops.lease import DEAD_AFTER_HEARTBEATS, Lease, Request
 
@@ -107,7 +107,7 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
     storage, registry = runtime.open_storage(pipeline, settings)
     holder = lease.read(storage)
     # The lease is read before the head: a coordinator that ends in between is seen alive, which the next tick corrects.
-    alive, head = lease.alive(holder), registry.head()
+    alive, head, found = lease.alive(holder), registry.head(), held.read(storage)
     return Sight(
         holder=holder,
         alive=alive,
@@ -116,6 +116,7 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
         asked=any(request.kind == "barrier" for request in lease.pending(storage)),
         unfinished=tuple(unfinished),
         unapplied=bool(runtime.unapplied(head)),
+        held=None if found is None else found.message,
     )
 
 

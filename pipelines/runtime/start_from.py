@@ -110,6 +110,7 @@ def seed(
         slice={name: nothing_read() for name in saved.slice},
         sinks={},
         ms={},
+        totals={**saved.totals, **shop.requested()},
         operators={uid: _pointed(figures, moved) for uid, figures in saved.operators.items()},
         files=len(copied),
         bytes_new=sum(new.bytes for _, new in copied if new.kind == STATE),

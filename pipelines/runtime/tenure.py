@@ -78,6 +78,7 @@ def claimed(
                 heartbeat.halt = predecessor.outcome
             runs = executor or SparkExecutor(settings, app=f"weir {pipeline.name}")
             shop = Workshop(pipeline, settings, storage, registry, generation, runs, sources, run_id, head)
+            shop.requested_before = dict(head.totals) if head else {}
             try:
                 yield Tenure(shop, heartbeat, head, last_id)
             except Exception as error:

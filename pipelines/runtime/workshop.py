@@ -150,6 +150,7 @@ class Workshop:
 
     head: the newest confirmed checkpoint, as the coordinator knows it. watcher: what this process knows of running restores.
     tables: as it has left them at its last publish. held: there may be a note that a gate holds the pipeline (`state_ops.held`).
+    requested_before: `Traffic` of the coordinators before, up to the newest checkpoint.
     """
 
     pipeline: Pipeline
@@ -167,6 +168,16 @@ class Workshop:
     watcher: Watcher = field(default_factory=Watcher)
     tables: dict[str, Left] = field(default_factory=dict)
     held: bool = False
+    requested_before: Mapping[str, int] = field(default_factory=dict)
+
+    def requested(self) -> dict[str, int]:
+        """What the pipeline's coordinators have requested of storage so far, for the totals of a checkpoint's row.
+
+        A process takes with it what it requested after its last row.
+        """
+        return {
+            name: self.requested_before.get(name, 0) + count for name, count in self.storage.traffic.counts().items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
