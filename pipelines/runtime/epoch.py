@@ -198,7 +198,6 @@ def _row(shop: Workshop, flight: Flight, parent: Checkpoint | None, files: tuple
         "bytes_new": sum(file.bytes for file in new),
         "files_new": len(new),
     }
-<<<<<<< HEAD
     return Checkpoint(
         id=pending.id,
         parent_id=parent.id if parent else None,
@@ -217,43 +216,13 @@ def _row(shop: Workshop, flight: Flight, parent: Checkpoint | None, files: tuple
         sinks=sinks,
         inputs={name: schema_to_json(schema) for name, schema in flight.frontier.expected.items()},
         ms={},
-        totals={name: before.get(name, 0) + added[name] for name in _TOTALS},
+        totals={**{name: before.get(name, 0) + added[name] for name in _TOTALS}, **shop.requested()},
         files=len(files),
         bytes_total=sum(file.bytes for file in state),
         bytes_new=added["bytes_new"],
         run_id=shop.run_id,
         lineage=spans_with(parent, shop.generation, pending.id),
         format_version=_format(flight, state),
-=======
-    return (
-        Checkpoint(
-            id=pending.id,
-            parent_id=parent.id if parent else None,
-            kind="checkpoint",
-            generation=shop.generation,
-            commit_id=uuid.uuid4().hex,
-            triggered_at=flight.triggered_at,
-            completed_at=flight.triggered_at,
-            epoch_now=flight.now,
-            trigger=flight.cut.trigger.value,
-            reason=flight.cut.reason,
-            offsets=dict(flight.frontier.offsets),
-            slice={name: planned.to_dict() for name, planned in flight.cut.slices.items()},
-            watermarks={**(parent.watermarks if parent else {}), **flight.watermarks},
-            operators=operators,
-            sinks=sinks,
-            inputs={name: schema_to_json(schema) for name, schema in flight.frontier.expected.items()},
-            ms={},
-            totals={**{name: before.get(name, 0) + added[name] for name in _TOTALS}, **shop.requested()},
-            files=len(files),
-            bytes_total=sum(file.bytes for file in state),
-            bytes_new=added["bytes_new"],
-            run_id=shop.run_id,
-            lineage=spans_with(parent, shop.generation, pending.id),
-            format_version=_format(flight, state),
-        ),
-        files,
->>>>>>> 32fc5cf78756ed66696ecff17d11a69bc2f8d87b
     )
 
 

@@ -116,7 +116,7 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
         asked=any(request.kind == "barrier" for request in lease.pending(storage)),
         unfinished=tuple(unfinished),
         unapplied=bool(runtime.unapplied(head)),
-        held=None if found is None else found.message,
+        held=None if found is None else found.message.splitlines()[0],
     )
 
 
