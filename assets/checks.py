@@ -4,8 +4,6 @@ Runs and sensors report them as they learn of them. Executing one from Dagster's
 checkpoint recorded, of the others by looking.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,7 +38,8 @@ _SHOWN = 10
 def specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
     """All of a pipeline's checks but those of drills."""
     found = [
-        dg.AssetCheckSpec(name, asset=key(pipeline, CHECKPOINT), description=text) for name, text in _OF_CHECKPOINT.items()
+        dg.AssetCheckSpec(name, asset=key(pipeline, CHECKPOINT), description=text)
+        for name, text in _OF_CHECKPOINT.items()
     ]
     for stage in pipeline.stages:
         found += [
@@ -203,7 +202,9 @@ def of_last_run(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluati
         alive = lease.alive(holder)
         said = {True: "is running", False: "died", None: "runs on another host, or died there"}[alive]
         return of_checkpoint(pipeline, LAST_RUN, alive is not False, f"generation {holder.generation} {said}")
-    return of_checkpoint(pipeline, LAST_RUN, holder.outcome != "failed", f"generation {holder.generation}: {holder.outcome}")
+    return of_checkpoint(
+        pipeline, LAST_RUN, holder.outcome != "failed", f"generation {holder.generation}: {holder.outcome}"
+    )
 
 
 def on_time(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
@@ -229,9 +230,7 @@ def on_time(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
     )
 
 
-def restorable(
-    pipeline: Pipeline, settings: Settings, at: int | str | None = None
-) -> dg.AssetCheckEvaluation:
+def restorable(pipeline: Pipeline, settings: Settings, at: int | str | None = None) -> dg.AssetCheckEvaluation:
     """Prove a checkpoint, by default the newest, and leave it on this host. at: a checkpoint's id or a savepoint's name."""
     storage, registry = open_storage(pipeline, settings)
     if registry.head() is None:

@@ -1,7 +1,5 @@
 """The restore drill as an asset: each materialization is one drill, with what it measured and how that has changed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +7,7 @@ import dagster as dg
 
 from assets import history
 from assets.coordination import failure
-from assets.names import BESIDE, CHECKPOINT, DRILL, key
+from assets.names import BESIDE, CHECKPOINT, DRILL, AssetJob, key
 from configs.settings import Settings
 from pipelines.runtime import drill as drills
 from pipelines.runtime.definition import Pipeline
@@ -37,7 +35,9 @@ def asset(pipeline: Pipeline, settings: Settings) -> dg.AssetsDefinition:
         ],
         check_specs=[
             dg.AssetCheckSpec(COMES_BACK, asset=own, description="Restored, replayed, and the state is the same."),
-            dg.AssetCheckSpec(IN_TIME, asset=own, description="Within the objectives in the settings (restore.recovery_*)."),
+            dg.AssetCheckSpec(
+                IN_TIME, asset=own, description="Within the objectives in the settings (restore.recovery_*)."
+            ),
         ],
     )
     def restore_drill(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
@@ -52,9 +52,7 @@ def asset(pipeline: Pipeline, settings: Settings) -> dg.AssetsDefinition:
     return restore_drill
 
 
-def job_and_schedules(
-    pipeline: Pipeline, settings: Settings
-) -> tuple[dg.UnresolvedAssetJobDefinition, list[dg.ScheduleDefinition]]:
+def job_and_schedules(pipeline: Pipeline, settings: Settings) -> tuple[AssetJob, list[dg.ScheduleDefinition]]:
     """The job that drills, and when it does so by itself."""
     job = dg.define_asset_job(
         f"{pipeline.name}_restore_drill_job",

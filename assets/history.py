@@ -6,7 +6,7 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import dagster as dg
@@ -91,7 +91,9 @@ def as_plot(found: Sequence[Point]) -> dg.MarkdownMetadataValue:
     )
 
 
-def drills_plot(instance: dg.DagsterInstance, drill: dg.AssetKey, now: tuple[datetime, float, float]) -> dg.MetadataValue:
+def drills_plot(
+    instance: dg.DagsterInstance, drill: dg.AssetKey, now: tuple[datetime, float, float]
+) -> dg.MetadataValue:
     """How long recovery took in the last drills, and how old the oldest unread input was. now: of this drill, which is not recorded yet."""
     found = []
     for record in instance.fetch_materializations(drill, limit=_LAST).records:
@@ -131,6 +133,8 @@ def _picture(
         axis.grid(alpha=0.3)
         if len(lines) > 1:
             axis.legend(fontsize=7, loc="upper left")
+    if times[-1] - times[0] < timedelta(minutes=1):  # too short an axis has no ticks
+        axes[-1].set_xlim(times[0] - timedelta(minutes=1), times[-1] + timedelta(minutes=1))
     locator = AutoDateLocator(maxticks=8)
     axes[-1].xaxis.set_major_locator(locator)
     axes[-1].xaxis.set_major_formatter(ConciseDateFormatter(locator))

@@ -22,7 +22,6 @@ from state_ops.ids import CheckpointId
 from state_ops.schema import StateSchema
 from state_ops.storage import Storage
 
-
 # -- when the definitions load; nothing is read
 
 
@@ -35,7 +34,7 @@ def of_source(source: FileSource, resolved: str) -> dict[str, Any]:
     }
 
 
-def of_definition(pipeline: Pipeline, stage: Stage, storage: Storage) -> dict[str, Any]:
+def of_definition(stage: Stage, storage: Storage) -> dict[str, Any]:
     """What a stage's code says by itself."""
     shown: dict[str, Any] = {"key": ", ".join(stage.key)}
     if stage.order_by:

@@ -1,14 +1,18 @@
 """Names that Dagster's side of a pipeline shares: asset keys, tags, jobs.
 
-    flights/landing   flights/aircraft_rotation   flights/tables/aircraft_legs   flights/checkpoint   flights/restore_drill
+flights/landing   flights/aircraft_rotation   flights/tables/aircraft_legs   flights/checkpoint   flights/restore_drill
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import dagster as dg
 
 from pipelines.runtime.definition import FileSource, Pipeline, Stage
 from state_ops.errors import PipelineError
+
+AssetJob = Any  # what dg.define_asset_job returns has no public name
 
 CHECKPOINT, DRILL, TABLES = "checkpoint", "restore_drill", "tables"
 

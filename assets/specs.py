@@ -37,7 +37,7 @@ def stages(pipeline: Pipeline, storage: Storage) -> list[dg.AssetSpec]:
             kinds={"pyspark", "rocksdb"},
             group_name=pipeline.name,
             owners=pipeline.owners or None,
-            metadata=metadata.of_definition(pipeline, stage, storage),
+            metadata=metadata.of_definition(stage, storage),
         )
         for stage in pipeline.stages
     ]
@@ -80,9 +80,7 @@ def freshness(settings: Settings) -> dg.FreshnessPolicy | None:
     hours = settings.dagster.freshness_hours
     if hours is None:
         return None
-    return dg.FreshnessPolicy.time_window(
-        fail_window=timedelta(hours=hours), warn_window=timedelta(hours=hours / 2)
-    )
+    return dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=hours), warn_window=timedelta(hours=hours / 2))
 
 
 def _of_table(stage: Stage, sink: DeltaSink) -> str:

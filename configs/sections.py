@@ -430,7 +430,9 @@ class DagsterSettings(Section):
         description="The checkpoint and the tables are stale in Dagster when no run has ended for so long; above `run.max_run_seconds`. null: no policy.",
     )
     drill_cron: str | None = Field(
-        "30 3 * * *", pattern=_CRON, description="When a restore drill runs, in UTC, as cron says it. null: never by itself."
+        "30 3 * * *",
+        pattern=_CRON,
+        description="When a restore drill runs, in UTC, as cron says it. null: never by itself.",
     )
     upkeep_cron: str | None = Field(
         "15 2 * * *",

@@ -182,7 +182,9 @@ def resume(pipeline: Name) -> None:
     """Let sensors start runs again after `weir stop` or a cancelled run; `weir run` and Materialize do so too."""
     found, settings = find(pipeline)
     storage, _ = open_storage(found, settings)
-    out.print(f"{pipeline} {'goes on as soon as files wait.' if lease.resume(storage) else 'was not stopped by a person.'}")
+    out.print(
+        f"{pipeline} {'goes on as soon as files wait.' if lease.resume(storage) else 'was not stopped by a person.'}"
+    )
 
 
 @app.command()

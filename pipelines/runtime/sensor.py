@@ -120,6 +120,13 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
     )
 
 
+def watched(sight: Sight, memory: Memory) -> tuple[Memory, bool]:
+    """What to remember of a look at the lease, and whether its holder lives, as far as looks until now can tell."""
+    now = time.monotonic()
+    memory = _watched(memory, sight.holder, socket.gethostname(), now)
+    return memory, _lives(sight, memory, now)
+
+
 def ask(pipeline: Pipeline, settings: Settings, decision: Decision) -> Request:
     """Leave the barrier request that was decided on."""
     storage, _ = runtime.open_storage(pipeline, settings)
@@ -156,7 +163,9 @@ def decide(
         )
         return Decision(Action.WAIT, reason, memory)
     if sight.held is not None:
-        return Decision(Action.WAIT, f"held: {sight.held}. Repair the input or correct the gate, then Materialize", memory)
+        return Decision(
+            Action.WAIT, f"held: {sight.held}. Repair the input or correct the gate, then Materialize", memory
+        )
     if not (behind or sight.unapplied):
         return Decision(Action.WAIT, f"nothing to do: {_idle(sight)}, no coordinator needed", memory, gone=gone)
     due = memory.run_tick + min(2**memory.runs, _LONGEST_PAUSE)
