@@ -228,7 +228,7 @@ def _timed(watched: Watched) -> tuple[Look, float]:
     return watched.look(), time.perf_counter() - started
 
 
-def _family(family: Family) -> Metric:
+def _family(family: Family) -> CounterMetricFamily | GaugeMetricFamily:
     labels = ["pipeline", *family.labels]
     if family.is_counter:
         return CounterMetricFamily(family.name.removesuffix("_total"), family.help, labels=labels)
