@@ -86,6 +86,13 @@ MUTANTS = [
         "tests/runtime/test_metrics.py::test_on_another_host_only_the_counter_tells",
     ),
     Mutant(
+        "believe rows of the registry whatever their digest says",
+        "state_ops/registry.py",
+        "            self._check(row, file)\n",
+        "            pass\n",
+        "tests/recovery/test_restore.py::test_altered_rows_are_named",
+    ),
+    Mutant(
         "decide on a rewind although a table is not where the registry says",
         "pipelines/runtime/rewind.py",
         "        delta.check_chain(shop.storage, shop.pipeline.app_id, table.table, decided.head)\n",
