@@ -187,6 +187,7 @@ class Checkpoint:
     itself also `to`, whose rows are the newest that stay, and `at`, the Delta version that it was decided on.
     inputs: by source, the columns that its files have. totals: sums over the whole chain. ms: milliseconds by phase.
     lineage: the newest spans of ids that were completed one after the other, as [generation, first, last]; see `spans_with`.
+    digest: of the row, as the registry writes it; None before, and of older releases' rows.
     """
 
     id: CheckpointId
@@ -213,6 +214,7 @@ class Checkpoint:
     run_id: str | None = None
     format_version: int = FORMAT_VERSION
     lineage: list[list[int]] = field(default_factory=list)
+    digest: str | None = field(default=None, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """For people and programs: JSON-ready, times in ISO 8601 UTC."""

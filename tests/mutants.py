@@ -72,6 +72,27 @@ MUTANTS = [
         "tests/runtime/test_traffic.py::test_what_subtasks_count_elsewhere_comes_in_with_their_acks",
     ),
     Mutant(
+        "look at a pipeline again beside a look that never came back",
+        "pipelines/runtime/metrics.py",
+        "            if watched.name not in self._looking:  #",
+        "            if True:  #",
+        "tests/runtime/test_metrics.py::test_storage_that_does_not_answer_hides_no_other_pipeline",
+    ),
+    Mutant(
+        "take any lease of another host for a coordinator that lives",
+        "pipelines/runtime/metrics.py",
+        "        return True if self._has_moved else None\n",
+        "        return True\n",
+        "tests/runtime/test_metrics.py::test_on_another_host_only_the_counter_tells",
+    ),
+    Mutant(
+        "believe rows of the registry whatever their digest says",
+        "state_ops/registry.py",
+        "            self._check(row, file)\n",
+        "            pass\n",
+        "tests/recovery/test_restore.py::test_altered_rows_are_named",
+    ),
+    Mutant(
         "decide on a rewind although a table is not where the registry says",
         "pipelines/runtime/rewind.py",
         "        delta.check_chain(shop.storage, shop.pipeline.app_id, table.table, decided.head)\n",
