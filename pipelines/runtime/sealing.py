@@ -33,7 +33,7 @@ from state_ops.key_groups import group_range
 
 SAMPLE_ROWS = 10_000
 _SCRATCH = ".gates-"
-_APPLIED = ("rows_in", "rows_null_key", "rows_dropped")
+_APPLIED = ("rows_in", "rows_null_key", "rows_dropped", "rows_quarantined")
 
 
 def verdicts(shop: Workshop, flight: Flight, checkpoint: Checkpoint, files: Sequence[StateFile]) -> list[Verdict]:

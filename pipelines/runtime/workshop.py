@@ -31,13 +31,15 @@ from state_ops.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Why this barrier is cut. slices: by source; drain: close every window; requests: those that it answers."""
+    """Why this barrier is cut. slices: by source; drain: close every window; requests: those that it answers. rounds: how often its slices
+    were replayed with fewer rows."""
 
     trigger: Trigger
     reason: str
     slices: Mapping[str, Slice]
     drain: bool = False
     requests: tuple[Request, ...] = ()
+    rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +170,13 @@ class Workshop:
 @dataclass(frozen=True, slots=True)
 class StageResult:
     """What a stage's job and its gates gave. acks: as they came, declines and strays among them. shapes: None as long as no row has
-    ever come."""
+    ever come. again: the cut to take instead of this epoch's, since a gate has set rows aside."""
 
     acks: tuple[Ack, ...]
     verdicts: tuple[Verdict, ...] = ()
     ms: Mapping[str, float] = field(default_factory=dict)
     shapes: Shapes | None = None
+    again: Cut | None = None
 
 
 @dataclass(frozen=True, slots=True)
