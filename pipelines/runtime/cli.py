@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from configs.settings import Settings
-from pipelines.runtime import cli_fsck, cli_import, cli_plan, cli_restore, cli_state, cli_upkeep, upkeep
+from pipelines.runtime import cli_fsck, cli_import, cli_plan, cli_report, cli_restore, cli_state, cli_upkeep, upkeep
 from pipelines.runtime import run as runtime
 from pipelines.runtime.console import Json, Name, err, out, print_json
 from pipelines.runtime.definition import Pipeline
@@ -354,6 +354,7 @@ for _command in (
     cli_restore.restore,
     cli_restore.rewind,
     cli_plan.plan,
+    cli_report.report,
     cli_upkeep.prune,
     cli_upkeep.cancel,
     cli_fsck.fsck,

@@ -12,7 +12,8 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,8 +180,24 @@ def _batch(frame):
     return definition.get_batch({"dataframe": frame})
 
 
-def expectation(where: str, gate: Gate) -> Any:
-    """A gate as Great Expectations has it. Raises PipelineError where it has no such thing, or not with these arguments."""
+@contextmanager
+def apart() -> Iterator[tuple[Any, Any]]:
+    """Great Expectations, and a context that is nobody else's for as long as the `with` block lasts; no gate is evaluated meanwhile."""
+    gx, _ = load()
+    from great_expectations.data_context.data_context.context_factory import project_manager
+
+    with _evaluating:
+        gates_own = project_manager.get_project()  # theirs is global to the process
+        try:
+            context = gx.get_context(mode="ephemeral")
+            context.variables.progress_bars = {"globally": False}
+            yield gx, context
+        finally:
+            project_manager.set_project(gates_own)
+
+
+def expectation(where: str, gate: Gate, **more: Any) -> Any:
+    """A gate as Great Expectations has it. more: arguments beside its own. Raises PipelineError where it has no such thing, or not with these arguments."""
     gx, _ = load()
     kind = getattr(gx.expectations, gate.expectation, None)
     if kind is None:
@@ -188,7 +205,7 @@ def expectation(where: str, gate: Gate) -> Any:
             f"Great Expectations has no {gate.expectation}.", where=where, next="Look its class name up in its gallery."
         )
     try:
-        return kind(**dict(gate.arguments))
+        return kind(**dict(gate.arguments), **more)
     except Exception as error:  # whatever the library raises here is about the gate's arguments
         raise _wrong(where, error) from error
 
@@ -207,6 +224,11 @@ def _evaluate(where: str, name: str, gate: Gate, batch: Any, rows: int) -> Verdi
         outcome = batch.validate(asked, result_format="COMPLETE" if aside else "SUMMARY")
     except Exception as error:  # as above
         raise _wrong(where, error) from error
+    return verdict_of(where, name, gate, outcome, rows)
+
+
+def verdict_of(where: str, name: str, gate: Gate, outcome: Any, rows: int, of: str | None = None) -> Verdict:
+    """What Great Expectations says of a gate, on so many rows. Raises PipelineError where it could not evaluate it."""
     raised = outcome.exception_info or {}
     details = raised.values() if all(isinstance(value, dict) for value in raised.values()) else [raised]
     messages = [str(item.get("exception_message")) for item in details if item.get("raised_exception")]
@@ -219,8 +241,10 @@ def _evaluate(where: str, name: str, gate: Gate, batch: Any, rows: int) -> Verdi
     else:
         sample = (result["observed_value"],)
     shown = tuple(plain(value) for value in sample[:_SAMPLE])
-    numbers = tuple(map(int, result.get("unexpected_index_list") or ())) if aside and not outcome.success else ()
-    return Verdict(name, gate.title, bool(outcome.success), rows, unexpected, shown, gate.on_failure, gate.of, numbers)
+    aside = gate.on_failure == QUARANTINE and not outcome.success
+    numbers = tuple(map(int, result.get("unexpected_index_list") or ())) if aside else ()
+    policy, looked = gate.on_failure, of or gate.of
+    return Verdict(name, gate.title, bool(outcome.success), rows, unexpected, shown, policy, looked, numbers)
 
 
 def _check_by_row(where: str, asked: Any) -> None:
