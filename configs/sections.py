@@ -357,7 +357,10 @@ class GateSettings(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     expect: str = Field(description="Great Expectations' class name, e.g. `ExpectColumnValuesToNotBeNull`.")
-    on_failure: str = Field("hold", description="What a failure does: `hold`, `warn`.")
+    on_failure: str = Field("hold", description="What a failure does: `hold`, `warn`, `quarantine`.")
+    quarantine_at_most: float | None = Field(
+        None, description="Share of a slice's rows that it may set aside; null: 0.1."
+    )
     of: str = Field("rows", description="What it looks at: `rows`, `state`, `figures`.")
 
     @property

@@ -72,7 +72,14 @@ class delta:
         return DeltaSink(table)
 
 
-def expect(expectation: str, *, on_failure: str = "hold", of: str = "rows", **arguments: Any) -> Gate:
+def expect(
+    expectation: str,
+    *,
+    on_failure: str = "hold",
+    of: str = "rows",
+    quarantine_at_most: float | None = None,
+    **arguments: Any,
+) -> Gate:
     """A Great Expectations expectation by class name, e.g. `expect("ExpectColumnValuesToNotBeNull", column="dest")`.
 
     It is evaluated in each epoch, before the commit. of: what it looks at:
@@ -82,9 +89,11 @@ def expect(expectation: str, *, on_failure: str = "hold", of: str = "rows", **ar
         "figures"    one row with the stage's figures of the epoch: rows_in, rows_out, rows_late, bytes_total and so on
 
     on_failure: what it does then: "hold" declines the epoch and ends the run, state, offsets and tables stay as they were; "warn" lets
-    the epoch go on, and the failed verdict is in its report, its checkpoint's row and the log. See docs/how-to/gates.md.
+    the epoch go on, and the failed verdict is in its report, its checkpoint's row and the log; "quarantine" replays the epoch without the
+    source's rows that fail, at most `quarantine_at_most` (0.1) of them, and appends these to the table <stage>_quarantine: for
+    expectations on each row, of a stage that reads a source. See docs/how-to/gates.md.
     """
-    return Gate(expectation, tuple(sorted(arguments.items())), on_failure, of)
+    return Gate(expectation, tuple(sorted(arguments.items())), on_failure, of, quarantine_at_most)
 
 
 def on_state(stage: str, gate: Gate) -> Expected:

@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 
 from pipelines.runtime import instances as instances_of
 from pipelines.runtime import keyed_stage, watermarks
-from pipelines.runtime.definition import FileSource, Pipeline, Stage, source_of
+from pipelines.runtime.definition import ROW, FileSource, Pipeline, Stage, source_of
 from pipelines.runtime.in_memory import filtered, ordered, routed
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.operators import EPOCH, LATE, MAIN, Progress, Shapes, event_time_of, open_windows, shapes
@@ -238,6 +238,8 @@ class StageRun:
             return _Epoch(moment, (), self._last.bases, known, 0)
         assert self._input is not None
         rows = self._input.empty_table() if table is None else table
+        if self.stage.quarantines and ROW not in rows.column_names:
+            rows = rows.append_column(ROW, pa.array(range(rows.num_rows), pa.int64()))
         kept = filtered(self.stage, rows)
         task = self._task(self._fixed(kept.schema), moment, Progress(self._last.watermark, known, drain))
         acks = []

@@ -11,7 +11,9 @@ _UNFINISHED = r"(?:\.tmp-[^/]*-)?"
 _EPOCH = r"g\d+-e\d+"
 _ATTEMPT = r"\d+-[^/]+"
 _STATE = re.compile(rf"state/[^/]+/{_EPOCH}/{_ATTEMPT}/[^/]+")
-_CHANNEL = re.compile(rf"channels/[^/]+/{_EPOCH}/(?:{_ATTEMPT}/{_UNFINISHED}\d+|{_UNFINISHED}{_ATTEMPT})\.parquet")
+_CHANNEL = re.compile(
+    rf"channels/[^/]+/{_EPOCH}/(?:{_ATTEMPT}/{_UNFINISHED}(?:\d+|positions)|{_UNFINISHED}{_ATTEMPT})\.parquet"
+)
 _ROWS = re.compile(rf"tables/[^/]+/data/{_EPOCH}/{_UNFINISHED}{_ATTEMPT}\.parquet")
 _REGISTRY_DATA = re.compile(rf"registry/\w+/(?:data|checkpoint_id=\d+)/{_UNFINISHED}\d{{20}}-[^/]+\.parquet")
 

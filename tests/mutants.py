@@ -30,6 +30,62 @@ class Mutant:
 
 MUTANTS = [
     Mutant(
+        "let the event times of rows that were set aside close windows",
+        "pipelines/runtime/sources/files.py",
+        "                kept[[one.row for one in left_out if one.file == file.name]] = False\n",
+        "                pass\n",
+        "tests/runtime/test_quarantine.py::test_the_newest_event_time_of_what_is_left_is_known",
+    ),
+    Mutant(
+        "replay a slice with fewer rows for ever",
+        "pipelines/runtime/stage_job.py",
+        "rounds=cut.rounds + 1)",
+        "rounds=cut.rounds)",
+        "tests/runtime/test_quarantine.py::test_a_gate_that_fails_on_every_replay_holds_in_the_end",
+    ),
+    Mutant(
+        "count a replay without bad rows as a failure",
+        "pipelines/runtime/in_flight.py",
+        "self._failures_before + (failure.again is None))",
+        "self._failures_before + 1)",
+        "tests/runtime/test_quarantine.py::test_setting_rows_aside_is_no_failure",
+    ),
+    Mutant(
+        "forget the rows that were set aside",
+        "pipelines/runtime/stage_job.py",
+        "    if planned is None or not planned.left_out:\n",
+        "    if True:\n",
+        "tests/runtime/test_quarantine.py::test_setting_rows_aside_is_no_failure",
+    ),
+    Mutant(
+        "leave out rows of the slice's first file in place of others",
+        "pipelines/runtime/in_memory.py",
+        "    positions = position(number, 0) + np.arange(table.num_rows)\n",
+        "    positions = position(0, 0) + np.arange(table.num_rows)\n",
+        "tests/runtime/test_quarantine.py::test_setting_rows_aside_is_no_failure",
+    ),
+    Mutant(
+        "set any number of rows aside",
+        "pipelines/runtime/quarantine.py",
+        "        if own > gate.share * planned.rows:\n",
+        "        if False:\n",
+        "tests/runtime/test_quarantine.py::test_more_rows_than_the_share_are_not_set_aside",
+    ),
+    Mutant(
+        "commit although a gate on state or figures holds",
+        "pipelines/runtime/epoch.py",
+        "        gates.refuse(uid, [verdict",
+        "        list([verdict",
+        "tests/runtime/test_gates.py::test_figures_that_a_gate_refuses_hold_the_epoch_and_leave_nothing",
+    ),
+    Mutant(
+        "leave the note that a gate holds for ever",
+        "pipelines/runtime/epoch.py",
+        "        shop.held = not held.clear(shop.storage)\n",
+        "        pass\n",
+        "tests/runtime/test_gates.py::test_a_hold_is_noted_until_the_next_checkpoint",
+    ),
+    Mutant(
         "keep an object of this host in which damage was found",
         "state_ops/snapshot.py",
         "            forked.objects.drop(",
@@ -1427,7 +1483,7 @@ MUTANTS = [
     Mutant(
         "count every epoch that falls as a failure",
         "pipelines/runtime/in_flight.py",
-        "            self._coordinator.count(time.monotonic(), self._failures_before + 1)\n",
+        "            self._coordinator.count(time.monotonic(), self._failures_before + (failure.again is None))\n",
         "            pass\n",
         "tests/recovery/test_overlap.py::test_several_epochs_that_fall_for_one_reason_are_one_failure",
     ),

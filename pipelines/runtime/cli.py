@@ -23,6 +23,7 @@ from pipelines.runtime import (
     cli_import,
     cli_metrics,
     cli_plan,
+    cli_report,
     cli_restore,
     cli_state,
     cli_upkeep,
@@ -353,10 +354,13 @@ def progress_line(report: EpochReport) -> str:
     row = report.checkpoint
     read = sum(part["rows"] for part in row.slice.values())
     late = sum(figures["rows_late"] for figures in row.operators.values())
+    aside = sum(len(rows) for part in row.slice.values() for rows in part.get("excluded", {}).values())
     took = row.ms.get("to_commit", 0.0) / 1000
     return (
         f"epoch {row.id:>4}  {row.trigger:<11}  {read:>9,} rows  state {row.bytes_total / 1024:>9,.0f} KiB "
-        f"(+{row.bytes_new / 1024:,.0f})  {took:.2f} s" + (f"  late {late:,}" if late else "")
+        f"(+{row.bytes_new / 1024:,.0f})  {took:.2f} s"
+        + (f"  late {late:,}" if late else "")
+        + (f"  quarantined {aside:,}" if aside else "")
     )
 
 
@@ -374,6 +378,7 @@ for _command in (
     cli_restore.rewind,
     cli_drill.drill,
     cli_plan.plan,
+    cli_report.report,
     cli_upkeep.prune,
     cli_upkeep.cancel,
     cli_fsck.fsck,

@@ -43,9 +43,11 @@ class DeltaSink:
     table: str
 
 
-HOLD, WARN = "hold", "warn"
+HOLD, WARN, QUARANTINE = "hold", "warn", "quarantine"
 ROWS, STATE, FIGURES = "rows", "state", "figures"
-_POLICIES, _LOOKED_AT = (HOLD, WARN), (ROWS, STATE, FIGURES)
+ROW = "_weir_row"  # where a row of a source comes from: its file's number in the slice << 40 | its number in the file
+_POLICIES, _LOOKED_AT = (HOLD, WARN, QUARANTINE), (ROWS, STATE, FIGURES)
+_SHARE = 0.1
 _EXPECTATION = re.compile(r"Expect[A-Za-z]+")
 
 
@@ -53,7 +55,8 @@ _EXPECTATION = re.compile(r"Expect[A-Za-z]+")
 class Gate:
     """One Great Expectations expectation, by class name and arguments, on what one epoch makes of a stage.
 
-    on_failure: "hold": the epoch is declined; "warn": it goes on, and says so. of: "rows", those that the stage hands out; "state", a
+    on_failure: "hold": the epoch is declined; "warn": it goes on, and says so; "quarantine": it is replayed without the rows of the source
+    that fail, at most this share of them (quarantine_at_most). of: "rows", those that the stage hands out; "state", a
     sample of what would be committed; "figures", one row with the numbers that the checkpoint records of the stage.
     """
 
@@ -61,6 +64,7 @@ class Gate:
     arguments: tuple[tuple[str, Any], ...]
     on_failure: str = HOLD
     of: str = ROWS
+    quarantine_at_most: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.expectation, str) or not _EXPECTATION.fullmatch(self.expectation):
@@ -75,6 +79,22 @@ class Gate:
                     where=f"gate {self.title}",
                     next=f"Say one of: {', '.join(known)}.",
                 )
+        where, most = f"gate {self.title}", self.quarantine_at_most
+        if self.on_failure == QUARANTINE and self.of != ROWS:
+            raise PipelineError(
+                f"Only rows can be set aside, not {self.of}.", where=where, next=f'Say on_failure="{HOLD}" or "{WARN}".'
+            )
+        if most is not None and (self.on_failure != QUARANTINE or not 0 < most <= 1):
+            raise PipelineError(
+                f"quarantine_at_most={most!r} is no share of the rows that a gate may set aside.",
+                where=where,
+                next=f'Say a number above 0 and up to 1, with on_failure="{QUARANTINE}".',
+            )
+
+    @property
+    def share(self) -> float:
+        """Of a slice's rows, how many a quarantining gate may set aside at most."""
+        return _SHARE if self.quarantine_at_most is None else self.quarantine_at_most
 
     @property
     def title(self) -> str:
@@ -205,10 +225,38 @@ class Stage:
             )
         if self.state is not None:
             StateSchema.of(self.state)
+        if self.quarantines:
+            self._check_quarantine()
+
+    def _check_quarantine(self) -> None:
+        """Whether the rows that the stage hands out can be traced to rows of its source."""
+        why = None
+        if isinstance(self.input, Stage):
+            why = "reads another stage, whose rows are made already"
+        elif self.window is not None or self.aggregation is not None:
+            why = "hands out aggregates, which come from many rows"
+        elif self.on_timer is not None:
+            why = "hands out rows of its timers too, which come from none"
+        if why is not None:
+            raise PipelineError(
+                f"A gate of {self.uid} is to quarantine rows of the source, but the stage {why}.",
+                where=f"stage {self.uid}",
+                next="Put the gate on the stage that reads the source, or let it hold or warn.",
+            )
 
     @property
     def sinks(self) -> tuple[DeltaSink, ...]:
-        return tuple(sink for sink in (self.sink, self.late) if sink is not None)
+        return tuple(sink for sink in (self.sink, self.late, self.quarantine) if sink is not None)
+
+    @property
+    def quarantines(self) -> bool:
+        """Whether a gate may set rows of its source aside."""
+        return any(gate.on_failure == QUARANTINE for gate in self.gates)
+
+    @property
+    def quarantine(self) -> DeltaSink | None:
+        """Where rows of its source go that a gate has set aside."""
+        return DeltaSink(f"{self.uid}_{QUARANTINE}") if self.quarantines else None
 
     @property
     def late(self) -> DeltaSink | None:
@@ -261,6 +309,12 @@ class Pipeline:
                 _check_name(sink.table, "table")
         known = {"state": [stage.uid for stage in self.stages], "table": [sink.table for sink in self.sinks]}
         for expected in self.on_restore:
+            if expected.gate.on_failure == QUARANTINE:
+                raise PipelineError(
+                    f"What is restored stays whole: {expected.gate.title} cannot set rows aside.",
+                    where=f"on_restore, {expected.of} {expected.name!r}",
+                    next=f'Say on_failure="{HOLD}" or "{WARN}".',
+                )
             if expected.gate.of != ROWS:
                 raise PipelineError(
                     f"on_restore says itself what it looks at, and {expected.gate.title} says of={expected.gate.of!r}.",

@@ -23,7 +23,7 @@ from deltalake.exceptions import DeltaError
 
 from pipelines.runtime import gates, sealing, upkeep
 from pipelines.runtime.commit import delete_staged, prune, publish_missing
-from pipelines.runtime.definition import Stage
+from pipelines.runtime.definition import FileSource, Stage
 from pipelines.runtime.operators import duplicates
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.stage_job import tables_of
@@ -273,6 +273,7 @@ def _figures(shop: Workshop, flight: Flight, stage: Stage) -> dict[str, Any]:
         "rows_duplicate": duplicates(acks) if stage.deduplication else 0,
         "rows_null_key": sum(ack.rows_null_key for ack in acks),
         "rows_dropped": flight.dropped.get(stage.uid, 0),
+        "rows_quarantined": _left_out(flight, stage),
         "rows_waiting": sum(unapplied.rows for unapplied in flight.waiting.get(stage.uid, ())),
         "waiting": [unapplied.to_json() for unapplied in flight.waiting.get(stage.uid, ())],
         "ms": {phase: max(ack.ms.get(phase, 0.0) for ack in acks) for phase in phases},
@@ -286,6 +287,12 @@ def _added(before: Mapping[str, int] | None, now: Mapping[str, int] | None) -> d
         found = before if now is None else now
         return dict(found) if found is not None else None
     return {name: before.get(name, 0) + count for name, count in now.items()}
+
+
+def _left_out(flight: Flight, stage: Stage) -> int:
+    """Rows of the slice that the stage has not got to see, whichever stage's gate has set them aside."""
+    planned = flight.cut.slices.get(stage.input.name) if isinstance(stage.input, FileSource) else None
+    return len(planned.left_out) if planned is not None else 0
 
 
 def _cache_figures(stage: Stage, checkpoint: int, acks: Sequence[Ack]) -> dict[str, int] | None:

@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.runtime.definition import Stage
+from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.sources.files import FilesReader, SourceFile
 from state_ops.checkpoint import Ack, StagedFile, StateFile
@@ -20,16 +20,22 @@ from state_ops.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """Rows of a source's slice. schema: the columns that every file has, in canonical types."""
+    """Rows of a source's slice. schema: the columns that every file has, in canonical types; and `ROW`, if the stage needs to know where its
+    rows come from. left_out: positions that nobody gets to see, ascending."""
 
     schema: pa.Schema
     reader: FilesReader
     files: tuple[SourceFile, ...]
+    left_out: tuple[int, ...] = ()
     as_seen: ClassVar[bool] = False
 
     @property
     def where(self) -> str:
         return self.reader.uri(self.files[0])
+
+    @property
+    def tracked(self) -> bool:
+        return ROW in self.schema.names
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def evaluate(pipeline: Pipeline, settings: Settings, storage: Storage, checkpoin
     asked = [one for one in pipeline.on_restore if one.of == "state" or newest]
     failed: dict[str, list[str]] = {"state": [], "table": []}
     for of, name in dict.fromkeys((one.of, one.name) for one in asked):
-        rows = _sample(_state(pipeline, settings, checkpoint, name) if of == "state" else _table(storage, name))
+        rows = sample(_state(pipeline, settings, checkpoint, name) if of == "state" else newest_rows(storage, name))
         if rows is None:
             continue
         own = [one.gate for one in asked if (one.of, one.name) == (of, name)]
@@ -52,7 +52,8 @@ def evaluate(pipeline: Pipeline, settings: Settings, storage: Storage, checkpoin
     return len(asked)
 
 
-def _sample(tables: Iterator[pa.Table]) -> pa.Table | None:
+def sample(tables: Iterator[pa.Table]) -> pa.Table | None:
+    """The first of some rows, at most `SAMPLE_ROWS`; None where there are none."""
     found: list[pa.Table] = []
     for table in tables:
         found.append(table.slice(0, SAMPLE_ROWS - sum(one.num_rows for one in found)))
@@ -66,7 +67,7 @@ def _state(pipeline: Pipeline, settings: Settings, checkpoint: Checkpoint, uid: 
         yield from state_reader.scan(pipeline, settings, uid, int(checkpoint.id))
 
 
-def _table(storage: Storage, name: str) -> Iterator[pa.Table]:
+def newest_rows(storage: Storage, name: str) -> Iterator[pa.Table]:
     """A table's rows, file by file, those of the newest epoch first; files that are too large for a look are left out."""
     try:
         handle = delta_log.open_table(storage, table_path(name))

@@ -12,7 +12,8 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
-from pipelines.runtime.definition import HOLD, ROWS, Gate, Stage
+from pipelines.runtime.definition import HOLD, QUARANTINE, ROWS, Gate, Stage
 from pipelines.runtime.executor import staged_table
 from pipelines.runtime.spark import name_main_module
 from state_ops.checkpoint import StagedFile, StateFile
@@ -38,6 +39,7 @@ class Verdict:
     """What one expectation said in one epoch. rows: how many were looked at; unexpected: how many of them failed it.
 
     sample: at most three of these values, or the figure that an expectation on all rows has found; JSON-ready. on_failure, of: the gate's.
+    unexpected_rows: all of them, by their number among those looked at, where a gate quarantines.
     """
 
     stage: str
@@ -48,6 +50,12 @@ class Verdict:
     sample: tuple[Any, ...]
     on_failure: str = HOLD
     of: str = ROWS
+    unexpected_rows: tuple[int, ...] = ()
+
+    @property
+    def quarantines(self) -> bool:
+        """Whether rows are to be set aside."""
+        return not self.passed and self.on_failure == QUARANTINE
 
     @property
     def holds(self) -> bool:
@@ -83,29 +91,35 @@ def of_rows(stage: Stage) -> tuple[Gate, ...]:
     return tuple(gate for gate in stage.gates if gate.of == ROWS)
 
 
-def check(storage: Storage, stage: Stage, files: Sequence[StagedFile | StateFile]) -> list[Verdict]:
-    """What a stage's gates on rows say of its staged rows; nothing where there are none. Raises PipelineError if one cannot be evaluated."""
-    asked = of_rows(stage)
-    if not asked or not files:
-        return []
-    named = columns_of(asked)
-    rows = pa.concat_tables([staged_table(storage, file, named) for file in files])
-    return evaluated(f"stage {stage.uid}", stage.uid, asked, rows)
+def looked_at(storage: Storage, stage: Stage, files: Sequence[StagedFile | StateFile]) -> pa.Table:
+    """What a stage's gates look at of its staged rows, of which there are some."""
+    named = columns_of(of_rows(stage))
+    return pa.concat_tables([staged_table(storage, file, named) for file in files])
+
+
+def check(stage: Stage, rows: pa.Table) -> list[Verdict]:
+    """What a stage's gates on rows say of them. Raises PipelineError if one cannot be evaluated."""
+    return evaluated(f"stage {stage.uid}", stage.uid, of_rows(stage), rows)
 
 
 def refuse(uid: str, verdicts: Sequence[Verdict]) -> None:
     """Raise GateError if one of a stage's verdicts holds the epoch; those that only warn are logged."""
     failed = [verdict for verdict in verdicts if verdict.holds]
     if failed:
-        raise GateError(
-            f"A quality gate of the stage {uid} failed: {'; '.join(map(str, failed))}",
-            where=f"stage {uid}",
-            next="The epoch was declined; state, offsets and tables are as they were. Repair the input or correct the gate.",
-            verdicts=[{"stage": uid, **verdict.to_dict()} for verdict in verdicts],
-        )
+        raise refusal(uid, verdicts, "; ".join(map(str, failed)))
     for verdict in verdicts:
         if not verdict.passed:
             log.warning("a gate failed, and only warns", stage=uid, of=verdict.of, verdict=str(verdict))
+
+
+def refusal(uid: str, verdicts: Sequence[Verdict], why: str) -> GateError:
+    """The error of an epoch that a gate of a stage holds."""
+    return GateError(
+        f"A quality gate of the stage {uid} failed: {why}",
+        where=f"stage {uid}",
+        next="The epoch was declined; state, offsets and tables are as they were. Repair the input or correct the gate.",
+        verdicts=[{"stage": uid, **verdict.to_dict()} for verdict in verdicts],
+    )
 
 
 def columns_of(asked: Sequence[Gate]) -> list[str] | None:
@@ -172,8 +186,24 @@ def _batch(frame):
     return definition.get_batch({"dataframe": frame})
 
 
-def expectation(where: str, gate: Gate) -> Any:
-    """A gate as Great Expectations has it. Raises PipelineError where it has no such thing, or not with these arguments."""
+@contextmanager
+def apart() -> Iterator[tuple[Any, Any]]:
+    """Great Expectations, and a context that is nobody else's for as long as the `with` block lasts; no gate is evaluated meanwhile."""
+    gx, _ = load()
+    from great_expectations.data_context.data_context.context_factory import project_manager
+
+    with _evaluating:
+        gates_own = project_manager.get_project()  # theirs is global to the process
+        try:
+            context = gx.get_context(mode="ephemeral")
+            context.variables.progress_bars = {"globally": False}
+            yield gx, context
+        finally:
+            project_manager.set_project(gates_own)
+
+
+def expectation(where: str, gate: Gate, **more: Any) -> Any:
+    """A gate as Great Expectations has it. more: arguments beside its own. Raises PipelineError where it has no such thing, or not with these arguments."""
     gx, _ = load()
     kind = getattr(gx.expectations, gate.expectation, None)
     if kind is None:
@@ -181,7 +211,7 @@ def expectation(where: str, gate: Gate) -> Any:
             f"Great Expectations has no {gate.expectation}.", where=where, next="Look its class name up in its gallery."
         )
     try:
-        return kind(**dict(gate.arguments))
+        return kind(**dict(gate.arguments), **more)
     except Exception as error:  # whatever the library raises here is about the gate's arguments
         raise _wrong(where, error) from error
 
@@ -193,10 +223,18 @@ def _wrong(where: str, problem: object) -> PipelineError:
 def _evaluate(where: str, name: str, gate: Gate, batch: Any, rows: int) -> Verdict:
     where = f"{where}, gate {gate.title}"
     asked = expectation(where, gate)
+    aside = gate.on_failure == QUARANTINE
+    if aside:
+        _check_by_row(where, asked)
     try:
-        outcome = batch.validate(asked, result_format="SUMMARY")
+        outcome = batch.validate(asked, result_format="COMPLETE" if aside else "SUMMARY")
     except Exception as error:  # as above
         raise _wrong(where, error) from error
+    return verdict_of(where, name, gate, outcome, rows)
+
+
+def verdict_of(where: str, name: str, gate: Gate, outcome: Any, rows: int, of: str | None = None) -> Verdict:
+    """What Great Expectations says of a gate, on so many rows. Raises PipelineError where it could not evaluate it."""
     raised = outcome.exception_info or {}
     details = raised.values() if all(isinstance(value, dict) for value in raised.values()) else [raised]
     messages = [str(item.get("exception_message")) for item in details if item.get("raised_exception")]
@@ -209,7 +247,23 @@ def _evaluate(where: str, name: str, gate: Gate, batch: Any, rows: int) -> Verdi
     else:
         sample = (result["observed_value"],)
     shown = tuple(plain(value) for value in sample[:_SAMPLE])
-    return Verdict(name, gate.title, bool(outcome.success), rows, unexpected, shown, gate.on_failure, gate.of)
+    aside = gate.on_failure == QUARANTINE and not outcome.success
+    numbers = tuple(map(int, result.get("unexpected_index_list") or ())) if aside else ()
+    policy, looked = gate.on_failure, of or gate.of
+    return Verdict(name, gate.title, bool(outcome.success), rows, unexpected, shown, policy, looked, numbers)
+
+
+def _check_by_row(where: str, asked: Any) -> None:
+    from great_expectations.expectations import expectation as kinds
+
+    if not isinstance(
+        asked, kinds.ColumnMapExpectation | kinds.ColumnPairMapExpectation | kinds.MulticolumnMapExpectation
+    ):
+        raise PipelineError(
+            "An expectation that does not look at each row by itself cannot say which rows to set aside.",
+            where=where,
+            next="Take one on a column's values (ExpectColumnValues..., pairs, compound columns), or let it hold or warn.",
+        )
 
 
 def plain(value: Any) -> Any:

@@ -48,12 +48,14 @@ _GOODBYE_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why epochs fall. epoch: the oldest that failed by itself. final: no replay by this run can help. keep: discard nothing."""
+    """Why epochs fall. epoch: the oldest that failed by itself. final: no replay by this run can help. keep: discard nothing. again: it did
+    not fail, but is to be begun anew with this cut."""
 
     epoch: int
     error: BaseException
     final: bool = False
     keep: bool = False
+    again: Cut | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class _Step:
 class InFlight:
     """Epochs between their trigger and their end, oldest first.
 
-    tolerated: called with a failure once everything that fell is discarded; raises it if the run must not go on.
+    tolerated: called with a failure once everything that fell is discarded; raises it if the run must not go on. again: the cut to begin
+    next, before anything else is planned.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class InFlight:
         self.frontier = Frontier.at(None)
         self._bases: dict[str, dict[int, Snapshot]] = {}
         self._channels: dict[str, StateFile] = {}
+        self.again: Cut | None = None
         self._kept: list[Ack] = []
         self._tips: dict[str, Tip] = {}
         self._stand_on_head()
@@ -161,6 +165,7 @@ class InFlight:
         self.frontier = self.frontier.after(cut.slices, shop.readers, triggered_at)
         deadline = time.monotonic() + coordinator.policy.timeout
         self._flights.append(Flight(pending, cut, self.frontier, triggered_at, time.perf_counter(), deadline))
+        self.again = None if cut is self.again else self.again
         self._start()
         return True
 
@@ -328,6 +333,9 @@ class InFlight:
         for ack in result.acks:
             self._receive(flight, ack)
         check_acks(flight, stage)
+        if result.again is not None:
+            self._set_aside(flight, result.again)
+            return
         gates.refuse(stage.uid, result.verdicts)
         flight.verdicts += result.verdicts
         flight.ms |= result.ms
@@ -462,6 +470,12 @@ class InFlight:
         self._coordinator.abort(time.monotonic(), flight.pending.id, reason)
         self._fall(flight, _Failure(flight.pending.id, error))
 
+    def _set_aside(self, flight: Flight, again: Cut) -> None:
+        """A gate has set rows aside: the epoch falls, and all that were built on it, through no fault of theirs."""
+        self._note_failures()
+        self._coordinator.abort(time.monotonic(), flight.pending.id, FailureReason.GATE)
+        self._fall(flight, _Failure(flight.pending.id, RuntimeError("rows were set aside"), again=again))
+
     def _fall(self, flight: Flight, failure: _Failure) -> None:
         """An epoch failed: it falls, and all that were built on it."""
         index = self._flights.index(flight)
@@ -477,13 +491,16 @@ class InFlight:
             return
         self._has_fallen = True
         if failure is not None:
-            self._coordinator.count(time.monotonic(), self._failures_before + 1)
+            self._coordinator.count(time.monotonic(), self._failures_before + (failure.again is None))
             raise_if_fenced(self._shop, failure.error)
         if failure is None or not (failure.keep or isinstance(failure.error, FencedError)):
             for flight in reversed(fallen):
                 self._discard(flight)
         self._stand_on_head()
         if failure is None:
+            return
+        if failure.again is not None:
+            self.again = failure.again
             return
         if isinstance(failure.error, GateError):
             epoch.hold(self._shop, next(one for one in fallen if one.pending.id == failure.epoch), failure.error)

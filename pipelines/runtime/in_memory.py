@@ -14,9 +14,10 @@ import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime import keyed_stage
-from pipelines.runtime.definition import Stage
+from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.executor import Channel, Landed, staged_table
 from pipelines.runtime.keyed_stage import KeyedTask
+from pipelines.runtime.sources.files import position
 from state_ops import frames
 from state_ops.checkpoint import Ack
 from state_ops.errors import PipelineError, TransientError
@@ -56,10 +57,20 @@ class InMemoryExecutor:
 
 def _read(rows: Landed | Channel) -> pa.Table:
     if isinstance(rows, Landed):
-        parts = [rows.reader.table(file) for file in rows.files]
+        parts = [_numbered(rows, number) for number in range(len(rows.files))]
     else:
         parts = [staged_table(rows.storage, file) for file in rows.files]
     return pa.concat_tables([frames.canonical(part).select(rows.schema.names).cast(rows.schema) for part in parts])
+
+
+def _numbered(rows: Landed, number: int) -> pa.Table:
+    """One file of a slice, with its rows' positions, without those that are left out."""
+    table = rows.reader.table(rows.files[number])
+    if not (rows.tracked or rows.left_out):
+        return table
+    positions = position(number, 0) + np.arange(table.num_rows)
+    table = table.append_column(ROW, pa.array(positions))
+    return table.filter(pa.array(~np.isin(positions, rows.left_out)))
 
 
 def routed(

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.runtime.caching import Caching
-from pipelines.runtime.definition import Epoch, Stage
+from pipelines.runtime.definition import ROW, Epoch, Stage
 from pipelines.runtime.operators import FunctionOperator, Operator, Progress, Shapes, build, event_time_of
 from state_ops import frames, handover, rescale, snapshot
 from state_ops.backends import joined
@@ -53,6 +53,7 @@ from state_ops.storage import Storage
 from state_ops.sweep import sweep
 from state_ops.transfers import together
 
+POSITIONS = "positions"  # output: of each row that a tracked stage hands out, where it comes from
 _DISCARD_SECONDS = 10.0
 
 
@@ -247,8 +248,8 @@ def _uploaded(
 
 
 def _for_stages(task: KeyedTask, file: StagedFile) -> bool:
-    """Whether a stage may read these rows from storage. What goes to a table can be read there, in this epoch."""
-    return file.name == REST or (task.channel and (task.reread or MAIN not in task.tables))
+    """Whether a stage, or the coordinator, may read these rows from storage. What goes to a table can be read there, in this epoch."""
+    return file.name in (REST, POSITIONS) or (task.channel and (task.reread or MAIN not in task.tables))
 
 
 @contextmanager
@@ -403,14 +404,20 @@ class _Staged:
         """Stage rows; returns how many count as the stage's output (side outputs do not)."""
         if not table.num_rows:
             return 0
+        if output == MAIN and self._task.shapes.tracked:
+            self._write(POSITIONS, table.select([ROW]))
+            table = table.drop_columns([ROW])
         counted = table.num_rows if output == MAIN else 0
         if output not in self._task.tables and not (output == MAIN and self._task.channel):
             return counted
+        self._write(output, table)
+        return counted
+
+    def _write(self, output: str, table: pa.Table) -> None:
         if output not in self._writers:
-            self._writers[output] = _writer(self._local(output), table.schema)
+            self._writers[output] = staged_writer(self._local(output), table.schema)
         self._writers[output].write_table(table)
         self._rows[output] = self._rows.get(output, 0) + table.num_rows
-        return counted
 
     def leave(self, tables: Iterable[pa.Table]) -> bool:
         """Stage rows of the input that have not been applied, a file for each batch; returns whether there were any."""
@@ -418,7 +425,7 @@ class _Staged:
         for table in tables:
             name = f"{len(self._rest):06}"
             local = self._local(f"{REST}-{name}")
-            with _writer(local, table.schema) as writer:
+            with staged_writer(local, table.schema) as writer:
                 writer.write_table(table)
             path = f"{self._place(f'channels/{self._attempt.operator}')}/{name}.parquet"
             self._rest.append(StagedFile(CHANNEL, REST, str(local), path, local.stat().st_size, None, table.num_rows))
@@ -433,7 +440,8 @@ class _Staged:
 
     def _file(self, output: str) -> StagedFile:
         table = self._task.tables.get(output)
-        path = f"{self._place(f'tables/{table}/data' if table else f'channels/{self._attempt.operator}')}.parquet"
+        place = self._place(f"tables/{table}/data" if table else f"channels/{self._attempt.operator}")
+        path = f"{place}/{POSITIONS}.parquet" if output == POSITIONS else f"{place}.parquet"
         kind = OUTPUT if table else CHANNEL
         local = self._local(output)
         return StagedFile(kind, output, str(local), path, local.stat().st_size, table, self._rows[output])
@@ -446,6 +454,6 @@ class _Staged:
         return self._attempt.directory / f"{output}.parquet"
 
 
-def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+def staged_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     texts = [field.name for field in schema if pa.types.is_string(field.type)]
     return pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=texts, write_page_checksum=True)

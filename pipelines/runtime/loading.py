@@ -65,7 +65,14 @@ def _with_configured(pipeline: Pipeline, configured: PipelineSettings) -> Pipeli
     stages: dict[str, Stage] = {}
     for stage in pipeline.stages:  # each after the one that it reads
         more = [
-            _gate(f"{where}.gates.{stage.uid}.{number}", one.expect, one.on_failure, one.of, one.arguments)
+            _gate(
+                f"{where}.gates.{stage.uid}.{number}",
+                one.expect,
+                one.on_failure,
+                one.of,
+                one.arguments,
+                one.quarantine_at_most,
+            )
             for number, one in enumerate(configured.gates.get(stage.uid, ()))
         ]
         input = stages[stage.input.uid] if isinstance(stage.input, Stage) else stage.input
@@ -80,9 +87,16 @@ def _with_configured(pipeline: Pipeline, configured: PipelineSettings) -> Pipeli
         return replace(pipeline, stages=tuple(stages.values()), on_restore=tuple(asked))
 
 
-def _gate(where: str, expectation: str, on_failure: str, of: str, arguments: Mapping[str, Any]) -> Gate:
+def _gate(
+    where: str,
+    expectation: str,
+    on_failure: str,
+    of: str,
+    arguments: Mapping[str, Any],
+    at_most: float | None = None,
+) -> Gate:
     with _named(where):
-        return Gate(expectation, tuple(sorted(arguments.items())), on_failure, of)
+        return Gate(expectation, tuple(sorted(arguments.items())), on_failure, of, at_most)
 
 
 @contextmanager

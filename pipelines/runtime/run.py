@@ -149,6 +149,14 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
     waiting_since: float | None = None
     while True:
         yield from air.turn(shop.settings.run.poll_seconds)
+        if (
+            air.again is not None
+        ):  # the slice of an epoch that a gate has declined comes first, whatever has arrived meanwhile
+            if loop.coordinator.due(time.monotonic(), backlog=True, requested=True, catching_up=True):
+                air.begin(air.again)
+            else:
+                time.sleep(shop.settings.run.poll_seconds)
+            continue
         requests = [request for request in lease.pending(shop.storage) if not air.answers(request.name)]
         stop = _stop(requests, failing=loop.coordinator.failures > 0)
         expired = options.max_seconds is not None and time.monotonic() - started > options.max_seconds

@@ -33,7 +33,7 @@ from state_ops.key_groups import group_range
 
 SAMPLE_ROWS = 10_000
 _SCRATCH = ".gates-"
-_APPLIED = ("rows_in", "rows_null_key", "rows_dropped")
+_APPLIED = ("rows_in", "rows_null_key", "rows_dropped", "rows_quarantined")
 
 
 def verdicts(shop: Workshop, flight: Flight, checkpoint: Checkpoint, files: Sequence[StateFile]) -> list[Verdict]:
@@ -46,7 +46,7 @@ def verdicts(shop: Workshop, flight: Flight, checkpoint: Checkpoint, files: Sequ
     for stage in shop.pipeline.stages:
         figures, uid = checkpoint.operators[stage.uid], stage.uid
         asked = [gate for gate in stage.gates if gate.of == FIGURES]
-        if asked and any(figures[name] for name in _APPLIED):
+        if asked and has_rows(figures):
             found += gates.evaluated(f"figures of {uid}", uid, asked, figures_row(figures))
         asked = [gate for gate in stage.gates if gate.of == STATE]
         new = any(file.new and file.operator == uid and file.kind == kinds.STATE for file in files)
@@ -54,6 +54,11 @@ def verdicts(shop: Workshop, flight: Flight, checkpoint: Checkpoint, files: Sequ
             rows = _sample(shop, flight, checkpoint, stage, snapshots_of(tuple(files), uid))
             found += gates.evaluated(f"state of {uid}", uid, asked, rows)
     return found
+
+
+def has_rows(figures: Mapping[str, Any]) -> bool:
+    """Whether rows came for a stage, by its figures in a checkpoint's row."""
+    return any(figures.get(name) for name in _APPLIED)
 
 
 def figures_row(figures: Mapping[str, Any]) -> pa.Table:

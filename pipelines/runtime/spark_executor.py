@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from configs.settings import Settings
 from pipelines.runtime import gates, spark, stateless
-from pipelines.runtime.definition import Stage
+from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.executor import Channel, Landed, uri
 from pipelines.runtime.keyed_stage import KeyedTask
-from pipelines.runtime.sources.files import literal
+from pipelines.runtime.sources.files import literal, position
 from pipelines.runtime.spark_task import with_rows, without_rows
 from state_ops.checkpoint import Ack, StagedFile, StateFile
 from state_ops.errors import InputError, TransientError, WeirError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 _ACK = "ack string"
+_FILE, _INDEX, _FIRST = "__weir_file", "__weir_index", "__weir_first"
 
 
 class SparkExecutor:
@@ -142,15 +143,36 @@ def _read_source(session: SparkSession, rows: Landed) -> DataFrame:
     """The rows of a slice. Columns that a file stores in nanoseconds, which Spark cannot read, are cut to microseconds."""
     from pyspark.sql import functions as F
 
-    parts = []
+    parts, numbered = [], rows.tracked or rows.left_out
+    columns = pa.schema([field for field in rows.schema if field.name != ROW])
     for nanos in sorted({file.nanos for file in rows.files}):
-        stored = pa.schema([field.with_type(pa.int64()) if field.name in nanos else field for field in rows.schema])
+        stored = pa.schema([field.with_type(pa.int64()) if field.name in nanos else field for field in columns])
         part = _read(session, stored, [rows.reader.spark_path(file) for file in rows.files if file.nanos == nanos])
+        if numbered:
+            # The name comes as it stands in a URI; a plus sign stands for itself there.
+            name_of = F.url_decode(F.replace(F.col("_metadata.file_name"), F.lit("+"), F.lit("%2B")))
+            part = part.select("*", name_of.alias(_FILE), F.col("_metadata.row_index").alias(_INDEX))
         for name in nanos:
             column = "`" + name.replace("`", "``") + "`"
             part = part.withColumn(name, F.expr(f"timestamp_micros(({column} - pmod({column}, 1000)) div 1000)"))
         parts.append(part)
-    return functools.reduce(lambda one, other: one.unionByName(other), parts)
+    landed = functools.reduce(lambda one, other: one.unionByName(other), parts)
+    return _numbered(session, rows, landed) if numbered else landed
+
+
+def _numbered(session: SparkSession, rows: Landed, landed: DataFrame) -> DataFrame:
+    """The rows of a slice with their positions, if they are asked for, without those that are left out."""
+    from pyspark.sql import functions as F
+
+    names = [(file.name, position(number, 0)) for number, file in enumerate(rows.files)]
+    firsts = F.broadcast(session.createDataFrame(names, f"{_FILE}_known string, {_FIRST} bigint"))
+    frame = landed.join(firsts, F.col(_FILE) == F.col(f"{_FILE}_known"), "left")
+    lost = F.raise_error(F.lit("a row of a slice comes from none of its files"))
+    frame = frame.withColumn(ROW, F.coalesce(F.col(_FIRST), lost.cast("bigint")) + F.col(_INDEX))
+    if rows.left_out:
+        gone = session.createDataFrame([(one,) for one in rows.left_out], f"{_FIRST}_gone bigint")
+        frame = frame.join(F.broadcast(gone), F.col(ROW) == F.col(f"{_FIRST}_gone"), "left_anti")
+    return frame.select(*["`" + name.replace("`", "``") + "`" for name in rows.schema.names])
 
 
 def _read(session: SparkSession, schema: pa.Schema, paths: Sequence[str]) -> DataFrame:

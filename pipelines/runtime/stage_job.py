@@ -13,16 +13,17 @@ import pyarrow as pa
 import structlog
 
 from configs.settings import Settings
-from pipelines.runtime import gates, watermarks
-from pipelines.runtime.definition import FileSource, Pipeline, Stage, source_of
+from pipelines.runtime import gates, quarantine, watermarks
+from pipelines.runtime.definition import QUARANTINE, ROW, FileSource, Pipeline, Stage, source_of
 from pipelines.runtime.executor import Channel, Landed
 from pipelines.runtime.gates import Verdict
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, shapes
+from pipelines.runtime.operators.base import check_storable
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.state_fit import ANOTHER_UID, fit
 from pipelines.runtime.unapplied import Unapplied, Work, joined, rest, work
-from pipelines.runtime.workshop import Applied, Flight, StageResult, Tip, Workshop, lap
+from pipelines.runtime.workshop import Applied, Cut, Flight, StageResult, Tip, Workshop, lap
 from state_ops import errors, rescale
 from state_ops.backends import named as backends
 from state_ops.backends.base import BackendOptions
@@ -94,11 +95,41 @@ def run_stage(
     task = replace(_task(shop, flight, stage, fixed, tip), keep=keep, here=here, reread=reread)
     acks = shop.executor.run(task, rows, shop.inputs[stage.uid], flight.deadline)
     verdicts: list[Verdict] = []
+    again: Cut | None = None
     clock = lap(ms, f"stage:{stage.uid}", started)
-    if gates.of_rows(stage) and all(ack.error is None for ack in acks):
-        verdicts = gates.check(shop.storage, stage, [file for ack in acks for file in read_by_next(ack)])
-        lap(ms, f"gate:{stage.uid}", clock)
-    return StageResult(tuple(acks), tuple(verdicts), ms, fixed)
+    if all(ack.error is None for ack in acks):
+        acks = _with_quarantine(shop, flight, stage, acks)
+        files = [file for ack in acks for file in read_by_next(ack)] if gates.of_rows(stage) else []
+        if files:
+            looked_at = gates.looked_at(shop.storage, stage, files)
+            verdicts = gates.check(stage, looked_at)
+            if any(verdict.quarantines for verdict in verdicts):
+                again = _without_failed(shop, flight, stage, acks, verdicts, looked_at)
+            lap(ms, f"gate:{stage.uid}", clock)
+    return StageResult(tuple(acks), tuple(verdicts), ms, fixed, again)
+
+
+def _with_quarantine(shop: Workshop, flight: Flight, stage: Stage, acks: list[Ack]) -> list[Ack]:
+    """The acks, with the rows that the stage's gates have set aside before this replay."""
+    if not isinstance(stage.input, FileSource) or not stage.quarantines:
+        return acks
+    planned = flight.cut.slices.get(stage.input.name)
+    if planned is None or not planned.left_out:
+        return acks
+    return quarantine.with_rows(shop.storage, shop.readers[stage.input.name], planned, stage, acks, work_dir(shop))
+
+
+def _without_failed(
+    shop: Workshop, flight: Flight, stage: Stage, acks: Sequence[Ack], verdicts: Sequence[Verdict], looked_at: pa.Table
+) -> Cut:
+    """The epoch's cut without the rows that a quarantining gate refuses. Raises GateError where these are too many."""
+    assert isinstance(stage.input, FileSource), "only such a stage may quarantine"
+    name, cut = stage.input.name, flight.cut
+    positions = quarantine.positions_of(shop.storage, acks)
+    more = quarantine.decided(stage, cut.slices[name], cut.rounds, verdicts, looked_at, positions)
+    log.warning("a gate sets rows aside", stage=stage.uid, epoch=int(flight.pending.id), rows=len(more))
+    slices = {**cut.slices, name: shop.readers[name].without(cut.slices[name], more)}
+    return replace(cut, slices=slices, rounds=cut.rounds + 1)
 
 
 def check_acks(flight: Flight, stage: Stage) -> None:
@@ -136,7 +167,8 @@ def _input(shop: Workshop, flight: Flight, stage: Stage) -> Landed | Channel | N
         if planned is None or not planned.files:
             return None
         assert planned.schema is not None
-        return Landed(planned.schema, shop.readers[stage.input.name], planned.files)
+        schema, reader = source_schema(stage, planned.schema), shop.readers[stage.input.name]
+        return Landed(schema, reader, planned.files, tuple(planned.positions_left_out()))
     upstream = stage.input.uid
     acks = flight.acks[upstream]
     staged = [file for ack in acks for file in read_by_next(ack)]
@@ -194,14 +226,15 @@ def _shapes(shop: Workshop, flight: Flight, stage: Stage, rows: Landed | Channel
     if rows is not None and not (first is not None and first.begun):
         raw: pa.Schema | None = rows.schema
     elif isinstance(stage.input, FileSource):  # no rows, but the schema may be known: from the files read before,
-        raw = flight.frontier.expected.get(stage.input.name)
+        known_files = flight.frontier.expected.get(stage.input.name)
+        raw = None if known_files is None else source_schema(stage, known_files)
     else:  # or from the stage before
         known = shop.shapes.get(stage.input.uid)
         raw = known.outputs[MAIN] if known else None
     if raw is None:
         return None
     schema = shop.executor.columns(stage, raw, "what was read before" if rows is None else rows.where)
-    fixed = shapes(stage, schema)
+    fixed = shapes_of(stage, schema, raw)
     _check_backend(shop, stage)
     fixed = _fitted_to_head(shop, stage, fixed)
     for table, output in tables_of(stage, fixed):
@@ -210,9 +243,38 @@ def _shapes(shop: Workshop, flight: Flight, stage: Stage, rows: Landed | Channel
     return fixed
 
 
+def source_schema(stage: Stage, files: pa.Schema) -> pa.Schema:
+    """What a stage reads of a source whose files have these columns: with their rows' positions, if its gates may set rows aside."""
+    if not stage.quarantines:
+        return files
+    assert isinstance(stage.input, FileSource), "only such a stage may quarantine"
+    quarantine.refuse_own_column(stage.input, files)
+    return pa.schema([*files, pa.field(ROW, pa.int64())])
+
+
+def shapes_of(stage: Stage, seen: pa.Schema, read: pa.Schema) -> Shapes:
+    """A stage's schemas, those of all its tables among them. seen: the columns that its function sees; read: those before its transform.
+
+    Raises PipelineError where they do not fit.
+    """
+    if not stage.quarantines:
+        return shapes(stage, seen)
+    where = f"stage {stage.uid}"
+    if ROW not in seen.names:
+        raise PipelineError(
+            f"A gate of {stage.uid} is to quarantine rows of the source, but the transform drops {ROW!r}, by which they are known.",
+            where=where,
+            next="Let the transform keep that column.",
+        )
+    kept = quarantine.table_schema(pa.schema([field for field in read if field.name != ROW]))
+    check_storable(kept, f"{where}, the table of what it quarantines", "Cast it in what writes the files")
+    fixed = shapes(stage, seen)
+    return replace(fixed, outputs={**fixed.outputs, QUARANTINE: kept})
+
+
 def tables_of(stage: Stage, fixed: Shapes) -> list[tuple[str, pa.Schema]]:
     """The tables that a stage writes, with their schemas."""
-    named = [(stage.sink, MAIN), (stage.late, LATE)]
+    named = [(stage.sink, MAIN), (stage.late, LATE), (stage.quarantine, QUARANTINE)]
     return [(sink.table, fixed.outputs[output]) for sink, output in named if sink is not None]
 
 
@@ -365,7 +427,7 @@ def note_progress(flight: Flight, stage: Stage, tip: Tip, columns: pa.Schema | N
 def _rows_offered(flight: Flight, stage: Stage) -> int:
     if isinstance(stage.input, FileSource):
         planned = flight.cut.slices.get(stage.input.name)
-        return planned.rows if planned else 0
+        return planned.rows - len(planned.left_out) if planned else 0
     first = flight.work[stage.uid].first
     return first.rows if first is not None and not first.begun else 0
 

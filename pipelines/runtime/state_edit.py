@@ -43,7 +43,9 @@ from state_ops.snapshot import Attempt
 log = structlog.get_logger("weir.import")
 
 _BATCH_ROWS = 100_000
-IDLE = dict.fromkeys(("rows_in", "rows_out", "rows_late", "rows_duplicate", "rows_null_key", "rows_dropped"), 0)
+IDLE = dict.fromkeys(
+    ("rows_in", "rows_out", "rows_late", "rows_duplicate", "rows_null_key", "rows_dropped", "rows_quarantined"), 0
+)
 
 
 @dataclass(frozen=True, slots=True)

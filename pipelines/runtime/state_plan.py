@@ -17,10 +17,10 @@ from configs.settings import Settings
 from pipelines.runtime import stateless
 from pipelines.runtime.definition import FileSource, Pipeline, Stage
 from pipelines.runtime.executor import Executor
-from pipelines.runtime.operators import MAIN, Shapes, open_windows, shapes
+from pipelines.runtime.operators import MAIN, Shapes, open_windows
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.spark_executor import SparkExecutor
-from pipelines.runtime.stage_job import tables_of
+from pipelines.runtime.stage_job import shapes_of, source_schema, tables_of
 from pipelines.runtime.state_files import opened
 from pipelines.runtime.state_fit import Finding, Fit, Verdict, fit, meaning, stored_collections, structure
 from pipelines.runtime.state_reader import At, held
@@ -210,7 +210,8 @@ class _Look:
     def _columns(self, stage: Stage) -> pa.Schema | None:
         """What the stage's function sees; None if nothing has ever arrived."""
         if isinstance(stage.input, FileSource):
-            raw = self.sources[stage.input.name]
+            files = self.sources[stage.input.name]
+            raw = None if files is None else source_schema(stage, files)
         else:
             known = self.shapes.get(stage.input.uid)
             raw = known.outputs[MAIN] if known else None
@@ -219,13 +220,17 @@ class _Look:
         self.spark.append(stage.uid)
         return self._executor.columns(stage, raw, "what was read before")
 
+    def _files(self, stage: Stage) -> pa.Schema | None:
+        """The columns of the files that it reads."""
+        return self.sources[stage.input.name] if isinstance(stage.input, FileSource) else None
+
     # -- stages
 
     def _look_at(self, stage: Stage) -> None:
         recorded, before = self._recorded(stage.uid), len(self.findings)
         try:
             columns = self._columns(stage)
-            fixed = shapes(stage, columns) if columns is not None else None
+            fixed = None if columns is None else shapes_of(stage, columns, self._files(stage) or columns)
         except WeirError as error:
             self._say("stage", stage.uid, "definition", Verdict.REFUSED, error.what, error.next)
             return

@@ -33,7 +33,7 @@ from state_ops.storage import Storage
 class Cut:
     """Why this barrier is cut. slices: by source; drain: close every window; requests: those that it answers.
 
-    at: when it was cut, for an epoch that is replayed; None: now.
+    at: when it was cut, for an epoch that is replayed; None: now. rounds: how often its slices were replayed with fewer rows.
     """
 
     trigger: Trigger
@@ -42,6 +42,7 @@ class Cut:
     drain: bool = False
     requests: tuple[Request, ...] = ()
     at: datetime | None = None
+    rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +184,13 @@ class Workshop:
 @dataclass(frozen=True, slots=True)
 class StageResult:
     """What a stage's job and its gates gave. acks: as they came, declines and strays among them. shapes: None as long as no row has
-    ever come."""
+    ever come. again: the cut to take instead of this epoch's, since a gate has set rows aside."""
 
     acks: tuple[Ack, ...]
     verdicts: tuple[Verdict, ...] = ()
     ms: Mapping[str, float] = field(default_factory=dict)
     shapes: Shapes | None = None
+    again: Cut | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Everything in storage against what the registry and the tables name.
 
     state/<operator>/g<generation>-e<epoch>/<subtask>-<attempt>/<file>
-    channels/<operator>/g<generation>-e<epoch>/<subtask>-<attempt>.parquet, or <subtask>-<attempt>/<number>.parquet
+    channels/<operator>/g<generation>-e<epoch>/<subtask>-<attempt>.parquet, or <subtask>-<attempt>/<number or positions>.parquet
     tables/<table>/data/g<generation>-e<epoch>/<subtask>-<attempt>.parquet      and Delta's own files
     registry/<table>/...                                                        Delta; data files of Weir's names
     coordinator/lease.json, held.json, requests/<uuid>.json, holds/<uuid>.json
@@ -30,7 +30,7 @@ from state_ops.stores import UNFINISHED
 _ATTEMPT = r"\d+-[0-9a-f]{32}"
 _STAGED = re.compile(
     rf"(?:state/[^/]+/(?P<state>g\d+-e\d+)/{_ATTEMPT}/[^/]+"
-    rf"|channels/[^/]+/(?P<channel>g\d+-e\d+)/{_ATTEMPT}(?:/\d+)?\.parquet"
+    rf"|channels/[^/]+/(?P<channel>g\d+-e\d+)/{_ATTEMPT}(?:/(?:\d+|positions))?\.parquet"
     rf"|tables/(?P<table>[^/]+)/data/(?P<rows>g\d+-e\d+)/{_ATTEMPT}\.parquet)"
 )
 _REGISTRY_DATA = re.compile(r"registry/\w+/(?:data|checkpoint_id=\d+)/\d{20}-[0-9a-f]{32}\.parquet")

@@ -87,7 +87,7 @@ class Site:
         head = self.registry.head()
         return head is not None and head.offsets["landing"]["files"] == len(list(self.landing.glob("*.parquet")))
 
-    def runs(self, query: str = "") -> list[dict]:
+    def runs(self) -> list[dict]:
         """Dagster's runs, newest first, as its web server tells them."""
         asked = "{ runsOrError { ... on Runs { results { runId jobName status tags { key value } } } } }"
         return self.ask(asked)["runsOrError"]["results"]
@@ -215,7 +215,9 @@ def test_a_day_at_the_pages(site, page, days):
     page.goto("/locations/weir/jobs/flights_retention_and_fsck/playground")
     page.get_by_role("button", name="Launch Run").click()
     site.until(
-        lambda: any(run["jobName"] == "flights_retention_and_fsck" and run["status"] == "SUCCESS" for run in site.runs()),
+        lambda: any(
+            run["jobName"] == "flights_retention_and_fsck" and run["status"] == "SUCCESS" for run in site.runs()
+        ),
         "the job that was launched",
     )
 
@@ -228,7 +230,9 @@ def test_a_day_at_the_pages(site, page, days):
     delays[next(i for i, value in enumerate(delays) if value is not None)] = 99_999.0
     pq.write_table(table.set_column(column, table.schema.field(column), [delays]), site.landing / ".bad")
     (site.landing / ".bad").rename(site.landing / "flights-2013-12-31.parquet")
-    site.until(lambda: any(run["status"] == "FAILURE" and run["runId"] != killed.run_id for run in site.runs()), "the hold")
+    site.until(
+        lambda: any(run["status"] == "FAILURE" and run["runId"] != killed.run_id for run in site.runs()), "the hold"
+    )
     page.goto("/assets/flights/aircraft_rotation?view=checks")
     page.get_by_text("column_values_to_be_between_dep_delay").first.wait_for()
     page.get_by_text("Failed").first.wait_for()
@@ -254,7 +258,9 @@ def test_a_day_at_the_pages(site, page, days):
         run_id = lease.read(site.storage).run_id
         page.goto(f"/runs/{run_id}")
         page.get_by_role("button", name="Terminate").first.click()
-        page.get_by_role("button", name="Terminate 1 run").or_(page.get_by_role("button", name="Terminate")).last.click()
+        page.get_by_role("button", name="Terminate 1 run").or_(
+            page.get_by_role("button", name="Terminate")
+        ).last.click()
         site.until(lambda: lease.read(site.storage).stopped, "the end of what was cancelled")
 
 

@@ -35,8 +35,7 @@ def answer(house: House, run: dg.DagsterRun):
     context = dg.build_run_status_sensor_context(
         sensor_name=sensor.name, dagster_event=event, dagster_instance=house.instance, dagster_run=run
     ).for_run_failure()
-    said = sensor(context)
-    return said
+    return sensor(context)
 
 
 def dead_holder(house: House, run: str | None, **changes) -> lease.Lease:

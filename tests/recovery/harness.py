@@ -145,7 +145,7 @@ class Site:
 
 @dataclass
 class Child:
-    """`weir run flights --until-caught-up` in a process of its own, which halts at one point of one epoch."""
+    """`weir run PIPELINE --until-caught-up` in a process of its own, which halts at one point of one epoch."""
 
     process: subprocess.Popen
     marker: Path
@@ -200,7 +200,7 @@ def child(site: Site, point: str, epoch: int) -> Iterator[Child]:
     # It works for a minute at most: the better compiler would cost more than it gives.
     env["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     # The module, not the script `weir`: that would run the installed code, wherever these tests are.
-    command = [sys.executable, "-m", "pipelines.runtime.cli", "run", "flights", "--until-caught-up"]
+    command = [sys.executable, "-m", "pipelines.runtime.cli", "run", site.pipeline.name, "--until-caught-up"]
     with output.open("wb") as sink:
         process = subprocess.Popen(
             command, cwd=PROJECT, env=env, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True

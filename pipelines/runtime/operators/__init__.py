@@ -4,10 +4,11 @@ deduplication. One module for each."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 
-from pipelines.runtime.definition import Epoch, SessionWindow, Stage, Window
+from pipelines.runtime.definition import ROW, Epoch, SessionWindow, Stage, Window
 from pipelines.runtime.operators.aggregation import EPOCH, AggregationOperator, aggregation_shapes
 from pipelines.runtime.operators.base import LATE, MAIN, Operator, Progress, Shapes, event_time_of
 from pipelines.runtime.operators.deduplication import DeduplicationOperator, deduplication_shapes
@@ -44,6 +45,22 @@ __all__ = [
 
 def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     """A stage's schemas from its input's; the function is tried on an empty table. PipelineError if they do not fit."""
+    found = _shapes(stage, rows)
+    if not (stage.quarantines and ROW in rows.names):
+        return found
+    main = found.outputs[MAIN]
+    if ROW not in main.names or main.field(ROW).type != pa.int64():
+        raise PipelineError(
+            f"A gate of {stage.uid} is to quarantine rows of the source, but the stage does not hand on which they are:"
+            f" its output has no column {ROW!r} of integers.",
+            where=f"stage {stage.uid}",
+            next=f"Keep the column, as with_columns does; a select has to name {ROW!r}. No table gets it.",
+        )
+    stripped = {name: pa.schema([one for one in schema if one.name != ROW]) for name, schema in found.outputs.items()}
+    return replace(found, outputs=stripped, tracked=True)
+
+
+def _shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     names = [*stage.key, *stage.order_by, *([stage.on] if stage.on else [])]
     for name in names:
         if name not in rows.names:
@@ -80,6 +97,7 @@ def build(
 ) -> Operator:
     """The operator of one subtask for one epoch. checkpoint: the one that its state will be part of, if not the epoch's own. groups: its key groups; swept: where its sweep of expired state goes on; open_cache: for state that is
     used key by key; residence: where tables of its rows come from and go to."""
+    fixed = fixed.handed_out
     if isinstance(stage.window, Window):
         return WindowOperator(stage, stage.window, fixed, backend, progress, groups)
     if isinstance(stage.window, SessionWindow):

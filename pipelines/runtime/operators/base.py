@@ -7,14 +7,14 @@ executor, and with nothing changed in `pipelines.testing`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pipelines.runtime.definition import Stage
+from pipelines.runtime.definition import ROW, Stage
 from state_ops import frames
 from state_ops.aggregates import Agg
 from state_ops.errors import InputError, PipelineError
@@ -62,12 +62,21 @@ class Operator(Protocol):
 @dataclass(frozen=True, slots=True)
 class Shapes:
     """The schemas of a stage, fixed before its first row. keys: key columns; outputs: by output name; collections: lists
-    and maps."""
+    and maps. tracked: beside the columns of its output, the stage hands on where each row comes from, as `ROW`."""
 
     keys: pa.Schema
     state: StateSchema
     outputs: dict[str, pa.Schema]
     collections: tuple[Collection, ...] = ()
+    tracked: bool = False
+
+    @property
+    def handed_out(self) -> Shapes:
+        """The same with the output as the operator hands it out."""
+        if not self.tracked:
+            return self
+        main = pa.schema([*self.outputs[MAIN], pa.field(ROW, pa.int64())])
+        return replace(self, outputs={**self.outputs, MAIN: main})
 
 
 def check_storable(schema: pa.Schema, where: str, remedy: str) -> None:

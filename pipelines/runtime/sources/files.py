@@ -16,7 +16,9 @@ from datetime import UTC
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import structlog
@@ -57,25 +59,61 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A row that a slice leaves out. stage, gate: whose gate has set it aside, by its title; row: its number in the file."""
+
+    stage: str
+    gate: str
+    file: str
+    row: int
+    reason: str
+
+
+_ROW_BITS = 40
+
+
+def position(file: int, row: int) -> int:
+    """Of a row in a slice, from its file's number in the slice and its own in the file."""
+    return file << _ROW_BITS | row
+
+
+@dataclass(frozen=True, slots=True)
 class Slice:
     """What one epoch reads from one source.
 
     limited: a slice limit ended it, so there may be more. newest: the newest event time from the files' statistics in
-    microseconds, None if they do not tell. schema: the columns that every file has, in canonical types.
+    microseconds, None if they do not tell. schema: the columns that every file has, in canonical types. left_out: rows of the files that
+    nobody gets to see.
     """
 
     files: tuple[SourceFile, ...]
     limited: bool
     newest: int | None
     schema: pa.Schema | None
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def rows(self) -> int:
+        """In its files, those that it leaves out among them."""
         return sum(file.rows for file in self.files)
+
+    def place(self, position: int) -> tuple[str, int]:
+        """A row's file and its number there."""
+        return self.files[position >> _ROW_BITS].name, position & ((1 << _ROW_BITS) - 1)
+
+    def positions_left_out(self) -> list[int]:
+        number = {file.name: index for index, file in enumerate(self.files)}
+        return sorted(position(number[one.file], one.row) for one in self.left_out)
 
     def to_dict(self) -> dict[str, Any]:
         files = [{**asdict(file), "nanos": list(file.nanos)} for file in self.files]  # as JSON gives it back
-        return {"files": files, "rows": self.rows, "limited": self.limited}
+        raw: dict[str, Any] = {"files": files, "rows": self.rows, "limited": self.limited}
+        if self.left_out:
+            raw["excluded"] = {
+                name: sorted(one.row for one in self.left_out if one.file == name)
+                for name in sorted({one.file for one in self.left_out})
+            }
+        return raw
 
 
 def nothing_read() -> dict[str, Any]:
@@ -243,10 +281,26 @@ class FilesReader:
         forgotten = (now["files"] if now else 0) - (then["files"] if then else 0) - len(read)
         return same, gone + ([f"{forgotten} older files, whose names are not remembered"] if forgotten > 0 else [])
 
-    def table(self, file: SourceFile) -> pa.Table:
+    def without(self, planned: Slice, more: Sequence[LeftOut]) -> Slice:
+        """The same slice without some more rows, whose event times must close nothing. Reads the event times of its files."""
+        left_out, newest = (*planned.left_out, *more), planned.newest
+        column = self.source.event_time
+        if newest is not None and column is not None:
+            newest = None
+            for file in planned.files:
+                times = self.table(file, [column]).column(column)
+                kept = np.ones(len(times), dtype=bool)
+                kept[[one.row for one in left_out if one.file == file.name]] = False
+                last = pc.max(frames.canonical(pa.table([times.filter(pa.array(kept))], [column])).column(0)).as_py()
+                if last is not None:
+                    newest = max(to_micros(last), to_micros(last) if newest is None else newest)
+        return replace(planned, left_out=left_out, newest=newest)
+
+    def table(self, file: SourceFile, columns: Sequence[str] | None = None) -> pa.Table:
         """One file's rows, whole in memory. Spark reads files itself; this is for who runs without it."""
         with self._fs.open_input_file(f"{self._path}/{file.name}") as stream:
-            return pq.read_table(stream, use_threads=False, page_checksum_verification=True)
+            wanted = None if columns is None else list(columns)
+            return pq.read_table(stream, columns=wanted, use_threads=False, page_checksum_verification=True)
 
     def verify(self, planned: Slice) -> None:
         """InputError if a file of the slice is gone or is not the file that was planned."""

@@ -1,0 +1,195 @@
+"""Great Expectations' Data Docs of a pipeline: all its gates and restore expectations, asked of what is there now, as pages to look at.
+
+    table <name>      the newest rows of a stage's table, at most 10,000: its gates on rows, and what on_restore says of the table
+    state <uid>       at most 10,000 rows of its state in the newest checkpoint: its gates on state, and what on_restore says of it
+    figures <uid>     a row for each retained checkpoint with rows for the stage: its gates on figures
+
+Reads only, and starts no Spark. The pages are made by Great Expectations' own site builder, beside the place where they go, and put there at
+once: who reads them finds the old ones or the new ones.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from configs.settings import Settings
+from pipelines.runtime import expectations, gates, sealing, state_reader
+from pipelines.runtime.definition import FIGURES, ROWS, STATE, Gate, Pipeline
+from pipelines.runtime.gates import Verdict
+from pipelines.runtime.state_view import stages_with_state
+from pipelines.runtime.tenure import open_storage
+from state_ops.checkpoint import Checkpoint
+from state_ops.errors import ConfigurationError, PipelineError, TransientError
+from state_ops.storage import Storage
+
+_MARK = ".weir-data-docs"  # a directory without it is somebody else's
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was made. index: the page to begin with; verdicts: of every expectation that was asked; of a restore expectation `gate` is what
+    it expects, `stage` the stage or table. left_out: what could not be looked at, and why, in words."""
+
+    pipeline: str
+    index: Path
+    verdicts: tuple[Verdict, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(verdict.passed for verdict in self.verdicts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        verdicts = [{"name": verdict.stage, **verdict.to_dict()} for verdict in self.verdicts]
+        raw = {"pipeline": self.pipeline, "index": str(self.index), "passed": self.passed, "verdicts": verdicts}
+        return {**raw, "left_out": list(self.left_out)}
+
+
+def build(pipeline: Pipeline, settings: Settings, directory: Path | str | None = None) -> Report:
+    """Make the pages; whoever runs the pipeline goes on. directory: by default `<local.work_dir>/data_docs/<pipeline>`.
+
+    Raises ConfigurationError for a directory that has something else in it, TransientError where it cannot be written.
+    """
+    target = settings.work_dir / "data_docs" / pipeline.name if directory is None else Path(directory)
+    target = target.expanduser().resolve()
+    _refuse_others(target)
+    building = target.with_name(f".{target.name}-{os.getpid()}")
+    left_out: list[str] = []
+    try:
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir(parents=True)
+        (building / _MARK).touch()
+        verdicts = list(_asked(_subjects(pipeline, settings, left_out), building, left_out))
+        _put(building, target)
+    except OSError as error:
+        raise TransientError(
+            f"The report could not be written: {error}", where=str(target), next="Name another directory, or make room."
+        ) from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return Report(pipeline.name, target / "index.html", tuple(verdicts), tuple(left_out))
+
+
+def _refuse_others(target: Path) -> None:
+    if target.exists() and not (target.is_dir() and ((target / _MARK).exists() or not any(target.iterdir()))):
+        raise ConfigurationError(
+            "There is something else where the report is to go.",
+            where=str(target),
+            next="Name a directory that is empty, or that has an earlier report.",
+        )
+
+
+def _put(building: Path, target: Path) -> None:
+    before = target.with_name(f"{building.name}-before")
+    shutil.rmtree(before, ignore_errors=True)
+    if target.exists():
+        target.rename(before)
+    building.rename(target)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+# -- what is looked at
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """of: rows, state or figures; name: a table or a stage."""
+
+    title: str
+    of: str
+    name: str
+    gates: tuple[Gate, ...]
+    rows: pa.Table
+
+
+def _subjects(pipeline: Pipeline, settings: Settings, left_out: list[str]) -> Iterator[_Subject]:
+    """One after the other: no two of them are in memory."""
+    storage, registry = open_storage(pipeline, settings)
+    retained = registry.checkpoints()
+    head = retained[-1] if retained else None
+    for title, (of, name, asked) in _asked_of(pipeline, left_out).items():
+        rows = _rows(pipeline, settings, storage, retained, head, of, name)
+        if rows is None:
+            left_out.append(f"{title}: there is nothing yet")
+        else:
+            yield _Subject(title, of, name, tuple(asked), rows)
+
+
+def _asked_of(pipeline: Pipeline, left_out: list[str]) -> dict[str, tuple[str, str, list[Gate]]]:
+    found: dict[str, tuple[str, str, list[Gate]]] = {}
+    for stage in pipeline.stages:
+        for gate in stage.gates:
+            if gate.of != ROWS:
+                found.setdefault(f"{gate.of} {stage.uid}", (gate.of, stage.uid, []))[2].append(gate)
+            elif stage.sink is not None:
+                found.setdefault(f"table {stage.sink.table}", (ROWS, stage.sink.table, []))[2].append(gate)
+            else:
+                left_out.append(f"{stage.uid}: {gate.title}: its rows are kept in no table")
+    for one in pipeline.on_restore:
+        of = STATE if one.of == "state" else ROWS
+        found.setdefault(f"{one.of} {one.name}", (of, one.name, []))[2].append(one.gate)
+    return found
+
+
+def _rows(
+    pipeline: Pipeline,
+    settings: Settings,
+    storage: Storage,
+    retained: Sequence[Checkpoint],
+    head: Checkpoint | None,
+    of: str,
+    name: str,
+) -> pa.Table | None:
+    if of == ROWS:
+        return expectations.sample(expectations.newest_rows(storage, name))
+    if of == FIGURES:
+        rows = [figures for row in retained if sealing.has_rows(figures := row.operators.get(name) or {})]
+        return pa.concat_tables(map(sealing.figures_row, rows), promote_options="default") if rows else None
+    if head is None or name not in stages_with_state(head):
+        return None
+    return expectations.sample(state_reader.scan(pipeline, settings, name))
+
+
+# -- Great Expectations
+
+
+def _asked(subjects: Iterator[_Subject], directory: Path, left_out: list[str]) -> Iterator[Verdict]:
+    with gates.apart() as (gx, context):
+        for name in list(context.get_site_names()):
+            context.delete_data_docs_site(name)
+        context.add_data_docs_site("weir", _site(directory))
+        source = context.data_sources.add_pandas("weir")
+        for subject in subjects:
+            suite = gx.ExpectationSuite(name=subject.title)
+            for number, gate in enumerate(subject.gates):
+                try:
+                    suite.add_expectation(gates.expectation(subject.title, gate, meta={"weir": number}))
+                except PipelineError as error:
+                    left_out.append(f"{subject.title}: {gate.title}: {error.what}")
+            batch = source.add_dataframe_asset(subject.title).add_batch_definition_whole_dataframe("newest")
+            asked = gx.ValidationDefinition(name=subject.title, data=batch, suite=context.suites.add(suite))
+            frame = subject.rows.to_pandas(use_threads=False)
+            outcomes = context.validation_definitions.add(asked).run(batch_parameters={"dataframe": frame})
+            for outcome in outcomes.results:
+                gate = subject.gates[outcome.expectation_config.meta["weir"]]
+                try:
+                    yield gates.verdict_of(subject.title, subject.name, gate, outcome, len(frame), of=subject.of)
+                except PipelineError as error:
+                    left_out.append(f"{subject.title}: {gate.title}: {error.what}")
+        context.build_data_docs(site_names=["weir"])
+
+
+def _site(directory: Path) -> Mapping[str, Any]:
+    return {
+        "class_name": "SiteBuilder",
+        "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+        "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(directory)},
+    }

@@ -1,0 +1,102 @@
+"""The report of a pipeline's expectations: pages by Great Expectations, and the same verdicts for programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.api import expect, on_state, on_table
+from pipelines.runtime import data_docs, expectations
+from state_ops.errors import ConfigurationError
+from tests.recovery.small import Bank
+from tests.runtime.test_gates import between, gated
+
+
+@pytest.fixture
+def bank(tmp_path) -> Bank:
+    """Two epochs; all kinds of gates, which the epochs passed or were warned of."""
+    asked = (
+        between("amount", 0, 9),
+        between("total", 0, 1, of="state", on_failure="warn"),
+        between("rows_out", 0, 10, of="figures"),
+        expect("ExpectColumnToExist", column="at"),
+    )
+    made = gated(tmp_path, *asked, WEIR_CHECKPOINTS__NUM_RETAINED="5")
+    restored = on_table("booked", between("amount", 0, 1)), on_state("accounts", between("rows", 1, 9))
+    made = Bank(replace(made.site, pipeline=replace(made.site.pipeline, on_restore=restored)))
+    made.epochs(1, 2)
+    return made
+
+
+def test_every_expectation_is_asked_and_shown(bank, monkeypatch):
+    report = data_docs.build(bank.site.pipeline, bank.site.settings)
+    found = {
+        (one.of, one.stage, one.gate.partition("(")[2].partition(",")[0]): (one.passed, one.rows)
+        for one in report.verdicts
+    }
+    assert found == {
+        ("rows", "booked", "column='amount'"): (False, 20),  # of on_restore, behind the gate's own
+        ("rows", "booked", "column='at')"): (True, 20),
+        ("state", "accounts", "column='total'"): (False, 12),
+        ("state", "accounts", "column='rows'"): (True, 12),
+        ("figures", "accounts", "column='rows_out'"): (True, 2),
+    }
+    assert len(report.verdicts) == 6 and not report.passed and not report.left_out
+    assert report.index == bank.site.settings.work_dir / "data_docs" / "small" / "index.html"
+    pages = {page.stem: page.read_text() for page in report.index.parent.glob("expectations/*.html")}
+    assert pages.keys() == {"table booked", "state accounts", "figures accounts"}
+    assert "rows_out" in pages["figures accounts"]
+    results = list(report.index.parent.glob("validations/**/*.html"))
+    assert len(results) == 3 and all(
+        "Failed" in page.read_text() or "Succeeded" in page.read_text() for page in results
+    )
+    assert report.index.read_text().count("table booked") >= 1
+
+    again = data_docs.build(bank.site.pipeline, bank.site.settings)
+    assert len(list(again.index.parent.glob("validations/**/*.html"))) == 3, "pages of earlier reports are gone"
+    assert [path.name for path in again.index.parent.parent.iterdir()] == ["small"]
+    bank.epochs(3)
+    assert bank.registry.head().operators["accounts"]["gates"][0]["passed"], "gates of runs are as they were"
+
+    monkeypatch.setattr(expectations, "SAMPLE_ROWS", 5)
+    few = data_docs.build(bank.site.pipeline, bank.site.settings)
+    assert {one.rows for one in few.verdicts if one.of != "figures"} == {5}
+
+
+def test_the_command_says_what_failed_and_where_the_pages_are(bank, weir, tmp_path):
+    gates = {
+        "accounts": [
+            {"expect": "ExpectColumnValuesToBeBetween", "column": "amount", "max_value": 1, "on_failure": "warn"}
+        ]
+    }
+    env = {"WEIR_PIPELINES__SMALL__GATES": json.dumps(gates)}
+    ended = weir(bank.site, "report", "small", "--to", str(tmp_path / "docs"), **env)
+    assert ended.code == 0 and "failed" in ended.out and "10 of 20 rows" in ended.out.replace("\n", " ")
+    assert (tmp_path / "docs" / "index.html").is_file()
+    told = json.loads(weir(bank.site, "report", "small", "--to", str(tmp_path / "docs"), "--json", **env).out)
+    assert told["passed"] is False and told["verdicts"][0]["unexpected"] == 10
+
+
+def test_nothing_of_others_is_replaced(bank, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    with pytest.raises(ConfigurationError, match="something else"):
+        data_docs.build(bank.site.pipeline, bank.site.settings, tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
+
+
+def test_what_cannot_be_looked_at_is_said(tmp_path: Path):
+    bank = gated(tmp_path, between("nowhere", 0, 9, on_failure="warn"), between("total", 0, 9, of="state"))
+    early = data_docs.build(bank.site.pipeline, bank.site.settings)
+    assert not early.verdicts and len(early.left_out) == 2 and early.index.is_file()
+    sound = Bank(replace(bank.site, pipeline=gated(tmp_path / "other").site.pipeline))
+    sound.epochs(1)
+    report = data_docs.build(bank.site.pipeline, bank.site.settings)
+    assert [one.of for one in report.verdicts] == ["state"]
+    assert len(report.left_out) == 1 and "nowhere" in report.left_out[0]
+    stages = (replace(bank.site.pipeline.stages[0], sink=None),)
+    nowhere = data_docs.build(replace(bank.site.pipeline, stages=stages), bank.site.settings)
+    assert "kept in no table" in nowhere.left_out[0]
