@@ -88,4 +88,4 @@ def _of_table(stage: Stage, sink: DeltaSink) -> str:
         return f"What {stage.uid} hands out, appended exactly once."
     if sink == stage.late:
         return f"Rows that came too late for {stage.uid}, as they came."
-    return f"Written by {stage.uid}."
+    return f"Rows of the source that gates of {stage.uid} have set aside, each with the reason."

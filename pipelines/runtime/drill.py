@@ -263,7 +263,7 @@ def _replayed(
     there = there.model_copy(update={"checkpoints": aligned})
     frontier = Frontier.at(parent)
     slices = {
-        name: reader.plan_again(head.slice[name]["files"], frontier.expected.get(name))
+        name: reader.plan_again(head.slice[name], frontier.expected.get(name))
         for name, reader in readers(pipeline, there).items()
         if name in head.slice
     }

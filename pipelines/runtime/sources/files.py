@@ -198,10 +198,14 @@ class FilesReader:
             self._check_below(position, below)
         return self._planned(fresh, limits, expected)
 
-    def plan_again(self, recorded: Sequence[Mapping[str, Any]], expected: pa.Schema | None) -> Slice:
-        """The slice of an epoch that was: these files, as `Slice.to_dict` recorded them. Raises InputError if one is not what it was."""
-        there = {file.name: file for file in self._stat([one["name"] for one in recorded])}
-        for one in recorded:
+    def plan_again(self, recorded: Mapping[str, Any], expected: pa.Schema | None) -> Slice:
+        """The slice of an epoch that was, as `Slice.to_dict` recorded it. Raises InputError if a file is not what it was.
+
+        Of rows that gates had set aside it knows which, and no more why.
+        """
+        files = recorded["files"]
+        there = {file.name: file for file in self._stat([one["name"] for one in files])}
+        for one in files:
             now = there.get(one["name"])
             if now is None or (now.size, now.mtime_ns) != (one["size"], one["mtime_ns"]):
                 raise InputError(
@@ -209,7 +213,11 @@ class FilesReader:
                     where=f"{self.directory}/{one['name']}",
                     next="Keep input for as long as an epoch may have to be replayed.",
                 )
-        return self._planned([there[one["name"]] for one in recorded], None, expected)
+        left_out = [
+            LeftOut("", "", name, row, "") for name, rows in recorded.get("excluded", {}).items() for row in rows
+        ]
+        planned = self._planned([there[one["name"]] for one in files], None, expected)
+        return replace(planned, left_out=tuple(left_out))
 
     def _planned(self, fresh: Sequence[SourceFile], limits: EpochSettings | None, expected: pa.Schema | None) -> Slice:
         """The first of these files, up to a limit. limits: None takes all."""
