@@ -1,10 +1,13 @@
-"""The jobs of a pipeline beside its epochs, each to be launched from the Launchpad with typed configuration.
+"""The jobs of a pipeline beside its epochs.
 
-restore_job            prove the newest checkpoint, then resume: what sensors start after a death
-savepoint_job          name a checkpoint
-rewind_job             take a bad deploy back; shows what it would do unless told to do it
-stop_job               end at a barrier, perhaps after a drain: what cancelling a run does not do
-retention_and_fsck     prune, and check all storage
+    restore_job            prove the newest checkpoint, then resume: what sensors start after a death
+    savepoint_job          name a checkpoint
+    rewind_job             take a bad deploy back; shows what it would do unless told to do it
+    stop_job               end at a barrier, perhaps after a drain: what cancelling a run does not do
+    retention_and_fsck     prune, and check all storage
+    data_docs              pages of all gates and restore expectations, by Great Expectations
+
+Each is launched from the Launchpad with typed configuration; the first coordinates, the others may run while epochs do.
 """
 
 import time
@@ -18,8 +21,8 @@ from assets import checks
 from assets.coordination import coordinate, failure
 from assets.names import BESIDE, PIPELINE, pool, restore_job_name
 from configs.settings import Settings
+from pipelines.runtime import data_docs, upkeep
 from pipelines.runtime import rewind as rewinding
-from pipelines.runtime import upkeep
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.state_reader import chosen
 from pipelines.runtime.stopping import ask_to_stop
@@ -69,6 +72,15 @@ class StopConfig(dg.Config):
 
     drain: bool = Field(False, description="First work off what has arrived and close every window.")
     savepoint: str | None = Field(None, description="At the end, name the newest checkpoint so.")
+
+
+class DataDocsConfig(dg.Config):
+    """What the job for data docs does."""
+
+    directory: str | None = Field(
+        None,
+        description="Where the pages go: an empty directory, or one with earlier ones. By default below local.work_dir.",
+    )
 
 
 class UpkeepConfig(dg.Config):
@@ -150,23 +162,31 @@ def beside(pipeline: Pipeline, settings: Settings) -> list[dg.JobDefinition]:
         _rewind_job(pipeline, settings),
         _stop_job(pipeline, settings),
         _upkeep_job(pipeline, settings),
+        _data_docs_job(pipeline, settings),
     ]
 
 
 def schedules(pipeline: Pipeline, settings: Settings, among: list[dg.JobDefinition]) -> list[dg.ScheduleDefinition]:
-    """When the job for retention and fsck runs by itself."""
-    cron = settings.dagster.upkeep_cron
-    if cron is None:
-        return []
-    (job,) = [job for job in among if job.name == _upkeep_name(pipeline)]
+    """When jobs run by themselves."""
+    jobs = {job.name: job for job in among}
+    wanted = [
+        (_upkeep_name(pipeline), settings.dagster.upkeep_cron, "Prunes and checks by itself: dagster.upkeep_cron."),
+        (
+            _data_docs_name(pipeline),
+            settings.dagster.data_docs_cron,
+            "Makes the pages by itself: dagster.data_docs_cron.",
+        ),
+    ]
     return [
         dg.ScheduleDefinition(
-            name=f"{job.name}_schedule",
-            job=job,
+            name=f"{name}_schedule",
+            job=jobs[name],
             cron_schedule=cron,
             default_status=dg.DefaultScheduleStatus.RUNNING,
-            description="Prunes and checks by itself: dagster.upkeep_cron.",
+            description=said,
         )
+        for name, cron, said in wanted
+        if cron is not None
     ]
 
 
@@ -299,6 +319,36 @@ def _upkeep_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
         _upkeep_name(pipeline),
         prune_and_check,
         "Drops checkpoints that nothing keeps, then checks registry, snapshots and tables (weir prune, weir fsck).",
+    )
+
+
+def _data_docs_name(pipeline: Pipeline) -> str:
+    return f"{pipeline.name}_data_docs"
+
+
+def _data_docs_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
+    @dg.op(name=f"{pipeline.name}_make_data_docs", out=dg.Out(dg.Nothing))
+    def make_data_docs(context: dg.OpExecutionContext, config: DataDocsConfig) -> None:
+        try:
+            made = data_docs.build(pipeline, settings, config.directory)
+        except WeirError as error:
+            raise failure(error) from None
+        failed = [f"{one.stage}: {one}" for one in made.verdicts if not one.passed]
+        shown = {"failed": failed, "left out": list(made.left_out)}
+        lists = {
+            name: dg.MetadataValue.md("\n".join(f"- {line}" for line in lines))
+            for name, lines in shown.items()
+            if lines
+        }
+        counts = {"expectations": len(made.verdicts), "expectations failed": len(failed)}
+        context.add_output_metadata({"pages": dg.MetadataValue.path(str(made.index)), **counts, **lists})
+        context.log.info(f"{len(made.verdicts)} expectations, {len(failed)} failed: {made.index}")
+
+    return _job(
+        pipeline,
+        _data_docs_name(pipeline),
+        make_data_docs,
+        "Pages of all gates and restore expectations, asked of what is there now.",
     )
 
 

@@ -1,8 +1,10 @@
-"""A pipeline's sensors. The decisions are in `pipelines.runtime.sensor`; here they meet Dagster's runs.
+"""A pipeline's sensors.
 
-checkpoint_sensor    its ticks trigger epochs: a barrier where a coordinator lives, a run where none does, a restore after a death
-run_failure_sensor   a run failed: restore and resume if another attempt can help, else say who has to do what
-lease_watchdog       ends what does not live any more, on either side, and says when input is overdue
+    checkpoint_sensor    its ticks trigger epochs: a barrier where a coordinator lives, a run where none does, a restore after a death
+    run_failure_sensor   a run failed: restore and resume if another attempt can help, else say who has to do what
+    lease_watchdog       ends what does not live any more, on either side, and says when input is overdue
+
+The decisions are in `pipelines.runtime.sensor`; here they meet Dagster's runs.
 """
 
 from __future__ import annotations

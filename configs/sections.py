@@ -442,3 +442,8 @@ class DagsterSettings(Section):
         pattern=_CRON,
         description="When checkpoints are pruned and all storage is checked (`weir prune`, `weir fsck`). null: never by itself.",
     )
+    data_docs_cron: str | None = Field(
+        None,
+        pattern=_CRON,
+        description="When Great Expectations' pages of all gates are made (`weir report`). null: when somebody asks.",
+    )

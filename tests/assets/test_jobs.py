@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from pipelines.api import expect
 from pipelines.runtime.tenure import open_storage
 from state_ops import lease
 from state_ops.checkpoint import STATE
@@ -230,3 +231,15 @@ def test_input_that_waits_for_too_long_is_overdue(house, waits):
     verdicts = house.history("on_time")
     house.tick("lease_watchdog", cursor)
     assert house.history("on_time") == verdicts, "only what has changed is reported"
+
+
+def test_pages_of_all_expectations_are_made(house, tmp_path):
+    (stage,) = house.pipeline.stages
+    gate = expect("ExpectColumnValuesToBeBetween", column="amount", max_value=2, on_failure="warn")
+    gated = house.with_pipeline(stages=(replace(stage, gates=(gate,)),))
+    result = gated.execute("small_data_docs", {"directory": str(tmp_path / "pages")})
+    assert result.success
+    assert (tmp_path / "pages" / "index.html").is_file()
+    (output,) = [event for event in result.all_events if event.event_type_value == "STEP_OUTPUT"]
+    shown = output.step_output_data.metadata
+    assert (shown["expectations"].value, shown["expectations failed"].value) == (1, 1)
