@@ -7,7 +7,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from pipelines.api import agg
+from pipelines.api import Epoch, State, Timestamp, ValueState, agg, files, stage
 from pipelines.runtime import drill as drills
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.tenure import open_storage
@@ -65,13 +65,13 @@ def test_a_damaged_object_is_a_problem_that_names_it(bank):
 
 
 def test_code_that_makes_other_state_of_the_same_rows_is_a_problem_that_says_where(bank):
-    (stage,) = bank.site.pipeline.stages
+    (booked,) = bank.site.pipeline.stages
 
     def doubled(rows: pl.DataFrame, state, epoch):
         state.fold(rows.with_columns(amount=rows["amount"] * 2), rows=agg.count(), total=agg.sum("amount"))
         return rows.select("id", "at", "amount")
 
-    done = drilled(bank, stages=(replace(stage, function=doubled),))
+    done = drilled(bank, stages=(replace(booked, function=doubled),))
     (problem,) = done.problems
     assert "The state of accounts differs" in problem
     assert "10 changed" in problem
@@ -113,3 +113,25 @@ def test_last_digits_of_floats_are_no_difference():
     assert not drills._close({"a": [0.31]}, {"a": [0.3]})
     assert drills._close(float("nan"), float("nan"))
     assert not drills._close({"a": 1}, {"a": 2})
+
+
+class Seen(State):
+    """When a key was seen last, and in which epoch."""
+
+    at: Timestamp | None = None
+    epoch: int = 0
+
+
+@stage("seen", source=files("{landing}/*.parquet", name="landing"), key="id", state=Seen, order_by=["at"], ttl="1h")
+def seen(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Nothing but what the epoch says of itself."""
+    keys = rows.select("id").unique()
+    state.put(keys.with_columns(at=pl.lit(epoch.now), epoch=pl.lit(int(epoch.id))))
+    return rows.select("id")
+
+
+def test_the_replay_is_at_the_time_and_under_the_id_of_the_epoch(tmp_path):
+    bank = Bank.at(tmp_path / "site", **RETAINED)
+    bank.site = replace(bank.site, pipeline=replace(bank.site.pipeline, stages=(seen,)))
+    bank.epochs(1, 2)
+    assert drilled(bank).problems == ()
