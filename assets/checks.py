@@ -11,7 +11,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.names import CHECKPOINT, key
+from assets.names import CHECKPOINT, DRILL, key
 from configs.settings import Settings
 from pipelines.runtime import fsck, restore
 from pipelines.runtime import run as runtime
@@ -25,12 +25,17 @@ from state_ops.fsck.findings import Report
 
 LAST_RUN, ON_TIME, RESTORABLE, INPUT, WHOLE = "last_run", "on_time", "restorable", "input_is_there", "storage_is_whole"
 
-_OF_CHECKPOINT = {
-    LAST_RUN: "The last run ended without an error.",
-    ON_TIME: "No input waits longer than dagster.overdue_seconds without a checkpoint.",
-    RESTORABLE: "The newest checkpoint was fetched, every digest checked, opened, its keys where they belong, expectations met.",
-    INPUT: "Sources are where they were read, and nothing has arrived where it would never be read.",
-    WHOLE: "Registry, snapshots and published tables hold what they say (weir fsck).",
+# A run answers the first ones at its end, beside what it materializes: Dagster shows a verdict only until there is something newer. So what
+# is proven less often stands on the drill, which is as rare.
+_ON = {
+    LAST_RUN: (CHECKPOINT, "The last run ended without an error."),
+    ON_TIME: (CHECKPOINT, "No input waits longer than dagster.overdue_seconds without a checkpoint."),
+    INPUT: (CHECKPOINT, "Sources are where they were read, and nothing has arrived where it would never be read."),
+    RESTORABLE: (
+        DRILL,
+        "A checkpoint was fetched, every digest checked, opened, its keys where they belong, expectations met.",
+    ),
+    WHOLE: (DRILL, "Registry, snapshots and published tables hold what they say (weir fsck)."),
 }
 _SHOWN = 10
 
@@ -38,8 +43,7 @@ _SHOWN = 10
 def specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
     """All of a pipeline's checks but those of drills."""
     found = [
-        dg.AssetCheckSpec(name, asset=key(pipeline, CHECKPOINT), description=text)
-        for name, text in _OF_CHECKPOINT.items()
+        dg.AssetCheckSpec(name, asset=key(pipeline, asset), description=text) for name, (asset, text) in _ON.items()
     ]
     for stage in pipeline.stages:
         found += [
@@ -89,7 +93,7 @@ def definition(pipeline: Pipeline, settings: Settings) -> dg.AssetChecksDefiniti
 
 
 def report(instance: dg.DagsterInstance, found: Iterable[dg.AssetCheckEvaluation]) -> None:
-    """Show verdicts that were found outside of a check's own execution."""
+    """Show verdicts that were found outside of any run."""
     for one in found:
         instance.report_runless_asset_event(one)
 
@@ -106,17 +110,22 @@ def again(pipeline: Pipeline, settings: Settings, spec: dg.AssetCheckSpec) -> dg
         INPUT: input_is_there,
         WHOLE: storage_is_whole,
     }
-    if spec.asset_key == key(pipeline, CHECKPOINT):
+    if spec.name in ask and spec.asset_key == key(pipeline, _ON[spec.name][0]):
         return ask[spec.name](pipeline, settings)
-    return _recorded(pipeline, settings, spec)
+    stage = pipeline.stage(spec.asset_key.path[-1])
+    found = {one.check_name: one for one in recorded(pipeline, settings, stage)}
+    if spec.name in found:
+        return found[spec.name]
+    said = "the newest checkpoint handed out no rows for it to look at"
+    return dg.AssetCheckEvaluation(asset_key=spec.asset_key, check_name=spec.name, passed=True, description=said)
 
 
-def of_checkpoint(
+def verdict(
     pipeline: Pipeline, name: str, passed: bool, said: str, shown: Mapping[str, Any] | None = None
 ) -> dg.AssetCheckEvaluation:
-    """The verdict of a check on the checkpoint."""
+    """The verdict of one of the checks that every pipeline has."""
     return dg.AssetCheckEvaluation(
-        asset_key=key(pipeline, CHECKPOINT),
+        asset_key=key(pipeline, _ON[name][0]),
         check_name=name,
         passed=passed,
         description=said,
@@ -125,8 +134,8 @@ def of_checkpoint(
 
 
 def failed(pipeline: Pipeline, name: str, error: WeirError) -> dg.AssetCheckEvaluation:
-    """A check on the checkpoint that an error answers."""
-    return of_checkpoint(pipeline, name, False, error.what, of_error(error))
+    """A check that an error answers."""
+    return verdict(pipeline, name, False, error.what, of_error(error))
 
 
 def of_error(error: WeirError) -> dict[str, dg.MetadataValue]:
@@ -138,14 +147,14 @@ def of_error(error: WeirError) -> dict[str, dg.MetadataValue]:
 def of_gates(pipeline: Pipeline, stage: Stage, verdicts: Iterable[Verdict]) -> list[dg.AssetCheckEvaluation]:
     """The verdicts of a stage's gates; several of one gate, from several epochs, as one."""
     mine: dict[tuple[str, str], list[Verdict]] = {}
-    for verdict in verdicts:
-        if verdict.stage == stage.uid:
-            mine.setdefault((verdict.gate, verdict.of), []).append(verdict)
+    for one in verdicts:
+        if one.stage == stage.uid:
+            mine.setdefault((one.gate, one.of), []).append(one)
     found = []
     for name, gate in gate_names(stage):
         several = mine.get((gate.title, gate.of))
         if several:
-            bad = [verdict for verdict in several if not verdict.passed]
+            bad = [one for one in several if not one.passed]
             found.append(_of_gate(pipeline, stage, name, gate, several, bad))
     return found
 
@@ -174,22 +183,13 @@ def _of_gate(
     )
 
 
-def _recorded(pipeline: Pipeline, settings: Settings, spec: dg.AssetCheckSpec) -> dg.AssetCheckEvaluation:
-    """What the newest checkpoint recorded of a gate."""
+def recorded(pipeline: Pipeline, settings: Settings, stage: Stage) -> list[dg.AssetCheckEvaluation]:
+    """What the newest checkpoint recorded of a stage's gates."""
     _, registry = open_storage(pipeline, settings)
-    stage = pipeline.stage(spec.asset_key.path[-1])
     head = registry.head()
     figures = head.operators.get(stage.uid) if head is not None else None
     verdicts = [Verdict.from_dict(stage.uid, raw) for raw in (figures or {}).get("gates") or ()]
-    for found in of_gates(pipeline, stage, verdicts):
-        if found.check_name == spec.name:
-            return found
-    return dg.AssetCheckEvaluation(
-        asset_key=spec.asset_key,
-        check_name=spec.name,
-        passed=True,
-        description="the newest checkpoint handed out no rows for it to look at",
-    )
+    return of_gates(pipeline, stage, verdicts)
 
 
 def of_last_run(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
@@ -197,14 +197,12 @@ def of_last_run(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluati
     storage, _ = open_storage(pipeline, settings)
     holder = lease.read(storage)
     if holder is None:
-        return of_checkpoint(pipeline, LAST_RUN, True, "it has not run yet")
+        return verdict(pipeline, LAST_RUN, True, "it has not run yet")
     if not holder.stopped:
         alive = lease.alive(holder)
         said = {True: "is running", False: "died", None: "runs on another host, or died there"}[alive]
-        return of_checkpoint(pipeline, LAST_RUN, alive is not False, f"generation {holder.generation} {said}")
-    return of_checkpoint(
-        pipeline, LAST_RUN, holder.outcome != "failed", f"generation {holder.generation}: {holder.outcome}"
-    )
+        return verdict(pipeline, LAST_RUN, alive is not False, f"generation {holder.generation} {said}")
+    return verdict(pipeline, LAST_RUN, holder.outcome != "failed", f"generation {holder.generation}: {holder.outcome}")
 
 
 def on_time(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
@@ -221,7 +219,7 @@ def on_time(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
     count = sum(map(len, waiting.values()))
     said = f"{count} files are waiting, the oldest for {for_seconds:.0f} s" if count else "nothing is waiting"
     shown = {f"files waiting in {name}": len(files) for name, files in waiting.items()}
-    return of_checkpoint(
+    return verdict(
         pipeline,
         ON_TIME,
         for_seconds <= limit,
@@ -234,12 +232,12 @@ def restorable(pipeline: Pipeline, settings: Settings, at: int | str | None = No
     """Prove a checkpoint, by default the newest, and leave it on this host. at: a checkpoint's id or a savepoint's name."""
     storage, registry = open_storage(pipeline, settings)
     if registry.head() is None:
-        return of_checkpoint(pipeline, RESTORABLE, True, "there is no checkpoint yet")
+        return verdict(pipeline, RESTORABLE, True, "there is no checkpoint yet")
     try:
         done = restore.restore(pipeline, settings, storage, registry, chosen(pipeline, registry, at))
     except WeirError as error:
         return failed(pipeline, RESTORABLE, error)
-    return of_checkpoint(
+    return verdict(
         pipeline,
         RESTORABLE,
         True,
@@ -266,7 +264,7 @@ def input_is_there(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvalu
     except WeirError as error:
         return failed(pipeline, INPUT, error)
     waiting = runtime.lag(pipeline, settings, head)
-    return of_checkpoint(pipeline, INPUT, True, f"{sum(waiting.values())} files are waiting", dict(waiting))
+    return verdict(pipeline, INPUT, True, f"{sum(waiting.values())} files are waiting", dict(waiting))
 
 
 def storage_is_whole(pipeline: Pipeline, settings: Settings, quick: bool = False) -> dg.AssetCheckEvaluation:
@@ -293,4 +291,4 @@ def of_report(pipeline: Pipeline, found: Report) -> dg.AssetCheckEvaluation:
         shown["what"] = dg.MetadataValue.md("\n".join(lines + ([f"- ... and {more} more"] if more > 0 else [])))
         shown["next"] = dg.MetadataValue.text(f"weir fsck {pipeline.name} says what can be done about each")
     said = f"{damage} damaged" if damage else "whole"
-    return of_checkpoint(pipeline, WHOLE, not damage, said, shown)
+    return verdict(pipeline, WHOLE, not damage, said, shown)

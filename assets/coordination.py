@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 
 import dagster as dg
@@ -43,15 +43,21 @@ def coordinate(context: Context, pipeline: Pipeline, settings: Settings) -> Iter
         watcher.end()
         refused = error.verdicts if isinstance(error, GateError) else ()
         watcher.judge([Verdict.from_dict(str(one["stage"]), one) for one in refused])
-        checks.report(context.instance, [checks.failed(pipeline, checks.LAST_RUN, error)])
+        show(context, [checks.failed(pipeline, checks.LAST_RUN, error)])
         raise failure(error) from None  # the cause's trace is Weir's own; a stage's is in the metadata
     except BaseException:
         note_cancelling(context, pipeline, settings)
         raise
     watcher.end()
-    ended = checks.of_checkpoint(pipeline, checks.LAST_RUN, True, metadata.of_run(watcher.run)["outcome"])
-    checks.report(context.instance, [ended, checks.on_time(pipeline, settings)])
+    ended = checks.verdict(pipeline, checks.LAST_RUN, True, metadata.of_run(watcher.run)["outcome"])
+    show(context, [ended, checks.on_time(pipeline, settings), checks.input_is_there(pipeline, settings)])
     yield from watcher.materializations()
+
+
+def show(context: Context, found: Iterable[dg.AssetCheckEvaluation]) -> None:
+    """Show verdicts as this run's."""
+    for one in found:
+        context.log_event(one)
 
 
 class Watcher:
@@ -91,6 +97,9 @@ class Watcher:
         if self._stages.newest is not None:
             self._observe_stages()
         self._judge()
+        if self.run.newest is None:  # what stood there before still does
+            for stage in self._pipeline.stages:
+                show(self._context, checks.recorded(self._pipeline, self._settings, stage))
 
     def materializations(self) -> Iterator[dg.AssetMaterialization]:
         """One of each asset, for the whole run."""
@@ -122,7 +131,7 @@ class Watcher:
 
     def _judge(self) -> None:
         for stage in self._pipeline.stages:
-            checks.report(self._context.instance, checks.of_gates(self._pipeline, stage, self._verdicts))
+            show(self._context, checks.of_gates(self._pipeline, stage, self._verdicts))
         self._verdicts = []
 
     def _history(self) -> dict[str, dg.MetadataValue]:

@@ -18,7 +18,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets import checks
-from assets.coordination import coordinate, failure
+from assets.coordination import coordinate, failure, show
 from assets.names import BESIDE, PIPELINE, pool, restore_job_name
 from configs.settings import Settings
 from pipelines.runtime import data_docs, upkeep
@@ -101,7 +101,7 @@ def restore_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
                 return
             _prove(context, pipeline, settings, config)
         except WeirError as error:
-            checks.report(context.instance, [checks.failed(pipeline, checks.LAST_RUN, error)])
+            show(context, [checks.failed(pipeline, checks.LAST_RUN, error)])
             raise failure(error) from None
         if config.resume:
             for done in coordinate(context, pipeline, settings):
@@ -145,7 +145,7 @@ def _prove(context: dg.OpExecutionContext, pipeline: Pipeline, settings: Setting
         checks.restorable(pipeline, settings, at),
         checks.input_is_there(pipeline, settings),
     ]
-    checks.report(context.instance, found)
+    show(context, found)
     for one in found:
         context.log.info(f"{one.check_name}: {'passed' if one.passed else 'FAILED'}: {one.description}")
     proven = {one.check_name: one for one in found}
@@ -305,7 +305,7 @@ def _upkeep_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
         except WeirError as error:
             raise failure(error) from None
         found = checks.storage_is_whole(pipeline, settings, quick=config.quick)
-        checks.report(context.instance, [found])
+        show(context, [found])
         context.add_output_metadata({**found.metadata, "seconds": round(time.monotonic() - started, 1)})
         if not found.passed:
             raise dg.Failure(

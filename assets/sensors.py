@@ -110,7 +110,7 @@ def run_failure_sensor(
             what = (told.description or what) if told is not None else what
         what = what.splitlines()[0]
         if kind is None:  # it could not say so itself any more
-            died = checks.of_checkpoint(pipeline, checks.LAST_RUN, False, what, {"run": run.run_id})
+            died = checks.verdict(pipeline, checks.LAST_RUN, False, what, {"run": run.run_id})
             checks.report(context.instance, [died])
         if kind in _FOR_A_PERSON:
             return dg.SkipReason(f"nothing that a restore could mend: {what} A person has to {_FOR_A_PERSON[kind]}")

@@ -438,7 +438,7 @@ class DagsterSettings(Section):
         description="When a restore drill runs, in UTC, as cron says it. null: never by itself.",
     )
     upkeep_cron: str | None = Field(
-        "15 2 * * *",
+        "30 4 * * *",
         pattern=_CRON,
         description="When checkpoints are pruned and all storage is checked (`weir prune`, `weir fsck`). null: never by itself.",
     )
