@@ -25,7 +25,7 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.loading import load_pipeline
 from pipelines.runtime.sources.files import FilesReader, SourceFile
 from pipelines.runtime.tenure import open_storage, readers
-from state_ops import lease, restores
+from state_ops import held, lease, restores
 from state_ops.checkpoint import Checkpoint
 from state_ops.lease import DEAD_AFTER_HEARTBEATS, Lease
 from state_ops.registry import SAVEPOINT, Publication, Registry
@@ -58,6 +58,7 @@ FAMILIES = (
     Family("weir_scrape_seconds", "How long reading the pipeline's storage took."),
     Family("weir_coordinator_alive", "1 if a coordinator lives; absent while only more scrapes can tell (another host)."),
     Family("weir_coordinator_generation", "The generation that owns the pipeline: one more for each coordinator."),
+    Family("weir_held", "1 while a gate holds the pipeline: it declined an epoch and no later one is complete; else 0."),
     Family("weir_checkpoint_id", "The newest completed checkpoint; absent before the first."),
     Family("weir_checkpoint_completed_timestamp_seconds", "When the newest checkpoint was completed."),
     Family("weir_checkpoint_interval_seconds", "checkpoints.interval_seconds of the configuration."),
@@ -92,7 +93,8 @@ FAMILIES = (
     Family("weir_restore_last_seconds", "How long the last restore took: fetch, all of it; check, summed over subtasks.", ("phase",)),
 )  # fmt: skip
 
-_ROWS = ("in", "out", "late", "dropped", "null_key", "waiting", "duplicate")
+_ROWS = ("in", "out", "late", "dropped", "null_key", "quarantined", "waiting", "duplicate")
+_OF_A_STAGE = ("stage", "gate", "upload")  # phases whose name goes on with the stage's uid
 _TOTALS = {
     "weir_epochs_total": "epochs",
     "weir_rows_read_total": "rows_read",
@@ -115,6 +117,7 @@ class Look:
     publications: Sequence[Publication]
     waiting: Mapping[str, Sequence[SourceFile]]
     restored: Restored | None
+    held: bool = False
 
 
 class Watched:
@@ -153,6 +156,7 @@ class Watched:
             publications=registry.publications(),
             waiting={name: reader.backlog(offsets.get(name)) for name, reader in sources.items()},
             restored=restores.newest(storage),
+            held=held.read(storage) is not None,
         )
 
     def _alive(self, holder: Lease | None, now: float) -> bool | None:
@@ -240,6 +244,7 @@ def samples(look: Look) -> Iterator[Sample]:
     if look.alive is not None:
         yield "weir_coordinator_alive", (), float(look.alive)
     yield "weir_coordinator_generation", (), float(look.generation)
+    yield "weir_held", (), float(look.held)
     yield "weir_checkpoint_interval_seconds", (), look.interval
     yield "weir_retained_checkpoints", (), float(len(look.retained))
     yield "weir_savepoints", (), float(look.savepoints)
@@ -272,7 +277,8 @@ def _of_head(head: Checkpoint) -> Iterator[Sample]:
         yield "weir_storage_transferred_bytes_total", (direction,), float(head.totals.get(recorded, 0))
     for phase, ms in head.ms.items():
         kind, _, uid = phase.partition(":")
-        yield "weir_epoch_phase_seconds", (kind, uid), ms / 1000
+        of = (kind, uid) if kind in _OF_A_STAGE else (phase.replace(":", "_"), "")
+        yield "weir_epoch_phase_seconds", of, ms / 1000
     for uid, micros in head.watermarks.items():
         yield "weir_watermark_timestamp_seconds", (uid,), micros / 1e6
     for table, ids in head.sinks.items():

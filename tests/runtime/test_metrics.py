@@ -27,8 +27,9 @@ from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.metrics import Exporter, Look, Watched, samples
 from pipelines.runtime.run import RunOptions, open_storage, run
 from state_ops import lease
-from state_ops.errors import ConfigurationError, DamageError, WeirError
+from state_ops.errors import ConfigurationError, DamageError, GateError, WeirError
 from tests.recovery.small import Bank, successor, until
+from tests.runtime.test_gates import between, gated
 from tests.runtime.test_per_key_runs import COLUMNS, _dicts, a_pipeline, landed
 
 Scraped = dict[tuple[str, ...], float]
@@ -169,6 +170,21 @@ def test_checkpoints_that_a_table_lacks(bank: Bank, monkeypatch):
     assert found["weir_unpublished_checkpoints", "small"] == 1
     assert found["weir_sink_checkpoint_id", "small", "booked"] == 2
     assert found["weir_sink_published_checkpoint_id", "small", "booked"] == 1
+
+
+def test_a_gate_that_holds_the_pipeline_until_a_later_epoch_is_well(tmp_path: Path):
+    bank = gated(tmp_path, between("amount", 0, 1), between("rows_in", 10, 10, of="figures"))
+    with pytest.raises(GateError):
+        bank.epochs(1, 2)
+    found = scraped(bank)
+    assert found["weir_held", "small"] == 1 and found["weir_checkpoint_id", "small"] == 1
+    assert found["weir_epoch_phase_seconds", "seal_gates", "small", ""] > 0
+    assert ("weir_epoch_phase_seconds", "gate", "small", "accounts") in found
+    (bank.site.landing / "00002.parquet").unlink()
+    bank.land(1)  # its name was read already
+    (bank.site.landing / "00001.parquet").rename(bank.site.landing / "00003.parquet")
+    bank.epochs()
+    assert scraped(bank)["weir_held", "small"] == 0
 
 
 def test_restores_that_were_well_and_one_that_was_not(bank: Bank, monkeypatch):
