@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from typing import Any
 
 import dagster as dg
+import structlog
 
 from assets import checks, history, metadata
 from assets.metadata import Tally
-from assets.names import CHECKPOINT, REASON, TICK, TRIGGER, key, table_key
+from assets.names import CHECKPOINT, COORDINATES, PROCESS, REASON, TICK, TRIGGER, key, table_key
 from configs.settings import Settings
 from pipelines.runtime import run as runtime
 from pipelines.runtime.definition import Pipeline
@@ -19,8 +23,10 @@ from pipelines.runtime.run import RunOptions
 from pipelines.runtime.workshop import EpochReport
 from state_ops import lease
 from state_ops.checkpoint import Checkpoint
-from state_ops.errors import GateError, StageError, WeirError
+from state_ops.errors import BusyError, FencedError, GateError, StageError, WeirError
 from state_ops.pending import Trigger
+
+log = structlog.get_logger("weir.dagster")
 
 Context = dg.AssetExecutionContext | dg.OpExecutionContext
 
@@ -34,30 +40,55 @@ def coordinate(context: Context, pipeline: Pipeline, settings: Settings) -> Iter
 
     Raises dagster.Failure for an error that Weir knows, with what, where and what next.
     """
+    introduce(context, pipeline)
     watcher = Watcher(context, pipeline, settings)
     try:
         with closing(runtime.run(pipeline, settings, _options(context, settings))) as reports:  # type: ignore[type-var]
             for report in reports:
-                watcher.see(report)
+                with showing("an epoch"):
+                    watcher.see(report)
     except WeirError as error:
-        watcher.end()
-        refused = error.verdicts if isinstance(error, GateError) else ()
-        watcher.judge([Verdict.from_dict(str(one["stage"]), one) for one in refused])
-        show(context, [checks.failed(pipeline, checks.LAST_RUN, error)])
+        with showing("the end of a failed run"):
+            watcher.end()
+            refused = error.verdicts if isinstance(error, GateError) else ()
+            watcher.judge([Verdict.from_dict(str(one["stage"]), one) for one in refused])
+        told_of(context, pipeline, error)
         raise failure(error) from None  # the cause's trace is Weir's own; a stage's is in the metadata
-    except BaseException:
-        note_cancelling(context, pipeline, settings)
-        raise
-    watcher.end()
-    ended = checks.verdict(pipeline, checks.LAST_RUN, True, metadata.of_run(watcher.run)["outcome"])
-    show(context, [ended, checks.on_time(pipeline, settings), checks.input_is_there(pipeline, settings)])
+    with showing("the end of a run"):
+        watcher.end()
+        ended = checks.verdict(pipeline, checks.LAST_RUN, True, metadata.of_run(watcher.run)["outcome"])
+        show(context, [ended, checks.on_time(pipeline, settings), checks.input_is_there(pipeline, settings)])
     yield from watcher.materializations()
+
+
+@contextmanager
+def showing(what: str) -> Iterator[None]:
+    """What is only shown must not end a run that does well: its database may be locked, a table be gone, a source not answer."""
+    try:
+        yield
+    except Exception as error:
+        log.warning("could not be shown in Dagster", what=what, error=f"{type(error).__name__}: {error}")
+
+
+def introduce(context: Context, pipeline: Pipeline) -> None:
+    """Say which pipeline a run coordinates, and which process that is: sensors know it by that, whatever job it is of."""
+    pid = os.getpid()
+    said = {COORDINATES: pipeline.name, PROCESS: f"{socket.gethostname()}|{pid}|{lease.born(pid)}"}
+    with showing("whose run this is"):
+        context.instance.add_run_tags(context.run.run_id, said)
 
 
 def show(context: Context, found: Iterable[dg.AssetCheckEvaluation]) -> None:
     """Show verdicts as this run's."""
     for one in found:
         context.log_event(one)
+
+
+def told_of(context: Context, pipeline: Pipeline, error: WeirError) -> None:
+    """Show that a run failed. One that found another coordinator at work says nothing about the pipeline."""
+    if not isinstance(error, BusyError | FencedError):
+        with showing("why a run failed"):
+            show(context, [checks.failed(pipeline, checks.LAST_RUN, error)])
 
 
 class Watcher:
@@ -84,6 +115,7 @@ class Watcher:
             self._observe_epochs(report.checkpoint)
         if now - self._stages_at >= _STAGES_SECONDS:
             self._observe_stages()
+            self._judge()
 
     def judge(self, verdicts: list[Verdict]) -> None:
         """Report what gates said."""
@@ -106,12 +138,18 @@ class Watcher:
         pipeline, run = self._pipeline, self.run
         storage, _ = runtime.open_storage(pipeline, self._settings)
         for stage in pipeline.stages:
-            shown = metadata.of_stage_run(pipeline, run, stage, storage)
+            shown: dict[str, Any] = {}
+            with showing(f"the run of {stage.uid}"):
+                shown = metadata.of_stage_run(pipeline, run, stage, storage)
             yield dg.AssetMaterialization(key(pipeline, stage.uid), metadata=shown)
             for sink in stage.sinks:
-                shown = metadata.of_table_run(pipeline, run, stage, sink, storage)
+                shown = {}
+                with showing(f"the table {sink.table}"):
+                    shown = metadata.of_table_run(pipeline, run, stage, sink, storage)
                 yield dg.AssetMaterialization(table_key(pipeline, sink.table), metadata=shown)
-        shown = metadata.of_run(run) | (self._history() if run.newest is not None else {})
+        shown = metadata.of_run(run)
+        with showing("the last epochs"):
+            shown |= self._history() if run.newest is not None else {}
         yield dg.AssetMaterialization(key(pipeline, CHECKPOINT), metadata=shown)
 
     def _observe_epochs(self, row: Checkpoint) -> None:
@@ -138,14 +176,6 @@ class Watcher:
         self._history_at = time.monotonic()
         found = history.points(self._context.instance, key(self._pipeline, CHECKPOINT))
         return {"history": history.as_plot(found), "last epochs": history.as_table(found)} if found else {}
-
-
-def note_cancelling(context: Context, pipeline: Pipeline, settings: Settings) -> None:
-    """If it is a person who ends this run, leave word of it: sensors begin nothing again then."""
-    run = context.instance.get_run_by_id(context.run.run_id)
-    if run is not None and run.status is dg.DagsterRunStatus.CANCELING:
-        storage, _ = runtime.open_storage(pipeline, settings)
-        lease.cancelled(storage, run.run_id)
 
 
 def failure(error: WeirError) -> dg.Failure:

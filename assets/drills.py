@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 
 from assets import history
-from assets.coordination import failure
+from assets.coordination import failure, show, showing
 from assets.names import BESIDE, CHECKPOINT, DRILL, AssetJob, key
 from configs.settings import Settings
 from pipelines.runtime import drill as drills
@@ -44,6 +44,11 @@ def asset(pipeline: Pipeline, settings: Settings) -> dg.AssetsDefinition:
         try:
             done = drills.drill(pipeline, settings)
         except WeirError as error:
+            with showing("that a drill failed"):
+                said = dg.AssetCheckEvaluation(
+                    asset_key=own, check_name=COMES_BACK, passed=False, description=error.what
+                )
+                show(context, [said])
             raise failure(error) from None
         yield dg.MaterializeResult(
             asset_key=own, metadata=_shown(context.instance, own, done), check_results=_verdicts(settings, done)
@@ -82,8 +87,9 @@ def _shown(instance: dg.DagsterInstance, own: dg.AssetKey, done: Drilled) -> dic
         "recovery seconds": seconds,
         "restore seconds": round(done.restore_seconds, 3),
         "data-loss window seconds": loss,
-        "history": history.drills_plot(instance, own, (done.drilled_at, seconds, loss)),
     }
+    with showing("the last drills"):
+        shown["history"] = history.drills_plot(instance, own, (done.drilled_at, seconds, loss))
     if done.restored is not None:
         shown |= {"bytes": done.restored.bytes_total, "files": done.restored.files}
     if done.replay is not None:
@@ -104,7 +110,8 @@ def _verdicts(settings: Settings, done: Drilled) -> list[dg.AssetCheckResult]:
     return [
         dg.AssetCheckResult(
             check_name=COMES_BACK,
-            passed=not done.problems,
+            passed=not done.problems and done.replay is not None,
+            severity=dg.AssetCheckSeverity.ERROR if done.problems else dg.AssetCheckSeverity.WARN,
             description="; ".join(done.problems) or f"checkpoint {done.checkpoint} was restored, {compared}",
         ),
         dg.AssetCheckResult(

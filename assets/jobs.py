@@ -18,7 +18,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets import checks
-from assets.coordination import coordinate, failure, show
+from assets.coordination import coordinate, failure, introduce, show, showing, told_of
 from assets.names import BESIDE, PIPELINE, pool, restore_job_name
 from configs.settings import Settings
 from pipelines.runtime import data_docs, upkeep
@@ -27,7 +27,7 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.state_reader import chosen
 from pipelines.runtime.stopping import ask_to_stop
 from pipelines.runtime.tenure import busy, open_storage
-from state_ops import lease
+from state_ops import halt, lease
 from state_ops.errors import ConfigurationError, DamageError, WeirError
 from state_ops.lease import Request
 
@@ -95,17 +95,21 @@ def restore_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
 
     @dg.op(name=f"{pipeline.name}_restore", pool=pool(pipeline), out=dg.Out(dg.Nothing))
     def restore(context: dg.OpExecutionContext, config: RestoreConfig) -> None:
+        introduce(context, pipeline)
         try:
             if _outdated(pipeline, settings, config):
                 context.log.info(f"generation {config.generation} has a successor already: there is nothing to restore")
                 return
             _prove(context, pipeline, settings, config)
         except WeirError as error:
-            show(context, [checks.failed(pipeline, checks.LAST_RUN, error)])
+            told_of(context, pipeline, error)
             raise failure(error) from None
         if config.resume:
             for done in coordinate(context, pipeline, settings):
                 context.log_event(done)
+            with showing("that a run went on"):  # perhaps from an earlier checkpoint than was proven
+                said = "a run went on from it, or from the newest one that is whole"
+                show(context, [checks.verdict(pipeline, checks.RESTORABLE, True, said)])
 
     @dg.job(
         name=restore_job_name(pipeline),
@@ -145,7 +149,10 @@ def _prove(context: dg.OpExecutionContext, pipeline: Pipeline, settings: Setting
         checks.restorable(pipeline, settings, at),
         checks.input_is_there(pipeline, settings),
     ]
-    show(context, found)
+    # A look at sizes alone takes no damage back that a full check has found, nor does an older checkpoint speak for the newest.
+    kept = [one for one in found if not (one.check_name == checks.WHOLE and one.passed)]
+    with showing("what was proven"):
+        show(context, [one for one in kept if at is None or one.check_name != checks.RESTORABLE])
     for one in found:
         context.log.info(f"{one.check_name}: {'passed' if one.passed else 'FAILED'}: {one.description}")
     proven = {one.check_name: one for one in found}
@@ -252,11 +259,10 @@ def _rewound(
         yield "nothing was changed: dry_run"
         return
     rewinding.check(plan, pipeline.name, config.force)
-    if config.stop and lease.watch(storage):
-        ask_to_stop(pipeline, settings, Request(upkeep.STOP, reason=config.reason))
-    done = upkeep.rewind(pipeline, settings, int(meant.id), force=config.force, reason=config.reason)
-    if config.stop:
-        lease.resume(storage)
+    with halt.during(storage, "rewind job"):
+        if config.stop and lease.watch(storage):
+            ask_to_stop(pipeline, settings, Request(upkeep.STOP, trigger="job", reason=config.reason))
+        done = upkeep.rewind(pipeline, settings, int(meant.id), force=config.force, reason=config.reason)
     yield f"{pipeline.name} is at checkpoint {done.id}, {done.reason}; the next run goes on from there"
 
 

@@ -228,9 +228,10 @@ def of_table_run(pipeline: Pipeline, tally: Tally, stage: Stage, sink: DeltaSink
         return shown | {"outcome": "not made yet: nothing was handed out"}
     names = [column.name for column in handle.schema().fields]
     same = {name: [dg.TableColumnDep(key(pipeline, stage.uid), name)] for name in names}
+    rows = _row_count(handle)
     return shown | {
         "Delta version": handle.version(),
-        "dagster/row_count": _row_count(handle),
+        **({} if rows is None else {"dagster/row_count": rows}),
         "dagster/column_schema": _schema(handle),
         "dagster/column_lineage": dg.TableColumnLineage(same),
     }
@@ -286,9 +287,10 @@ def _schema(handle: DeltaTable) -> dg.TableSchema:
     )
 
 
-def _row_count(handle: DeltaTable) -> int:
+def _row_count(handle: DeltaTable) -> int | None:
     added = pa.table(handle.get_add_actions(flatten=True))
-    return int(sum(added.column("num_records").to_pylist())) if "num_records" in added.column_names else 0
+    counts = added.column("num_records").to_pylist() if "num_records" in added.column_names else [None]
+    return None if None in counts else sum(counts)  # another writer may leave the number out
 
 
 def _table(what: str, value: str, rows: Mapping[str, float]) -> dg.MetadataValue:

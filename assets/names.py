@@ -19,6 +19,8 @@ CHECKPOINT, DRILL, TABLES = "checkpoint", "restore_drill", "tables"
 # Runs that coordinate a pipeline carry the first: there is one of them at a time. Those beside them carry the second.
 PIPELINE, BESIDE = "weir/pipeline", "weir/beside"
 TRIGGER, REASON, TICK, GENERATION = "weir/trigger", "weir/reason", "weir/tick", "weir/generation"
+# What a run that coordinates says of itself once it has begun, whatever job it is of: which pipeline, and the process.
+COORDINATES, PROCESS = "weir/coordinates", "weir/process"
 
 
 def key(pipeline: Pipeline, *names: str) -> dg.AssetKey:

@@ -10,7 +10,7 @@ The decisions are in `pipelines.runtime.sensor`; here they meet Dagster's runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import dagster as dg
 from dagster import DagsterRunStatus
@@ -18,14 +18,14 @@ from dagster import DagsterRunStatus
 from assets import checks
 from assets.coordination import KIND
 from assets.jobs import RestoreConfig
-from assets.names import GENERATION, REASON, TICK, TRIGGER, AssetJob, job_name, restore_job_name
+from assets.names import COORDINATES, GENERATION, PROCESS, REASON, TICK, TRIGGER, AssetJob, job_name, restore_job_name
 from configs.settings import Settings
 from pipelines.runtime import sensor as decisions
 from pipelines.runtime import upkeep
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.sensor import Action, Decision, Memory, restore_key
 from pipelines.runtime.tenure import open_storage
-from state_ops import lease
+from state_ops import halt, lease
 from state_ops.lease import Request
 
 _UNFINISHED = [
@@ -36,6 +36,7 @@ _UNFINISHED = [
     DagsterRunStatus.CANCELING,
 ]
 _WATCH_SECONDS = 30
+_FROM_ASSETS = "__ASSET_JOB"  # what Dagster calls the job of who clicks Materialize
 
 # What a replay would only repeat, and what somebody else has taken over.
 _FOR_A_PERSON = {
@@ -67,8 +68,12 @@ def checkpoint_sensor(
         "no coordinator is alive, for a restore when one died.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        memory = Memory.from_json(context.cursor)
+        newest = _newest(context.instance, pipeline, set(keys))
+        if newest is not None and newest.status is DagsterRunStatus.CANCELED:
+            memory = decisions.note_cancelled(pipeline, settings, memory, newest.run_id)
         sight = decisions.observe(pipeline, settings, _unfinished(context.instance, pipeline, set(keys)))
-        decision = decisions.decide(sight, Memory.from_json(context.cursor), settings.dagster.max_lag_files)
+        decision = decisions.decide(sight, memory, settings.dagster.max_lag_files)
         context.update_cursor(decision.memory.to_json())
         if decision.gone is not None:
             _end(context, decision.gone)
@@ -109,7 +114,8 @@ def run_failure_sensor(
             kind = str(told.metadata[KIND].value) if told is not None and KIND in told.metadata else kind
             what = (told.description or what) if told is not None else what
         what = what.splitlines()[0]
-        if kind is None:  # it could not say so itself any more
+        newest = _newest(context.instance, pipeline, set(keys))
+        if kind is None and newest is not None and newest.run_id == run.run_id:  # it could not say so itself any more
             died = checks.verdict(pipeline, checks.LAST_RUN, False, what, {"run": run.run_id})
             checks.report(context.instance, [died])
         if kind in _FOR_A_PERSON:
@@ -118,6 +124,10 @@ def run_failure_sensor(
             return dg.SkipReason(f"another coordinator has it: {what}")
         if run.job_name == restore_job_name(pipeline) and kind == "DamageError":
             return dg.SkipReason(f"the restore itself failed, a person has to repair or rewind: {what}")
+        if run.job_name == restore_job_name(pipeline):
+            return dg.SkipReason(
+                f"the restore itself failed; the checkpoint sensor tries again, ever more rarely: {what}"
+            )
         others = [one for one in _unfinished(context.instance, pipeline, set(keys)) if one != run.run_id]
         if others:
             return dg.SkipReason(f"run {others[0][:8]} follows already")
@@ -127,8 +137,9 @@ def run_failure_sensor(
             return dg.SkipReason(f"it had not begun, so there is nothing to restore: {what}")
         if lease.watch(storage):
             return dg.SkipReason(f"the coordinator of generation {holder.generation} is alive")
-        if holder.halted:
-            return dg.SkipReason(f"a person {holder.outcome} it")
+        halted = halt.read(storage)
+        if halted is not None:
+            return dg.SkipReason(f"{halted.how} by a person ({halted.why})")
         if holder.run_id != run.run_id:
             return dg.SkipReason(f"generation {holder.generation} was not its own: the checkpoint sensor sees to it")
         tags = {TRIGGER: "sensor", REASON: f"run {run.run_id[:8]} failed: {what}"}
@@ -151,7 +162,7 @@ def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Ass
         seen = json.loads(context.cursor) if context.cursor else {}
         sight = decisions.observe(pipeline, settings, _unfinished(context.instance, pipeline, set(keys)))
         memory, alive = decisions.watched(sight, Memory.from_json(seen.get("memory")))
-        holder, said = sight.holder, []
+        holder, said = sight.holder, [*_end_dead(context, sight.unfinished)]
         if holder is None:
             said.append("there was no coordinator yet")
         elif alive:
@@ -159,7 +170,7 @@ def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Ass
             orphan = _is_over(context.instance, holder.run_id)
             if orphan and seen.get("orphan") == holder.generation:  # twice in a row: it is not just about to end
                 storage, _ = open_storage(pipeline, settings)
-                lease.send(storage, Request(upkeep.STOP, reason="its run in Dagster is over"))
+                lease.send(storage, Request(upkeep.STOP, trigger="watchdog", reason="its run in Dagster is over"))
                 said.append("its run in Dagster is over: asked it to end")
             seen["orphan"] = holder.generation if orphan and "asked it to end" not in said[-1] else None
         elif holder.stopped:
@@ -170,10 +181,10 @@ def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Ass
                 _end(context, holder.run_id)
                 said.append(f"run {holder.run_id[:8]} is marked as failed")
         overdue = checks.on_time(pipeline, settings)
-        if overdue.passed != seen.get("on_time", True):
+        if overdue.passed != _last_passed(context.instance, overdue.asset_check_key):
             checks.report(context.instance, [overdue])
         said.append(overdue.description or "")
-        seen |= {"memory": memory.to_json(), "on_time": overdue.passed}
+        seen |= {"memory": memory.to_json()}
         context.update_cursor(json.dumps(seen))
         return dg.SkipReason("; ".join(said))
 
@@ -195,16 +206,52 @@ def _restore(pipeline: Pipeline, generation: int, tags: dict[str, str], run_key:
 
 
 def _coordinates(run: dg.DagsterRun, pipeline: Pipeline, keys: set[dg.AssetKey]) -> bool:
-    """Whether a run coordinates the pipeline: of its jobs, or started from its assets."""
-    return run.job_name in (job_name(pipeline), restore_job_name(pipeline)) or bool(
-        keys & (run.asset_selection or set())
+    """Whether a run coordinates the pipeline: it says so, or is of its jobs, or was started from its assets."""
+    return (
+        run.tags.get(COORDINATES) == pipeline.name
+        or run.job_name in (job_name(pipeline), restore_job_name(pipeline))
+        or bool(keys & (run.asset_selection or set()))
     )
+
+
+def _filters(pipeline: Pipeline, statuses: Sequence[DagsterRunStatus] = ()) -> list[dg.RunsFilter]:
+    """Where such runs are found, without looking through those of others: by what they say, by job, and those from assets."""
+    return [
+        dg.RunsFilter(statuses=statuses, tags={COORDINATES: pipeline.name}),
+        *(dg.RunsFilter(statuses=statuses, job_name=name) for name in (job_name(pipeline), restore_job_name(pipeline))),
+        dg.RunsFilter(statuses=statuses, job_name=_FROM_ASSETS),
+    ]
 
 
 def _unfinished(instance: dg.DagsterInstance, pipeline: Pipeline, keys: set[dg.AssetKey]) -> list[str]:
     """Runs that coordinate the pipeline and have not ended."""
-    runs = instance.get_runs(dg.RunsFilter(statuses=_UNFINISHED), limit=100)
-    return [run.run_id for run in runs if _coordinates(run, pipeline, keys)]
+    found = [run for where in _filters(pipeline, _UNFINISHED) for run in instance.get_runs(where, limit=100)]
+    return list(dict.fromkeys(run.run_id for run in found if _coordinates(run, pipeline, keys)))
+
+
+def _newest(instance: dg.DagsterInstance, pipeline: Pipeline, keys: set[dg.AssetKey]) -> dg.DagsterRun | None:
+    """The run of the pipeline that was asked for last."""
+    found = [record for where in _filters(pipeline) for record in instance.get_run_records(where, limit=5)]
+    mine = [record for record in found if _coordinates(record.dagster_run, pipeline, keys)]
+    return max(mine, key=lambda record: record.storage_id).dagster_run if mine else None
+
+
+def _end_dead(context: dg.SensorEvaluationContext, run_ids: Sequence[str]) -> Iterator[str]:
+    """Mark runs as failed whose process on this host is gone, also one that held no lease; yields what was done, in words."""
+    for run_id in run_ids:
+        run = context.instance.get_run_by_id(run_id)
+        host, _, rest = (run.tags.get(PROCESS) or "" if run is not None else "").partition("|")
+        pid, _, born = rest.partition("|")
+        if pid.isdigit() and lease.process_lives(host, int(pid), born) is False:
+            _end(context, run_id)
+            yield f"run {run_id[:8]} is marked as failed: its process is gone"
+
+
+def _last_passed(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> bool:
+    """What a check said last; one that never said anything has not failed."""
+    found = instance.event_log_storage.get_latest_asset_check_execution_by_key([check]).get(check)
+    event = found.event.dagster_event if found is not None and found.event is not None else None
+    return event is None or event.asset_check_evaluation_data.passed
 
 
 def _is_over(instance: dg.DagsterInstance, run_id: str | None) -> bool:

@@ -34,7 +34,7 @@ from pipelines.flights import aircraft_rotation, pipeline
 from pipelines.runtime import run as runtime
 from pipelines.runtime import state_reader
 from pipelines.runtime.sinks.delta import table_path
-from state_ops import lease
+from state_ops import halt, lease
 from state_ops.checkpoint import Checkpoint
 from state_ops.errors import BusyError, DamageError, TransientError, WeirError
 from state_ops.lease import Request
@@ -260,9 +260,7 @@ def _stop(settings: Settings, watch: Watch, still_well: Callable[[], None]) -> N
     while _unfinished() and time.monotonic() < deadline:
         still_well()
         time.sleep(settings.run.poll_seconds)
-    lease.resume(
-        watch.storage
-    )  # it was the demo that stopped it, not a person: `make ui` shows a pipeline that goes on
+    halt.clear(watch.storage)  # it was the demo that stopped it, not a person: `make ui` shows a pipeline that goes on
     _step("The coordinator stopped at a barrier, its Dagster run has ended")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import logging
 import os
 import signal
@@ -38,7 +39,7 @@ from pipelines.runtime.sinks.delta import table_path
 from pipelines.runtime.stopping import ask_to_stop
 from pipelines.runtime.tenure import open_storage
 from pipelines.runtime.workshop import EpochReport, bottleneck
-from state_ops import held, lease
+from state_ops import halt, held, lease
 from state_ops.checkpoint import Checkpoint, from_micros
 from state_ops.errors import StageError, WeirError
 from state_ops.lease import Request
@@ -194,7 +195,7 @@ def resume(pipeline: Name) -> None:
     found, settings = find(pipeline)
     storage, _ = open_storage(found, settings)
     out.print(
-        f"{pipeline} {'goes on as soon as files wait.' if lease.resume(storage) else 'was not stopped by a person.'}"
+        f"{pipeline} {'goes on as soon as files wait.' if halt.clear(storage) else 'was not stopped by a person.'}"
     )
 
 
@@ -210,8 +211,12 @@ def status(pipeline: Name, json: Json = False) -> None:
     alive = {True: "running", False: "not running", None: "unknown (on another host)"}[holder["alive"]]
     where = f"  (process {holder['pid']} on {holder['host']})" if holder["alive"] else ""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    how = f"  ({holder['outcome']} by a person: weir resume {pipeline})" if holder["outcome"] in lease.HALTED else ""
-    table.add_row("coordinator", alive + where + how)
+    table.add_row("coordinator", alive + where)
+    if facts["halted"] is not None:
+        halted = facts["halted"]
+        table.add_row(
+            "halted", f"{halted['how']} by a person at {halted['when']} ({halted['why']}): weir resume {pipeline}"
+        )
     if head is None:
         table.add_row("checkpoint", f"none yet: weir run {pipeline}")
     else:
@@ -240,7 +245,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
     """What `weir status` says, JSON-ready. Reads only; starts no JVM."""
     storage, registry = open_storage(pipeline, settings)
     head, holder = registry.head(), lease.read(storage)
-    holds = held.read(storage)
+    holds, halted = held.read(storage), halt.read(storage)
     return {
         "pipeline": pipeline.name,
         "storage": storage.uri,
@@ -252,6 +257,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
             "outcome": holder.outcome if holder else None,
             "generation": registry.generation(),
         },
+        "halted": None if halted is None else dataclasses.asdict(halted),
         "last_checkpoint": None if head is None else _brief(head),
         "held": None if holds is None else holds.to_dict(),
         "lag": dict(runtime.lag(pipeline, settings, head)),

@@ -25,7 +25,7 @@ from pipelines.runtime.state_fit import structure
 from pipelines.runtime.tenure import open_storage as open_storage
 from pipelines.runtime.tenure import readers
 from pipelines.runtime.workshop import Cut, EpochReport, Workshop
-from state_ops import held, lease
+from state_ops import halt, held, lease
 from state_ops.checkpoint import Checkpoint
 from state_ops.coordinator import Coordinator, Policy, retry_pause
 from state_ops.errors import (
@@ -38,6 +38,7 @@ from state_ops.errors import (
     TransientError,
     WeirError,
 )
+from state_ops.halt import Halt
 from state_ops.ids import CheckpointId
 from state_ops.lease import Heartbeat, Request
 from state_ops.pending import Trigger
@@ -100,7 +101,7 @@ def run(
     failed for good. Everything that a failed epoch staged has been discarded by then.
     """
     with owning(pipeline, settings, executor, options.run_id) as tenure:
-        tenure.heartbeat.halt = None  # whoever runs epochs has begun again
+        halt.clear(tenure.shop.storage)  # whoever runs epochs has begun again
         head = tenure.head if options.start_from is None else start(tenure, settings, options.start_from)
         check_fits(pipeline, head)
         tenure.shop.held = held.is_there(tenure.shop.storage)
@@ -230,6 +231,7 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
             loop.catching_up = False
         if options.drain and not backlog and (yield from _drain(shop, loop, options.reason)):
             heartbeat.outcome = "drained"
+            halt.write(shop.storage, Halt("drained", options.reason))
             return
         waiting_since = waiting_since if waiting_since is not None else time.monotonic()
         if (
@@ -257,6 +259,9 @@ def _stopped(shop: Workshop, loop: Loop, heartbeat: Heartbeat, stop: Request, re
     if any(request.delete for request in ended):
         upkeep.end(shop)
     heartbeat.outcome = "drained" if stop.drain else "stopped"
+    by_a_person = [request for request in ended if request.trigger == Trigger.MANUAL]
+    if by_a_person:
+        halt.write(shop.storage, Halt(heartbeat.outcome, by_a_person[0].reason))
 
 
 def _waiting(shop: Workshop, air: InFlight) -> set[tuple[str, str]]:

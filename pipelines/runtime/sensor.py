@@ -16,15 +16,14 @@ from enum import StrEnum
 from configs.settings import Settings
 from pipelines.runtime import run as runtime
 from pipelines.runtime.definition import Pipeline
-from state_ops import held, lease
+from state_ops import halt, held, lease
+from state_ops.halt import Halt
 from state_ops.ids import CheckpointId, Generation
 from state_ops.lease import DEAD_AFTER_HEARTBEATS, Lease, Request
 
 # A run that brought no checkpoint is asked for again after 2, 4, 8 ... ticks: input that fails every run must not fill
 # the orchestrator with runs, and needs nobody once it is repaired.
 _LONGEST_PAUSE = 32
-
-_HALTED = {"stopped": "stopped", "drained": "drained and stopped", "cancelled": "cancelled"}
 
 
 class Action(StrEnum):
@@ -42,7 +41,8 @@ class Sight:
 
     alive: whether the lease's holder lives, None if only watching its counter can tell. waiting: files that were not
     read. asked: a barrier request waits to be taken. unfinished: runs of this pipeline that the orchestrator counts as
-    queued or running. unapplied: a stage has rows of earlier epochs to apply. held: why an epoch was held, if a gate did that.
+    queued or running. unapplied: a stage has rows of earlier epochs to apply. held: why an epoch was held, if a gate did that. halted:
+    a person has ended the pipeline.
     """
 
     holder: Lease | None
@@ -53,6 +53,7 @@ class Sight:
     unfinished: tuple[str, ...] = ()
     unapplied: bool = False
     held: str | None = None
+    halted: Halt | None = None
 
     @property
     def died(self) -> bool:
@@ -65,8 +66,9 @@ class Memory:
     """What a sensor remembers between its ticks; its cursor.
 
     tick: how many there were. generation, counter, since, observer: the heartbeat last seen, and when it was new, in
-    seconds on that host's monotonic clock. resumed: the last generation whose death was answered with a run.
+    seconds on that host's monotonic clock. resumed: the last generation whose death was answered with a restore.
     runs, run_tick, run_head: how many runs in a row were asked for on top of the same head, and at which tick the last.
+    cancelled: the last run whose cancelling was noted.
     """
 
     tick: int = 0
@@ -78,6 +80,7 @@ class Memory:
     runs: int = 0
     run_tick: int = 0
     run_head: CheckpointId | None = None
+    cancelled: str | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -117,6 +120,7 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
         unfinished=tuple(unfinished),
         unapplied=bool(runtime.unapplied(head)),
         held=None if found is None else found.message.splitlines()[0],
+        halted=halt.read(storage),
     )
 
 
@@ -125,6 +129,15 @@ def watched(sight: Sight, memory: Memory) -> tuple[Memory, bool]:
     now = time.monotonic()
     memory = _watched(memory, sight.holder, socket.gethostname(), now)
     return memory, _lives(sight, memory, now)
+
+
+def note_cancelled(pipeline: Pipeline, settings: Settings, memory: Memory, run_id: str) -> Memory:
+    """A person has cancelled the newest run of this pipeline: nobody but a person begins again. Once for each run."""
+    if memory.cancelled == run_id:
+        return memory
+    storage, _ = runtime.open_storage(pipeline, settings)
+    halt.write(storage, Halt("cancelled", f"run {run_id[:8]}"))
+    return replace(memory, cancelled=run_id)
 
 
 def ask(pipeline: Pipeline, settings: Settings, decision: Decision) -> Request:
@@ -150,23 +163,17 @@ def decide(
     others = [run for run in sight.unfinished if run != gone]
     if others:
         return Decision(Action.WAIT, f"run {others[0][:8]} of this pipeline is queued or starting", memory, gone=gone)
-    if holder is not None and died and memory.resumed != holder.generation:
+    if sight.halted is not None:
         reason = (
-            f"the coordinator of generation {holder.generation} (process {holder.pid} on {holder.host}) died: "
-            f"restore and resume, {_files(sight.waiting)} waiting"
+            f"{sight.halted.how} by a person ({sight.halted.why}), {_files(sight.waiting)} waiting: it begins again with "
+            "Materialize, `weir run` or `weir resume`"
         )
-        return _run(sight, replace(memory, resumed=holder.generation), reason, restore_key(holder.generation), gone)
-    if holder is not None and holder.halted:
-        reason = (
-            f"{_HALTED[holder.outcome or '']} by a person, {_files(sight.waiting)} waiting: it begins again with Materialize, "
-            "`weir run` or `weir resume`"
-        )
-        return Decision(Action.WAIT, reason, memory)
-    if sight.held is not None:
+        return Decision(Action.WAIT, reason, memory, gone=gone)
+    if sight.held is not None and not died:
         return Decision(
             Action.WAIT, f"held: {sight.held}. Repair the input or correct the gate, then Materialize", memory
         )
-    if not (behind or sight.unapplied):
+    if not (behind or sight.unapplied or died):
         return Decision(Action.WAIT, f"nothing to do: {_idle(sight)}, no coordinator needed", memory, gone=gone)
     due = memory.run_tick + min(2**memory.runs, _LONGEST_PAUSE)
     if memory.runs and memory.run_head == sight.head and memory.tick < due:
@@ -178,10 +185,18 @@ def decide(
             memory,
             gone=gone,
         )
-    generation = holder.generation if holder else 0
+    generation = holder.generation if holder else Generation(0)
     key = f"g{generation}-c{sight.head or 0}-f{sight.waiting}-t{memory.tick}"
-    new = f"{_files(sight.waiting)} new" if behind else "a stage has rows of earlier epochs to apply"
-    return _run(sight, memory, new, key, gone)
+    if holder is not None and died:
+        reason = (
+            f"the coordinator of generation {generation} (process {holder.pid} on {holder.host}) died: "
+            f"restore and resume, {_files(sight.waiting)} waiting"
+        )
+        if memory.resumed != generation:
+            memory, key = replace(memory, resumed=generation), restore_key(generation)
+    else:
+        reason = f"{_files(sight.waiting)} new" if behind else "a stage has rows of earlier epochs to apply"
+    return _run(sight, memory, reason, key, gone)
 
 
 def _with_coordinator(sight: Sight, memory: Memory, behind: bool) -> Decision:

@@ -164,13 +164,14 @@ def _copy(
         attempt = attempts[file.operator, file.subtask]
         top, name = ("state", file.name) if file.kind == STATE else ("channels", f"{number:06}.parquet")
         path = f"{top}/{file.operator}/{epoch_dir(shop.generation, epoch)}/{file.subtask}-{attempt}/{name}"
-        with tempfile.TemporaryDirectory(prefix="weir-start-") as scratch:
+        with tempfile.TemporaryDirectory(prefix="weir-start-", dir=shop.settings.work_dir) as scratch:
             local = Path(scratch) / "file"
             source.get_file(file.path, local, digest=file.digest)
             shop.storage.put_file(local, path)
         snapshot = attempt if file.kind == STATE else None
         return file, replace(file, path=path, new=True, attempt=attempt, snapshot=snapshot)
 
+    shop.settings.work_dir.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(_TRANSFERS) as pool:
         return list(pool.map(one, enumerate(listing)))
 

@@ -4,7 +4,7 @@
     channels/<operator>/g<generation>-e<epoch>/<subtask>-<attempt>.parquet, or <subtask>-<attempt>/<number or positions>.parquet
     tables/<table>/data/g<generation>-e<epoch>/<subtask>-<attempt>.parquet      and Delta's own files
     registry/<table>/...                                                        Delta; data files of Weir's names
-    coordinator/lease.json, held.json, requests/<uuid>.json, holds/<uuid>.json
+    coordinator/lease.json, held.json, halt.json, requests/<uuid>.json, holds/<uuid>.json
 
 What fits none of these is foreign. An object that nothing names is an orphan only if its generation can commit nothing any
 more: no clock and no age is asked.
@@ -34,7 +34,7 @@ _STAGED = re.compile(
     rf"|tables/(?P<table>[^/]+)/data/(?P<rows>g\d+-e\d+)/{_ATTEMPT}\.parquet)"
 )
 _REGISTRY_DATA = re.compile(r"registry/\w+/(?:data|checkpoint_id=\d+)/\d{20}-[0-9a-f]{32}\.parquet")
-_COORDINATOR = re.compile(r"coordinator/(?:lease|origin|held|(?:requests|holds)/[0-9a-f]{32})\.json")
+_COORDINATOR = re.compile(r"coordinator/(?:lease|origin|held|halt|(?:requests|holds)/[0-9a-f]{32})\.json")
 _LOG = re.compile(r"(?P<table>(?:registry|tables)/[^/]+)/_delta_log/(?P<name>.+)")
 _PROBED_AFTER = re.compile(rf"registry/{re.escape(PROBE)}g(\d+)-")
 _HALF_IN_LOG = re.compile(r"_commit_.*\.tmp|.*#\d+")  # what delta-rs renames or links into place on a local disk

@@ -135,3 +135,29 @@ def test_the_replay_is_at_the_time_and_under_the_id_of_the_epoch(tmp_path):
     bank.site = replace(bank.site, pipeline=replace(bank.site.pipeline, stages=(seen,)))
     bank.epochs(1, 2)
     assert drilled(bank).problems == ()
+
+
+def _reminds(after: str):
+    def reminded(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        keys = rows.select("id").unique()
+        state.put(keys.with_columns(epoch=pl.lit(1), at=pl.lit(epoch.now)))
+        state.timers.set(keys, after=after)
+        return rows.select("id")
+
+    return reminded
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_timers_are_compared_though_no_row_shows_them(tmp_path, gone):
+    bank = Bank.at(tmp_path / "site", **RETAINED)
+    source = files("{landing}/*.parquet", name="landing")
+    made = stage("seen", source=source, key="id", state=Seen, order_by=["at"], on_timer=_fires)(_reminds("1h"))
+    bank.site = replace(bank.site, pipeline=replace(bank.site.pipeline, stages=(made,)))
+    bank.epochs(1, 2)
+    later = replace(made, function=_reminds("9h")) if gone else made
+    problems = drilled(bank, stages=(later,)).problems
+    assert ("timers by processing time" in "".join(problems)) == gone
+
+
+def _fires(fired, state, epoch):
+    return fired

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pipelines.runtime.sensor import Action, Decision, Memory, Sight, decide
+from state_ops.halt import Halt
 from state_ops.lease import Lease
 
 HOLDER = Lease(
@@ -23,6 +24,9 @@ IDLE = Sight(holder=None, alive=False, waiting=0, head=None, asked=False)
 RUNNING = Sight(holder=HOLDER, alive=True, waiting=0, head=5, asked=False)
 DEAD = replace(RUNNING, alive=False)
 STOPPED = replace(DEAD, holder=replace(HOLDER, stopped=True))
+
+
+HALT = Halt("stopped", "weir stop")
 
 
 def ended(outcome: str, **changes) -> Sight:
@@ -56,9 +60,10 @@ def tick(sight: Sight, memory: Memory | None = None, *, max_lag: int = 0, now: f
         (replace(STOPPED, waiting=2, asked=True), 0, Action.RUN, "2 files new"),
         (DEAD, 0, Action.RESTORE, "coordinator of generation 3 (process 42 on worker-1) died"),
         (replace(DEAD, waiting=2), 0, Action.RESTORE, "2 files waiting"),
-        (ended("stopped", waiting=2), 0, Action.WAIT, "stopped by a person, 2 files waiting"),
-        (ended("drained", waiting=2), 0, Action.WAIT, "drained and stopped by a person"),
-        (ended("cancelled", waiting=2), 0, Action.WAIT, "cancelled by a person"),
+        (ended("stopped", waiting=2, halted=HALT), 0, Action.WAIT, "stopped by a person (weir stop), 2 files waiting"),
+        (replace(DEAD, waiting=2, halted=HALT), 0, Action.WAIT, "stopped by a person"),
+        (replace(RUNNING, waiting=2, halted=HALT), 0, Action.BARRIER, "2 files new"),
+        (ended("stopped", waiting=2), 0, Action.RUN, "2 files new"),
         (ended("ended", waiting=2), 0, Action.RUN, "2 files new"),
         (ended("failed", waiting=2), 0, Action.RUN, "2 files new"),
         (replace(RUNNING, waiting=2, held="gate x failed"), 0, Action.BARRIER, "2 files new"),
@@ -77,8 +82,24 @@ def test_a_dead_coordinator_is_answered_once_per_generation():
     first = tick(DEAD)
     assert (first.action, first.key) == (Action.RESTORE, "restore-g3")
     assert tick(DEAD, first.memory).action is Action.WAIT
-    successor = replace(DEAD, holder=replace(HOLDER, generation=4))
+    successor = replace(DEAD, holder=replace(HOLDER, generation=4), head=6)
     assert tick(successor, first.memory).key == "restore-g4"
+
+
+def test_a_coordinator_that_dies_again_without_a_checkpoint_is_not_restored_at_once():
+    first = tick(DEAD)
+    successor = replace(DEAD, holder=replace(HOLDER, generation=4))
+    second = tick(successor, first.memory)
+    assert second.action is Action.WAIT
+    assert tick(successor, second.memory).key == "restore-g4"
+
+
+def test_a_death_is_work_even_if_no_file_waits_and_its_restore_failed():
+    """What it committed may not be published yet."""
+    first = tick(DEAD)
+    second = tick(DEAD, first.memory)
+    assert second.action is Action.WAIT
+    assert tick(DEAD, second.memory).action is Action.RESTORE
 
 
 def test_a_sensor_that_lost_its_cursor_asks_under_the_same_key():
