@@ -143,14 +143,18 @@ def evaluated(where: str, name: str, gates: Sequence[Gate], rows: pa.Table) -> l
     for _, gate, one in asked:
         if gate.on_failure == QUARANTINE:
             _check_by_row(f"{where}, gate {gate.title}", one)
-    frame, outcomes = rows.to_pandas(use_threads=False), dict[int, Any]()
+    # Of each frame Great Expectations takes copies, of all its columns. To say which rows fail takes more than how many.
+    groups: dict[tuple[tuple[str, ...], str], list[Asked]] = {}
+    for one in asked:
+        named, aside = columns_of([one[1]]), one[1].on_failure == QUARANTINE
+        columns = tuple(column for column in rows.column_names if named is None or column in named)
+        groups.setdefault((columns, "COMPLETE" if aside else "SUMMARY"), []).append(one)
+    outcomes: dict[int, Any] = {}
     with _evaluating, _unhashed():
-        batch = definition.get_batch({"dataframe": frame})
-        # Together: what two of them have to know of a column is found once. Which rows fail is much more than how many.
-        for result_format in ("SUMMARY", "COMPLETE"):
-            own = [one for one in asked if (one[1].on_failure == QUARANTINE) == (result_format == "COMPLETE")]
-            if own:
-                outcomes |= _validated(gx, where, batch, own, result_format)
+        for (columns, result_format), own in groups.items():
+            frame = rows.select(columns or rows.column_names).to_pandas(use_threads=False)
+            batch = definition.get_batch({"dataframe": frame})
+            outcomes |= _validated(gx, where, batch, own, result_format)
     return [verdict_of(f"{where}, gate {gate.title}", name, gate, outcomes[n], rows.num_rows) for n, gate, _ in asked]
 
 
