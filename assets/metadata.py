@@ -1,23 +1,32 @@
-"""What Dagster shows about pipelines, stages and epochs, as its metadata values."""
+"""What Dagster shows about pipelines, stages, tables and epochs, as its metadata values."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
+from deltalake import DeltaTable
 
-from pipelines.runtime.definition import FileSource, Pipeline, Stage
+from assets.names import input_name, key
+from pipelines.runtime.definition import DeltaSink, FileSource, Pipeline, Stage
 from pipelines.runtime.sinks.delta import table_path
 from pipelines.runtime.workshop import EpochReport, bottleneck
 from state_ops import delta_log
-from state_ops.checkpoint import from_micros
+from state_ops.checkpoint import Checkpoint, from_micros
+from state_ops.frames import schema_from_json
+from state_ops.ids import CheckpointId
 from state_ops.schema import StateSchema
 from state_ops.storage import Storage
 
+# -- when the definitions load; nothing is read
+
 
 def of_source(source: FileSource, resolved: str) -> dict[str, Any]:
-    """Known when the definitions load."""
+    """What a source's definition says."""
     return {
         "files": dg.MetadataValue.path(resolved),
         "event time": source.event_time or "none: no watermark",
@@ -25,8 +34,8 @@ def of_source(source: FileSource, resolved: str) -> dict[str, Any]:
     }
 
 
-def of_definition(pipeline: Pipeline, stage: Stage, storage: Storage) -> dict[str, Any]:
-    """What a stage's code says by itself; nothing is read."""
+def of_definition(stage: Stage, storage: Storage) -> dict[str, Any]:
+    """What a stage's code says by itself."""
     shown: dict[str, Any] = {"key": ", ".join(stage.key)}
     if stage.order_by:
         shown["order by"] = ", ".join(stage.order_by)
@@ -39,33 +48,93 @@ def of_definition(pipeline: Pipeline, stage: Stage, storage: Storage) -> dict[st
         )
     if stage.gates:
         shown["gates"] = dg.MetadataValue.md("\n".join(f"- `{gate.title}`" for gate in stage.gates))
-    if stage.sink is not None:
-        path = storage.full(table_path(stage.sink.table))
-        shown |= {"table": dg.MetadataValue.path(path), "dagster/uri": path}
-        shown["dagster/table_name"] = f"{pipeline.name}.{stage.sink.table}"
-    if stage.late is not None:
-        shown["table of late rows"] = dg.MetadataValue.path(storage.full(table_path(stage.late.table)))
+    shown["state"] = dg.MetadataValue.path(storage.full(f"state/{stage.uid}"))
     return shown
 
 
-def of_epoch(report: EpochReport, lag: Mapping[str, int]) -> dict[str, Any]:
-    """One epoch, on the checkpoint asset. lag: files that wait, by source."""
+def of_table(pipeline: Pipeline, sink: DeltaSink, storage: Storage) -> dict[str, Any]:
+    """Where a table is."""
+    path = storage.full(table_path(sink.table))
+    return {
+        "table": dg.MetadataValue.path(path),
+        "dagster/uri": path,
+        "dagster/table_name": f"{pipeline.name}.{sink.table}",
+    }
+
+
+# -- as epochs complete
+
+
+@dataclass
+class Tally:
+    """Epochs that are shown together: those of one observation, or of a whole run. Sums, and the newest report; not all reports, whose
+    positions would add up over a long run."""
+
+    epochs: int = 0
+    first: CheckpointId | None = None
+    newest: EpochReport | None = None
+    rows_read: int = 0
+    rows_late: int = 0
+    bytes_new: int = 0
+    bytes_full: int = 0
+    slowest_ms: float = 0.0
+    stages: dict[str, Counter[str]] = field(default_factory=dict)
+    caches: dict[str, Counter[str]] = field(default_factory=dict)
+    tables: Counter[str] = field(default_factory=Counter)
+
+    def add(self, report: EpochReport) -> None:
+        row = report.checkpoint
+        self.epochs, self.newest = self.epochs + 1, report
+        self.first = row.id if self.first is None else self.first
+        self.rows_read += sum(part["rows"] for part in row.slice.values())
+        self.rows_late += sum(figures["rows_late"] for figures in row.operators.values())
+        self.bytes_new += row.bytes_new
+        self.bytes_full += row.bytes_total
+        self.slowest_ms = max(self.slowest_ms, row.ms["to_commit"])
+        for uid, figures in row.operators.items():
+            self.stages.setdefault(uid, Counter()).update({name: figures.get(name, 0) for name in _SUMMED.values()})
+            if figures.get("cache"):
+                self.caches.setdefault(uid, Counter()).update(figures["cache"])
+        self.tables.update({item.sink: item.rows for item in report.publications})
+
+
+_SUMMED = {
+    "rows in": "rows_in",
+    "rows out": "rows_out",
+    "rows dropped": "rows_dropped",
+    "rows late": "rows_late",
+    "rows duplicate": "rows_duplicate",
+    "rows without key": "rows_null_key",
+    "rows quarantined": "rows_quarantined",
+    "state bytes new": "bytes_new",
+}
+
+
+def of_epochs(tally: Tally, lag: Mapping[str, int]) -> dict[str, Any]:
+    """An observation of the checkpoint: one epoch, or a few that came fast; figures that do not add up are the newest's. lag: files that
+    wait, by source."""
+    report = tally.newest
+    assert report is not None, "there is nothing to observe"
     row = report.checkpoint
     phases = {**row.ms, **report.ms}
     shown: dict[str, Any] = {
         "checkpoint": int(row.id),
         "parent": int(row.parent_id) if row.parent_id else "none: the first",
+        "epochs": tally.epochs,
         "trigger": row.trigger,
         "reason": row.reason,
-        "rows read": _rows_read(report),
+        "rows read": tally.rows_read,
+        "rows late": tally.rows_late,
         "state bytes": row.bytes_total,
-        "state bytes new": row.bytes_new,
+        "state bytes new": tally.bytes_new,
+        "state bytes of full snapshots": tally.bytes_full,
         "files": row.files,
-        "ms to commit": round(row.ms["to_commit"], 1),
+        "ms to commit": round(tally.slowest_ms, 1),
         "bottleneck": bottleneck(row.ms) or "none",
         "ms by phase": _table(
             "phase", "ms", {name: round(ms, 1) for name, ms in phases.items() if name != "to_commit"}
         ),
+        "stages": _stages(tally, row),
         "generation": int(row.generation),
     }
     for name, count in lag.items():
@@ -84,69 +153,143 @@ def of_epoch(report: EpochReport, lag: Mapping[str, int]) -> dict[str, Any]:
     return shown
 
 
-def of_stage(report: EpochReport, uid: str) -> dict[str, Any]:
-    """One epoch, on a stage's asset."""
-    row, figures = report.checkpoint, report.checkpoint.operators[uid]
-    shown: dict[str, Any] = {
-        "checkpoint": int(row.id),
-        "rows in": figures["rows_in"],
-        "rows out": figures["rows_out"],
-        "rows dropped": figures["rows_dropped"],
-        "rows not applied yet": figures["rows_waiting"],
-        "rows late": figures["rows_late"],
-        "rows without key": figures["rows_null_key"],
-        "state bytes": figures["bytes_total"],
-        "state bytes new": figures["bytes_new"],
-    }
+def _stages(tally: Tally, row: Checkpoint) -> dg.MetadataValue:
+    titles = ("rows in", "rows out", "rows late", "state bytes new")
+    return dg.MetadataValue.table(
+        [
+            dg.TableRecord(
+                {
+                    "stage": uid,
+                    **{title: sums[_SUMMED[title]] for title in titles},
+                    "state bytes": row.operators[uid]["bytes_total"],
+                }
+            )
+            for uid, sums in tally.stages.items()
+            if uid in row.operators
+        ]
+    )
+
+
+def of_stage(tally: Tally, uid: str) -> dict[str, Any]:
+    """An observation of a stage."""
+    assert tally.newest is not None, "there is nothing to observe"
+    row = tally.newest.checkpoint
+    newest = row.operators[uid]
+    shown: dict[str, Any] = {"checkpoint": int(row.id), "epochs": tally.epochs}
+    shown |= {title: tally.stages[uid][name] for title, name in _SUMMED.items()}
+    shown |= {"rows not applied yet": newest["rows_waiting"], "state bytes": newest["bytes_total"]}
+    if newest.get("entries") is not None:
+        shown["state entries (estimate)"] = newest["entries"]
+    if newest["ms"]:
+        slowest = {name: round(ms, 1) for name, ms in newest["ms"].items()}
+        shown["ms of the slowest subtask"] = _table("phase", "ms", slowest)
+    if uid in tally.caches:
+        shown["state cache"] = _table("figure", "count", dict(tally.caches[uid]))
     if uid in row.watermarks:
         shown["watermark"] = dg.MetadataValue.timestamp(from_micros(row.watermarks[uid]))
     return shown
 
 
-def of_run(reports: Sequence[EpochReport]) -> dict[str, Any]:
+# -- at the end of a run
+
+NOTHING_TO_DO = {"outcome": "already caught up: no file was waiting, no epoch was needed"}
+
+
+def of_run(tally: Tally) -> dict[str, Any]:
     """A whole run, on the checkpoint asset."""
-    if not reports:
-        return {"outcome": "already caught up: no file was waiting, no epoch was needed"}
-    first, last = reports[0].checkpoint, reports[-1].checkpoint
+    if tally.newest is None:
+        return dict(NOTHING_TO_DO)
+    last = tally.newest.checkpoint
     return {
-        "outcome": f"checkpoints {first.id} to {last.id}" if len(reports) > 1 else f"checkpoint {last.id}",
+        "outcome": f"checkpoints {tally.first} to {last.id}" if tally.epochs > 1 else f"checkpoint {last.id}",
         "checkpoint": int(last.id),
-        "epochs": len(reports),
-        "rows read": sum(_rows_read(report) for report in reports),
+        "epochs": tally.epochs,
+        "rows read": tally.rows_read,
         "state bytes": last.bytes_total,
-        "state bytes new": sum(report.checkpoint.bytes_new for report in reports),
-        "state bytes of full snapshots": sum(report.checkpoint.bytes_total for report in reports),
+        "state bytes new": tally.bytes_new,
+        "state bytes of full snapshots": tally.bytes_full,
     }
 
 
-def of_stage_run(reports: Sequence[EpochReport], stage: Stage, storage: Storage) -> dict[str, Any]:
-    """A whole run, on a stage's asset; the columns are those that its table has now."""
-    if not reports:
-        return of_run(reports)
-    figures = [report.checkpoint.operators[stage.uid] for report in reports]
-    shown: dict[str, Any] = {"checkpoint": int(reports[-1].checkpoint.id), "epochs": len(reports)}
-    for title, name in (("rows in", "rows_in"), ("rows out", "rows_out"), ("rows dropped", "rows_dropped")):
-        shown[title] = sum(figure[name] for figure in figures)
-    shown |= {"rows late": sum(figure["rows_late"] for figure in figures), "state bytes": figures[-1]["bytes_total"]}
-    if stage.sink is not None and delta_log.exists(storage, table_path(stage.sink.table)):
-        table = delta_log.open_table(storage, table_path(stage.sink.table))
-        shown["Delta version"] = table.version()
-        shown["dagster/column_schema"] = dg.TableSchema(
-            [
-                dg.TableColumn(
-                    field.name,
-                    str(getattr(field.type, "type", field.type)),
-                    constraints=dg.TableColumnConstraints(nullable=field.nullable),
-                )
-                for field in table.schema().fields
-            ]
-        )
-    return shown
+def of_stage_run(pipeline: Pipeline, tally: Tally, stage: Stage, storage: Storage) -> dict[str, Any]:
+    """A whole run, on a stage's asset; columns are those that its table has now."""
+    if tally.newest is None:
+        return dict(NOTHING_TO_DO)
+    return of_stage(tally, stage.uid) | _columns(pipeline, stage, tally.newest.checkpoint, storage)
 
 
-def _rows_read(report: EpochReport) -> int:
-    return sum(part["rows"] for part in report.checkpoint.slice.values())
+def of_table_run(pipeline: Pipeline, tally: Tally, stage: Stage, sink: DeltaSink, storage: Storage) -> dict[str, Any]:
+    """A whole run, on a table's asset."""
+    if tally.newest is None:
+        return dict(NOTHING_TO_DO)
+    shown: dict[str, Any] = {"checkpoint": int(tally.newest.checkpoint.id), "rows added": tally.tables[sink.table]}
+    handle = _open(storage, sink.table)
+    if handle is None:
+        return shown | {"outcome": "not made yet: nothing was handed out"}
+    names = [column.name for column in handle.schema().fields]
+    same = {name: [dg.TableColumnDep(key(pipeline, stage.uid), name)] for name in names}
+    return shown | {
+        "Delta version": handle.version(),
+        "dagster/row_count": _row_count(handle),
+        "dagster/column_schema": _schema(handle),
+        "dagster/column_lineage": dg.TableColumnLineage(same),
+    }
 
 
-def _table(key: str, value: str, rows: Mapping[str, float]) -> dg.MetadataValue:
-    return dg.MetadataValue.table([dg.TableRecord({key: name, value: number}) for name, number in rows.items()])
+def _columns(pipeline: Pipeline, stage: Stage, head: Checkpoint, storage: Storage) -> dict[str, Any]:
+    handle = _open(storage, stage.sink.table) if stage.sink is not None else None
+    if handle is None:
+        return {}
+    names = [column.name for column in handle.schema().fields]
+    read = lineage(stage, names, _input_columns(stage, head, storage))
+    upstream = key(pipeline, input_name(stage))
+    deps = {name: [dg.TableColumnDep(upstream, column) for column in columns] for name, columns in read.items()}
+    return {"dagster/column_schema": _schema(handle), "dagster/column_lineage": dg.TableColumnLineage(deps)}
+
+
+def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[str]) -> dict[str, list[str]]:
+    """By output column, the input columns that it is made of. Operators say it; of a function, a column of the same name is taken for
+    the same column, and others are left out. inputs: the input's columns."""
+    made: dict[str, list[str]] = {name: [name] for name in columns if name in inputs}
+    operator = stage.window or stage.aggregation
+    if operator is not None:
+        made = {name: [name] for name in stage.key}
+        if stage.window is not None:
+            made |= {name: [stage.window.on] for name in ("window_start", "window_end")}
+        made |= {name: list(dict.fromkeys(agg.columns)) for name, agg in operator.aggregates}
+    return {name: read for name, read in made.items() if name in columns and read}
+
+
+def _input_columns(stage: Stage, head: Checkpoint, storage: Storage) -> list[str]:
+    if isinstance(stage.input, FileSource):
+        recorded = head.inputs.get(stage.input.name)
+        return list(schema_from_json(recorded).names) if recorded else []
+    handle = _open(storage, stage.input.sink.table) if stage.input.sink is not None else None
+    return [column.name for column in handle.schema().fields] if handle is not None else []
+
+
+def _open(storage: Storage, table: str) -> DeltaTable | None:
+    path = table_path(table)
+    return delta_log.open_table(storage, path) if delta_log.exists(storage, path) else None
+
+
+def _schema(handle: DeltaTable) -> dg.TableSchema:
+    return dg.TableSchema(
+        [
+            dg.TableColumn(
+                column.name,
+                str(getattr(column.type, "type", column.type)),
+                constraints=dg.TableColumnConstraints(nullable=column.nullable),
+            )
+            for column in handle.schema().fields
+        ]
+    )
+
+
+def _row_count(handle: DeltaTable) -> int:
+    added = pa.table(handle.get_add_actions(flatten=True))
+    return int(sum(added.column("num_records").to_pylist())) if "num_records" in added.column_names else 0
+
+
+def _table(what: str, value: str, rows: Mapping[str, float]) -> dg.MetadataValue:
+    return dg.MetadataValue.table([dg.TableRecord({what: name, value: number}) for name, number in rows.items()])

@@ -1,41 +1,73 @@
-"""The checkpoint sensor: in Dagster, its ticks are what triggers epochs. The decisions are in `pipelines.runtime.sensor`."""
+"""A pipeline's sensors.
 
+    checkpoint_sensor    its ticks trigger epochs: a barrier where a coordinator lives, a run where none does, a restore after a death
+    run_failure_sensor   a run failed: restore and resume if another attempt can help, else say who has to do what
+    lease_watchdog       ends what does not live any more, on either side, and says when input is overdue
+
+The decisions are in `pipelines.runtime.sensor`; here they meet Dagster's runs.
+"""
+
+from __future__ import annotations
+
+import json
 from collections.abc import Sequence
 
 import dagster as dg
+from dagster import DagsterRunStatus
 
+from assets import checks
+from assets.coordination import KIND
+from assets.jobs import RestoreConfig
+from assets.names import GENERATION, REASON, TICK, TRIGGER, AssetJob, job_name, restore_job_name
 from configs.settings import Settings
 from pipelines.runtime import sensor as decisions
+from pipelines.runtime import upkeep
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.sensor import Action, Memory
-
-TRIGGER, REASON, TICK = "weir/trigger", "weir/reason", "weir/tick"
+from pipelines.runtime.sensor import Action, Decision, Memory, restore_key
+from pipelines.runtime.tenure import open_storage
+from state_ops import lease
+from state_ops.lease import Request
 
 _UNFINISHED = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
+    DagsterRunStatus.QUEUED,
+    DagsterRunStatus.NOT_STARTED,
+    DagsterRunStatus.STARTING,
+    DagsterRunStatus.STARTED,
+    DagsterRunStatus.CANCELING,
 ]
+_WATCH_SECONDS = 30
+
+# What a replay would only repeat, and what somebody else has taken over.
+_FOR_A_PERSON = {
+    "ConfigurationError": "correct the configuration",
+    "GateError": "repair the input or correct the gate",
+    "InputError": "repair or move the input",
+    "PipelineError": "correct the pipeline's code",
+    "StageError": "correct the stage's function",
+    "StateSizeError": "choose another backend",
+}
+_ELSEWHERE = ("BusyError", "FencedError")
 
 
 def checkpoint_sensor(
-    pipeline: Pipeline, settings: Settings, job_name: str, keys: Sequence[dg.AssetKey]
+    pipeline: Pipeline,
+    settings: Settings,
+    epochs_job: AssetJob,
+    restore_job: dg.JobDefinition,
+    keys: Sequence[dg.AssetKey],
 ) -> dg.SensorDefinition:
-    """The sensor of one pipeline. keys: the assets that its runs materialize."""
+    """The sensor that triggers epochs. keys: the assets that its runs materialize."""
 
     @dg.sensor(
         name=f"{pipeline.name}_checkpoint_sensor",
-        job_name=job_name,
+        jobs=[epochs_job, restore_job],
         minimum_interval_seconds=settings.dagster.sensor_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Lets {pipeline.name} work: asks its running coordinator for a barrier when files wait, or for a run "
-        "when no coordinator is alive.",
+        description=f"Lets {pipeline.name} work: asks its running coordinator for a barrier when files wait, for a run when "
+        "no coordinator is alive, for a restore when one died.",
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        unfinished = _unfinished(context.instance, job_name, set(keys))
-        sight = decisions.observe(pipeline, settings, unfinished)
+        sight = decisions.observe(pipeline, settings, _unfinished(context.instance, pipeline, set(keys)))
         decision = decisions.decide(sight, Memory.from_json(context.cursor), settings.dagster.max_lag_files)
         context.update_cursor(decision.memory.to_json())
         if decision.gone is not None:
@@ -46,15 +78,139 @@ def checkpoint_sensor(
             decisions.ask(pipeline, settings, decision)
             return dg.SkipReason(f"asked the running coordinator for a barrier: {decision.reason}")
         tags = {TRIGGER: "sensor", REASON: decision.reason, TICK: str(decision.memory.tick)}
-        return dg.RunRequest(run_key=f"{pipeline.name}-{decision.key}", tags=tags)
+        if decision.action is Action.RUN:
+            return dg.RunRequest(run_key=_run_key(pipeline, decision), job_name=job_name(pipeline), tags=tags)
+        assert sight.holder is not None, "somebody died"
+        return _restore(pipeline, sight.holder.generation, tags, _run_key(pipeline, decision))
 
     return tick
 
 
-def _unfinished(instance: dg.DagsterInstance, job_name: str, keys: set[dg.AssetKey]) -> list[str]:
-    """Runs that materialize the pipeline and have not ended: of its job, or started from its assets."""
+def run_failure_sensor(
+    pipeline: Pipeline, settings: Settings, restore_job: dg.JobDefinition, keys: Sequence[dg.AssetKey]
+) -> dg.SensorDefinition:
+    """The sensor that answers failed runs of the pipeline, from its jobs or from Materialize."""
+
+    @dg.run_failure_sensor(
+        name=f"{pipeline.name}_run_failure_sensor",
+        request_job=restore_job,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        minimum_interval_seconds=settings.dagster.sensor_seconds,
+        description=f"Restores and resumes {pipeline.name} after a run failed, if that can help; else says who has to do what.",
+    )
+    def failed(context: dg.RunFailureSensorContext) -> dg.RunRequest | dg.SkipReason:
+        run = context.dagster_run
+        if not _coordinates(run, pipeline, set(keys)):
+            return dg.SkipReason(f"{run.job_name} is none of {pipeline.name}'s")
+        what = context.failure_event.message or "it failed"
+        kind = None
+        for event in context.get_step_failure_events():
+            told = event.step_failure_data.user_failure_data
+            kind = str(told.metadata[KIND].value) if told is not None and KIND in told.metadata else kind
+            what = (told.description or what) if told is not None else what
+        what = what.splitlines()[0]
+        if kind is None:  # it could not say so itself any more
+            died = checks.of_checkpoint(pipeline, checks.LAST_RUN, False, what, {"run": run.run_id})
+            checks.report(context.instance, [died])
+        if kind in _FOR_A_PERSON:
+            return dg.SkipReason(f"nothing that a restore could mend: {what} A person has to {_FOR_A_PERSON[kind]}")
+        if kind in _ELSEWHERE:
+            return dg.SkipReason(f"another coordinator has it: {what}")
+        if run.job_name == restore_job_name(pipeline) and kind == "DamageError":
+            return dg.SkipReason(f"the restore itself failed, a person has to repair or rewind: {what}")
+        others = [one for one in _unfinished(context.instance, pipeline, set(keys)) if one != run.run_id]
+        if others:
+            return dg.SkipReason(f"run {others[0][:8]} follows already")
+        storage, _ = open_storage(pipeline, settings)
+        holder = lease.read(storage)
+        if holder is None:
+            return dg.SkipReason(f"it had not begun, so there is nothing to restore: {what}")
+        if lease.watch(storage):
+            return dg.SkipReason(f"the coordinator of generation {holder.generation} is alive")
+        if holder.halted:
+            return dg.SkipReason(f"a person {holder.outcome} it")
+        if holder.run_id != run.run_id:
+            return dg.SkipReason(f"generation {holder.generation} was not its own: the checkpoint sensor sees to it")
+        tags = {TRIGGER: "sensor", REASON: f"run {run.run_id[:8]} failed: {what}"}
+        return _restore(pipeline, holder.generation, tags, f"{pipeline.name}-{restore_key(holder.generation)}")
+
+    return failed
+
+
+def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.AssetKey]) -> dg.SensorDefinition:
+    """The sensor that compares the lease with Dagster's runs, and the age of waiting input with what is allowed."""
+
+    @dg.sensor(
+        name=f"{pipeline.name}_lease_watchdog",
+        minimum_interval_seconds=_WATCH_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Marks runs of {pipeline.name} as failed whose coordinator is gone, ends a coordinator whose run was taken "
+        "from it, and says when input is overdue.",
+    )
+    def watch(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        seen = json.loads(context.cursor) if context.cursor else {}
+        sight = decisions.observe(pipeline, settings, _unfinished(context.instance, pipeline, set(keys)))
+        memory, alive = decisions.watched(sight, Memory.from_json(seen.get("memory")))
+        holder, said = sight.holder, []
+        if holder is None:
+            said.append("there was no coordinator yet")
+        elif alive:
+            said.append(f"generation {holder.generation} is alive (process {holder.pid} on {holder.host})")
+            orphan = _is_over(context.instance, holder.run_id)
+            if orphan and seen.get("orphan") == holder.generation:  # twice in a row: it is not just about to end
+                storage, _ = open_storage(pipeline, settings)
+                lease.send(storage, Request(upkeep.STOP, reason="its run in Dagster is over"))
+                said.append("its run in Dagster is over: asked it to end")
+            seen["orphan"] = holder.generation if orphan and "asked it to end" not in said[-1] else None
+        elif holder.stopped:
+            said.append(f"generation {holder.generation} {holder.outcome}")
+        else:
+            said.append(f"generation {holder.generation} died")
+            if holder.run_id in sight.unfinished:
+                _end(context, holder.run_id)
+                said.append(f"run {holder.run_id[:8]} is marked as failed")
+        overdue = checks.on_time(pipeline, settings)
+        if overdue.passed != seen.get("on_time", True):
+            checks.report(context.instance, [overdue])
+        said.append(overdue.description or "")
+        seen |= {"memory": memory.to_json(), "on_time": overdue.passed}
+        context.update_cursor(json.dumps(seen))
+        return dg.SkipReason("; ".join(said))
+
+    return watch
+
+
+def _run_key(pipeline: Pipeline, decision: Decision) -> str:
+    return f"{pipeline.name}-{decision.key}"
+
+
+def _restore(pipeline: Pipeline, generation: int, tags: dict[str, str], run_key: str) -> dg.RunRequest:
+    config = dg.RunConfig(ops={f"{pipeline.name}_restore": RestoreConfig(generation=int(generation))})
+    return dg.RunRequest(
+        run_key=run_key,
+        job_name=restore_job_name(pipeline),
+        run_config=config,
+        tags={**tags, GENERATION: str(generation)},
+    )
+
+
+def _coordinates(run: dg.DagsterRun, pipeline: Pipeline, keys: set[dg.AssetKey]) -> bool:
+    """Whether a run coordinates the pipeline: of its jobs, or started from its assets."""
+    return run.job_name in (job_name(pipeline), restore_job_name(pipeline)) or bool(
+        keys & (run.asset_selection or set())
+    )
+
+
+def _unfinished(instance: dg.DagsterInstance, pipeline: Pipeline, keys: set[dg.AssetKey]) -> list[str]:
+    """Runs that coordinate the pipeline and have not ended."""
     runs = instance.get_runs(dg.RunsFilter(statuses=_UNFINISHED), limit=100)
-    return [run.run_id for run in runs if run.job_name == job_name or keys & (run.asset_selection or set())]
+    return [run.run_id for run in runs if _coordinates(run, pipeline, keys)]
+
+
+def _is_over(instance: dg.DagsterInstance, run_id: str | None) -> bool:
+    """Whether Dagster takes a run for ended. A coordinator that Dagster did not start has none."""
+    run = instance.get_run_by_id(run_id) if run_id else None
+    return run is not None and run.is_finished
 
 
 def _end(context: dg.SensorEvaluationContext, run_id: str) -> None:

@@ -122,6 +122,17 @@ def rewind_without_earlier(settings: Settings) -> Iterator[Contradiction]:
         )
 
 
+def stale_within_a_run(settings: Settings) -> Iterator[Contradiction]:
+    """`dagster.freshness_hours` not above `run.max_run_seconds`: assets would be stale while a run that does well goes on."""
+    hours, seconds = settings.dagster.freshness_hours, settings.run.max_run_seconds
+    if hours is not None and hours * 3600 <= seconds:
+        yield Contradiction(
+            ("dagster.freshness_hours", "run.max_run_seconds"),
+            f"dagster.freshness_hours ({hours:g}) is not longer than run.max_run_seconds ({seconds:g}): assets are materialized when a"
+            " run ends, so they would be stale while one goes on; lengthen it, shorten the run, or say null",
+        )
+
+
 RULES: tuple[Callable[[Settings], Iterator[Contradiction]], ...] = (
     min_pause_beyond_interval,
     timeout_within_interval,
@@ -131,6 +142,7 @@ RULES: tuple[Callable[[Settings], Iterator[Contradiction]], ...] = (
     alignment_beyond_timeout,
     options_of_own_backend,
     rewind_without_earlier,
+    stale_within_a_run,
 )
 
 

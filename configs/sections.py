@@ -214,6 +214,22 @@ class RestoreSettings(Section):
             "`fail` where somebody can look: state that was lost says that something is wrong with the storage. `rewind` where running on unattended matters more, and the input that is read again is still there; it needs `checkpoints.num_retained` of 2 or more, better 3."
         ),
     )
+    recovery_time_objective_seconds: float | None = Field(
+        600,
+        gt=0,
+        description="How long recovery may take on a host that has nothing: the restore, and the first epoch. A drill that takes longer fails its check. null: not judged.",
+        json_schema_extra=_advice(
+            "What those who read the tables can bear. Look at what `weir drill` measures, and leave room for a state that grows."
+        ),
+    )
+    recovery_point_objective_seconds: float | None = Field(
+        3600,
+        gt=0,
+        description="How long input may have waited without being in a checkpoint: what would be lost with the source. A drill that finds older input fails its check. null: not judged.",
+        json_schema_extra=_advice(
+            "null where the source keeps its input anyway: a restore reads it again, and nothing is lost."
+        ),
+    )
 
 
 class EpochSettings(Section):
@@ -386,12 +402,48 @@ class PipelineSettings(Section):
     )
 
 
+_CRON = r"^(\S+\s+){4}\S+$"
+
+
 class DagsterSettings(Section):
-    """The checkpoint sensor."""
+    """Sensors, schedules, and how much of an epoch Dagster gets to see."""
 
     sensor_seconds: int = Field(
         10, ge=5, description="Seconds between the checkpoint sensor's ticks (Dagster's least is 5)."
     )
     max_lag_files: int = Field(
         0, ge=0, description="Backlog in files that a tick lets wait without asking for a barrier."
+    )
+    observe_seconds: float = Field(
+        10,
+        ge=0,
+        description="Epochs that complete within this time of the last observation share the next one; stages are observed once a minute.",
+        json_schema_extra=_advice(
+            "10: every epoch is seen one by one where they are rarer than that. Higher where Dagster's database is to grow less: an observation is some 5 KB."
+        ),
+    )
+    overdue_seconds: float = Field(
+        900,
+        gt=0,
+        description="Input that has waited longer without a checkpoint turns the check `on_time` red.",
+    )
+    freshness_hours: float | None = Field(
+        24,
+        gt=0,
+        description="The checkpoint and the tables are stale in Dagster when no run has ended for so long; above `run.max_run_seconds`. null: no policy.",
+    )
+    drill_cron: str | None = Field(
+        "30 3 * * *",
+        pattern=_CRON,
+        description="When a restore drill runs, in UTC, as cron says it. null: never by itself.",
+    )
+    upkeep_cron: str | None = Field(
+        "15 2 * * *",
+        pattern=_CRON,
+        description="When checkpoints are pruned and all storage is checked (`weir prune`, `weir fsck`). null: never by itself.",
+    )
+    data_docs_cron: str | None = Field(
+        None,
+        pattern=_CRON,
+        description="When Great Expectations' pages of all gates are made (`weir report`). null: when somebody asks.",
     )

@@ -61,7 +61,7 @@ __all__ = [  # what the rest of the house imports from here
 ]
 
 PROJECT = Path(__file__).resolve().parent.parent
-_NOT_SETTINGS = {"WEIR_ENV", "WEIR_CONFIG"}
+_NOT_SETTINGS = {"WEIR_ENV", "WEIR_CONFIG", "WEIR_DAGSTER_INSTANCE", "WEIR_REQUIRE_SERVERS"}
 
 
 class _UniqueKeys(yaml.SafeLoader):

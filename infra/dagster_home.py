@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from configs.settings import PROJECT
+from state_ops.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -26,13 +29,45 @@ _HOLDER = "weir.pid"
 _GRACE_SECONDS = 20
 
 
+INSTANCES = {"sqlite": "dagster.yaml", "postgres": "dagster-postgres.yaml"}
+
+
 def prepare() -> Path:
-    """Make the home, with the configuration of `infra/dagster.yaml`."""
+    """Make the home, with the configuration that WEIR_DAGSTER_INSTANCE chooses: `infra/dagster.yaml` unless that says postgres.
+
+    Raises ConfigurationError for another choice, and for Postgres without its library or the variables that its file names.
+    """
+    chosen = os.environ.get("WEIR_DAGSTER_INSTANCE") or "sqlite"
+    if chosen not in INSTANCES:
+        raise ConfigurationError(
+            f"WEIR_DAGSTER_INSTANCE={chosen} is no storage of Dagster's that is prepared here.",
+            next=f"Choose one of: {', '.join(INSTANCES)}.",
+        )
+    ours, theirs = PROJECT / "infra" / INSTANCES[chosen], HOME / "dagster.yaml"
+    if chosen == "postgres":
+        _check_postgres(ours)
     HOME.mkdir(parents=True, exist_ok=True)
-    ours, theirs = PROJECT / "infra" / "dagster.yaml", HOME / "dagster.yaml"
     if not theirs.exists() or theirs.read_bytes() != ours.read_bytes():
         shutil.copyfile(ours, theirs)
     return HOME
+
+
+def _check_postgres(configuration: Path) -> None:
+    """Dagster itself would say it with a trace, and once for each of its processes."""
+    if importlib.util.find_spec("dagster_postgres") is None:
+        raise ConfigurationError(
+            "Dagster's storage on Postgres needs dagster-postgres, which is not installed.",
+            where="WEIR_DAGSTER_INSTANCE=postgres",
+            next="Install the extra: pip install 'weir[postgres]' (`make venv` does).",
+        )
+    named = re.findall(r"env: (\w+)", configuration.read_text())
+    lacking = [name for name in named if not os.environ.get(name)]
+    if lacking:
+        raise ConfigurationError(
+            f"These variables say where Postgres is, and are not set: {', '.join(lacking)}.",
+            where=str(configuration),
+            next="Set them; docs/how-to/dagster-postgres.md says what each one is.",
+        )
 
 
 def environment() -> dict[str, str]:

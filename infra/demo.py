@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from assets.sensors import REASON
+from assets.names import REASON
 from configs.settings import PROJECT, Settings, load
 from infra import dagster_home, flights_input
 from pipelines.flights import aircraft_rotation, pipeline
@@ -260,6 +260,9 @@ def _stop(settings: Settings, watch: Watch, still_well: Callable[[], None]) -> N
     while _unfinished() and time.monotonic() < deadline:
         still_well()
         time.sleep(settings.run.poll_seconds)
+    lease.resume(
+        watch.storage
+    )  # it was the demo that stopped it, not a person: `make ui` shows a pipeline that goes on
     _step("The coordinator stopped at a barrier, its Dagster run has ended")
 
 

@@ -129,7 +129,8 @@ class Ack:
 
     Event times are microseconds since 1970 UTC. ms: durations in milliseconds by phase. swept: up to where this epoch has swept
     expired state, as a key in hex; None: to its end. A hint for the next epoch, and no part of the state. cache: `CacheFigures` of a
-    stage that has a state cache. handover: what is still to be uploaded; the coordinator counts only acks that have none.
+    stage that has a state cache. traffic: what it has requested of storage in a process of its own, as `Traffic` counts.
+    handover: what is still to be uploaded; the coordinator counts only acks that have none.
     """
 
     operator: str
@@ -148,6 +149,7 @@ class Ack:
     error: dict[str, Any] | None = None
     swept: str | None = None
     cache: dict[str, int] | None = None
+    traffic: dict[str, int] | None = None
     handover: Handover | None = None
 
     def to_json(self) -> str:
@@ -185,6 +187,7 @@ class Checkpoint:
     itself also `to`, whose rows are the newest that stay, and `at`, the Delta version that it was decided on.
     inputs: by source, the columns that its files have. totals: sums over the whole chain. ms: milliseconds by phase.
     lineage: the newest spans of ids that were completed one after the other, as [generation, first, last]; see `spans_with`.
+    digest: of the row, as the registry writes it; None before, and of older releases' rows.
     """
 
     id: CheckpointId
@@ -211,6 +214,7 @@ class Checkpoint:
     run_id: str | None = None
     format_version: int = FORMAT_VERSION
     lineage: list[list[int]] = field(default_factory=list)
+    digest: str | None = field(default=None, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """For people and programs: JSON-ready, times in ISO 8601 UTC."""

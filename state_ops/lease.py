@@ -30,6 +30,7 @@ from state_ops.stores import UNFINISHED
 LEASE = "coordinator/lease.json"
 REQUESTS = "coordinator/requests"
 DEAD_AFTER_HEARTBEATS = 3
+HALTED = ("stopped", "drained", "cancelled")
 
 log = structlog.get_logger("weir.lease")
 
@@ -39,7 +40,8 @@ class Lease:
     """last_id: the highest checkpoint id this coordinator has begun; a successor starts above it.
 
     born: tells the process from a later one of the same pid. stopped: it ended by itself; outcome says how: "stopped" or
-    "drained" as it was asked to, "ended" because there was nothing more to do, or "failed".
+    "drained" as it was asked to, "cancelled" by a person, "interrupted" by a signal, "ended" because there was nothing more to do, or
+    "failed".
     """
 
     generation: Generation
@@ -52,6 +54,11 @@ class Lease:
     run_id: str | None
     stopped: bool = False
     outcome: str | None = None
+
+    @property
+    def halted(self) -> bool:
+        """Whether a person ended it: then nobody but a person begins again."""
+        return self.stopped and self.outcome in HALTED
 
     @property
     def process(self) -> tuple[str, int, str]:
@@ -106,6 +113,24 @@ def born(pid: int) -> str:
     return f"{psutil.Process(pid).create_time():.0f}"
 
 
+def resume(storage: Storage) -> bool:
+    """Let sensors begin again what a person ended; False if no person did."""
+    holder = read(storage)
+    if holder is None or not holder.halted:
+        return False
+    storage.put_bytes(LEASE, json.dumps(asdict(replace(holder, outcome="ended"))).encode())
+    return True
+
+
+def cancelled(storage: Storage, run_id: str) -> bool:
+    """Note that it was a person who ended a run that has just ended; False if the lease is not its own any more."""
+    holder = read(storage)
+    if holder is None or holder.run_id != run_id or not holder.stopped:
+        return False
+    storage.put_bytes(LEASE, json.dumps(asdict(replace(holder, outcome="cancelled"))).encode())
+    return True
+
+
 def watch(storage: Storage) -> bool:
     """Whether a coordinator lives, watching its counter for 3 heartbeats where nothing faster can tell."""
     first = read(storage)
@@ -124,7 +149,11 @@ def watch(storage: Storage) -> bool:
 
 
 class Heartbeat:
-    """Keeps the lease of the running coordinator fresh from a daemon thread; `with` it around the run."""
+    """Keeps the lease of the running coordinator fresh from a daemon thread; `with` it around the run.
+
+    outcome: what the lease will say of an end without an error. halt: what it says in any case, where a command works on a pipeline
+    that a person has ended, and leaves it so.
+    """
 
     def __init__(
         self, storage: Storage, generation: Generation, last_id: CheckpointId, seconds: float, run_id: str | None
@@ -141,6 +170,7 @@ class Heartbeat:
             run_id=run_id,
         )
         self.outcome = "ended"
+        self.halt: str | None = None
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="weir-heartbeat", daemon=True)
@@ -153,9 +183,10 @@ class Heartbeat:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._done.set()
         self._thread.join(timeout=self._seconds + 5)
-        failed = kind is not None and not issubclass(kind, GeneratorExit)
+        if kind is not None and not issubclass(kind, GeneratorExit):
+            self.outcome = "failed" if issubclass(kind, Exception) else "interrupted"
         try:
-            self._write(stopped=True, outcome="failed" if failed else self.outcome)
+            self._write(stopped=True, outcome=self.halt or self.outcome)
         except OSError as error:  # must not replace the error that ended the run
             log.warning("the lease could not be given back", error=str(error))
 

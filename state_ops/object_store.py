@@ -23,12 +23,11 @@ from obstore.exceptions import (
 
 from state_ops.errors import ConfigurationError
 from state_ops.s3 import client_options, is_s3, obstore_arguments, retry_config
-from state_ops.stores import CHUNK, StoredFile, UnavailableError
+from state_ops.stores import CHUNK, PART, StoredFile, UnavailableError
 
 if TYPE_CHECKING:
     from configs.settings import S3Settings
 
-PART = 8 << 20  # bytes of one request; larger objects are sent in parts, of which S3 allows 10,000
 _PARTS_AT_ONCE = 4
 _MAY_PASS = {"408", "409", "429", "500", "502", "503", "504"}
 _CODES_THAT_MAY_PASS = {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "OperationAborted"}

@@ -13,9 +13,10 @@ claimed by a coordinator in that order and committed through `FencedTable` alone
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from operator import attrgetter
@@ -25,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
-from state_ops.checkpoint import NEWEST_FORMAT, Checkpoint, StateFile
+from state_ops.checkpoint import NEWEST_FORMAT, Checkpoint, StateFile, to_micros
 from state_ops.delta_log import DataFile, FencedTable, fenced, probe_conditional_put, remove_probes
 from state_ops.errors import ConfigurationError, DamageError, FencedError, PrunedError, WeirError
 from state_ops.ids import CheckpointId, Generation
@@ -55,6 +56,7 @@ CHECKPOINTS = pa.schema(
         ("bytes_new", pa.int64()),
         ("run_id", pa.string()),
         ("format_version", pa.int64()),
+        ("digest", pa.string()),
     ]
 )
 STATE_FILES = pa.schema(
@@ -84,6 +86,7 @@ PUBLICATIONS = pa.schema(
         ("rows", pa.int64()),
         ("published_at", _TIME),
         ("ms", pa.float64()),
+        ("digest", pa.string()),
     ]
 )
 PINS = pa.schema(
@@ -94,8 +97,34 @@ PINS = pa.schema(
         ("commit_id", pa.string()),
         ("created_at", _TIME),
         ("reason", pa.string()),
+        ("digest", pa.string()),
     ]
 )
+
+# What a row's digest is of: no other columns and in this order, for ever, since other releases compute it too. A column that comes later
+# needs a digest column of its own. It finds rows that somebody or something altered; who alters on purpose can make a new one,
+# as with the digests of objects: storage has to be guarded, nothing here authenticates.
+_DIGESTED = {
+    "checkpoints": (
+        *(
+            "id",
+            "parent_id",
+            "kind",
+            "generation",
+            "commit_id",
+            "triggered_at",
+            "completed_at",
+            "epoch_now",
+            "trigger",
+            "reason",
+        ),
+        *("offsets", "slice", "watermarks", "operators", "sinks", "inputs", "ms", "totals", "lineage"),
+        *("files", "bytes_total", "bytes_new", "run_id", "format_version"),
+    ),
+    "publications": ("checkpoint_id", "sink", "delta_version", "files", "rows", "published_at", "ms"),
+    "pins": ("kind", "name", "checkpoint_id", "commit_id", "created_at", "reason"),
+}
+_NAMED_BY = {"checkpoints": ("id",), "publications": ("checkpoint_id", "sink"), "pins": ("kind", "name")}
 
 SAVEPOINT, BRANCH = "savepoint", "branch"
 _ID_DIGITS = 20  # in the names of listings and rows, so that they sort by checkpoint
@@ -111,6 +140,7 @@ class Pin:
     commit_id: str
     created_at: datetime
     reason: str
+    digest: str | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -134,16 +164,17 @@ class Publication:
     rows: int
     published_at: datetime
     ms: float
+    digest: str | None = dataclasses.field(default=None, compare=False)
 
 
 Row = TypeVar("Row")
 
 
 class _Rows(Generic[Row]):
-    """The rows of a whole table as values. Files never change, so each is read and parsed once."""
+    """The rows of a whole table as values. Files never change, so each is read, checked against its digest and parsed once."""
 
     def __init__(self, table: FencedTable, parse: Callable[[dict[str, Any]], Row]) -> None:
-        self._table, self._parse = table, parse
+        self._table, self._parse, self._name = table, parse, table.path.rpartition("/")[2]
         self._read: dict[str, tuple[Row, ...]] = {}
         self._written: dict[str, pa.Table] = {}
 
@@ -155,6 +186,9 @@ class _Rows(Generic[Row]):
     def write(self, rows: Sequence[dict[str, Any]], path: str, bounds: Sequence[tuple[str, int]]) -> DataFile:
         """Write rows as one file of the table; it counts once committed, and need not be read back."""
         table = pa.Table.from_pylist(list(rows), schema=self._table.file_schema)
+        digests = [self._digest(row) for row in table.to_pylist()]  # as they will be read
+        at = table.schema.get_field_index("digest")
+        table = table.set_column(at, table.schema.field(at), pa.array(digests, pa.string()))
         file = self._table.write_table(table, path, bounds=bounds)
         self._written[file.path] = table
         return file
@@ -165,7 +199,24 @@ class _Rows(Generic[Row]):
         if known is not None:
             return known
         written = self._written.get(file.path)
-        return tuple(map(self._parse, self._table.read_rows([file]) if written is None else written.to_pylist()))
+        rows = self._table.read_rows([file]) if written is None else written.to_pylist()
+        for row in rows:
+            self._check(row, file)
+        return tuple(map(self._parse, rows))
+
+    def _digest(self, row: Mapping[str, Any]) -> str:
+        content = json.dumps([row.get(column) for column in _DIGESTED[self._name]], default=to_micros)
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def _check(self, row: Mapping[str, Any], file: DataFile) -> None:
+        if row["digest"] is None or row["digest"] == self._digest(row):  # rows of older releases have none
+            return
+        named = ", ".join(f"{column} {row[column]}" for column in _NAMED_BY[self._name])
+        raise DamageError(
+            f"A row of the registry is not what was committed, its digest is another one: {self._name}, {named}.",
+            where=self._table.storage.full(f"{self._table.path}/{file.path}"),
+            next="Nothing was used or deleted. Find out who altered it, and bring the table back from a backup of the bucket.",
+        )
 
     def _of(self, files: list[DataFile]) -> dict[str, tuple[Row, ...]]:
         return {file.path: self.of(file) for file in files}

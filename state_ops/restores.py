@@ -52,7 +52,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """One restore. purpose: restore, run, rewind. problem: why the checkpoint is not valid, None if it is.
+    """One restore. purpose: restore, run, rewind, drill. problem: why the checkpoint is not valid, None if it is.
 
     bytes_fetched, bytes_cached, bytes_local: of its state, where they came from. expectations: how many were evaluated.
     """
@@ -95,17 +95,33 @@ def record(storage: Storage, restored: Restored) -> None:
         log.warning("a restore could not be recorded", checkpoint=int(restored.checkpoint_id), error=str(error))
 
 
+def newest(storage: Storage) -> Restored | None:
+    """The restore that was recorded last, by one small file; None if there was none."""
+    try:
+        handle = delta_log.open_table(storage, PATH)
+    except TableNotFoundError:
+        return None
+    actions = pa.table(handle.get_add_actions(flatten=True))
+    written = zip(actions["modification_time"].to_pylist(), actions["path"].to_pylist(), strict=True)
+    path = max(written, default=(None, None))[1]
+    rows = _rows(storage, path) if path is not None else []
+    return max(rows, key=lambda row: row.restored_at, default=None)
+
+
 def recorded(storage: Storage) -> Sequence[Restored]:
     """All restores that were recorded, oldest first."""
     try:
         handle = delta_log.open_table(storage, PATH)
     except TableNotFoundError:
         return []
-    rows = []
-    for file in active_files(handle):
-        data = storage.read_bytes(f"{PATH}/{file.path}")
-        if data is not None:
-            rows += pq.read_table(pa.BufferReader(data), use_threads=False).to_pylist()
-    known = {field.name for field in dataclasses.fields(Restored)}
-    found = [Restored(**{name: value for name, value in row.items() if name in known}) for row in rows]
+    found = [row for file in active_files(handle) for row in _rows(storage, file.path)]
     return sorted(found, key=lambda row: row.restored_at)
+
+
+def _rows(storage: Storage, path: str) -> list[Restored]:
+    data = storage.read_bytes(f"{PATH}/{path}")
+    if data is None:
+        return []
+    known = {field.name for field in dataclasses.fields(Restored)}
+    rows = pq.read_table(pa.BufferReader(data), use_threads=False).to_pylist()
+    return [Restored(**{name: value for name, value in row.items() if name in known}) for row in rows]

@@ -33,6 +33,7 @@ from state_ops.stores import (
     default_s3,
     open_store,
 )
+from state_ops.traffic import Counted, Traffic
 
 if TYPE_CHECKING:
     from configs.settings import S3Settings
@@ -73,6 +74,7 @@ class Storage:
 
     uri: a directory, or a URI: `file:///data/weir`, `s3://bucket/prefix`; gs, abfs and hdfs go through the same
     libraries, untested. s3: how S3 is reached; secrets are references, looked up in each process that opens the storage.
+    traffic: what this object has requested; a copy in another process begins at zero.
 
     Errors: OSError, of which UnavailableError was tried again in vain; ConfigurationError; DamageError for a path that
     leaves the root or content that is not what was recorded.
@@ -80,11 +82,13 @@ class Storage:
 
     def __init__(self, uri: str, s3: S3Settings | None = None) -> None:
         self.uri = uri.rstrip("/")
-        self.store = open_store(self.uri, s3)
-        self.is_local = not self.store.remote
+        store = open_store(self.uri, s3)
+        self.traffic = Traffic()
+        self.store = Counted(store, self.traffic)
+        self.is_local = not store.remote
         self._s3 = None if self.is_local else s3 or default_s3()
-        if "://" not in uri and isinstance(self.store, FileSystemStore):
-            self.uri = self.store.root
+        if "://" not in uri and isinstance(store, FileSystemStore):
+            self.uri = store.root
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Storage, (self.uri, self._s3)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from configs.settings import S3Settings
 
 CHUNK = 4 << 20  # bytes read or sent at a time over a network
+PART = 8 << 20  # bytes of one request; larger objects are sent in parts, of which S3 allows 10,000
 LOCAL_CHUNK = 256 << 10  # and on a disk: what stays in a processor's cache from reading to hashing to writing
 UNFINISHED = ".tmp-"
 

@@ -119,6 +119,12 @@ _CACHE = "state: {caches: {riders: {l1: %d, l2: %d}}}"
             "state.backend is 'memory'",
             "name the backend",
         ),
+        (
+            "{dagster: {freshness_hours: 0.5}, run: {max_run_seconds: 1800}}",
+            "dagster.freshness_hours (0.5)",
+            "run.max_run_seconds (1800)",
+            "say null",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_named_with_their_values_and_what_to_do(

@@ -17,7 +17,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from configs.settings import Settings
-from pipelines.runtime import cli_fsck, cli_import, cli_plan, cli_report, cli_restore, cli_state, cli_upkeep, upkeep
+from pipelines.runtime import (
+    cli_drill,
+    cli_fsck,
+    cli_import,
+    cli_metrics,
+    cli_plan,
+    cli_report,
+    cli_restore,
+    cli_state,
+    cli_upkeep,
+    upkeep,
+)
 from pipelines.runtime import run as runtime
 from pipelines.runtime.console import Json, Name, err, out, print_json
 from pipelines.runtime.definition import Pipeline
@@ -178,6 +189,16 @@ def stop(
 
 
 @app.command()
+def resume(pipeline: Name) -> None:
+    """Let sensors start runs again after `weir stop` or a cancelled run; `weir run` and Materialize do so too."""
+    found, settings = find(pipeline)
+    storage, _ = open_storage(found, settings)
+    out.print(
+        f"{pipeline} {'goes on as soon as files wait.' if lease.resume(storage) else 'was not stopped by a person.'}"
+    )
+
+
+@app.command()
 def status(pipeline: Name, json: Json = False) -> None:
     """Whether a coordinator lives, the last checkpoint, what waits, and where the tables are."""
     found, settings = find(pipeline)
@@ -189,7 +210,8 @@ def status(pipeline: Name, json: Json = False) -> None:
     alive = {True: "running", False: "not running", None: "unknown (on another host)"}[holder["alive"]]
     where = f"  (process {holder['pid']} on {holder['host']})" if holder["alive"] else ""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_row("coordinator", alive + where)
+    how = f"  ({holder['outcome']} by a person: weir resume {pipeline})" if holder["outcome"] in lease.HALTED else ""
+    table.add_row("coordinator", alive + where + how)
     if head is None:
         table.add_row("checkpoint", f"none yet: weir run {pipeline}")
     else:
@@ -227,6 +249,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
             "host": holder.host if holder else None,
             "pid": holder.pid if holder else None,
             "run_id": holder.run_id if holder else None,
+            "outcome": holder.outcome if holder else None,
             "generation": registry.generation(),
         },
         "last_checkpoint": None if head is None else _brief(head),
@@ -353,11 +376,13 @@ for _command in (
     cli_upkeep.savepoints,
     cli_restore.restore,
     cli_restore.rewind,
+    cli_drill.drill,
     cli_plan.plan,
     cli_report.report,
     cli_upkeep.prune,
     cli_upkeep.cancel,
     cli_fsck.fsck,
+    cli_metrics.metrics,
 ):
     app.command()(_command)
 

@@ -186,6 +186,9 @@ def _row(shop: Workshop, flight: Flight, parent: Checkpoint | None, files: tuple
     for name in {file.sink for file in files if file.kind == OUTPUT and file.sink}:
         sinks[name] = {"id": int(pending.id), "before": sinks[name]["id"] if name in sinks else None}
     operators = {stage.uid: _figures(shop, flight, stage) for stage in shop.pipeline.stages}
+    for uid, figures in operators.items():
+        counted = ((parent.operators.get(uid) or {}) if parent else {}).get("cache_totals")
+        figures["cache_totals"] = _added(counted, figures["cache"])
     state = [file for file in files if file.kind == STATE]
     before = parent.totals if parent else dict.fromkeys(_TOTALS, 0)
     new = [file for file in state if file.new]
@@ -213,7 +216,7 @@ def _row(shop: Workshop, flight: Flight, parent: Checkpoint | None, files: tuple
         sinks=sinks,
         inputs={name: schema_to_json(schema) for name, schema in flight.frontier.expected.items()},
         ms={},
-        totals={name: before.get(name, 0) + added[name] for name in _TOTALS},
+        totals={**{name: before.get(name, 0) + added[name] for name in _TOTALS}, **shop.requested()},
         files=len(files),
         bytes_total=sum(file.bytes for file in state),
         bytes_new=added["bytes_new"],
@@ -276,6 +279,14 @@ def _figures(shop: Workshop, flight: Flight, stage: Stage) -> dict[str, Any]:
         "ms": {phase: max(ack.ms.get(phase, 0.0) for ack in acks) for phase in phases},
         "cache": _cache_figures(stage, flight.pending.id, acks),
     }
+
+
+def _added(before: Mapping[str, int] | None, now: Mapping[str, int] | None) -> dict[str, int] | None:
+    """What all epochs have counted so far; None where there never was anything to count."""
+    if before is None or now is None:
+        found = before if now is None else now
+        return dict(found) if found is not None else None
+    return {name: before.get(name, 0) + count for name, count in now.items()}
 
 
 def _left_out(flight: Flight, stage: Stage) -> int:

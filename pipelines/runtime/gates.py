@@ -75,6 +75,12 @@ class Verdict:
             "sample": list(self.sample),
         }
 
+    @classmethod
+    def from_dict(cls, stage: str, raw: Mapping[str, Any]) -> Verdict:
+        """From a checkpoint's row. stage: the uid below which it stands there."""
+        figures = {name: raw[name] for name in ("passed", "rows", "unexpected", "on_failure", "of")}
+        return cls(stage, raw["title"], sample=tuple(raw["sample"]), **figures)
+
     def __str__(self) -> str:
         if self.unexpected:
             return f"{self.gate}: {self.unexpected} of {self.rows} rows, e.g. {list(self.sample)}"

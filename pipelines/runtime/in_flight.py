@@ -161,7 +161,7 @@ class InFlight:
             log.warning("no epoch was begun", reason=pending.reason)
             return False
         self._heartbeat.begin(pending.id)
-        triggered_at = datetime.now(UTC)
+        triggered_at = cut.at or datetime.now(UTC)
         self.frontier = self.frontier.after(cut.slices, shop.readers, triggered_at)
         deadline = time.monotonic() + coordinator.policy.timeout
         self._flights.append(Flight(pending, cut, self.frontier, triggered_at, time.perf_counter(), deadline))
@@ -312,6 +312,8 @@ class InFlight:
 
     def _take(self, ended: Ended) -> None:
         step = self._steps.pop(ended.lane)
+        for ack in ended.result.acks if isinstance(ended.result, StageResult) else ():
+            self._shop.storage.traffic.add(ack.traffic or {})
         if step.flight in self._fallen:
             if isinstance(ended.result, StageResult):
                 step.flight.handed_over += [ack for ack in ended.result.acks if ack.handover is not None]

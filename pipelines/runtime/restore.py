@@ -142,15 +142,22 @@ def plan(
 
 
 def restore(
-    pipeline: Pipeline, settings: Settings, storage: Storage, registry: Registry, checkpoint: Checkpoint
+    pipeline: Pipeline,
+    settings: Settings,
+    storage: Storage,
+    registry: Registry,
+    checkpoint: Checkpoint,
+    purpose: str = "restore",
 ) -> Restored:
     """Prove a checkpoint and leave it on this host, for the next run. Needs no right, and may go on beside a coordinator.
+
+    purpose: as `registry/restores` records it.
 
     Raises DamageError that names the file, PrunedError when the checkpoint is pruned meanwhile.
     """
     beat = settings.lease.heartbeat_seconds
-    with Hold(storage, registry, checkpoint, "weir restore", beat) as hold:
-        found = _proven(pipeline, settings, storage, plan(pipeline, settings, storage, registry, checkpoint), "restore")
+    with Hold(storage, registry, checkpoint, f"weir {purpose}", beat) as hold:
+        found = _proven(pipeline, settings, storage, plan(pipeline, settings, storage, registry, checkpoint), purpose)
         hold.check()
     return found
 

@@ -213,6 +213,7 @@ def _row(
         slice={name: nothing_read() for name in to.slice},
         sinks=sinks,
         ms={},
+        totals={**to.totals, **shop.requested()},
         files=len(files),
         bytes_new=0,
         run_id=shop.run_id,

@@ -100,10 +100,11 @@ def run(
     failed for good. Everything that a failed epoch staged has been discarded by then.
     """
     with owning(pipeline, settings, executor, options.run_id) as tenure:
+        tenure.heartbeat.halt = None  # whoever runs epochs has begun again
         head = tenure.head if options.start_from is None else start(tenure, settings, options.start_from)
         check_fits(pipeline, head)
         tenure.shop.held = held.is_there(tenure.shop.storage)
-        coordinator = _coordinator(tenure.shop, options, tenure.last_id)
+        coordinator = coordinator_of(tenure.shop, options, tenure.last_id)
         threads = Threads()
         air = InFlight(tenure.shop, coordinator, tenure.heartbeat, lanes or threads, partial(_tolerated, coordinator))
         try:
@@ -115,7 +116,7 @@ def run(
                 threads.close()
 
 
-def _coordinator(shop: Workshop, options: RunOptions, last_id: CheckpointId) -> Coordinator:
+def coordinator_of(shop: Workshop, options: RunOptions, last_id: CheckpointId) -> Coordinator:
     """Who decides in this run, knowing what is retained."""
     configured = shop.settings.checkpoints
     policy = Policy(

@@ -1,4 +1,4 @@
-"""What a checkpoint sensor does at a tick: ask the running coordinator for a barrier, ask for a run, or wait.
+"""What a checkpoint sensor does at a tick: ask the running coordinator for a barrier, ask for a run or a restore, or wait.
 
 `observe` reads the pipeline's storage, without a JVM and in milliseconds; `decide` is a pure function of what was seen,
 of what the sensor remembers from its earlier ticks, and of a monotonic clock. Whose sensor it is does not matter here.
@@ -16,13 +16,15 @@ from enum import StrEnum
 from configs.settings import Settings
 from pipelines.runtime import run as runtime
 from pipelines.runtime.definition import Pipeline
-from state_ops import lease
+from state_ops import held, lease
 from state_ops.ids import CheckpointId, Generation
 from state_ops.lease import DEAD_AFTER_HEARTBEATS, Lease, Request
 
 # A run that brought no checkpoint is asked for again after 2, 4, 8 ... ticks: input that fails every run must not fill
 # the orchestrator with runs, and needs nobody once it is repaired.
 _LONGEST_PAUSE = 32
+
+_HALTED = {"stopped": "stopped", "drained": "drained and stopped", "cancelled": "cancelled"}
 
 
 class Action(StrEnum):
@@ -31,6 +33,7 @@ class Action(StrEnum):
     WAIT = "wait"
     BARRIER = "barrier"
     RUN = "run"
+    RESTORE = "restore"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Sight:
 
     alive: whether the lease's holder lives, None if only watching its counter can tell. waiting: files that were not
     read. asked: a barrier request waits to be taken. unfinished: runs of this pipeline that the orchestrator counts as
-    queued or running.
+    queued or running. unapplied: a stage has rows of earlier epochs to apply. held: why an epoch was held, if a gate did that.
     """
 
     holder: Lease | None
@@ -49,6 +52,12 @@ class Sight:
     asked: bool
     unfinished: tuple[str, ...] = ()
     unapplied: bool = False
+    held: str | None = None
+
+    @property
+    def died(self) -> bool:
+        """Whether there is a coordinator that did not end by itself, be it alive or dead."""
+        return self.holder is not None and not self.holder.stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +84,7 @@ class Memory:
 
     @classmethod
     def from_json(cls, text: str | None) -> Memory:
-        return cls(**json.loads(text)) if text else cls()
+        return cls(**lease.known(cls, json.loads(text))) if text else cls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +107,7 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
     storage, registry = runtime.open_storage(pipeline, settings)
     holder = lease.read(storage)
     # The lease is read before the head: a coordinator that ends in between is seen alive, which the next tick corrects.
-    alive, head = lease.alive(holder), registry.head()
+    alive, head, found = lease.alive(holder), registry.head(), held.read(storage)
     return Sight(
         holder=holder,
         alive=alive,
@@ -107,7 +116,15 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
         asked=any(request.kind == "barrier" for request in lease.pending(storage)),
         unfinished=tuple(unfinished),
         unapplied=bool(runtime.unapplied(head)),
+        held=None if found is None else found.message.splitlines()[0],
     )
+
+
+def watched(sight: Sight, memory: Memory) -> tuple[Memory, bool]:
+    """What to remember of a look at the lease, and whether its holder lives, as far as looks until now can tell."""
+    now = time.monotonic()
+    memory = _watched(memory, sight.holder, socket.gethostname(), now)
+    return memory, _lives(sight, memory, now)
 
 
 def ask(pipeline: Pipeline, settings: Settings, decision: Decision) -> Request:
@@ -128,8 +145,7 @@ def decide(
     behind = sight.waiting > max_lag
     if _lives(sight, memory, now):
         return _with_coordinator(sight, memory, behind)
-    holder = sight.holder
-    died = holder is not None and not holder.stopped
+    holder, died = sight.holder, sight.died
     gone = holder.run_id if holder is not None and died and holder.run_id in sight.unfinished else None
     others = [run for run in sight.unfinished if run != gone]
     if others:
@@ -137,9 +153,19 @@ def decide(
     if holder is not None and died and memory.resumed != holder.generation:
         reason = (
             f"the coordinator of generation {holder.generation} (process {holder.pid} on {holder.host}) died: "
-            f"resume, {_files(sight.waiting)} waiting"
+            f"restore and resume, {_files(sight.waiting)} waiting"
         )
-        return _run(sight, replace(memory, resumed=holder.generation), reason, f"resume-g{holder.generation}", gone)
+        return _run(sight, replace(memory, resumed=holder.generation), reason, restore_key(holder.generation), gone)
+    if holder is not None and holder.halted:
+        reason = (
+            f"{_HALTED[holder.outcome or '']} by a person, {_files(sight.waiting)} waiting: it begins again with Materialize, "
+            "`weir run` or `weir resume`"
+        )
+        return Decision(Action.WAIT, reason, memory)
+    if sight.held is not None:
+        return Decision(
+            Action.WAIT, f"held: {sight.held}. Repair the input or correct the gate, then Materialize", memory
+        )
     if not (behind or sight.unapplied):
         return Decision(Action.WAIT, f"nothing to do: {_idle(sight)}, no coordinator needed", memory, gone=gone)
     due = memory.run_tick + min(2**memory.runs, _LONGEST_PAUSE)
@@ -173,7 +199,12 @@ def _with_coordinator(sight: Sight, memory: Memory, behind: bool) -> Decision:
 def _run(sight: Sight, memory: Memory, reason: str, key: str, gone: str | None) -> Decision:
     again = memory.runs + 1 if memory.runs and memory.run_head == sight.head else 1
     memory = replace(memory, runs=again, run_tick=memory.tick, run_head=sight.head)
-    return Decision(Action.RUN, reason, memory, key, gone)
+    return Decision(Action.RESTORE if sight.died else Action.RUN, reason, memory, key, gone)
+
+
+def restore_key(generation: int) -> str:
+    """Of the run that restores after a coordinator's death, whoever asks for it: one a generation."""
+    return f"restore-g{generation}"
 
 
 def _watched(memory: Memory, holder: Lease | None, observer: str, now: float) -> Memory:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +25,7 @@ def with_rows(task: KeyedTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
     assert context is not None, "it runs in a Spark task"
     subtask = context.partitionId()
     ack = keyed_stage.run(task, subtask, _routed(task, subtask, batches))
+    ack = replace(ack, traffic=task.storage.traffic.take())
     _settle()
     yield pa.RecordBatch.from_pydict({"ack": [ack.to_json()]})
 

@@ -63,8 +63,30 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
         )
     source = _storage(settings, place)
     registry = Registry(source, "")
-    saved, listing = _savepoint(registry, source, name)
-    epoch = CheckpointId(tenure.last_id + 1)
+    saved, _ = _savepoint(registry, source, name)
+    # Before the commit: without a checkpoint it says nothing, with one it tells a later run where that came from.
+    shop.storage.put_bytes(ORIGIN, json.dumps({"origin": origin}).encode())
+    epoch, reason = CheckpointId(tenure.last_id + 1), f"from {origin}, its checkpoint {saved.id}"
+    made = seed(tenure, settings, source, registry, saved, epoch, reason)
+    log.info("started", pipeline=shop.pipeline.name, origin=origin, checkpoint=saved.id, bytes=made.bytes_new)
+    return made
+
+
+def seed(
+    tenure: Tenure,
+    settings: Settings,
+    source: Storage,
+    registry: Registry,
+    saved: Checkpoint,
+    epoch: CheckpointId,
+    reason: str,
+) -> Checkpoint:
+    """Commit a copy of a checkpoint of another storage as the first one here, under the id `epoch`. registry: of that storage.
+
+    Raises DamageError for an object that is not what it was, PrunedError when the checkpoint is pruned meanwhile.
+    """
+    shop = tenure.shop
+    listing = registry.files(saved)
     tenure.heartbeat.begin(epoch)
     with Hold(
         source, registry, saved, f"{shop.pipeline.name} starts from it", settings.lease.heartbeat_seconds
@@ -84,20 +106,18 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
         triggered_at=now,
         completed_at=now,
         trigger="savepoint",
-        reason=f"from {origin}, its checkpoint {saved.id}",
-        slice={source: nothing_read() for source in saved.slice},
+        reason=reason,
+        slice={name: nothing_read() for name in saved.slice},
         sinks={},
         ms={},
+        totals={**saved.totals, **shop.requested()},
         operators={uid: _pointed(figures, moved) for uid, figures in saved.operators.items()},
         files=len(copied),
         bytes_new=sum(new.bytes for _, new in copied if new.kind == STATE),
         run_id=shop.run_id,
         lineage=spans_with(None, shop.generation, epoch),
     )
-    # Before the commit: without a checkpoint it says nothing, with one it tells a later run where that came from.
-    shop.storage.put_bytes(ORIGIN, json.dumps({"origin": origin}).encode())
     shop.registry.commit(made, [new for _, new in copied])
-    log.info("started", pipeline=shop.pipeline.name, origin=origin, checkpoint=saved.id, bytes=made.bytes_new)
     return made
 
 

@@ -46,13 +46,20 @@ class Difference:
 
 
 @contextmanager
-def compared(pipeline: Pipeline, settings: Settings, uid: str, first: At, second: At) -> Iterator[Difference]:
+def compared(
+    pipeline: Pipeline, settings: Settings, uid: str, first: At, second: At, there: Settings | None = None
+) -> Iterator[Difference]:
     """Compare a stage's state in two checkpoints, row by row; the result may be read for as long as the `with` block lasts.
+
+    there: the settings by which the second one is found, if it lies in another storage.
 
     Rows are told apart by their key, those of windows also by their bounds (of sessions: their start). Raises ConfigurationError
     where the two have other keys.
     """
-    with viewed(pipeline, settings, uid, first, _PURPOSE) as a, viewed(pipeline, settings, uid, second, _PURPOSE) as b:
+    with (
+        viewed(pipeline, settings, uid, first, _PURPOSE) as a,
+        viewed(pipeline, there or settings, uid, second, _PURPOSE) as b,
+    ):
         if a.keys != b.keys or a.identity != b.identity:
             raise ConfigurationError(
                 f"The states of {uid} in checkpoints {a.checkpoint} and {b.checkpoint} have other keys: "

@@ -215,7 +215,7 @@ def _row(
         sinks=dict(head.sinks) if head else {},
         inputs={**target.inputs, **(head.inputs if head else {})},
         ms={},
-        totals=totals,
+        totals={**totals, **shop.requested()},
         files=len(files),
         bytes_total=sum(file.bytes for file in state),
         bytes_new=added,

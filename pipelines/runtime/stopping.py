@@ -35,7 +35,7 @@ def ask_to_stop(pipeline: Pipeline, settings: Settings, request: Request) -> boo
     if outcome in ("ended", "stopped", "drained"):  # it had nothing more to do before it saw the request
         out.print(f"The coordinator of {pipeline.name} had ended by itself.")
         return False
-    how = "failed" if outcome == "failed" else "died"
+    how = {"failed": "failed", "interrupted": "was interrupted"}.get(outcome or "", "died")
     where = "before it had deleted all checkpoints" if request.delete else "before it reached its barrier"
     if now is not None and now.process != holder.process:
         how = "was replaced by another"

@@ -74,8 +74,11 @@ def claimed(
         head = registry.head()
         last_id = CheckpointId(max([head.id if head else 0, predecessor.last_id if predecessor else 0]))
         with Heartbeat(storage, generation, last_id, settings.lease.heartbeat_seconds, run_id) as heartbeat:
+            if predecessor is not None and predecessor.halted:
+                heartbeat.halt = predecessor.outcome
             runs = executor or SparkExecutor(settings, app=f"weir {pipeline.name}")
             shop = Workshop(pipeline, settings, storage, registry, generation, runs, sources, run_id, head)
+            shop.requested_before = dict(head.totals) if head else {}
             try:
                 yield Tenure(shop, heartbeat, head, last_id)
             except Exception as error:

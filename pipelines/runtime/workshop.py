@@ -31,14 +31,17 @@ from state_ops.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Why this barrier is cut. slices: by source; drain: close every window; requests: those that it answers. rounds: how often its slices
-    were replayed with fewer rows."""
+    """Why this barrier is cut. slices: by source; drain: close every window; requests: those that it answers.
+
+    at: when it was cut, for an epoch that is replayed; None: now. rounds: how often its slices were replayed with fewer rows.
+    """
 
     trigger: Trigger
     reason: str
     slices: Mapping[str, Slice]
     drain: bool = False
     requests: tuple[Request, ...] = ()
+    at: datetime | None = None
     rounds: int = 0
 
 
@@ -148,6 +151,7 @@ class Workshop:
 
     head: the newest confirmed checkpoint, as the coordinator knows it. watcher: what this process knows of running restores.
     tables: as it has left them at its last publish. held: there may be a note that a gate holds the pipeline (`state_ops.held`).
+    requested_before: `Traffic` of the coordinators before, up to the newest checkpoint.
     """
 
     pipeline: Pipeline
@@ -165,6 +169,16 @@ class Workshop:
     watcher: Watcher = field(default_factory=Watcher)
     tables: dict[str, Left] = field(default_factory=dict)
     held: bool = False
+    requested_before: Mapping[str, int] = field(default_factory=dict)
+
+    def requested(self) -> dict[str, int]:
+        """What the pipeline's coordinators have requested of storage so far, for the totals of a checkpoint's row.
+
+        A process takes with it what it requested after its last row.
+        """
+        return {
+            name: self.requested_before.get(name, 0) + count for name, count in self.storage.traffic.counts().items()
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import dagster as dg
 import pytest
 
 from infra import flights_input
+from tests.assets.without_spark import RETAINED, House, in_this_process
+from tests.recovery.small import Bank
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +33,7 @@ def landing(tmp_path, monkeypatch) -> Path:
         "WEIR_PIPELINES__FLIGHTS__PARAMS": json.dumps({"landing": str(folder)}),
         "WEIR_RUN__LINGER_SECONDS": "0",
         "WEIR_EPOCH__MAX_FILES": "2",
+        "WEIR_DAGSTER__OBSERVE_SECONDS": "0",
     }.items():
         monkeypatch.setenv(name, value)
     return folder
@@ -41,3 +45,18 @@ def project(landing) -> Iterator[ModuleType]:
     sys.modules.pop("assets.definitions", None)
     yield importlib.import_module("assets.definitions")
     sys.modules.pop("assets.definitions", None)
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+@pytest.fixture
+def house(tmp_path, monkeypatch, instance) -> House:
+    """Three epochs of the small pipeline, in Dagster, without Spark."""
+    in_this_process(monkeypatch)
+    bank = Bank.at(tmp_path / "site", **RETAINED)
+    bank.epochs(1, 2, 3)
+    return House(bank, instance)

@@ -60,7 +60,16 @@ def test_loading_imports_no_spark_and_no_expectations_and_leaves_storage_alone(t
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == {
         "heavy": [],
-        "keys": ["flights/aircraft_rotation", "flights/airport_hourly", "flights/checkpoint", "flights/landing"],
+        "keys": [
+            "flights/aircraft_rotation",
+            "flights/airport_hourly",
+            "flights/checkpoint",
+            "flights/landing",
+            "flights/restore_drill",
+            "flights/tables/aircraft_legs",
+            "flights/tables/airport_hourly",
+            "flights/tables/airport_hourly_late",
+        ],
     }
     assert list(tmp_path.iterdir()) == []
 
@@ -68,15 +77,20 @@ def test_loading_imports_no_spark_and_no_expectations_and_leaves_storage_alone(t
 def test_the_graph_is_sources_then_stages_then_the_checkpoint(tmp_path):
     graph = weir_definitions([flights.pipeline], settings(tmp_path)).resolve_asset_graph()
     parents = {
-        key.path[-1]: {parent.path[-1] for parent in graph.get(key).parent_keys} for key in graph.get_all_asset_keys()
+        "/".join(key.path[1:]): {"/".join(parent.path[1:]) for parent in graph.get(key).parent_keys}
+        for key in graph.get_all_asset_keys()
     }
     assert parents == {
         "landing": set(),
         "aircraft_rotation": {"landing"},
         "airport_hourly": {"aircraft_rotation"},
+        "tables/aircraft_legs": {"aircraft_rotation"},
+        "tables/airport_hourly": {"airport_hourly"},
+        "tables/airport_hourly_late": {"airport_hourly"},
         "checkpoint": {"aircraft_rotation", "airport_hourly"},
+        "restore_drill": {"checkpoint"},
     }
-    assert {key.path[-1] for key in graph.executable_asset_keys} == set(parents) - {"landing"}
+    assert {"/".join(key.path[1:]) for key in graph.executable_asset_keys} == set(parents) - {"landing"}
 
 
 def test_pipelines_live_side_by_side_and_merge_into_a_project_of_ones_own(tmp_path):
@@ -87,7 +101,11 @@ def test_pipelines_live_side_by_side_and_merge_into_a_project_of_ones_own(tmp_pa
     ours = weir_definitions([flights.pipeline, Pipeline("other", (counting("counts"),))], settings(tmp_path))
     merged = dg.Definitions.merge(dg.Definitions(assets=[report]), ours)
     assert {job.name for job in merged.resolve_all_job_defs()} >= {"flights_job", "other_job"}
-    assert {sensor.name for sensor in merged.sensors or ()} == {"flights_checkpoint_sensor", "other_checkpoint_sensor"}
+    assert {sensor.name for sensor in merged.sensors or ()} == {
+        f"{pipeline}_{sensor}"
+        for pipeline in ("flights", "other")
+        for sensor in ("checkpoint_sensor", "run_failure_sensor", "lease_watchdog")
+    }
     assert dg.AssetKey(["other", "counts"]) in merged.resolve_all_asset_keys()
 
 
@@ -99,7 +117,8 @@ def test_a_stage_that_would_be_the_checkpoints_asset_is_refused(tmp_path):
 def test_stages_cannot_be_run_apart(tmp_path):
     defs = weir_definitions([flights.pipeline], settings(tmp_path))
     assets = [definition for definition in defs.assets or () if isinstance(definition, dg.AssetsDefinition)]
-    assert [definition.can_subset for definition in assets if definition.is_executable] == [False]
+    subset = {definition.op.name: definition.can_subset for definition in assets if definition.is_executable}
+    assert subset == {"flights_epochs": False, "flights_restore_drill": False}
 
 
 def test_the_instances_configuration_is_accepted_as_it_is(tmp_path):

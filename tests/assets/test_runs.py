@@ -21,12 +21,6 @@ CHECKPOINT, ROTATION, HOURLY = (
 )
 
 
-@pytest.fixture
-def instance():
-    with dg.DagsterInstance.ephemeral() as made:
-        yield made
-
-
 def execute(project, instance, **options):
     return project.defs.resolve_job_def(JOB).execute_in_process(instance=instance, **options)
 
@@ -69,13 +63,13 @@ def test_a_run_observes_each_epoch_and_materializes_each_asset_once(days, landin
     assert sum(stage["rows in"].value + stage["rows dropped"].value for stage in stages) == sum(
         epoch["rows read"].value for epoch in epochs
     )
-    assert len(observed(instance, result.run_id, HOURLY)) == 3
+    assert sum(stage["epochs"].value for stage in observed(instance, result.run_id, HOURLY)) == 3
 
     whole = materialized(result, CHECKPOINT)
     assert (whole["epochs"].value, whole["checkpoint"].value) == (3, 3)
     columns = materialized(result, ROTATION)["dagster/column_schema"].value.columns
     assert {"tailnum", "inherited"} <= {column.name for column in columns}
-    assert len(result.get_asset_materialization_events()) == 3
+    assert len(result.get_asset_materialization_events()) == 6
 
     _, registry = runtime.open_storage(flights.pipeline, project.settings)
     assert registry.head().run_id == result.run_id
@@ -92,7 +86,7 @@ def test_an_unreadable_file_fails_the_run_with_what_where_and_next(landing, proj
         execute(project, instance)
     assert not raised.value.allow_retries
     assert "broken.parquet" in raised.value.description
-    assert set(raised.value.metadata) == {"what", "where", "next"}
+    assert set(raised.value.metadata) == {"what", "where", "next", "kind"}
 
 
 def test_with_nothing_to_do_the_sensor_skips(project, instance):
@@ -137,7 +131,7 @@ def test_a_coordinator_that_died_is_resumed_and_its_run_is_ended(project, instan
     storage.put_bytes(lease.LEASE, _of_a_dead_process(holder))
 
     (request,), _, cursor = tick(project, instance)
-    assert request.run_key == "flights-resume-g1"
+    assert request.run_key == "flights-restore-g1"
     assert "died" in request.tags["weir/reason"]
     assert instance.get_run_by_id(dead.run_id).is_failure
     assert tick(project, instance, cursor)[0] == []

@@ -70,6 +70,8 @@ def test_each_checkpoint_records_and_logs_what_the_cache_did(tmp_path: Path) -> 
         reports = list(run(pipeline, configured, RunOptions(until_caught_up=True), InMemoryExecutor()))
     found = [CacheFigures(**report.checkpoint.operators["totals"]["cache"]) for report in reports]
     assert found == [CacheFigures(misses=8, flushed=8), *[CacheFigures(l1_hits=8, flushed=8)] * 2]
+    totals = [CacheFigures(**report.checkpoint.operators["totals"]["cache_totals"]) for report in reports]
+    assert totals == [found[0], found[0] + found[1], found[0] + found[1] + found[2]]
     logged = [line for line in lines if line["event"] == "state cache"]
     assert [(line["checkpoint"], line["l1_hits"], line["misses"]) for line in logged] == [
         (1, 0, 8),
@@ -86,6 +88,7 @@ def test_without_a_cache_nothing_is_recorded(tmp_path: Path) -> None:
     pipeline, configured = a_pipeline(tmp_path, landed(_dicts, output=COLUMNS), {})
     (report, *_) = run(pipeline, configured, RunOptions(until_caught_up=True), InMemoryExecutor())
     assert report.checkpoint.operators["totals"]["cache"] is None
+    assert report.checkpoint.operators["totals"]["cache_totals"] is None
 
 
 @pytest.mark.parametrize("options", [{"per_key": False}, {"ttl": "1h"}])

@@ -25,6 +25,10 @@ DEAD = replace(RUNNING, alive=False)
 STOPPED = replace(DEAD, holder=replace(HOLDER, stopped=True))
 
 
+def ended(outcome: str, **changes) -> Sight:
+    return replace(DEAD, holder=replace(HOLDER, stopped=True, outcome=outcome), **changes)
+
+
 def tick(sight: Sight, memory: Memory | None = None, *, max_lag: int = 0, now: float = 100.0) -> Decision:
     return decide(sight, memory or Memory(), max_lag, observer="here", now=now)
 
@@ -50,23 +54,31 @@ def tick(sight: Sight, memory: Memory | None = None, *, max_lag: int = 0, now: f
         (STOPPED, 0, Action.WAIT, "no file is waiting"),
         (replace(STOPPED, waiting=2), 0, Action.RUN, "2 files new"),
         (replace(STOPPED, waiting=2, asked=True), 0, Action.RUN, "2 files new"),
-        (DEAD, 0, Action.RUN, "coordinator of generation 3 (process 42 on worker-1) died"),
-        (replace(DEAD, waiting=2), 0, Action.RUN, "2 files waiting"),
+        (DEAD, 0, Action.RESTORE, "coordinator of generation 3 (process 42 on worker-1) died"),
+        (replace(DEAD, waiting=2), 0, Action.RESTORE, "2 files waiting"),
+        (ended("stopped", waiting=2), 0, Action.WAIT, "stopped by a person, 2 files waiting"),
+        (ended("drained", waiting=2), 0, Action.WAIT, "drained and stopped by a person"),
+        (ended("cancelled", waiting=2), 0, Action.WAIT, "cancelled by a person"),
+        (ended("ended", waiting=2), 0, Action.RUN, "2 files new"),
+        (ended("failed", waiting=2), 0, Action.RUN, "2 files new"),
+        (replace(RUNNING, waiting=2, held="gate x failed"), 0, Action.BARRIER, "2 files new"),
+        (replace(STOPPED, waiting=2, held="gate x failed"), 0, Action.WAIT, "held: gate x failed"),
+        (replace(DEAD, waiting=2, held="gate x failed"), 0, Action.RESTORE, "died"),
     ],
 )
 def test_a_tick_decides(sight, max_lag, action, says):
     decision = tick(sight, max_lag=max_lag)
     assert decision.action is action
     assert says in decision.reason
-    assert (decision.key is not None) == (action is Action.RUN)
+    assert (decision.key is not None) == (action in (Action.RUN, Action.RESTORE))
 
 
 def test_a_dead_coordinator_is_answered_once_per_generation():
     first = tick(DEAD)
-    assert (first.action, first.key) == (Action.RUN, "resume-g3")
+    assert (first.action, first.key) == (Action.RESTORE, "restore-g3")
     assert tick(DEAD, first.memory).action is Action.WAIT
     successor = replace(DEAD, holder=replace(HOLDER, generation=4))
-    assert tick(successor, first.memory).key == "resume-g4"
+    assert tick(successor, first.memory).key == "restore-g4"
 
 
 def test_a_sensor_that_lost_its_cursor_asks_under_the_same_key():
@@ -75,7 +87,7 @@ def test_a_sensor_that_lost_its_cursor_asks_under_the_same_key():
 
 def test_a_run_whose_process_is_gone_is_named_and_does_not_block_its_successor():
     decision = tick(replace(DEAD, unfinished=("r-3",)))
-    assert (decision.action, decision.gone) == (Action.RUN, "r-3")
+    assert (decision.action, decision.gone) == (Action.RESTORE, "r-3")
 
 
 def test_a_run_whose_process_is_gone_is_named_also_while_its_successor_is_queued():
@@ -100,6 +112,20 @@ def test_runs_that_bring_no_checkpoint_are_asked_for_ever_more_rarely_but_never_
     assert len(keys) == len(asked)
 
 
+def test_a_death_that_a_restore_did_not_mend_is_asked_about_ever_more_rarely():
+    sight, memory, asked = replace(DEAD, waiting=2), Memory(), []
+    for number in range(1, 40):
+        decision = tick(sight, memory)
+        memory = decision.memory
+        if decision.action is Action.RESTORE:
+            asked.append(number)
+    assert asked == [1, 3, 7, 15, 31]
+
+
+def test_a_cursor_of_another_release_is_understood():
+    assert Memory.from_json('{"tick": 7, "something_new": 1}') == Memory(tick=7)
+
+
 def test_a_checkpoint_ends_the_pause():
     first = tick(replace(STOPPED, waiting=2))
     assert tick(replace(STOPPED, waiting=2), first.memory).action is Action.WAIT
@@ -112,7 +138,7 @@ def test_a_coordinator_on_another_host_is_dead_when_its_heartbeat_stood_still_fo
     assert decision.action is Action.BARRIER
     decision = tick(sight, decision.memory, now=114.9)
     assert decision.action is Action.BARRIER
-    assert tick(sight, decision.memory, now=115.0).action is Action.RUN
+    assert tick(sight, decision.memory, now=115.0).action is Action.RESTORE
     beating = replace(sight, holder=replace(HOLDER, counter=8))
     assert tick(beating, decision.memory, now=115.0).action is Action.BARRIER
 

@@ -115,7 +115,37 @@ def test_a_holder_that_raises_has_failed_whatever_it_had_reached(storage, reache
     with suppress(error), a_heartbeat(storage) as heartbeat:
         heartbeat.outcome = reached
         raise error
-    assert (held(storage).stopped, held(storage).outcome) == (True, "failed")
+    assert (held(storage).stopped, held(storage).outcome) == (True, "failed" if error is ValueError else "interrupted")
+
+
+def test_a_command_beside_a_stop_leaves_it_however_it_ends(storage):
+    with suppress(ValueError), a_heartbeat(storage) as heartbeat:
+        heartbeat.halt = "drained"
+        raise ValueError
+    assert held(storage).outcome == "drained"
+    with a_heartbeat(storage) as heartbeat:
+        heartbeat.halt = "stopped"
+    assert held(storage).halted
+
+
+def test_what_a_person_ended_can_be_let_go_on(storage):
+    assert not lease.resume(storage)
+    with a_heartbeat(storage) as heartbeat:
+        assert not lease.resume(storage)
+        heartbeat.outcome = "stopped"
+    assert lease.resume(storage)
+    assert (held(storage).stopped, held(storage).halted) == (True, False)
+    assert not lease.resume(storage)
+
+
+def test_that_a_person_cancelled_a_run_is_noted_for_that_run_alone(storage):
+    with suppress(KeyboardInterrupt), Heartbeat(storage, Generation(1), CheckpointId(0), _NEVER, "run 1"):
+        assert not lease.cancelled(storage, "run 1"), "it has not ended"
+        raise KeyboardInterrupt
+    assert not lease.cancelled(storage, "another run")
+    assert not held(storage).halted
+    assert lease.cancelled(storage, "run 1")
+    assert (held(storage).outcome, held(storage).halted) == ("cancelled", True)
 
 
 def test_a_run_that_its_caller_leaves_has_not_failed(storage):

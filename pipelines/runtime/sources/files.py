@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC
 from pathlib import Path
@@ -196,20 +196,47 @@ class FilesReader:
         fresh, below = self._split(position)
         if position and position["floor"] is not None:
             self._check_below(position, below)
+        return self._planned(fresh, limits, expected)
+
+    def plan_again(self, recorded: Mapping[str, Any], expected: pa.Schema | None) -> Slice:
+        """The slice of an epoch that was, as `Slice.to_dict` recorded it. Raises InputError if a file is not what it was.
+
+        Of rows that gates had set aside it knows which, and no more why.
+        """
+        files = recorded["files"]
+        there = {file.name: file for file in self._stat([one["name"] for one in files])}
+        for one in files:
+            now = there.get(one["name"])
+            if now is None or (now.size, now.mtime_ns) != (one["size"], one["mtime_ns"]):
+                raise InputError(
+                    f"The input file {one['name']} {'is gone' if now is None else 'has changed'} since it was read.",
+                    where=f"{self.directory}/{one['name']}",
+                    next="Keep input for as long as an epoch may have to be replayed.",
+                )
+        left_out = [
+            LeftOut("", "", name, row, "") for name, rows in recorded.get("excluded", {}).items() for row in rows
+        ]
+        planned = self._planned([there[one["name"]] for one in files], None, expected)
+        return replace(planned, left_out=tuple(left_out))
+
+    def _planned(self, fresh: Sequence[SourceFile], limits: EpochSettings | None, expected: pa.Schema | None) -> Slice:
+        """The first of these files, up to a limit. limits: None takes all."""
         chosen: list[SourceFile] = []
         rows = size = 0
         newest: int | None = None
         told = True
         schema, limited = expected, False
         for file in fresh:
-            if chosen and (
-                len(chosen) >= limits.max_files or rows >= limits.max_rows or size + file.size > limits.max_bytes
+            if (
+                chosen
+                and limits is not None
+                and (len(chosen) >= limits.max_files or rows >= limits.max_rows or size + file.size > limits.max_bytes)
             ):
                 limited = True
                 break
             self._check_name(file)
             footer, found = self._footer(file)
-            if chosen and rows + footer.num_rows > limits.max_rows:
+            if chosen and limits is not None and rows + footer.num_rows > limits.max_rows:
                 limited = True
                 break
             schema = found if schema is None else self._check_schema(file, schema, found)

@@ -1,0 +1,296 @@
+"""Asset checks: gates on the stages, and on the checkpoint whether the pipeline would come back.
+
+Runs and sensors report them as they learn of them. Executing one from Dagster's pages asks again: of gates what the newest
+checkpoint recorded, of the others by looking.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import dagster as dg
+
+from assets.names import CHECKPOINT, key
+from configs.settings import Settings
+from pipelines.runtime import fsck, restore
+from pipelines.runtime import run as runtime
+from pipelines.runtime.definition import Gate, Pipeline, Stage
+from pipelines.runtime.gates import Verdict
+from pipelines.runtime.state_reader import chosen
+from pipelines.runtime.tenure import open_storage, readers
+from state_ops import lease
+from state_ops.errors import WeirError
+from state_ops.fsck.findings import Report
+
+LAST_RUN, ON_TIME, RESTORABLE, INPUT, WHOLE = "last_run", "on_time", "restorable", "input_is_there", "storage_is_whole"
+
+_OF_CHECKPOINT = {
+    LAST_RUN: "The last run ended without an error.",
+    ON_TIME: "No input waits longer than dagster.overdue_seconds without a checkpoint.",
+    RESTORABLE: "The newest checkpoint was fetched, every digest checked, opened, its keys where they belong, expectations met.",
+    INPUT: "Sources are where they were read, and nothing has arrived where it would never be read.",
+    WHOLE: "Registry, snapshots and published tables hold what they say (weir fsck).",
+}
+_SHOWN = 10
+
+
+def specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
+    """All of a pipeline's checks but those of drills."""
+    found = [
+        dg.AssetCheckSpec(name, asset=key(pipeline, CHECKPOINT), description=text)
+        for name, text in _OF_CHECKPOINT.items()
+    ]
+    for stage in pipeline.stages:
+        found += [
+            dg.AssetCheckSpec(name, asset=key(pipeline, stage.uid), description=f"`{gate.title}`, before each commit.")
+            for name, gate in gate_names(stage)
+        ]
+    return found
+
+
+def gate_names(stage: Stage) -> list[tuple[str, Gate]]:
+    """A name for each gate of a stage, from its expectation and column: column_values_to_be_between_dep_delay."""
+    named: list[tuple[str, Gate]] = []
+    for gate in stage.gates:
+        column = next((str(value) for name, value in gate.arguments if name == "column"), "")
+        snake = re.sub(r"(?<!^)(?=[A-Z])", "_", gate.expectation.removeprefix("Expect")).lower()
+        base = re.sub(r"\W+", "_", f"{snake}_{column}".strip("_"))
+        same = sum(name == base or re.fullmatch(rf"{base}_\d+", name) is not None for name, _ in named)
+        named.append((f"{base}_{same + 1}" if same else base, gate))
+    return named
+
+
+def definition(pipeline: Pipeline, settings: Settings) -> dg.AssetChecksDefinition:
+    """The checks, each of which can be asked again by itself."""
+    described = specs(pipeline)
+    where = {spec.key: spec for spec in described}
+
+    @dg.multi_asset_check(
+        name=f"{pipeline.name}_checks",
+        specs=described,
+        can_subset=True,
+        description=f"Asks again what is known of {pipeline.name}'s checkpoint and gates.",
+    )
+    def checks(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        for one in sorted(context.selected_asset_check_keys, key=str):
+            spec = where[one]
+            found = again(pipeline, settings, spec)
+            yield dg.AssetCheckResult(
+                passed=found.passed,
+                asset_key=found.asset_key,
+                check_name=found.check_name,
+                metadata=found.metadata,
+                severity=found.severity,
+                description=found.description,
+            )
+
+    return checks
+
+
+def report(instance: dg.DagsterInstance, found: Iterable[dg.AssetCheckEvaluation]) -> None:
+    """Show verdicts that were found outside of a check's own execution."""
+    for one in found:
+        instance.report_runless_asset_event(one)
+
+
+# -- verdicts
+
+
+def again(pipeline: Pipeline, settings: Settings, spec: dg.AssetCheckSpec) -> dg.AssetCheckEvaluation:
+    """One check, by looking now."""
+    ask: dict[str, Callable[[Pipeline, Settings], dg.AssetCheckEvaluation]] = {
+        LAST_RUN: of_last_run,
+        ON_TIME: on_time,
+        RESTORABLE: restorable,
+        INPUT: input_is_there,
+        WHOLE: storage_is_whole,
+    }
+    if spec.asset_key == key(pipeline, CHECKPOINT):
+        return ask[spec.name](pipeline, settings)
+    return _recorded(pipeline, settings, spec)
+
+
+def of_checkpoint(
+    pipeline: Pipeline, name: str, passed: bool, said: str, shown: Mapping[str, Any] | None = None
+) -> dg.AssetCheckEvaluation:
+    """The verdict of a check on the checkpoint."""
+    return dg.AssetCheckEvaluation(
+        asset_key=key(pipeline, CHECKPOINT),
+        check_name=name,
+        passed=passed,
+        description=said,
+        metadata=dict(shown or {}),
+    )
+
+
+def failed(pipeline: Pipeline, name: str, error: WeirError) -> dg.AssetCheckEvaluation:
+    """A check on the checkpoint that an error answers."""
+    return of_checkpoint(pipeline, name, False, error.what, of_error(error))
+
+
+def of_error(error: WeirError) -> dict[str, dg.MetadataValue]:
+    """What happened, where, and what next."""
+    shown = {"what": error.what, "where": error.where, "next": error.next}
+    return {name: dg.MetadataValue.text(text) for name, text in shown.items() if text}
+
+
+def of_gates(pipeline: Pipeline, stage: Stage, verdicts: Iterable[Verdict]) -> list[dg.AssetCheckEvaluation]:
+    """The verdicts of a stage's gates; several of one gate, from several epochs, as one."""
+    mine: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.stage == stage.uid:
+            mine.setdefault((verdict.gate, verdict.of), []).append(verdict)
+    found = []
+    for name, gate in gate_names(stage):
+        several = mine.get((gate.title, gate.of))
+        if several:
+            bad = [verdict for verdict in several if not verdict.passed]
+            found.append(_of_gate(pipeline, stage, name, gate, several, bad))
+    return found
+
+
+def _of_gate(
+    pipeline: Pipeline, stage: Stage, name: str, gate: Gate, several: list[Verdict], bad: list[Verdict]
+) -> dg.AssetCheckEvaluation:
+    rows, unexpected = sum(one.rows for one in several), sum(one.unexpected for one in bad)
+    shown: dict[str, Any] = {
+        "expectation": dg.MetadataValue.md(f"`{gate.title}`"),
+        "looks at": gate.of,
+        "if it fails": gate.on_failure,
+        "epochs": len(several),
+        "rows": rows,
+        "rows unexpected": unexpected,
+    }
+    if bad:
+        shown["sample"] = dg.MetadataValue.json([str(value) for value in bad[-1].sample])
+    return dg.AssetCheckEvaluation(
+        asset_key=key(pipeline, stage.uid),
+        check_name=name,
+        passed=not bad,
+        severity=dg.AssetCheckSeverity.ERROR if gate.on_failure == "hold" else dg.AssetCheckSeverity.WARN,
+        description=f"{unexpected:,} of {rows:,} rows, e.g. {list(bad[-1].sample)}" if bad else f"{rows:,} rows",
+        metadata=shown,
+    )
+
+
+def _recorded(pipeline: Pipeline, settings: Settings, spec: dg.AssetCheckSpec) -> dg.AssetCheckEvaluation:
+    """What the newest checkpoint recorded of a gate."""
+    _, registry = open_storage(pipeline, settings)
+    stage = pipeline.stage(spec.asset_key.path[-1])
+    head = registry.head()
+    figures = head.operators.get(stage.uid) if head is not None else None
+    verdicts = [Verdict.from_dict(stage.uid, raw) for raw in (figures or {}).get("gates") or ()]
+    for found in of_gates(pipeline, stage, verdicts):
+        if found.check_name == spec.name:
+            return found
+    return dg.AssetCheckEvaluation(
+        asset_key=spec.asset_key,
+        check_name=spec.name,
+        passed=True,
+        description="the newest checkpoint handed out no rows for it to look at",
+    )
+
+
+def of_last_run(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
+    """From the lease: how the last coordinator ended."""
+    storage, _ = open_storage(pipeline, settings)
+    holder = lease.read(storage)
+    if holder is None:
+        return of_checkpoint(pipeline, LAST_RUN, True, "it has not run yet")
+    if not holder.stopped:
+        alive = lease.alive(holder)
+        said = {True: "is running", False: "died", None: "runs on another host, or died there"}[alive]
+        return of_checkpoint(pipeline, LAST_RUN, alive is not False, f"generation {holder.generation} {said}")
+    return of_checkpoint(
+        pipeline, LAST_RUN, holder.outcome != "failed", f"generation {holder.generation}: {holder.outcome}"
+    )
+
+
+def on_time(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
+    """Whether input waits for longer than it may. Lists the sources; starts no JVM."""
+    _, registry = open_storage(pipeline, settings)
+    head = registry.head()
+    waiting = {
+        name: reader.backlog((head.offsets if head else {}).get(name))
+        for name, reader in readers(pipeline, settings).items()
+    }
+    times = [file.mtime_ns / 1e9 for files in waiting.values() for file in files if file.mtime_ns]
+    for_seconds = max(0.0, time.time() - min(times)) if times else 0.0
+    limit = settings.dagster.overdue_seconds
+    count = sum(map(len, waiting.values()))
+    said = f"{count} files are waiting, the oldest for {for_seconds:.0f} s" if count else "nothing is waiting"
+    shown = {f"files waiting in {name}": len(files) for name, files in waiting.items()}
+    return of_checkpoint(
+        pipeline,
+        ON_TIME,
+        for_seconds <= limit,
+        said,
+        {**shown, "seconds that the oldest waits": round(for_seconds, 1), "dagster.overdue_seconds": limit},
+    )
+
+
+def restorable(pipeline: Pipeline, settings: Settings, at: int | str | None = None) -> dg.AssetCheckEvaluation:
+    """Prove a checkpoint, by default the newest, and leave it on this host. at: a checkpoint's id or a savepoint's name."""
+    storage, registry = open_storage(pipeline, settings)
+    if registry.head() is None:
+        return of_checkpoint(pipeline, RESTORABLE, True, "there is no checkpoint yet")
+    try:
+        done = restore.restore(pipeline, settings, storage, registry, chosen(pipeline, registry, at))
+    except WeirError as error:
+        return failed(pipeline, RESTORABLE, error)
+    return of_checkpoint(
+        pipeline,
+        RESTORABLE,
+        True,
+        f"checkpoint {done.checkpoint_id}: {done.files} files, {done.bytes_total:,} bytes",
+        {
+            "checkpoint": int(done.checkpoint_id),
+            "files": done.files,
+            "bytes": done.bytes_total,
+            "bytes fetched": done.bytes_fetched,
+            "bytes that were here": done.bytes_local + done.bytes_cached,
+            "seconds": round(done.fetch_ms / 1000, 3),
+            "expectations": done.expectations,
+        },
+    )
+
+
+def input_is_there(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
+    """Whether sources can be read on from where the newest checkpoint stands."""
+    _, registry = open_storage(pipeline, settings)
+    head = registry.head()
+    try:
+        for name, reader in readers(pipeline, settings).items():
+            reader.check((head.offsets if head else {}).get(name))
+    except WeirError as error:
+        return failed(pipeline, INPUT, error)
+    waiting = runtime.lag(pipeline, settings, head)
+    return of_checkpoint(pipeline, INPUT, True, f"{sum(waiting.values())} files are waiting", dict(waiting))
+
+
+def storage_is_whole(pipeline: Pipeline, settings: Settings, quick: bool = False) -> dg.AssetCheckEvaluation:
+    """`weir fsck`. quick: sizes only."""
+    try:
+        return of_report(pipeline, fsck.examine(pipeline, settings, quick=quick))
+    except WeirError as error:
+        return failed(pipeline, WHOLE, error)
+
+
+def of_report(pipeline: Pipeline, found: Report) -> dg.AssetCheckEvaluation:
+    """What fsck found. Leftovers and what others put there are no damage."""
+    lines = [f"- {one.kind} ({one.severity}): {one.path or one.what}" for one in found.findings[:_SHOWN]]
+    more = len(found.findings) - _SHOWN
+    damage = len(found.damage)
+    shown: dict[str, Any] = {
+        "checkpoints": len(found.checkpoints),
+        "checkpoints intact": sum(one.intact for one in found.checkpoints),
+        "damaged": damage,
+        "findings": len(found.findings),
+        "contents read": not found.quick,
+    }
+    if lines:
+        shown["what"] = dg.MetadataValue.md("\n".join(lines + ([f"- ... and {more} more"] if more > 0 else [])))
+        shown["next"] = dg.MetadataValue.text(f"weir fsck {pipeline.name} says what can be done about each")
+    said = f"{damage} damaged" if damage else "whole"
+    return of_checkpoint(pipeline, WHOLE, not damage, said, shown)

@@ -1,0 +1,162 @@
+"""One Dagster run that coordinates a pipeline: epochs until it has caught up, shown as they complete."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import dagster as dg
+
+from assets import checks, history, metadata
+from assets.metadata import Tally
+from assets.names import CHECKPOINT, REASON, TICK, TRIGGER, key, table_key
+from configs.settings import Settings
+from pipelines.runtime import run as runtime
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.gates import Verdict
+from pipelines.runtime.run import RunOptions
+from pipelines.runtime.workshop import EpochReport
+from state_ops import lease
+from state_ops.checkpoint import Checkpoint
+from state_ops.errors import GateError, StageError, WeirError
+from state_ops.pending import Trigger
+
+Context = dg.AssetExecutionContext | dg.OpExecutionContext
+
+KIND = "kind"  # of the error that ended a run, in its failure's metadata
+_STAGES_SECONDS = 60.0
+_HISTORY_SECONDS = 900.0
+
+
+def coordinate(context: Context, pipeline: Pipeline, settings: Settings) -> Iterator[dg.AssetMaterialization]:
+    """Run epochs until caught up, each an observation; then a materialization of each asset of the pipeline.
+
+    Raises dagster.Failure for an error that Weir knows, with what, where and what next.
+    """
+    watcher = Watcher(context, pipeline, settings)
+    try:
+        with closing(runtime.run(pipeline, settings, _options(context, settings))) as reports:  # type: ignore[type-var]
+            for report in reports:
+                watcher.see(report)
+    except WeirError as error:
+        watcher.end()
+        refused = error.verdicts if isinstance(error, GateError) else ()
+        watcher.judge([Verdict.from_dict(str(one["stage"]), one) for one in refused])
+        checks.report(context.instance, [checks.failed(pipeline, checks.LAST_RUN, error)])
+        raise failure(error) from None  # the cause's trace is Weir's own; a stage's is in the metadata
+    except BaseException:
+        note_cancelling(context, pipeline, settings)
+        raise
+    watcher.end()
+    ended = checks.of_checkpoint(pipeline, checks.LAST_RUN, True, metadata.of_run(watcher.run)["outcome"])
+    checks.report(context.instance, [ended, checks.on_time(pipeline, settings)])
+    yield from watcher.materializations()
+
+
+class Watcher:
+    """Shows epochs in Dagster: those that come fast share an observation, and so do the stages' of a minute; gates become checks."""
+
+    def __init__(self, context: Context, pipeline: Pipeline, settings: Settings) -> None:
+        self._context, self._pipeline, self._settings = context, pipeline, settings
+        self.run = Tally()
+        self._epochs, self._stages = Tally(), Tally()
+        self._epochs_at = self._stages_at = float("-inf")
+        self._history_at = time.monotonic()
+        self._verdicts: list[Verdict] = []
+
+    def see(self, report: EpochReport) -> None:
+        """An epoch has completed."""
+        for tally in (self.run, self._epochs, self._stages):
+            tally.add(report)
+        bad = [verdict for verdict in report.verdicts if not verdict.passed]
+        self._verdicts += report.verdicts
+        if bad:  # that is not to wait for the end of the run
+            self._judge()
+        now = time.monotonic()
+        if now - self._epochs_at >= self._settings.dagster.observe_seconds:
+            self._observe_epochs(report.checkpoint)
+        if now - self._stages_at >= _STAGES_SECONDS:
+            self._observe_stages()
+
+    def judge(self, verdicts: list[Verdict]) -> None:
+        """Report what gates said."""
+        self._verdicts += verdicts
+        self._judge()
+
+    def end(self) -> None:
+        """Show what has not been shown yet."""
+        if self._epochs.newest is not None:
+            self._observe_epochs(self._epochs.newest.checkpoint)
+        if self._stages.newest is not None:
+            self._observe_stages()
+        self._judge()
+
+    def materializations(self) -> Iterator[dg.AssetMaterialization]:
+        """One of each asset, for the whole run."""
+        pipeline, run = self._pipeline, self.run
+        storage, _ = runtime.open_storage(pipeline, self._settings)
+        for stage in pipeline.stages:
+            shown = metadata.of_stage_run(pipeline, run, stage, storage)
+            yield dg.AssetMaterialization(key(pipeline, stage.uid), metadata=shown)
+            for sink in stage.sinks:
+                shown = metadata.of_table_run(pipeline, run, stage, sink, storage)
+                yield dg.AssetMaterialization(table_key(pipeline, sink.table), metadata=shown)
+        shown = metadata.of_run(run) | (self._history() if run.newest is not None else {})
+        yield dg.AssetMaterialization(key(pipeline, CHECKPOINT), metadata=shown)
+
+    def _observe_epochs(self, row: Checkpoint) -> None:
+        shown = metadata.of_epochs(self._epochs, runtime.lag(self._pipeline, self._settings, row))
+        if time.monotonic() - self._history_at >= _HISTORY_SECONDS:
+            shown |= self._history()
+        several = f"{self._epochs.epochs} epochs up to " if self._epochs.epochs > 1 else ""
+        said = f"{several}checkpoint {row.id}: {row.trigger}, {row.reason}"
+        self._context.log_event(dg.AssetObservation(key(self._pipeline, CHECKPOINT), description=said, metadata=shown))
+        self._epochs, self._epochs_at = Tally(), time.monotonic()
+
+    def _observe_stages(self) -> None:
+        for stage in self._pipeline.stages:
+            shown = metadata.of_stage(self._stages, stage.uid)
+            self._context.log_event(dg.AssetObservation(key(self._pipeline, stage.uid), metadata=shown))
+        self._stages, self._stages_at = Tally(), time.monotonic()
+
+    def _judge(self) -> None:
+        for stage in self._pipeline.stages:
+            checks.report(self._context.instance, checks.of_gates(self._pipeline, stage, self._verdicts))
+        self._verdicts = []
+
+    def _history(self) -> dict[str, dg.MetadataValue]:
+        self._history_at = time.monotonic()
+        found = history.points(self._context.instance, key(self._pipeline, CHECKPOINT))
+        return {"history": history.as_plot(found), "last epochs": history.as_table(found)} if found else {}
+
+
+def note_cancelling(context: Context, pipeline: Pipeline, settings: Settings) -> None:
+    """If it is a person who ends this run, leave word of it: sensors begin nothing again then."""
+    run = context.instance.get_run_by_id(context.run.run_id)
+    if run is not None and run.status is dg.DagsterRunStatus.CANCELING:
+        storage, _ = runtime.open_storage(pipeline, settings)
+        lease.cancelled(storage, run.run_id)
+
+
+def failure(error: WeirError) -> dg.Failure:
+    """An error as Dagster shows it: what, where, what next, and of what kind it is."""
+    details: dict[str, dg.MetadataValue] = checks.of_error(error)
+    details[KIND] = dg.MetadataValue.text(type(error).__name__)
+    if isinstance(error, StageError) and error.traceback:
+        details["traceback"] = dg.MetadataValue.md(f"```\n{error.traceback.rstrip()}\n```")
+    return dg.Failure(description=str(error), metadata=details, allow_retries=False)
+
+
+def _options(context: Context, settings: Settings) -> RunOptions:
+    tags = context.run.tags
+    by_sensor = tags.get(TRIGGER) == Trigger.SENSOR.value
+    tick = f" (tick {tags[TICK]})" if TICK in tags else ""
+    return RunOptions(
+        trigger=Trigger.SENSOR if by_sensor else Trigger.MANUAL,
+        reason=f"{tags.get(REASON, 'sensor')}{tick}" if by_sensor else "run in Dagster",
+        until_caught_up=True,
+        linger_seconds=settings.run.linger_seconds,
+        max_seconds=settings.run.max_run_seconds,
+        run_id=context.run.run_id,
+    )

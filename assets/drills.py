@@ -1,0 +1,116 @@
+"""The restore drill as an asset: each materialization is one drill, with what it measured and how that has changed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+
+from assets import history
+from assets.coordination import failure
+from assets.names import BESIDE, CHECKPOINT, DRILL, AssetJob, key
+from configs.settings import Settings
+from pipelines.runtime import drill as drills
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.drill import Drilled
+from state_ops.errors import WeirError
+
+COMES_BACK, IN_TIME = "comes_back_as_it_was", "meets_objectives"
+
+
+def asset(pipeline: Pipeline, settings: Settings) -> dg.AssetsDefinition:
+    """`flights/restore_drill`, downstream of the checkpoint, with its two checks."""
+    own = key(pipeline, DRILL)
+
+    @dg.multi_asset(
+        name=f"{pipeline.name}_restore_drill",
+        specs=[
+            dg.AssetSpec(
+                own,
+                deps=[key(pipeline, CHECKPOINT)],
+                description="Restores the newest checkpoint on scratch, replays its epoch, compares the state, and measures how long that takes.",
+                kinds={"rocksdb"},
+                group_name=pipeline.name,
+                owners=pipeline.owners or None,
+            )
+        ],
+        check_specs=[
+            dg.AssetCheckSpec(COMES_BACK, asset=own, description="Restored, replayed, and the state is the same."),
+            dg.AssetCheckSpec(
+                IN_TIME, asset=own, description="Within the objectives in the settings (restore.recovery_*)."
+            ),
+        ],
+    )
+    def restore_drill(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
+        try:
+            done = drills.drill(pipeline, settings)
+        except WeirError as error:
+            raise failure(error) from None
+        yield dg.MaterializeResult(
+            asset_key=own, metadata=_shown(context.instance, own, done), check_results=_verdicts(settings, done)
+        )
+
+    return restore_drill
+
+
+def job_and_schedules(pipeline: Pipeline, settings: Settings) -> tuple[AssetJob, list[dg.ScheduleDefinition]]:
+    """The job that drills, and when it does so by itself."""
+    job = dg.define_asset_job(
+        f"{pipeline.name}_restore_drill_job",
+        selection=dg.AssetSelection.assets(key(pipeline, DRILL)),
+        description=f"Would {pipeline.name} come back, and how fast?",
+        executor_def=dg.in_process_executor,
+        tags={BESIDE: pipeline.name},
+    )
+    cron = settings.dagster.drill_cron
+    if cron is None:
+        return job, []
+    return job, [
+        dg.ScheduleDefinition(
+            name=f"{pipeline.name}_restore_drill_schedule",
+            job=job,
+            cron_schedule=cron,
+            default_status=dg.DefaultScheduleStatus.RUNNING,
+            description="Drills by itself: dagster.drill_cron.",
+        )
+    ]
+
+
+def _shown(instance: dg.DagsterInstance, own: dg.AssetKey, done: Drilled) -> dict[str, Any]:
+    seconds, loss = round(done.recovery_seconds, 3), round(done.loss_seconds, 3)
+    shown: dict[str, Any] = {
+        "checkpoint": int(done.checkpoint),
+        "recovery seconds": seconds,
+        "restore seconds": round(done.restore_seconds, 3),
+        "data-loss window seconds": loss,
+        "history": history.drills_plot(instance, own, (done.drilled_at, seconds, loss)),
+    }
+    if done.restored is not None:
+        shown |= {"bytes": done.restored.bytes_total, "files": done.restored.files}
+    if done.replay is not None:
+        shown |= {
+            "replayed from checkpoint": int(done.replay.parent),
+            "replay seconds": round(done.replay.seconds, 3),
+            "rows replayed": done.replay.rows,
+            "entries compared": done.replay.entries,
+        }
+    if done.not_replayed is not None:
+        shown["not replayed"] = dg.MetadataValue.text(done.not_replayed)
+    return shown
+
+
+def _verdicts(settings: Settings, done: Drilled) -> list[dg.AssetCheckResult]:
+    missed = done.missed(settings)
+    compared = "and replayed" if done.replay is not None else f"not replayed: {done.not_replayed}"
+    return [
+        dg.AssetCheckResult(
+            check_name=COMES_BACK,
+            passed=not done.problems,
+            description="; ".join(done.problems) or f"checkpoint {done.checkpoint} was restored, {compared}",
+        ),
+        dg.AssetCheckResult(
+            check_name=IN_TIME,
+            passed=not missed,
+            description="; ".join(missed)
+            or f"{done.recovery_seconds:.1f} s to recover, input waits for {done.loss_seconds:.0f} s",
+        ),
+    ]

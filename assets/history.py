@@ -1,0 +1,143 @@
+"""The last epochs as a picture and as a table, from what Dagster has observed of them."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import dagster as dg
+
+_LAST = 60
+_SHOWN = 15
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One observation: of one epoch, or of a few that came too fast one after the other. seconds: of the slowest, to its commit."""
+
+    at: datetime
+    checkpoint: int
+    epochs: int
+    rows: int
+    late: int
+    bytes_total: int
+    bytes_new: int
+    seconds: float
+    trigger: str
+
+
+def points(instance: dg.DagsterInstance, checkpoint: dg.AssetKey, last: int = _LAST) -> list[Point]:
+    """The last observations of a pipeline's checkpoint, oldest first."""
+    found = []
+    for record in instance.fetch_observations(checkpoint, limit=last).records:
+        observation = record.asset_observation
+        if observation is not None and "ms to commit" in observation.metadata:
+            found.append(_point(record.timestamp, observation.metadata))
+    return list(reversed(found))
+
+
+def _point(timestamp: float, shown: Mapping[str, Any]) -> Point:
+    def value(name: str, default: Any = 0) -> Any:
+        return shown[name].value if name in shown else default
+
+    return Point(
+        datetime.fromtimestamp(timestamp, UTC),
+        value("checkpoint"),
+        value("epochs", 1),
+        value("rows read"),
+        value("rows late"),
+        value("state bytes"),
+        value("state bytes new"),
+        value("ms to commit", 0.0) / 1000,
+        value("trigger", ""),
+    )
+
+
+def as_table(found: Sequence[Point]) -> dg.MarkdownMetadataValue:
+    """The newest of them as a Markdown table, newest first."""
+    lines = [
+        "| checkpoint | completed (UTC) | by | epochs | rows | late | state MiB | new MiB | s to commit |",
+        "|---:|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {one.checkpoint} | {one.at:%Y-%m-%d %H:%M:%S} | {one.trigger} | {one.epochs} | {one.rows:,} | {one.late:,} "
+        f"| {one.bytes_total / _MIB:,.2f} | {one.bytes_new / _MIB:,.2f} | {one.seconds:.2f} |"
+        for one in reversed(found[-_SHOWN:])
+    ]
+    return dg.MetadataValue.md("\n".join(lines))
+
+
+def as_plot(found: Sequence[Point]) -> dg.MarkdownMetadataValue:
+    """Rows, seconds to commit and bytes over the last epochs, as a PNG within Markdown."""
+    times = [one.at for one in found]
+    return _picture(
+        times,
+        [
+            ("rows", [("read", [one.rows for one in found]), ("late", [one.late for one in found])]),
+            ("s to commit", [("", [one.seconds for one in found])]),
+            (
+                "state, MiB",
+                [
+                    ("total", [one.bytes_total / _MIB for one in found]),
+                    ("new", [one.bytes_new / _MIB for one in found]),
+                ],
+            ),
+        ],
+    )
+
+
+def drills_plot(
+    instance: dg.DagsterInstance, drill: dg.AssetKey, now: tuple[datetime, float, float]
+) -> dg.MetadataValue:
+    """How long recovery took in the last drills, and how old the oldest unread input was. now: of this drill, which is not recorded yet."""
+    found = []
+    for record in instance.fetch_materializations(drill, limit=_LAST).records:
+        done = record.asset_materialization
+        shown = done.metadata if done is not None else {}
+        if "recovery seconds" in shown:
+            at = datetime.fromtimestamp(record.timestamp, UTC)
+            found.append((at, shown["recovery seconds"].value, shown["data-loss window seconds"].value))
+    found = [*reversed(found), now]
+    times = [at for at, _, _ in found]
+    return _picture(
+        times,
+        [
+            ("s to recover", [("", [took for _, took, _ in found])]),
+            ("s of input in no checkpoint", [("", [loss for _, _, loss in found])]),
+        ],
+    )
+
+
+def _picture(
+    times: Sequence[datetime], panels: Sequence[tuple[str, Sequence[tuple[str, Sequence[float]]]]]
+) -> dg.MarkdownMetadataValue:
+    # Takes half a second to import: at the first picture, in a run. Never in the code server.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1.5 * len(panels)), dpi=80, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axis, (title, lines) in zip(axes, panels, strict=True):
+        for label, values in lines:
+            axis.plot(times, values, marker=".", linewidth=1, label=label or None)
+        axis.set_ylabel(title, fontsize=8)
+        axis.set_ylim(bottom=0)
+        axis.tick_params(labelsize=7)
+        axis.grid(alpha=0.3)
+        if len(lines) > 1:
+            axis.legend(fontsize=7, loc="upper left")
+    if times[-1] - times[0] < timedelta(minutes=1):  # too short an axis has no ticks
+        axes[-1].set_xlim(times[0] - timedelta(minutes=1), times[-1] + timedelta(minutes=1))
+    locator = AutoDateLocator(maxticks=8)
+    axes[-1].xaxis.set_major_locator(locator)
+    axes[-1].xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    written = io.BytesIO()
+    figure.savefig(written, format="png")
+    return dg.MetadataValue.md(f"![history](data:image/png;base64,{base64.b64encode(written.getvalue()).decode()})")

@@ -1,0 +1,358 @@
+"""The jobs of a pipeline beside its epochs.
+
+    restore_job            prove the newest checkpoint, then resume: what sensors start after a death
+    savepoint_job          name a checkpoint
+    rewind_job             take a bad deploy back; shows what it would do unless told to do it
+    stop_job               end at a barrier, perhaps after a drain: what cancelling a run does not do
+    retention_and_fsck     prune, and check all storage
+    data_docs              pages of all gates and restore expectations, by Great Expectations
+
+Each is launched from the Launchpad with typed configuration; the first coordinates, the others may run while epochs do.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from assets import checks
+from assets.coordination import coordinate, failure
+from assets.names import BESIDE, PIPELINE, pool, restore_job_name
+from configs.settings import Settings
+from pipelines.runtime import data_docs, upkeep
+from pipelines.runtime import rewind as rewinding
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.state_reader import chosen
+from pipelines.runtime.stopping import ask_to_stop
+from pipelines.runtime.tenure import busy, open_storage
+from state_ops import lease
+from state_ops.errors import ConfigurationError, DamageError, WeirError
+from state_ops.lease import Request
+
+
+class RestoreConfig(dg.Config):
+    """What the restore job does."""
+
+    resume: bool = Field(True, description="Then run epochs until caught up, as the pipeline's own job does.")
+    checkpoint: int | None = Field(
+        None,
+        description="Prove this checkpoint instead of the newest; without resume. To go on from it: the rewind job.",
+    )
+    savepoint: str | None = Field(None, description="Prove the savepoint of this name instead; without resume.")
+    generation: int | None = Field(
+        None, description="Do nothing unless this is still the newest generation. Sensors fill it in; leave it out."
+    )
+
+
+class SavepointConfig(dg.Config):
+    """What the savepoint job does."""
+
+    name: str = Field(description="The savepoint's name: letters, digits, dots, dashes and underscores.")
+    drop: bool = Field(False, description="Take the name away instead; what only it kept goes.")
+    reason: str = Field("savepoint job", description="Why, for who reads the list.")
+
+
+class RewindConfig(dg.Config):
+    """What the rewind job does."""
+
+    checkpoint: int | None = Field(None, description="The checkpoint to go back to.")
+    savepoint: str | None = Field(None, description="The savepoint of this name instead.")
+    dry_run: bool = Field(True, description="Only show what would change: state, files read again, rows that go.")
+    stop: bool = Field(
+        False, description="End the running coordinator at its barrier first, and let sensors go on afterwards."
+    )
+    force: bool = Field(False, description="Although input or files are gone, or others committed to a table.")
+    reason: str = Field("rewind job", description="Why, for who reads the list of checkpoints.")
+
+
+class StopConfig(dg.Config):
+    """What the stop job does."""
+
+    drain: bool = Field(False, description="First work off what has arrived and close every window.")
+    savepoint: str | None = Field(None, description="At the end, name the newest checkpoint so.")
+
+
+class DataDocsConfig(dg.Config):
+    """What the job for data docs does."""
+
+    directory: str | None = Field(
+        None,
+        description="Where the pages go: an empty directory, or one with earlier ones. By default below local.work_dir.",
+    )
+
+
+class UpkeepConfig(dg.Config):
+    """What the job for retention and fsck does."""
+
+    prune: bool = Field(True, description="Drop the checkpoints that nothing keeps, and what dead attempts left.")
+    quick: bool = Field(False, description="Compare sizes only; read no contents.")
+
+
+def restore_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
+    """Prove a checkpoint, report what was found as checks, resume. It coordinates, so there is one at a time with the epochs."""
+
+    @dg.op(name=f"{pipeline.name}_restore", pool=pool(pipeline), out=dg.Out(dg.Nothing))
+    def restore(context: dg.OpExecutionContext, config: RestoreConfig) -> None:
+        try:
+            if _outdated(pipeline, settings, config):
+                context.log.info(f"generation {config.generation} has a successor already: there is nothing to restore")
+                return
+            _prove(context, pipeline, settings, config)
+        except WeirError as error:
+            checks.report(context.instance, [checks.failed(pipeline, checks.LAST_RUN, error)])
+            raise failure(error) from None
+        if config.resume:
+            for done in coordinate(context, pipeline, settings):
+                context.log_event(done)
+
+    @dg.job(
+        name=restore_job_name(pipeline),
+        description=f"Proves the newest checkpoint of {pipeline.name}, with verdicts as checks, then resumes from it.",
+        executor_def=dg.in_process_executor,
+        tags={PIPELINE: pipeline.name},
+    )
+    def job() -> None:
+        restore()
+
+    return job
+
+
+def _outdated(pipeline: Pipeline, settings: Settings, config: RestoreConfig) -> bool:
+    """Whether what a sensor saw is over: another coordinator has begun since."""
+    if config.generation is None:
+        return False
+    storage, _ = open_storage(pipeline, settings)
+    holder = lease.read(storage)
+    return holder is not None and holder.generation != config.generation
+
+
+def _prove(context: dg.OpExecutionContext, pipeline: Pipeline, settings: Settings, config: RestoreConfig) -> None:
+    """Whether the pipeline can go on: registry and storage agree, the checkpoint is whole, sources can be read on."""
+    storage, _ = open_storage(pipeline, settings)
+    at = config.checkpoint if config.savepoint is None else config.savepoint
+    if config.resume and at is not None:
+        raise ConfigurationError(
+            "A run goes on from the newest checkpoint, not from another one.",
+            where="the restore job's configuration",
+            next="Leave checkpoint and savepoint out; or set resume: false; or go back with the rewind job.",
+        )
+    if config.resume and lease.watch(storage):
+        raise busy(pipeline, lease.read(storage))
+    found = [
+        checks.storage_is_whole(pipeline, settings, quick=True),
+        checks.restorable(pipeline, settings, at),
+        checks.input_is_there(pipeline, settings),
+    ]
+    checks.report(context.instance, found)
+    for one in found:
+        context.log.info(f"{one.check_name}: {'passed' if one.passed else 'FAILED'}: {one.description}")
+    proven = {one.check_name: one for one in found}
+    if not proven[checks.RESTORABLE].passed and not (config.resume and settings.restore.on_invalid == "rewind"):
+        said: dict[str, Any] = proven[checks.RESTORABLE].metadata
+        text = {name: said[name].value for name in ("what", "where", "next") if name in said}
+        raise DamageError(text["what"], where=text.get("where"), next=text.get("next"))
+
+
+def beside(pipeline: Pipeline, settings: Settings) -> list[dg.JobDefinition]:
+    """The jobs that may run while epochs do."""
+    return [
+        _savepoint_job(pipeline, settings),
+        _rewind_job(pipeline, settings),
+        _stop_job(pipeline, settings),
+        _upkeep_job(pipeline, settings),
+        _data_docs_job(pipeline, settings),
+    ]
+
+
+def schedules(pipeline: Pipeline, settings: Settings, among: list[dg.JobDefinition]) -> list[dg.ScheduleDefinition]:
+    """When jobs run by themselves."""
+    jobs = {job.name: job for job in among}
+    wanted = [
+        (_upkeep_name(pipeline), settings.dagster.upkeep_cron, "Prunes and checks by itself: dagster.upkeep_cron."),
+        (
+            _data_docs_name(pipeline),
+            settings.dagster.data_docs_cron,
+            "Makes the pages by itself: dagster.data_docs_cron.",
+        ),
+    ]
+    return [
+        dg.ScheduleDefinition(
+            name=f"{name}_schedule",
+            job=jobs[name],
+            cron_schedule=cron,
+            default_status=dg.DefaultScheduleStatus.RUNNING,
+            description=said,
+        )
+        for name, cron, said in wanted
+        if cron is not None
+    ]
+
+
+def _savepoint_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
+    @dg.op(name=f"{pipeline.name}_savepoint", out=dg.Out(dg.Nothing))
+    def savepoint(context: dg.OpExecutionContext, config: SavepointConfig) -> None:
+        patience = settings.checkpoints.timeout_seconds
+        try:
+            if config.drop:
+                pin = upkeep.drop_savepoint(pipeline, settings, config.name, patience)
+            else:
+                pin = upkeep.savepoint(pipeline, settings, config.name, config.reason, patience)
+        except WeirError as error:
+            raise failure(error) from None
+        done = "is dropped" if config.drop else "stays until it is dropped"
+        context.log.info(f"savepoint {pin.name} is checkpoint {pin.checkpoint_id} and {done}")
+        context.add_output_metadata(
+            {"savepoint": pin.name, "checkpoint": int(pin.checkpoint_id), "dropped": config.drop}
+        )
+
+    return _job(pipeline, f"{pipeline.name}_savepoint_job", savepoint, "Names the next checkpoint, or drops a name.")
+
+
+def _rewind_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
+    @dg.op(name=f"{pipeline.name}_rewind", out=dg.Out(dg.Nothing))
+    def rewind(context: dg.OpExecutionContext, config: RewindConfig) -> None:
+        try:
+            if (config.checkpoint is None) == (config.savepoint is None):
+                raise ConfigurationError(
+                    "Say which checkpoint to go back to.",
+                    where="the rewind job's configuration",
+                    next="Set checkpoint or savepoint; `weir checkpoints` and the checkpoint's history list them.",
+                )
+            for line in _rewound(pipeline, settings, config, context):
+                context.log.info(line)
+        except WeirError as error:
+            raise failure(error) from None
+
+    return _job(
+        pipeline,
+        f"{pipeline.name}_rewind_job",
+        rewind,
+        "Takes state, source positions and all tables back to one checkpoint. Only shows what would change unless dry_run is false.",
+    )
+
+
+def _rewound(
+    pipeline: Pipeline, settings: Settings, config: RewindConfig, context: dg.OpExecutionContext
+) -> Iterator[str]:
+    storage, registry = open_storage(pipeline, settings)
+    meant = chosen(pipeline, registry, config.checkpoint if config.savepoint is None else config.savepoint)
+    plan = rewinding.plan(pipeline, settings, int(meant.id))
+    context.add_output_metadata({"plan": dg.MetadataValue.json(plan.to_dict())})
+    gone = ", ".join(map(str, plan.abandoned))
+    yield f"from checkpoint {plan.head.id} back to {plan.to.id}; abandoned: {gone}"
+    for source in plan.sources:
+        yield f"source {source.source}: {len(source.again)} files are read again"
+    for table in plan.tables:
+        yield f"table {table.table}: {table.rows} rows go"
+    for obstacle in plan.obstacles:
+        yield f"obstacle: {obstacle}"
+    if config.dry_run:
+        yield "nothing was changed: dry_run"
+        return
+    rewinding.check(plan, pipeline.name, config.force)
+    if config.stop and lease.watch(storage):
+        ask_to_stop(pipeline, settings, Request(upkeep.STOP, reason=config.reason))
+    done = upkeep.rewind(pipeline, settings, int(meant.id), force=config.force, reason=config.reason)
+    if config.stop:
+        lease.resume(storage)
+    yield f"{pipeline.name} is at checkpoint {done.id}, {done.reason}; the next run goes on from there"
+
+
+def _stop_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
+    @dg.op(name=f"{pipeline.name}_stop", out=dg.Out(dg.Nothing))
+    def stop(context: dg.OpExecutionContext, config: StopConfig) -> None:
+        storage, _ = open_storage(pipeline, settings)
+        try:
+            if config.savepoint is not None:
+                upkeep.check_free(pipeline, settings, config.savepoint)
+            if not lease.watch(storage):
+                raise WeirError(
+                    f"No coordinator of {pipeline.name} is running.",
+                    next="There is nothing to stop. To keep sensors from starting one, turn the checkpoint sensor off.",
+                )
+            request = Request(upkeep.STOP, reason="stop job", drain=config.drain, savepoint=config.savepoint or "")
+            ask_to_stop(pipeline, settings, request)
+        except WeirError as error:
+            raise failure(error) from None
+        context.log.info(f"{pipeline.name} ended at a barrier. Materialize, `weir run` or `weir resume` begin again")
+
+    return _job(
+        pipeline,
+        f"{pipeline.name}_stop_job",
+        stop,
+        "Ends the running coordinator at its next barrier; nothing is lost.",
+    )
+
+
+def _upkeep_name(pipeline: Pipeline) -> str:
+    return f"{pipeline.name}_retention_and_fsck"
+
+
+def _upkeep_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
+    @dg.op(name=f"{pipeline.name}_prune_and_check", out=dg.Out(dg.Nothing))
+    def prune_and_check(context: dg.OpExecutionContext, config: UpkeepConfig) -> None:
+        started = time.monotonic()
+        try:
+            if config.prune:
+                freed = sum(fate.bytes for fate in upkeep.explain(pipeline, settings)[1] if not fate.stays)
+                asked = Request(upkeep.UPKEEP, reason="retention and fsck")
+                patience = settings.checkpoints.timeout_seconds
+                # Owning a pipeline prunes and removes leftovers before anything else.
+                upkeep.asked(pipeline, settings, asked, lambda _: None, patience)
+                context.log.info(f"pruned; {freed:,} bytes were not needed")
+        except WeirError as error:
+            raise failure(error) from None
+        found = checks.storage_is_whole(pipeline, settings, quick=config.quick)
+        checks.report(context.instance, [found])
+        context.add_output_metadata({**found.metadata, "seconds": round(time.monotonic() - started, 1)})
+        if not found.passed:
+            raise dg.Failure(
+                description=f"{pipeline.name}: {found.description}. weir fsck {pipeline.name} says what can be done.",
+                metadata=found.metadata,
+                allow_retries=False,
+            )
+
+    return _job(
+        pipeline,
+        _upkeep_name(pipeline),
+        prune_and_check,
+        "Drops checkpoints that nothing keeps, then checks registry, snapshots and tables (weir prune, weir fsck).",
+    )
+
+
+def _data_docs_name(pipeline: Pipeline) -> str:
+    return f"{pipeline.name}_data_docs"
+
+
+def _data_docs_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
+    @dg.op(name=f"{pipeline.name}_make_data_docs", out=dg.Out(dg.Nothing))
+    def make_data_docs(context: dg.OpExecutionContext, config: DataDocsConfig) -> None:
+        try:
+            made = data_docs.build(pipeline, settings, config.directory)
+        except WeirError as error:
+            raise failure(error) from None
+        failed = [f"{one.stage}: {one}" for one in made.verdicts if not one.passed]
+        shown = {"failed": failed, "left out": list(made.left_out)}
+        lists = {
+            name: dg.MetadataValue.md("\n".join(f"- {line}" for line in lines))
+            for name, lines in shown.items()
+            if lines
+        }
+        counts = {"expectations": len(made.verdicts), "expectations failed": len(failed)}
+        context.add_output_metadata({"pages": dg.MetadataValue.path(str(made.index)), **counts, **lists})
+        context.log.info(f"{len(made.verdicts)} expectations, {len(failed)} failed: {made.index}")
+
+    return _job(
+        pipeline,
+        _data_docs_name(pipeline),
+        make_data_docs,
+        "Pages of all gates and restore expectations, asked of what is there now.",
+    )
+
+
+def _job(pipeline: Pipeline, name: str, op: dg.OpDefinition, description: str) -> dg.JobDefinition:
+    return dg.GraphDefinition(name=name, node_defs=[op], description=description).to_job(
+        executor_def=dg.in_process_executor, tags={BESIDE: pipeline.name}
+    )

@@ -1,0 +1,67 @@
+"""Names that Dagster's side of a pipeline shares: asset keys, tags, jobs.
+
+flights/landing   flights/aircraft_rotation   flights/tables/aircraft_legs   flights/checkpoint   flights/restore_drill
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+
+from pipelines.runtime.definition import FileSource, Pipeline, Stage
+from state_ops.errors import PipelineError
+
+AssetJob = Any  # what dg.define_asset_job returns has no public name
+
+CHECKPOINT, DRILL, TABLES = "checkpoint", "restore_drill", "tables"
+
+# Runs that coordinate a pipeline carry the first: there is one of them at a time. Those beside them carry the second.
+PIPELINE, BESIDE = "weir/pipeline", "weir/beside"
+TRIGGER, REASON, TICK, GENERATION = "weir/trigger", "weir/reason", "weir/tick", "weir/generation"
+
+
+def key(pipeline: Pipeline, *names: str) -> dg.AssetKey:
+    """The key of one of a pipeline's assets."""
+    return dg.AssetKey([pipeline.name, *names])
+
+
+def table_key(pipeline: Pipeline, table: str) -> dg.AssetKey:
+    """The key of one of its Delta tables."""
+    return key(pipeline, TABLES, table)
+
+
+def input_name(stage: Stage) -> str:
+    """The name under which a stage's input is an asset."""
+    return stage.input.name if isinstance(stage.input, FileSource) else stage.input.uid
+
+
+def job_name(pipeline: Pipeline) -> str:
+    """Of the job that runs epochs."""
+    return f"{pipeline.name}_job"
+
+
+def restore_job_name(pipeline: Pipeline) -> str:
+    """Of the job that restores and resumes."""
+    return f"{pipeline.name}_restore_job"
+
+
+def pool(pipeline: Pipeline) -> str:
+    """The pool that lets one run at a time coordinate the pipeline."""
+    return f"weir_{pipeline.name}"
+
+
+def check_names(pipeline: Pipeline) -> None:
+    """Sources, stages, the checkpoint and the rest share the pipeline's prefix, so their names must differ."""
+    taken = {CHECKPOINT: "the checkpoint", DRILL: "the restore drill", TABLES: "the folder of its tables"}
+    for kind, name in [
+        *[("source", source.name) for source in pipeline.sources],
+        *[("stage", stage.uid) for stage in pipeline.stages],
+    ]:
+        if name in taken:
+            raise PipelineError(
+                f"In Dagster, the {kind} {name!r} of {pipeline.name} would be the same asset as {taken[name]}.",
+                where=f"pipeline {pipeline.name}",
+                next=f"Rename the {kind}." if kind == "stage" else "Give the source another name=...",
+            )
+        taken[name] = f"the {kind} {name!r}"

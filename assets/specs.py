@@ -1,0 +1,91 @@
+"""A pipeline's assets: its sources, stages, tables and its checkpoint, from the `Pipeline` object alone."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import dagster as dg
+
+from assets import metadata
+from assets.names import CHECKPOINT, input_name, key, table_key
+from configs.settings import Settings
+from pipelines.runtime.definition import DeltaSink, Pipeline, Stage
+from state_ops.storage import Storage
+
+
+def sources(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
+    """What arrives from elsewhere."""
+    return [
+        dg.AssetSpec(
+            key(pipeline, source.name),
+            description=f"Files that arrive as {source.pattern}, each read exactly once.",
+            kinds={"file", "parquet"},
+            group_name=pipeline.name,
+            metadata=metadata.of_source(source, settings.resolve(pipeline.name, source.pattern)),
+        )
+        for source in pipeline.sources
+    ]
+
+
+def stages(pipeline: Pipeline, storage: Storage) -> list[dg.AssetSpec]:
+    """The keyed stages, each downstream of what it reads."""
+    return [
+        dg.AssetSpec(
+            key(pipeline, stage.uid),
+            deps=[key(pipeline, input_name(stage))],
+            description=stage.description or None,
+            kinds={"pyspark", "rocksdb"},
+            group_name=pipeline.name,
+            owners=pipeline.owners or None,
+            metadata=metadata.of_definition(stage, storage),
+        )
+        for stage in pipeline.stages
+    ]
+
+
+def tables(pipeline: Pipeline, settings: Settings, storage: Storage) -> list[dg.AssetSpec]:
+    """The Delta tables that stages write, which are what a project's own assets read."""
+    return [
+        dg.AssetSpec(
+            table_key(pipeline, sink.table),
+            deps=[key(pipeline, stage.uid)],
+            description=_of_table(stage, sink),
+            kinds={"delta", "table"},
+            group_name=pipeline.name,
+            owners=pipeline.owners or None,
+            metadata=metadata.of_table(pipeline, sink, storage),
+            freshness_policy=freshness(settings),
+        )
+        for stage in pipeline.stages
+        for sink in stage.sinks
+    ]
+
+
+def checkpoint(pipeline: Pipeline, settings: Settings, storage: Storage) -> dg.AssetSpec:
+    """What all stages commit together."""
+    return dg.AssetSpec(
+        key(pipeline, CHECKPOINT),
+        deps=[key(pipeline, stage.uid) for stage in pipeline.stages],
+        description="State, offsets and outputs of all stages, committed together, once an epoch. Each observation is one.",
+        kinds={"delta"},
+        group_name=pipeline.name,
+        owners=pipeline.owners or None,
+        metadata={"registry": dg.MetadataValue.path(storage.full("registry/checkpoints"))},
+        freshness_policy=freshness(settings),
+    )
+
+
+def freshness(settings: Settings) -> dg.FreshnessPolicy | None:
+    """Stale when no run has ended for so long; a warning at half of it."""
+    hours = settings.dagster.freshness_hours
+    if hours is None:
+        return None
+    return dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=hours), warn_window=timedelta(hours=hours / 2))
+
+
+def _of_table(stage: Stage, sink: DeltaSink) -> str:
+    if sink == stage.sink:
+        return f"What {stage.uid} hands out, appended exactly once."
+    if sink == stage.late:
+        return f"Rows that came too late for {stage.uid}, as they came."
+    return f"Rows of the source that gates of {stage.uid} have set aside, each with the reason."

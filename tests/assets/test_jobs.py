@@ -1,0 +1,245 @@
+"""The jobs beside the epochs do what they say, on real storage, and say so in Dagster."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from pipelines.api import expect
+from pipelines.runtime.tenure import open_storage
+from state_ops import lease
+from state_ops.checkpoint import STATE
+from state_ops.registry import SAVEPOINT
+from tests.assets.without_spark import House
+from tests.recovery.small import until
+
+
+@contextmanager
+def living(house: House):
+    """A coordinator that lives meanwhile."""
+    with house.bank.coordinator() as reports:
+        until(lambda: lease.alive(lease.read(house.storage)))
+        yield reports
+
+
+def failed_with(result) -> dict:
+    """The metadata of the failure that ended a run."""
+    (event,) = [event for event in result.all_events if event.is_step_failure]
+    data = event.step_failure_data.user_failure_data
+    return {name: value.value for name, value in data.metadata.items()}
+
+
+def damaged(house: House) -> str:
+    _, registry = open_storage(house.pipeline, house.settings)
+    older = {file.path for row in registry.checkpoints()[:-1] for file in registry.files(row)}
+    file = next(file for file in registry.files(registry.head()) if file.kind == STATE and file.path not in older)
+    path = house.bank.site.root / "storage" / "small" / file.path
+    path.write_bytes(path.read_bytes()[:-1])
+    return file.path
+
+
+# -- restore
+
+
+def test_a_restore_proves_reports_and_resumes(house):
+    house.bank.land(4)
+    result = house.execute("small_restore_job")
+    assert result.success
+    assert house.checked() == {
+        "storage_is_whole": True,
+        "restorable": True,
+        "input_is_there": True,
+        "last_run": True,
+        "on_time": True,
+    }
+    made = {event.asset_key.to_user_string() for event in result.get_asset_materialization_events()}
+    assert made == {"small/accounts", "small/tables/booked", "small/checkpoint"}
+    house.bank.assert_exact(1, 2, 3, 4)
+
+
+def test_a_restore_of_what_is_damaged_changes_nothing_and_says_what_next(house):
+    path, before = damaged(house), house.bank.ids()
+    house.bank.land(4)
+    result = house.execute("small_restore_job")
+    assert not result.success
+    told = failed_with(result)
+    assert told["kind"] == "DamageError"
+    assert path in told["where"] + told["what"]
+    assert "weir" in told["next"]
+    checked = house.checked()
+    assert (checked["restorable"], checked["storage_is_whole"], checked["last_run"]) == (False, False, False)
+    assert house.bank.ids() == before
+
+
+def test_a_restore_goes_back_where_the_settings_want_that(house):
+    site = house.bank.site
+    house.bank.site = replace(site, options={**site.options, "WEIR_RESTORE__ON_INVALID": "rewind"})
+    damaged(house)
+    assert house.execute("small_restore_job").success
+    rows = house.bank.registry.checkpoints()
+    assert "rewind" in [row.kind for row in rows]
+    assert house.checked()["last_run"]
+    house.bank.assert_exact(1, 2, 3)
+
+
+def test_a_restore_for_a_generation_that_has_a_successor_does_nothing(house):
+    house.bank.land(4)
+    generation = lease.read(house.storage).generation
+    house.bank.epochs()
+    before = house.bank.ids()
+    house.bank.land(5)
+    result = house.execute("small_restore_job", {"generation": generation})
+    assert result.success
+    assert house.bank.ids() == before
+    assert house.checked() == {}
+
+
+def test_an_older_checkpoint_can_be_proven_but_not_resumed_from(house):
+    assert house.execute("small_restore_job", {"checkpoint": 2, "resume": False}).success
+    assert "checkpoint 2" in house.said("restorable")
+    refused = house.execute("small_restore_job", {"checkpoint": 2})
+    assert "rewind job" in failed_with(refused)["next"]
+
+
+def test_a_restore_beside_a_living_coordinator_is_refused(house):
+    with living(house):
+        assert failed_with(house.execute("small_restore_job"))["kind"] == "BusyError"
+        lease.send(house.storage, lease.Request("stop"))
+
+
+# -- savepoint, rewind, stop
+
+
+def test_a_savepoint_is_taken_and_dropped(house):
+    assert house.execute("small_savepoint_job", {"name": "before"}).success
+    (pin,) = [pin for pin in house.bank.registry.pins() if pin.kind == SAVEPOINT]
+    assert (pin.name, pin.checkpoint_id) == ("before", 3)
+    again = house.execute("small_savepoint_job", {"name": "before"})
+    assert "already" in failed_with(again)["what"]
+    assert house.execute("small_savepoint_job", {"name": "before", "drop": True}).success
+    assert [pin for pin in house.bank.registry.pins() if pin.kind == SAVEPOINT] == []
+
+
+def test_a_rewind_only_shows_unless_it_is_told_to_do_it(house):
+    result = house.execute("small_rewind_job", {"checkpoint": 1})
+    assert result.success
+    assert house.bank.ids() == [1, 2, 3]
+    assert house.execute("small_rewind_job", {"checkpoint": 1, "dry_run": False}).success
+    assert house.bank.registry.head().kind == "rewind"
+    house.bank.epochs()
+    house.bank.assert_exact(1, 2, 3)
+
+
+def test_a_rewind_ends_a_running_coordinator_if_it_may_and_sensors_go_on(house):
+    with living(house):
+        refused = house.execute("small_rewind_job", {"checkpoint": 2, "dry_run": False})
+        assert failed_with(refused)["kind"] == "BusyError"
+        assert house.execute("small_rewind_job", {"checkpoint": 2, "dry_run": False, "stop": True}).success
+    assert house.bank.registry.head().kind == "rewind"
+    assert not lease.read(house.storage).halted
+    (request,), _, _ = house.tick("checkpoint_sensor")
+    assert request.job_name == "small_job"
+
+
+def test_which_checkpoint_must_be_said(house):
+    assert "checkpoint or savepoint" in failed_with(house.execute("small_rewind_job", {}))["next"]
+
+
+def test_a_stop_ends_the_coordinator_and_sensors_wait_for_a_person(house):
+    with living(house):
+        assert house.execute("small_stop_job", {"savepoint": "at-the-end"}).success
+    house.bank.land(4)
+    runs, said, _ = house.tick("checkpoint_sensor")
+    assert runs == []
+    assert "stopped by a person" in said
+    assert house.execute("small_job").success
+    house.bank.land(5)
+    (request,), _, _ = house.tick("checkpoint_sensor")
+    assert request.job_name == "small_job"
+
+
+def test_a_command_beside_a_stop_does_not_end_it(house):
+    with living(house):
+        assert house.execute("small_stop_job", {}).success
+    house.bank.land(4)
+    assert house.execute("small_savepoint_job", {"name": "x"}).success
+    assert "stopped by a person" in house.tick("checkpoint_sensor")[1]
+
+
+def test_with_nobody_running_there_is_nothing_to_stop(house):
+    assert "No coordinator" in failed_with(house.execute("small_stop_job", {}))["what"]
+
+
+# -- upkeep, drill, checks
+
+
+def test_upkeep_checks_all_and_fails_on_damage(house):
+    assert house.execute("small_retention_and_fsck", {}).success
+    assert house.checked() == {"storage_is_whole": True}
+    path = damaged(house)
+    result = house.execute("small_retention_and_fsck", {"quick": True})
+    assert not result.success
+    assert not house.checked()["storage_is_whole"]
+    (event,) = [event for event in result.all_events if event.is_step_failure]
+    assert path in event.step_failure_data.user_failure_data.metadata["what"].value
+
+
+def test_a_drill_is_an_asset_with_what_it_measured(house):
+    result = house.execute("small_restore_drill_job")
+    assert result.success
+    (event,) = result.get_asset_materialization_events()
+    shown = event.materialization.metadata
+    assert shown["checkpoint"].value == 3
+    assert shown["entries compared"].value == 14
+    assert shown["recovery seconds"].value > 0
+    assert "data:image/png" in shown["history"].value
+    assert house.checked() == {"comes_back_as_it_was": True, "meets_objectives": True}
+
+
+def test_a_drill_that_misses_an_objective_or_finds_damage_turns_red(house):
+    site = house.bank.site
+    house.bank.site = replace(
+        site, options={**site.options, "WEIR_RESTORE__RECOVERY_TIME_OBJECTIVE_SECONDS": "0.000001"}
+    )
+    damaged(house)
+    result = house.execute("small_restore_drill_job")
+    assert house.checked() == {"comes_back_as_it_was": False, "meets_objectives": False}
+    assert result.success
+
+
+def test_checks_can_be_asked_again_one_by_one(house):
+    checks = house.defs.resolve_job_def("__ASSET_JOB")
+    graph = house.defs.resolve_asset_graph()
+    chosen = {key for key in graph.asset_check_keys if key.name in ("restorable", "on_time", "last_run")}
+    assert len(chosen) == 3
+    picked = checks.get_subset(asset_selection=set(), asset_check_selection=chosen)
+    assert picked.execute_in_process(instance=house.instance).success
+    assert house.checked() == {"restorable": True, "on_time": True, "last_run": True}
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_input_that_waits_for_too_long_is_overdue(house, waits):
+    site = house.bank.site
+    house.bank.site = replace(site, options={**site.options, "WEIR_DAGSTER__OVERDUE_SECONDS": "0.000001"})
+    if waits:
+        house.bank.land(4)
+    _, said, cursor = house.tick("lease_watchdog")
+    assert house.checked() == ({"on_time": False} if waits else {})
+    assert ("1 files are waiting" if waits else "nothing is waiting") in said
+    verdicts = house.history("on_time")
+    house.tick("lease_watchdog", cursor)
+    assert house.history("on_time") == verdicts, "only what has changed is reported"
+
+
+def test_pages_of_all_expectations_are_made(house, tmp_path):
+    (stage,) = house.pipeline.stages
+    gate = expect("ExpectColumnValuesToBeBetween", column="amount", max_value=2, on_failure="warn")
+    gated = house.with_pipeline(stages=(replace(stage, gates=(gate,)),))
+    result = gated.execute("small_data_docs", {"directory": str(tmp_path / "pages")})
+    assert result.success
+    assert (tmp_path / "pages" / "index.html").is_file()
+    (output,) = [event for event in result.all_events if event.event_type_value == "STEP_OUTPUT"]
+    shown = output.step_output_data.metadata
+    assert (shown["expectations"].value, shown["expectations failed"].value) == (1, 1)

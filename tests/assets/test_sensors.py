@@ -1,0 +1,199 @@
+"""What the run-failure sensor and the watchdog do, branch by branch; the daemon itself is in test_pages."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import dagster as dg
+import polars as pl
+import pytest
+from dagster import DagsterRunStatus
+
+from pipelines.api import expect
+from state_ops import held, lease
+from state_ops.lease import Heartbeat
+from tests.assets.without_spark import House
+
+
+def failed_run(house: House, job: str = "small_job", raises: BaseException | None = None) -> dg.DagsterRun:
+    """A run of the pipeline that has failed: by itself if it raises something, else because its process is gone."""
+    if raises is None:
+        run = house.instance.create_run_for_job(house.defs.resolve_job_def(job), status=DagsterRunStatus.STARTED)
+        house.instance.report_run_failed(run)
+        return house.instance.get_run_by_id(run.run_id)
+    result = house.execute(job)
+    assert not result.success
+    return house.instance.get_run_by_id(result.run_id)
+
+
+def answer(house: House, run: dg.DagsterRun):
+    """What the sensor says of a failed run, as the daemon asks it."""
+    (sensor,) = [one for one in house.defs.sensors if one.name == "small_run_failure_sensor"]
+    records = house.instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.PIPELINE_FAILURE).records
+    event = records[-1].event_log_entry.dagster_event
+    context = dg.build_run_status_sensor_context(
+        sensor_name=sensor.name, dagster_event=event, dagster_instance=house.instance, dagster_run=run
+    ).for_run_failure()
+    return sensor(context)
+
+
+def dead_holder(house: House, run: str | None, **changes) -> lease.Lease:
+    """The lease of a coordinator that was killed."""
+    with Heartbeat(house.storage, house.bank.registry.take_over(), 3, 5.0, None):
+        holder = lease.read(house.storage)
+    dead = replace(holder, **{"run_id": run, "stopped": False, "born": "another boot/1", **changes})
+    house.storage.put_bytes(lease.LEASE, json.dumps(asdict(dead)).encode())
+    return dead
+
+
+# -- a run failed
+
+
+def test_a_run_whose_process_died_is_restored(house):
+    run = failed_run(house)
+    holder = dead_holder(house, run.run_id)
+    request = answer(house, run)
+    assert (request.job_name, request.run_key) == ("small_restore_job", f"small-restore-g{holder.generation}")
+    assert request.run_config["ops"]["small_restore"]["config"]["generation"] == holder.generation
+    assert not house.checked()["last_run"]
+
+
+def test_the_checkpoint_sensor_asks_under_the_same_key(house):
+    holder = dead_holder(house, None)
+    (request,), _, _ = house.tick("checkpoint_sensor")
+    assert (request.job_name, request.run_key) == ("small_restore_job", f"small-restore-g{holder.generation}")
+
+
+def test_a_failure_that_only_a_person_can_mend_is_said_and_left(house):
+    (stage,) = house.pipeline.stages
+    broken = house.with_pipeline(stages=(replace(stage, function=_raises),))
+    broken.bank.land(4)
+    run = failed_run(broken, raises=ValueError())
+    said = answer(broken, run).skip_message
+    assert "correct the stage's function" in said
+    assert not broken.checked()["last_run"]
+
+
+def _raises(rows: pl.DataFrame, state, epoch):
+    raise ValueError("nobody expected this")
+
+
+def test_a_damaged_checkpoint_is_not_restored_twice(house):
+    path = next(path for path in (house.bank.site.root / "storage").rglob("*.sst"))
+    path.write_bytes(path.read_bytes()[:-1])
+    run = failed_run(house, "small_restore_job", raises=ValueError())
+    assert "repair or rewind" in answer(house, run).skip_message
+
+
+def test_what_follows_already_is_not_asked_for_again(house):
+    run = failed_run(house)
+    dead_holder(house, run.run_id)
+    house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.STARTING)
+    assert "follows already" in answer(house, run).skip_message
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"stopped": True, "outcome": "cancelled"}, "a person cancelled it"),
+        ({"run_id": "another run"}, "was not its own"),
+    ],
+)
+def test_a_run_that_was_ended_or_had_not_the_lease_is_left(house, changes, says):
+    run = failed_run(house)
+    dead_holder(house, run.run_id, **changes)
+    assert says in answer(house, run).skip_message
+
+
+def test_a_run_that_failed_before_it_had_begun_leaves_nothing_to_restore(house):
+    run = failed_run(house)
+    house.storage.delete(lease.LEASE)
+    assert "had not begun" in answer(house, run).skip_message
+
+
+def test_a_living_coordinator_is_not_restored(house):
+    run = failed_run(house)
+    with Heartbeat(house.storage, house.bank.registry.take_over(), 3, 5.0, run.run_id):
+        assert "is alive" in answer(house, run).skip_message
+
+
+def test_runs_of_others_are_not_its_own(house):
+    run = failed_run(house, "small_retention_and_fsck")
+    assert "none of small's" in answer(house, run).skip_message
+
+
+# -- the watchdog
+
+
+def test_the_watchdog_ends_the_run_of_a_dead_coordinator(house):
+    run = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.STARTED)
+    dead_holder(house, run.run_id)
+    said = house.tick("lease_watchdog")[1]
+    assert "died" in said
+    assert "marked as failed" in said
+    assert house.instance.get_run_by_id(run.run_id).is_failure
+
+
+def test_the_watchdog_ends_a_coordinator_whose_run_is_over_but_not_at_first_sight(house):
+    run = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.CANCELED)
+    with Heartbeat(house.storage, house.bank.registry.take_over(), 3, 5.0, run.run_id):
+        _, said, cursor = house.tick("lease_watchdog")
+        assert lease.pending(house.storage) == []
+        _, said, cursor = house.tick("lease_watchdog", cursor)
+        assert "asked it to end" in said
+        assert [request.kind for request in lease.pending(house.storage)] == ["stop"]
+        house.tick("lease_watchdog", cursor)
+        assert len(lease.pending(house.storage)) == 1
+
+
+def test_the_watchdog_leaves_a_coordinator_alone_that_dagster_did_not_start(house):
+    with Heartbeat(house.storage, house.bank.registry.take_over(), 3, 5.0, "from a shell"):
+        cursor = house.tick("lease_watchdog")[2]
+        assert "is alive" in house.tick("lease_watchdog", cursor)[1]
+        assert lease.pending(house.storage) == []
+
+
+# -- gates
+
+
+def test_a_gate_that_holds_turns_its_check_red_and_sensors_wait_for_a_person(house):
+    (stage,) = house.pipeline.stages
+    gate = expect("ExpectColumnValuesToBeBetween", column="amount", max_value=3)
+    gated = house.with_pipeline(stages=(replace(stage, gates=(gate,)),))
+    gated.bank.land(4)
+    result = gated.execute("small_job")
+    assert not result.success
+    assert not gated.checked()["column_values_to_be_between_amount"]
+    assert "10 of 10 rows" in gated.said("column_values_to_be_between_amount")
+    assert held.read(gated.storage) is not None
+    runs, said, cursor = gated.tick("checkpoint_sensor")
+    assert runs == []
+    assert "held: A quality gate of the stage accounts failed" in said
+    run = gated.instance.get_run_by_id(result.run_id)
+    assert "repair the input or correct the gate" in answer(gated, run).skip_message
+    # A person corrects the gate and materializes: it goes on, and sensors with it.
+    corrected = replace(gate, arguments=(("column", "amount"), ("max_value", 100)))
+    mended = house.with_pipeline(stages=(replace(stage, gates=(corrected,)),))
+    assert mended.execute("small_job").success
+    assert mended.checked()["column_values_to_be_between_amount"]
+    mended.bank.land(5)
+    (request,), _, _ = mended.tick("checkpoint_sensor", cursor)
+    assert request.job_name == "small_job"
+    mended.bank.epochs()
+    mended.bank.assert_exact(1, 2, 3, 4, 5)
+
+
+def test_a_gate_that_warns_is_a_warning_and_the_run_goes_on(house):
+    (stage,) = house.pipeline.stages
+    gate = expect("ExpectColumnValuesToBeBetween", column="amount", max_value=4, on_failure="warn")
+    gated = house.with_pipeline(stages=(replace(stage, gates=(gate,)),))
+    gated.bank.land(4, 5)
+    assert gated.execute("small_job").success
+    assert not gated.checked()["column_values_to_be_between_amount"]
+    again = gated.defs.resolve_asset_graph().asset_check_keys
+    chosen = {key for key in again if key.name == "column_values_to_be_between_amount"}
+    picked = gated.defs.resolve_job_def("__ASSET_JOB").get_subset(asset_selection=set(), asset_check_selection=chosen)
+    assert picked.execute_in_process(instance=gated.instance).success
+    assert "10 of 10 rows" in gated.said("column_values_to_be_between_amount"), "what the newest checkpoint recorded"
+    gated.bank.assert_exact(1, 2, 3, 4, 5)

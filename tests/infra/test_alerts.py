@@ -1,0 +1,107 @@
+"""The alert rules: Prometheus' own tool plays them; what they name is really exported, and what they advise is really there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+
+from configs.settings import PROJECT
+from pipelines.runtime.cli import app
+from pipelines.runtime.metrics import FAMILIES, Exporter
+from tests.recovery.small import Bank
+from tests.servers import needs
+
+RULES, PLAYED = PROJECT / "infra" / "alerts.yml", PROJECT / "infra" / "alerts_test.yml"
+GUIDE = PROJECT / "docs" / "how-to" / "monitoring.md"
+FROM_PROMETHEUS = {"up"}
+
+
+def _rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def _promtool(*arguments: str, stdin: str | None = None) -> None:
+    command = [str(needs("promtool", "prometheus")), *arguments]
+    done = subprocess.run(command, cwd=PROJECT, input=stdin, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_prometheus_takes_the_rules():
+    _promtool("check", "rules", str(RULES))
+
+
+def test_each_alert_fires_when_it_should_and_only_then():
+    _promtool("test", "rules", str(PLAYED))
+
+
+def test_every_alert_is_played_and_says_what_is_wrong_what_is_next_and_how_urgent_it_is():
+    played, guide = PLAYED.read_text(), GUIDE.read_text()
+    names = [rule["alert"] for rule in _rules()]
+    assert len(names) == len(set(names)) == 9
+    for rule in _rules():
+        name, told = rule["alert"], rule["annotations"]
+        assert f'alertname="{name}"' in played or f"alertname: {name}" in played, name
+        assert rule["labels"]["severity"] in ("warning", "critical"), name
+        assert told["summary"].endswith(".") and len(told["description"]) > 100, name
+        assert f"`{name}`" in guide, name
+
+
+def test_every_command_that_an_alert_advises_exists():
+    command = typer.main.get_command(app)
+    for rule in _rules():
+        said = re.findall(r"`weir ([^`]+)`", rule["annotations"]["description"])
+        assert said, f"{rule['alert']} names no command"
+        for words in said:
+            known: Any = command
+            for word in words.split():
+                if not hasattr(known, "commands"):
+                    break
+                assert word in known.commands, words
+                known = known.commands[word]
+            options = {option for parameter in known.params for option in parameter.opts}
+            assert set(re.findall(r"--[a-z-]+", words)) <= options, words
+
+
+def _scraped(tmp_path: Path) -> str:
+    """Of a small pipeline that has run twice, the second time on a host without local state: so it has a restore too."""
+    bank = Bank.at(tmp_path / "site")
+    bank.epochs(1, 2)
+    (bank.site.root / "work").rename(bank.site.root / "another-host")
+    bank.epochs(3)
+    bank.land(4)
+    exported = CollectorRegistry()
+    exported.register(Exporter([bank.site.pipeline.name], bank.site.settings))
+    return generate_latest(exported).decode()
+
+
+def test_every_metric_and_label_of_the_rules_is_exported(tmp_path: Path):
+    text = _scraped(tmp_path)
+    samples = [line for line in text.splitlines() if not line.startswith("#")]
+    exported = {re.split(r"[ {]", line)[0] for line in samples}
+    labels = {family.name: {"pipeline", *family.labels} for family in FAMILIES}
+    for rule in _rules():
+        named = set(re.findall(r"\b(?:weir_\w+|up)\b", rule["expr"]))
+        assert named and named <= exported | FROM_PROMETHEUS, (rule["alert"], named - exported)
+        for metric, matched in re.findall(r"\b(weir_\w+)\{([^}]*)\}", rule["expr"]):
+            for label, value in re.findall(r'(\w+)="([^"]*)"', matched):
+                assert label in labels[metric], (rule["alert"], label)
+                assert any(
+                    line.startswith(f"{metric}{{") and f'{label}="{value}"' in line for line in samples
+                ), (rule["alert"], metric, label, value)  # fmt: skip
+
+
+def test_prometheus_finds_no_fault_with_names_types_and_helps(tmp_path: Path):
+    _promtool("check", "metrics", stdin=_scraped(tmp_path))
+
+
+def test_every_metric_is_documented():
+    guide = GUIDE.read_text()
+    assert [family.name for family in FAMILIES if f"`{family.name}" not in guide] == []
+    known = {family.name for family in FAMILIES}
+    assert set(re.findall(r"\bweir_[a-z_]+\b", guide)) <= known | {name.removesuffix("_total") for name in known}

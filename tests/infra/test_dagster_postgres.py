@@ -1,0 +1,215 @@
+"""Dagster's instance on a real Postgres server, which the test starts for itself."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml
+
+from configs.settings import PROJECT
+from infra import dagster_home
+from state_ops.errors import ConfigurationError
+from tests.assets.conftest import landing, project  # noqa: F401  fixtures
+from tests.servers import missing, needs
+
+PLACES = ["/usr/lib/postgresql/*/bin", "/usr/local/pgsql/bin", "/opt/homebrew/opt/postgresql@*/bin"]
+PASSWORD = "p@ss:w/rd 1"  # characters that a URL would take for something else
+JOB, SENSOR = "flights_job", "flights_checkpoint_sensor"
+
+
+@dataclass(frozen=True)
+class Postgres:
+    """A server on 127.0.0.1 with an empty database."""
+
+    port: int
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "WEIR_DAGSTER_INSTANCE": "postgres",
+            "DAGSTER_POSTGRES_HOST": "127.0.0.1",
+            "DAGSTER_POSTGRES_PORT": str(self.port),
+            "DAGSTER_POSTGRES_USER": "weir",
+            "DAGSTER_POSTGRES_PASSWORD": PASSWORD,
+            "DAGSTER_POSTGRES_DB": "dagster",
+        }
+
+    def query(self, statement: str, database: str = "dagster") -> list[tuple[Any, ...]]:
+        import psycopg2
+
+        where = {"host": "127.0.0.1", "port": self.port, "user": "weir", "password": PASSWORD, "dbname": database}
+        with closing(psycopg2.connect(**where, connect_timeout=5)) as connection:
+            connection.autocommit = True  # a database cannot be created in a transaction
+            with connection.cursor() as cursor:
+                cursor.execute(statement)
+                return cursor.fetchall() if cursor.description else []
+
+
+def _user() -> dict[str, Any]:
+    """Who the server runs as: it refuses root."""
+    if os.geteuid() != 0:
+        return {}
+    for name in ("postgres", "nobody"):
+        try:
+            found = pwd.getpwnam(name)
+            return {"user": found.pw_uid, "group": found.pw_gid, "extra_groups": []}
+        except KeyError:
+            continue
+    return missing("Postgres refuses to run as root, and there is no user postgres or nobody")
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    initdb, server = (needs(name, "postgresql", PLACES) for name in ("initdb", "postgres"))
+    who = _user()
+    home = Path(tempfile.mkdtemp(prefix="weir-postgres-"))  # not below pytest's own directory, which is root's alone
+    secret, data, log = home / "password", home / "data", home / "log"
+    try:
+        secret.write_text(PASSWORD)
+        for path in (home, secret):
+            os.chown(path, who.get("user", -1), who.get("group", -1))
+        options = {**who, "cwd": home, "env": {"PATH": os.environ["PATH"], "LC_ALL": "C"}}
+        made = [
+            str(initdb),
+            "-D",
+            str(data),
+            "-U",
+            "weir",
+            "-A",
+            "scram-sha-256",
+            f"--pwfile={secret}",
+            "-E",
+            "UTF8",
+            "-N",
+        ]
+        subprocess.run(made, check=True, capture_output=True, timeout=120, **options)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            found = Postgres(free.getsockname()[1])
+        settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off"}
+        run = [str(server), "-D", str(data), "-p", str(found.port)]
+        run += [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        with log.open("wb") as output:
+            process = subprocess.Popen(run, stdout=output, stderr=subprocess.STDOUT, **options)
+        try:
+            _wait(found, process, log)
+            found.query("CREATE DATABASE dagster", "postgres")
+            yield found
+        finally:
+            process.terminate()  # a "smart" shutdown waits for connections
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(20)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _wait(server: Postgres, process: subprocess.Popen, log: Path) -> None:
+    import psycopg2
+
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            server.query("SELECT 1", "postgres")
+            return
+        except psycopg2.OperationalError:
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-2000:]
+            time.sleep(0.1)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(dagster_home, "HOME", tmp_path / "dagster")
+    return tmp_path / "dagster"
+
+
+def _configured(name: str) -> dict[str, Any]:
+    return yaml.safe_load((PROJECT / "infra" / dagster_home.INSTANCES[name]).read_text())
+
+
+def test_both_instances_differ_in_their_storage_alone():
+    sqlite, server = _configured("sqlite"), _configured("postgres")
+    assert "storage" not in sqlite
+    place = server.pop("storage")["postgres"]["postgres_db"]
+    assert server == sqlite
+    assert place.pop("scheme") == "postgresql+psycopg2"
+    assert all(set(value) == {"env"} for value in place.values()), (
+        "nothing of a server, least its password, is in the file"
+    )
+
+
+def test_what_is_missing_is_named_before_dagster_starts(home: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WEIR_DAGSTER_INSTANCE", "postgres")
+    for name in Postgres(1).environment:
+        if name.startswith("DAGSTER_POSTGRES"):
+            monkeypatch.setenv(name, "x")
+    monkeypatch.delenv("DAGSTER_POSTGRES_PASSWORD")
+    with pytest.raises(ConfigurationError, match="not set: DAGSTER_POSTGRES_PASSWORD"):
+        dagster_home.prepare()
+    monkeypatch.setenv("WEIR_DAGSTER_INSTANCE", "oracle")
+    with pytest.raises(ConfigurationError, match="sqlite, postgres"):
+        dagster_home.prepare()
+    assert not home.exists()
+
+
+def test_runs_events_ticks_and_schedules_are_on_the_server(
+    postgres: Postgres,
+    home: Path,
+    landing: Path,  # noqa: F811
+    project: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+):
+    for name, value in postgres.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WEIR_DAGSTER__SENSOR_SECONDS", "5")
+    landing.mkdir()
+    dagster_home.prepare()
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        result = project.defs.resolve_job_def(JOB).execute_in_process(instance=instance)
+        assert result.success
+        log = tmp_path / "daemon.log"
+        daemon = [dagster_home.program("dagster-daemon"), "run", "-w", str(dagster_home.WORKSPACE)]
+        with dagster_home.started(daemon, log) as process:
+            deadline = time.monotonic() + 60
+            while not (ticks := _ticks(instance)):
+                assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
+                time.sleep(0.2)
+        assert "nothing to do" in ticks[0].tick_data.skip_reason
+
+    rows = postgres.query("SELECT run_id, pipeline_name, status FROM runs")
+    assert rows == [(result.run_id, JOB, "SUCCESS")]
+    events = postgres.query(f"SELECT dagster_event_type FROM event_logs WHERE run_id = '{result.run_id}'")
+    assert ("PIPELINE_SUCCESS",) in events and ("ASSET_MATERIALIZATION",) in events
+    assert postgres.query("SELECT DISTINCT status FROM job_ticks") == [("SKIPPED",)]
+    assert len(postgres.query("SELECT * FROM instigators")) == 1
+    assert list(home.rglob("*.db")) == [], "nothing is kept in files beside it"
+
+    with dg.DagsterInstance.from_config(str(home)) as later:  # another process would see the same
+        assert [run.run_id for run in later.get_runs()] == [result.run_id]
+        assert _ticks(later)
+
+
+def _ticks(instance: dg.DagsterInstance) -> list[Any]:
+    return [
+        tick
+        for state in instance.all_instigator_state()
+        if state.instigator_name == SENSOR
+        for tick in instance.get_ticks(state.instigator_origin_id, state.selector_id)
+        if tick.status.value == "SKIPPED"
+    ]

@@ -1,0 +1,28 @@
+"""A program that is missing skips a test here, and fails it in CI."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.servers import REQUIRED, needs
+
+
+def test_a_program_is_found_on_the_path_and_in_its_own_place(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    assert needs(Path(sys.executable).name, "python3") == Path(sys.executable)
+    for version in ("14", "15"):
+        (tmp_path / version / "bin").mkdir(parents=True)
+        (tmp_path / version / "bin" / "ours").touch(mode=0o755)
+    assert needs("ours", "ours", [f"{tmp_path}/*/bin"]) == tmp_path / "15" / "bin" / "ours"
+
+
+def test_one_that_is_missing_skips_and_in_ci_fails(monkeypatch):
+    monkeypatch.delenv(REQUIRED, raising=False)
+    with pytest.raises(pytest.skip.Exception, match="apt install no-such-package"):
+        needs("no-such-program", "no-such-package")
+    monkeypatch.setenv(REQUIRED, "1")
+    with pytest.raises(pytest.fail.Exception, match="no-such-program"):
+        needs("no-such-program", "no-such-package")

@@ -1,0 +1,137 @@
+"""A drill restores and replays on scratch, finds what would not come back, and leaves production as it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import polars as pl
+import pytest
+
+from pipelines.api import Epoch, State, Timestamp, ValueState, agg, files, stage
+from pipelines.runtime import drill as drills
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.tenure import open_storage
+from state_ops import restores
+from state_ops.checkpoint import STATE
+from state_ops.errors import WeirError
+from tests.recovery.small import Bank
+
+RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "2", "WEIR_SPARK__PARALLELISM": "2"}
+
+
+def drilled(bank: Bank, **changes):
+    return drills.drill(replace(bank.site.pipeline, **changes), bank.site.settings, InMemoryExecutor())
+
+
+def everything(bank: Bank) -> set[str]:
+    return {
+        str(path.relative_to(bank.site.root))
+        for path in bank.site.root.rglob("*")
+        if path.is_file() and "restores" not in path.parts
+    }
+
+
+@pytest.fixture
+def bank(tmp_path) -> Bank:
+    made = Bank.at(tmp_path / "site", **RETAINED)
+    made.epochs(1, 2, 3)
+    return made
+
+
+def test_an_epoch_that_is_replayed_gives_the_same_state_and_leaves_production_as_it_was(bank):
+    before = everything(bank)
+    done = drilled(bank)
+    assert (done.checkpoint, done.problems, done.not_replayed) == (3, (), None)
+    assert (done.replay.parent, done.replay.rows, done.replay.entries) == (2, 10, 14)
+    assert done.restored.bytes_fetched == bank.registry.head().bytes_total
+    assert done.recovery_seconds == done.restore_seconds + done.replay.seconds
+    assert everything(bank) == before
+    (row,) = restores.recorded(open_storage(bank.site.pipeline, bank.site.settings)[0])
+    assert (row.purpose, row.valid, row.checkpoint_id) == ("drill", True, 3)
+    bank.epochs(4)
+    bank.assert_exact(1, 2, 3, 4)
+
+
+def test_a_damaged_object_is_a_problem_that_names_it(bank):
+    storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
+    file = next(file for file in registry.files(registry.head()) if file.kind == STATE and file.new)
+    path = bank.site.root / "storage" / "small" / file.path
+    path.write_bytes(path.read_bytes()[:-1])
+    done = drilled(bank)
+    assert len(done.problems) == 1
+    assert file.path in done.problems[0]
+    assert done.restored is None
+    assert not restores.recorded(storage)[-1].valid
+
+
+def test_code_that_makes_other_state_of_the_same_rows_is_a_problem_that_says_where(bank):
+    (booked,) = bank.site.pipeline.stages
+
+    def doubled(rows: pl.DataFrame, state, epoch):
+        state.fold(rows.with_columns(amount=rows["amount"] * 2), rows=agg.count(), total=agg.sum("amount"))
+        return rows.select("id", "at", "amount")
+
+    done = drilled(bank, stages=(replace(booked, function=doubled),))
+    (problem,) = done.problems
+    assert "The state of accounts differs" in problem
+    assert "10 changed" in problem
+
+
+def test_what_cannot_be_replayed_says_why(tmp_path):
+    bank = Bank.at(tmp_path / "site")
+    with pytest.raises(WeirError, match="no checkpoint"):
+        drilled(bank)
+    bank.epochs(1)
+    assert "is the first" in drilled(bank).not_replayed
+    bank.epochs(2)
+    assert "num_retained" in drilled(bank).not_replayed
+
+
+def test_input_that_is_gone_is_said(bank):
+    (bank.site.landing / "00003.parquet").unlink()
+    done = drilled(bank)
+    assert "00003.parquet is gone" in done.not_replayed
+    assert done.problems == ()
+
+
+def test_objectives_are_judged(bank):
+    bank.land(4)
+    done = replace(drilled(bank), loss_seconds=10.0)
+    with_objectives = bank.site.settings.model_copy(
+        update={
+            "restore": bank.site.settings.restore.model_copy(
+                update={"recovery_time_objective_seconds": 1e-6, "recovery_point_objective_seconds": 5.0}
+            )
+        }
+    )
+    assert [one.split(",")[0].split()[0] for one in done.missed(with_objectives)] == ["recovery", "input"]
+    assert done.missed(bank.site.settings) == []
+
+
+def test_last_digits_of_floats_are_no_difference():
+    assert drills._close({"a": [0.1 + 0.2, None]}, {"a": [0.3, None]})
+    assert not drills._close({"a": [0.31]}, {"a": [0.3]})
+    assert drills._close(float("nan"), float("nan"))
+    assert not drills._close({"a": 1}, {"a": 2})
+
+
+class Seen(State):
+    """When a key was seen last, and in which epoch."""
+
+    at: Timestamp | None = None
+    epoch: int = 0
+
+
+@stage("seen", source=files("{landing}/*.parquet", name="landing"), key="id", state=Seen, order_by=["at"], ttl="1h")
+def seen(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Nothing but what the epoch says of itself."""
+    keys = rows.select("id").unique()
+    state.put(keys.with_columns(at=pl.lit(epoch.now), epoch=pl.lit(int(epoch.id))))
+    return rows.select("id")
+
+
+def test_the_replay_is_at_the_time_and_under_the_id_of_the_epoch(tmp_path):
+    bank = Bank.at(tmp_path / "site", **RETAINED)
+    bank.site = replace(bank.site, pipeline=replace(bank.site.pipeline, stages=(seen,)))
+    bank.epochs(1, 2)
+    assert drilled(bank).problems == ()
