@@ -169,17 +169,19 @@ def _asked(subjects: Iterator[_Subject], directory: Path, left_out: list[str]) -
         source = context.data_sources.add_pandas("weir")
         for subject in subjects:
             suite = gx.ExpectationSuite(name=subject.title)
+            asked: list[gates.Asked] = []
             for number, gate in enumerate(subject.gates):
                 try:
-                    suite.add_expectation(gates.expectation(subject.title, gate, meta={"weir": number}))
+                    asked.append((number, gate, gates.expectation(subject.title, gate)))
                 except PipelineError as error:
                     left_out.append(f"{subject.title}: {gate.title}: {error.what}")
+            entries = gates.enter(suite, asked)
             batch = source.add_dataframe_asset(subject.title).add_batch_definition_whole_dataframe("newest")
-            asked = gx.ValidationDefinition(name=subject.title, data=batch, suite=context.suites.add(suite))
+            definition = gx.ValidationDefinition(name=subject.title, data=batch, suite=context.suites.add(suite))
             frame = subject.rows.to_pandas(use_threads=False)
-            outcomes = context.validation_definitions.add(asked).run(batch_parameters={"dataframe": frame})
-            for outcome in outcomes.results:
-                gate = subject.gates[outcome.expectation_config.meta["weir"]]
+            outcomes = context.validation_definitions.add(definition).run(batch_parameters={"dataframe": frame})
+            for number, outcome in gates.by_number(entries, outcomes.results):
+                gate = subject.gates[number]
                 try:
                     yield gates.verdict_of(subject.title, subject.name, gate, outcome, len(frame), of=subject.of)
                 except PipelineError as error:

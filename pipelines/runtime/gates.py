@@ -32,6 +32,7 @@ log = structlog.get_logger("weir.epoch")
 
 _COLUMNS = ("column", "column_A", "column_B", "column_list")  # arguments of expectations that look at no other columns
 _SAMPLE = 3
+_ENTRY = "weir"  # an entry of a suite, in its meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +144,78 @@ def evaluated(where: str, name: str, gates: Sequence[Gate], rows: pa.Table) -> l
 
     Raises PipelineError for one that cannot be evaluated.
     """
-    load()
-    frame = rows.to_pandas(use_threads=False)
-    with _evaluating:
-        batch = _batch(frame)
-        return [_evaluate(where, name, gate, batch, rows.num_rows) for gate in gates]
+    gx, definition = load()
+    asked = [(number, gate, expectation(f"{where}, gate {gate.title}", gate)) for number, gate in enumerate(gates)]
+    for _, gate, one in asked:
+        if gate.on_failure == QUARANTINE:
+            _check_by_row(f"{where}, gate {gate.title}", one)
+    # Of each frame Great Expectations takes copies, of all its columns. To say which rows fail takes more than how many.
+    groups: dict[tuple[tuple[str, ...], str], list[Asked]] = {}
+    for one in asked:
+        named, aside = columns_of([one[1]]), one[1].on_failure == QUARANTINE
+        columns = tuple(column for column in rows.column_names if named is None or column in named)
+        groups.setdefault((columns, "COMPLETE" if aside else "SUMMARY"), []).append(one)
+    outcomes: dict[int, Any] = {}
+    with _evaluating, _unhashed():
+        for (columns, result_format), own in groups.items():
+            frame = rows.select(columns or rows.column_names).to_pandas(use_threads=False)
+            batch = definition.get_batch({"dataframe": frame})
+            outcomes |= _validated(gx, where, batch, own, result_format)
+    return [verdict_of(f"{where}, gate {gate.title}", name, gate, outcomes[n], rows.num_rows) for n, gate, _ in asked]
+
+
+Asked = tuple[int, Gate, Any]
+"""A gate, its number among those that are asked, and how Great Expectations has it."""
+
+
+def _validated(gx: Any, where: str, batch: Any, asked: Sequence[Asked], result_format: str) -> dict[int, Any]:
+    """By the gates' numbers, their outcomes."""
+    suite = gx.ExpectationSuite(name="epoch")
+    entries = enter(suite, asked)
+    try:
+        results = batch.validate(suite, result_format=result_format).results
+    except Exception as error:  # whatever the library raises here is about the gates' arguments
+        raise _wrong(f"{where}, gates {', '.join(gate.title for _, gate, _ in asked)}", error) from error
+    return dict(by_number(entries, results))
+
+
+def enter(suite: Any, asked: Sequence[Asked]) -> list[list[int]]:
+    """Enter gates into a suite, those that ask the same once, as it would drop the others; returns which numbers each entry is for."""
+    entries: list[list[int]] = []
+    known: list[Gate] = []
+    for number, gate, one in asked:
+        twin = next(
+            (n for n, e in enumerate(known) if (e.expectation, e.arguments) == (gate.expectation, gate.arguments)), None
+        )
+        if twin is not None:
+            entries[twin].append(number)
+            continue
+        one.meta = {_ENTRY: len(entries)}
+        suite.add_expectation(one)
+        entries.append([number])
+        known.append(gate)
+    return entries
+
+
+def by_number(entries: Sequence[Sequence[int]], results: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """Each gate's number with its outcome. entries: as `enter` returned them."""
+    for outcome in results:
+        for number in entries[outcome.expectation_config.meta[_ENTRY]]:
+            yield number, outcome
+
+
+@contextmanager
+def _unhashed() -> Iterator[None]:
+    """Let Great Expectations take no fingerprint of a frame, which nobody looks at: it takes as long as an expectation, and is taken
+    several times. It takes none of large frames by itself."""
+    from great_expectations.execution_engine import pandas_execution_engine as engine
+
+    before = engine.HASH_THRESHOLD
+    engine.HASH_THRESHOLD = 0
+    try:
+        yield
+    finally:
+        engine.HASH_THRESHOLD = before
 
 
 _loading = threading.Lock()
@@ -181,11 +249,6 @@ def _loaded():
     return gx, asset.add_batch_definition_whole_dataframe("epoch")
 
 
-def _batch(frame):
-    _, definition = load()
-    return definition.get_batch({"dataframe": frame})
-
-
 @contextmanager
 def apart() -> Iterator[tuple[Any, Any]]:
     """Great Expectations, and a context that is nobody else's for as long as the `with` block lasts; no gate is evaluated meanwhile."""
@@ -202,8 +265,8 @@ def apart() -> Iterator[tuple[Any, Any]]:
             project_manager.set_project(gates_own)
 
 
-def expectation(where: str, gate: Gate, **more: Any) -> Any:
-    """A gate as Great Expectations has it. more: arguments beside its own. Raises PipelineError where it has no such thing, or not with these arguments."""
+def expectation(where: str, gate: Gate) -> Any:
+    """A gate as Great Expectations has it. Raises PipelineError where it has no such thing, or not with these arguments."""
     gx, _ = load()
     kind = getattr(gx.expectations, gate.expectation, None)
     if kind is None:
@@ -211,26 +274,13 @@ def expectation(where: str, gate: Gate, **more: Any) -> Any:
             f"Great Expectations has no {gate.expectation}.", where=where, next="Look its class name up in its gallery."
         )
     try:
-        return kind(**dict(gate.arguments), **more)
+        return kind(**dict(gate.arguments))
     except Exception as error:  # whatever the library raises here is about the gate's arguments
         raise _wrong(where, error) from error
 
 
 def _wrong(where: str, problem: object) -> PipelineError:
     return PipelineError(f"The gate cannot be evaluated: {problem}", where=where, next="Correct its arguments.")
-
-
-def _evaluate(where: str, name: str, gate: Gate, batch: Any, rows: int) -> Verdict:
-    where = f"{where}, gate {gate.title}"
-    asked = expectation(where, gate)
-    aside = gate.on_failure == QUARANTINE
-    if aside:
-        _check_by_row(where, asked)
-    try:
-        outcome = batch.validate(asked, result_format="COMPLETE" if aside else "SUMMARY")
-    except Exception as error:  # as above
-        raise _wrong(where, error) from error
-    return verdict_of(where, name, gate, outcome, rows)
 
 
 def verdict_of(where: str, name: str, gate: Gate, outcome: Any, rows: int, of: str | None = None) -> Verdict:

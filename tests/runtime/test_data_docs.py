@@ -25,7 +25,11 @@ def bank(tmp_path) -> Bank:
         expect("ExpectColumnToExist", column="at"),
     )
     made = gated(tmp_path, *asked, WEIR_CHECKPOINTS__NUM_RETAINED="5")
-    restored = on_table("booked", between("amount", 0, 1)), on_state("accounts", between("rows", 1, 9))
+    restored = (
+        on_table("booked", between("amount", 0, 1)),
+        on_table("booked", between("amount", 0, 9)),  # the very expectation of a gate
+        on_state("accounts", between("rows", 1, 9)),
+    )
     made = Bank(replace(made.site, pipeline=replace(made.site.pipeline, on_restore=restored)))
     made.epochs(1, 2)
     return made
@@ -33,18 +37,16 @@ def bank(tmp_path) -> Bank:
 
 def test_every_expectation_is_asked_and_shown(bank, monkeypatch):
     report = data_docs.build(bank.site.pipeline, bank.site.settings)
-    found = {
-        (one.of, one.stage, one.gate.partition("(")[2].partition(",")[0]): (one.passed, one.rows)
-        for one in report.verdicts
-    }
+    found = {(one.of, one.stage, one.gate.partition("(")[2]): (one.passed, one.rows) for one in report.verdicts}
     assert found == {
-        ("rows", "booked", "column='amount'"): (False, 20),  # of on_restore, behind the gate's own
+        ("rows", "booked", "column='amount', max_value=9, min_value=0)"): (True, 20),
+        ("rows", "booked", "column='amount', max_value=1, min_value=0)"): (False, 20),
         ("rows", "booked", "column='at')"): (True, 20),
-        ("state", "accounts", "column='total'"): (False, 12),
-        ("state", "accounts", "column='rows'"): (True, 12),
-        ("figures", "accounts", "column='rows_out'"): (True, 2),
+        ("state", "accounts", "column='total', max_value=1, min_value=0)"): (False, 12),
+        ("state", "accounts", "column='rows', max_value=9, min_value=1)"): (True, 12),
+        ("figures", "accounts", "column='rows_out', max_value=10, min_value=0)"): (True, 2),
     }
-    assert len(report.verdicts) == 6 and not report.passed and not report.left_out
+    assert len(report.verdicts) == 7 and not report.passed and not report.left_out
     assert report.index == bank.site.settings.work_dir / "data_docs" / "small" / "index.html"
     pages = {page.stem: page.read_text() for page in report.index.parent.glob("expectations/*.html")}
     assert pages.keys() == {"table booked", "state accounts", "figures accounts"}

@@ -82,6 +82,18 @@ def test_a_gate_that_holds_says_all_verdicts_of_its_stage(tmp_path):
     bank.site.assert_no_orphans()
 
 
+def test_arguments_may_be_lists(tmp_path):
+    bank = gated(tmp_path, expect("ExpectColumnValuesToBeInSet", column="amount", value_set=[1], on_failure="warn"))
+    assert [report.verdicts[0].passed for report in bank.epochs(1, 2)] == [True, False]
+
+
+def test_gates_that_ask_the_same_each_have_their_verdict(tmp_path):
+    low = between("amount", 0, 1, on_failure="warn")
+    bank = gated(tmp_path, low, low, between("amount", 0, 1, on_failure="warn", mostly=0.5), between("amount", 0, 2))
+    report = bank.epochs(1, 2)[-1]
+    assert [(one.passed, one.unexpected) for one in report.verdicts] == [(False, 10)] * 3 + [(True, 0)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
