@@ -59,9 +59,12 @@ def asset(pipeline: Pipeline, settings: Settings) -> dg.AssetsDefinition:
 
 def job_and_schedules(pipeline: Pipeline, settings: Settings) -> tuple[AssetJob, list[dg.ScheduleDefinition]]:
     """The job that drills, and when it does so by itself."""
+    own = key(pipeline, DRILL)
     job = dg.define_asset_job(
         f"{pipeline.name}_restore_drill_job",
-        selection=dg.AssetSelection.assets(key(pipeline, DRILL)),
+        # Without the checks beside its own: those are for who asks again.
+        selection=dg.AssetSelection.assets(own).without_checks()
+        | dg.AssetSelection.checks(*[dg.AssetCheckKey(own, name) for name in (COMES_BACK, IN_TIME)]),
         description=f"Would {pipeline.name} come back, and how fast?",
         executor_def=dg.in_process_executor,
         tags={BESIDE: pipeline.name},

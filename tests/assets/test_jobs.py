@@ -8,9 +8,11 @@ from dataclasses import replace
 import pytest
 
 from pipelines.api import expect
+from pipelines.runtime import upkeep
 from pipelines.runtime.tenure import open_storage
-from state_ops import lease
+from state_ops import halt, lease
 from state_ops.checkpoint import STATE
+from state_ops.errors import TransientError
 from state_ops.registry import SAVEPOINT
 from tests.assets.without_spark import House
 from tests.recovery.small import until
@@ -48,7 +50,6 @@ def test_a_restore_proves_reports_and_resumes(house):
     result = house.execute("small_restore_job")
     assert result.success
     assert house.checked() == {
-        "storage_is_whole": True,
         "restorable": True,
         "input_is_there": True,
         "last_run": True,
@@ -97,8 +98,9 @@ def test_a_restore_for_a_generation_that_has_a_successor_does_nothing(house):
 
 
 def test_an_older_checkpoint_can_be_proven_but_not_resumed_from(house):
+    damaged(house)
     assert house.execute("small_restore_job", {"checkpoint": 2, "resume": False}).success
-    assert "checkpoint 2" in house.said("restorable")
+    assert "restorable" not in house.checked(), "that is of the newest one"
     refused = house.execute("small_restore_job", {"checkpoint": 2})
     assert "rewind job" in failed_with(refused)["next"]
 
@@ -138,9 +140,27 @@ def test_a_rewind_ends_a_running_coordinator_if_it_may_and_sensors_go_on(house):
         assert failed_with(refused)["kind"] == "BusyError"
         assert house.execute("small_rewind_job", {"checkpoint": 2, "dry_run": False, "stop": True}).success
     assert house.bank.registry.head().kind == "rewind"
-    assert not lease.read(house.storage).halted
+    assert halt.read(house.storage) is None
     (request,), _, _ = house.tick("checkpoint_sensor")
     assert request.job_name == "small_job"
+
+
+def test_a_rewind_does_not_end_what_a_person_has_stopped(house):
+    with living(house):
+        assert house.execute("small_stop_job", {}).success
+    assert house.execute("small_rewind_job", {"checkpoint": 2, "dry_run": False, "stop": True}).success
+    assert "stopped by a person" in house.tick("checkpoint_sensor")[1]
+
+
+def test_a_rewind_that_fails_after_it_stopped_the_coordinator_lets_sensors_go_on(house, monkeypatch):
+    def fails(*_args, **_options):
+        raise TransientError("the storage is away")
+
+    monkeypatch.setattr(upkeep, "rewind", fails)
+    with living(house):
+        assert not house.execute("small_rewind_job", {"checkpoint": 2, "dry_run": False, "stop": True}).success
+    house.bank.land(4)
+    assert house.tick("checkpoint_sensor")[0]
 
 
 def test_which_checkpoint_must_be_said(house):

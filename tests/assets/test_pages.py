@@ -203,8 +203,10 @@ def test_a_day_at_the_pages(site, page, days):
     site.until(lambda: site.runs()[0]["status"] == "SUCCESS", "the end of the restore")
 
     # Its checks are green.
+    page.goto("/assets/flights/restore_drill?view=checks&checkDetail=restorable")
+    page.get_by_text("a run went on from it").first.wait_for()
     page.goto("/assets/flights/checkpoint?view=checks")
-    page.get_by_text("restorable").first.wait_for()
+    page.get_by_text("last_run").first.wait_for()
     page.get_by_text("Passed").first.wait_for()
     shot("checks")
     page.goto("/assets/flights/checkpoint?view=events")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from dataclasses import asdict, replace
 
 import dagster as dg
@@ -10,10 +12,13 @@ import polars as pl
 import pytest
 from dagster import DagsterRunStatus
 
+from assets import checks, history, metadata
 from pipelines.api import expect
-from state_ops import held, lease
+from pipelines.runtime import run as runtime
+from state_ops import halt, held, lease
 from state_ops.lease import Heartbeat
 from tests.assets.without_spark import House
+from tests.recovery.small import until
 
 
 def failed_run(house: House, job: str = "small_job", raises: BaseException | None = None) -> dg.DagsterRun:
@@ -96,12 +101,14 @@ def test_what_follows_already_is_not_asked_for_again(house):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"stopped": True, "outcome": "cancelled"}, "a person cancelled it"),
+        ({"stopped": True, "outcome": "stopped"}, "stopped by a person (weir stop)"),
         ({"run_id": "another run"}, "was not its own"),
     ],
 )
 def test_a_run_that_was_ended_or_had_not_the_lease_is_left(house, changes, says):
     run = failed_run(house)
+    if "stopped" in changes:
+        halt.write(house.storage, halt.Halt("stopped", "weir stop"))
     dead_holder(house, run.run_id, **changes)
     assert says in answer(house, run).skip_message
 
@@ -121,6 +128,28 @@ def test_a_living_coordinator_is_not_restored(house):
 def test_runs_of_others_are_not_its_own(house):
     run = failed_run(house, "small_retention_and_fsck")
     assert "none of small's" in answer(house, run).skip_message
+
+
+def test_a_restore_that_fails_is_not_answered_by_another_one_at_once(house):
+    run = failed_run(house, "small_restore_job")
+    dead_holder(house, run.run_id)
+    assert "ever more rarely" in answer(house, run).skip_message
+
+
+# -- a run was cancelled
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_run_that_a_person_cancelled_is_not_begun_again_whether_or_not_it_had_begun(house, begun):
+    house.bank.land(4)
+    run = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.CANCELED)
+    if begun:
+        dead_holder(house, run.run_id)
+    runs, said, cursor = house.tick("checkpoint_sensor")
+    assert runs == []
+    assert "cancelled by a person" in said
+    assert halt.clear(house.storage), "weir resume"
+    assert house.tick("checkpoint_sensor", cursor)[0], "it is cancelled once"
 
 
 # -- the watchdog
@@ -145,6 +174,77 @@ def test_the_watchdog_ends_a_coordinator_whose_run_is_over_but_not_at_first_sigh
         assert [request.kind for request in lease.pending(house.storage)] == ["stop"]
         house.tick("lease_watchdog", cursor)
         assert len(lease.pending(house.storage)) == 1
+
+
+def test_what_the_watchdog_ends_no_person_has_ended(house):
+    run = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.CANCELED)
+    with house.bank.coordinator(run_id=run.run_id):
+        until(lambda: lease.alive(lease.read(house.storage)) and lease.read(house.storage).run_id == run.run_id)
+        cursor = house.tick("lease_watchdog")[2]
+        house.tick("lease_watchdog", cursor)
+    assert halt.read(house.storage) is None
+
+
+def test_the_watchdog_ends_a_run_whose_process_is_gone_and_that_held_no_lease(house):
+    run = house.instance.create_run_for_job(
+        house.defs.resolve_job_def("small_restore_job"), status=DagsterRunStatus.STARTED
+    )
+    house.instance.add_run_tags(run.run_id, {"weir/process": f"{socket.gethostname()}|{os.getpid()}|another boot/1"})
+    other = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.STARTED)
+    mine = f"{socket.gethostname()}|{os.getpid()}|{lease.born(os.getpid())}"
+    house.instance.add_run_tags(other.run_id, {"weir/process": mine})
+    said = house.tick("lease_watchdog")[1]
+    assert f"run {run.run_id[:8]} is marked as failed" in said
+    assert house.instance.get_run_by_id(run.run_id).is_failure
+    assert not house.instance.get_run_by_id(other.run_id).is_finished
+
+
+def test_a_run_of_a_projects_own_job_is_known_by_what_it_says(house):
+    house.bank.land(4)
+    job = dg.define_asset_job("everything", dg.AssetSelection.all())
+    with_own = dg.Definitions.merge(house.defs, dg.Definitions(jobs=[job])).resolve_job_def("everything")
+    result = with_own.execute_in_process(instance=house.instance, raise_on_error=False)
+    run = house.instance.get_run_by_id(result.run_id)
+    assert run.tags["weir/coordinates"] == "small"
+    house.instance.delete_run(run.run_id)
+    stuck = house.instance.create_run_for_job(
+        with_own, status=DagsterRunStatus.STARTED, tags={"weir/coordinates": "small"}
+    )
+    house.bank.land(5)
+    assert stuck.run_id[:8] in house.tick("checkpoint_sensor")[1]
+
+
+# -- what is only shown
+
+
+def test_what_cannot_be_shown_does_not_end_a_run_that_does_well(house, monkeypatch):
+    def locked(*_args, **_options):
+        raise RuntimeError("database is locked")
+
+    for module, name in (
+        (runtime, "lag"),
+        (metadata, "of_stage"),
+        (metadata, "of_table_run"),
+        (history, "as_plot"),
+        (checks, "on_time"),
+    ):
+        monkeypatch.setattr(module, name, locked)
+    house.bank.land(4, 5)
+    assert house.execute("small_job").success
+    house.bank.assert_exact(1, 2, 3, 4, 5)
+
+
+def test_why_a_run_failed_is_said_even_if_it_cannot_be_shown(house, monkeypatch):
+    def locked(*_args, **_options):
+        raise RuntimeError("database is locked")
+
+    monkeypatch.setattr(checks, "failed", locked)
+    (stage,) = house.pipeline.stages
+    broken = house.with_pipeline(stages=(replace(stage, function=_raises),))
+    broken.bank.land(4)
+    result = broken.execute("small_job")
+    (event,) = [event for event in result.all_events if event.is_step_failure]
+    assert event.step_failure_data.user_failure_data.metadata["kind"].value == "StageError"
 
 
 def test_the_watchdog_leaves_a_coordinator_alone_that_dagster_did_not_start(house):
