@@ -268,7 +268,8 @@ def input_is_there(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvalu
     except WeirError as error:
         return failed(pipeline, INPUT, error)
     waiting = runtime.lag(pipeline, settings, head)
-    return verdict(pipeline, INPUT, True, f"{sum(waiting.values())} files are waiting", dict(waiting))
+    shown = {f"files waiting in {name}": count for name, count in waiting.items()}
+    return verdict(pipeline, INPUT, True, f"{sum(waiting.values())} files are waiting", shown)
 
 
 def storage_is_whole(pipeline: Pipeline, settings: Settings, quick: bool = False) -> dg.AssetCheckEvaluation:

@@ -92,6 +92,13 @@ class Site:
         asked = "{ runsOrError { ... on Runs { results { runId jobName status tags { key value } } } } }"
         return self.ask(asked)["runsOrError"]["results"]
 
+    def said(self, words: str) -> bool:
+        """Whether one of the last ticks of the checkpoint sensor says so."""
+        asked = """query ($name: String!) { sensorOrError(sensorSelector: {repositoryName: "__repository__",
+            repositoryLocationName: "weir", sensorName: $name}) { ... on Sensor { sensorState { ticks(limit: 5) { skipReason } } } } }"""
+        state = self.ask(asked, name="flights_checkpoint_sensor")["sensorOrError"]["sensorState"]
+        return any(words in (tick["skipReason"] or "") for tick in state["ticks"])
+
     def ask(self, query: str, **variables) -> dict:
         import urllib.request
 
@@ -240,30 +247,32 @@ def test_a_day_at_the_pages(site, page, days):
     page.get_by_text("Failed").first.wait_for()
     shot("gate")
     assert site.registry.head().id == exact
-    ticks = """query ($name: String!) { sensorOrError(sensorSelector: {repositoryName: "__repository__",
-        repositoryLocationName: "weir", sensorName: $name}) { ... on Sensor { sensorState { ticks(limit: 5) { skipReason } } } } }"""
+    site.until(lambda: site.said("held: A quality gate"), "the tick that waits")
 
-    def held() -> bool:
-        state = site.ask(ticks, name="flights_checkpoint_sensor")["sensorOrError"]["sensorState"]
-        return any("held: A quality gate" in (tick["skipReason"] or "") for tick in state["ticks"])
-
-    site.until(held, "the tick that waits")
-
-    # The person takes the file away, and clicks Materialize; the run lingers, and is cancelled from its page.
+    # The person takes the file away, and clicks Materialize.
     (site.landing / "flights-2013-12-31.parquet").unlink()
-    site.land(days, 2)
+    site.land(days, 60)
     page.goto("/assets/flights/checkpoint")
     page.get_by_role("button", name="Materialize", exact=False).first.click()
-    site.until(site.read_all, "what was materialized")
+    page.get_by_role("button", name="Confirm").click()  # its stages and tables come along
+    site.until(lambda: lease.alive(lease.read(site.storage)) and site.registry.head().id > exact, "its first epoch")
+
+    # In the middle of it, the person cancels the run: lease and pool are free, and sensors begin nothing.
+    page.goto(f"/runs/{lease.read(site.storage).run_id}")
+    page.get_by_role("button", name="Terminate").first.click()
+    page.wait_for_timeout(1000)
+    shot("terminate")
+    page.get_by_role("dialog").get_by_role("button", name="Terminate", exact=False).last.click()
+    site.until(lambda: lease.read(site.storage).stopped, "the end of what was cancelled")
+    assert not site.read_all(), "it was to be cancelled in the middle"
+    site.until(lambda: site.said("cancelled by a person"), "the tick that leaves it alone")
+    assert site.runs()[0]["status"] == "CANCELED"
+
+    # `weir resume`, and it goes on by itself to the exact end.
+    subprocess.run([dagster_home.program("weir"), "resume", "flights"], env=site.environment, cwd=PROJECT, check=True)
+    site.until(site.read_all, "the rest")
+    site.until(lambda: lease.read(site.storage).stopped, "the end of the rest")
     replayed(site)
-    if lease.alive(lease.read(site.storage)):
-        run_id = lease.read(site.storage).run_id
-        page.goto(f"/runs/{run_id}")
-        page.get_by_role("button", name="Terminate").first.click()
-        page.get_by_role("button", name="Terminate 1 run").or_(
-            page.get_by_role("button", name="Terminate")
-        ).last.click()
-        site.until(lambda: lease.read(site.storage).stopped, "the end of what was cancelled")
 
 
 def replayed(site: Site) -> None:
