@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp
 # What pyproject.toml's requires-python says, and able to make a virtual environment.
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help venv demo demo-clean test s3 lint ui matrix schedules soak memory mutants lock bench bench-cache bench-epoch bench-state bench-async
+.PHONY: help venv demo demo-clean test s3 lint ui matrix schedules soak memory mutants lock bench bench-cache bench-epoch bench-state bench-async bench-dagster
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ bench-state: $(STAMP) ## Measure keyed aggregation beside Spark's, Flink's and B
 
 bench-async: $(STAMP) ## Measure checkpoints on slow storage, and latency beside Spark's; a quarter of an hour, can be interrupted
 	@$(PY) -m benchmarks.asynchronous.run
+
+bench-dagster: $(STAMP) ## Measure what Dagster adds: to an epoch, at a tick, over a day; about three minutes
+	@$(PY) -m benchmarks.dagster_overhead
 
 lock: $(STAMP) ## Resolve pyproject.toml into requirements.lock again; versions in it stay where they can
 	@$(VENV)/bin/uv pip compile --quiet --universal --generate-hashes --all-extras --python-version 3.11 pyproject.toml \

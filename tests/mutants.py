@@ -74,9 +74,30 @@ MUTANTS = [
     Mutant(
         "begin again while a gate holds",
         "pipelines/runtime/sensor.py",
-        "    if sight.held is not None:\n",
+        "    if sight.held is not None and not died:\n",
         "    if False:\n",
         "tests/assets/test_sensors.py::test_a_gate_that_holds_turns_its_check_red_and_sensors_wait_for_a_person",
+    ),
+    Mutant(
+        "let what is shown end a run",
+        "assets/coordination.py",
+        '        log.warning("could not be shown in Dagster", what=what, error=f"{type(error).__name__}: {error}")\n',
+        "        raise\n",
+        "tests/assets/test_sensors.py::test_what_cannot_be_shown_does_not_end_a_run_that_does_well",
+    ),
+    Mutant(
+        "begin a run again that a person has cancelled",
+        "assets/sensors.py",
+        "        if newest is not None and newest.status is DagsterRunStatus.CANCELED:\n",
+        "        if False:\n",
+        "tests/assets/test_sensors.py::test_a_run_that_a_person_cancelled_is_not_begun_again_whether_or_not_it_had_begun",
+    ),
+    Mutant(
+        "take the watchdog for a person",
+        "pipelines/runtime/run.py",
+        "    by_a_person = [request for request in ended if request.trigger == Trigger.MANUAL]\n",
+        "    by_a_person = ended\n",
+        "tests/assets/test_sensors.py::test_what_the_watchdog_ends_no_person_has_ended",
     ),
     Mutant(
         "compare nothing in a drill",
