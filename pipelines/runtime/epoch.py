@@ -187,8 +187,10 @@ def _row(shop: Workshop, flight: Flight, parent: Checkpoint | None, files: tuple
         sinks[name] = {"id": int(pending.id), "before": sinks[name]["id"] if name in sinks else None}
     operators = {stage.uid: _figures(shop, flight, stage) for stage in shop.pipeline.stages}
     for uid, figures in operators.items():
-        counted = ((parent.operators.get(uid) or {}) if parent else {}).get("cache_totals")
-        figures["cache_totals"] = _added(counted, figures["cache"])
+        past = (parent.operators.get(uid) or {}) if parent else {}
+        figures["cache_totals"] = _added(past.get("cache_totals"), figures["cache"])
+        if figures["entries"] is None:  # not all of its subtasks had anything to do
+            figures["entries"] = past.get("entries")
     state = [file for file in files if file.kind == STATE]
     before = parent.totals if parent else dict.fromkeys(_TOTALS, 0)
     new = [file for file in state if file.new]
@@ -273,6 +275,7 @@ def _figures(shop: Workshop, flight: Flight, stage: Stage) -> dict[str, Any]:
         "rows_duplicate": duplicates(acks) if stage.deduplication else 0,
         "rows_null_key": sum(ack.rows_null_key for ack in acks),
         "rows_dropped": flight.dropped.get(stage.uid, 0),
+        "entries": _entries(acks),
         "rows_quarantined": _left_out(flight, stage),
         "rows_waiting": sum(unapplied.rows for unapplied in flight.waiting.get(stage.uid, ())),
         "waiting": [unapplied.to_json() for unapplied in flight.waiting.get(stage.uid, ())],
@@ -287,6 +290,11 @@ def _added(before: Mapping[str, int] | None, now: Mapping[str, int] | None) -> d
         found = before if now is None else now
         return dict(found) if found is not None else None
     return {name: before.get(name, 0) + count for name, count in now.items()}
+
+
+def _entries(acks: Sequence[Ack]) -> int | None:
+    found = [ack.entries for ack in acks]
+    return None if None in found else sum(entries for entries in found if entries is not None)
 
 
 def _left_out(flight: Flight, stage: Stage) -> int:

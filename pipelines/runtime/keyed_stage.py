@@ -109,6 +109,7 @@ class _Counters:
     rows_out: int = 0
     rows_null_key: int = 0
     max_event_time: int | None = None
+    entries: int | None = None
     ms: dict[str, float] = field(default_factory=dict)
 
 
@@ -207,6 +208,7 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
             caching.barrier()
             changed = backend.written or moved or (task.full and base is not None)
             taken = snapshot.take(attempt, backend) if changed else []
+            counters.entries = backend.approximate_entries()
             _lap(counters, "sync", clock)
     if changed:
         prepared = snapshot.prepare(attempt, forked, taken, is_immutable)
@@ -320,6 +322,7 @@ def _ack(
         swept=operator.swept if isinstance(operator, FunctionOperator) else None,
         ms=counters.ms,
         cache=caching.figures,
+        entries=counters.entries,
         handover=handed,
     )
 
