@@ -165,6 +165,11 @@ class Watcher:
         for stage in self._pipeline.stages:
             shown = metadata.of_stage(self._stages, stage.uid)
             self._context.log_event(dg.AssetObservation(key(self._pipeline, stage.uid), metadata=shown))
+        assert self._stages.newest is not None, "there is something to observe"
+        lag = runtime.lag(self._pipeline, self._settings, self._stages.newest.checkpoint)
+        for name, waiting in lag.items():
+            shown = metadata.of_source_read(self._stages, name, waiting)
+            self._context.log_event(dg.AssetObservation(key(self._pipeline, name), metadata=shown))
         self._stages, self._stages_at = Tally(), time.monotonic()
 
     def _judge(self) -> None:

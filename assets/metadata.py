@@ -125,6 +125,7 @@ def of_epochs(tally: Tally, lag: Mapping[str, int]) -> dict[str, Any]:
         "reason": row.reason,
         "rows read": tally.rows_read,
         "rows late": tally.rows_late,
+        "rows quarantined": sum(sums["rows_quarantined"] for sums in tally.stages.values()),
         "state bytes": row.bytes_total,
         "state bytes new": tally.bytes_new,
         "state bytes of full snapshots": tally.bytes_full,
@@ -168,6 +169,20 @@ def _stages(tally: Tally, row: Checkpoint) -> dg.MetadataValue:
             if uid in row.operators
         ]
     )
+
+
+def of_source_read(tally: Tally, name: str, waiting: int) -> dict[str, Any]:
+    """An observation of a source: how far it is read, and the columns of its files. waiting: files that no epoch has read."""
+    assert tally.newest is not None, "there is nothing to observe"
+    row = tally.newest.checkpoint
+    shown: dict[str, Any] = {"checkpoint": int(row.id), "files waiting": waiting}
+    position = row.offsets.get(name)
+    if position:
+        shown |= {"files read": position["files"], "last file": position["last"] or "none"}
+    if row.inputs.get(name):
+        columns = [dg.TableColumn(column.name, str(column.type)) for column in schema_from_json(row.inputs[name])]
+        shown["dagster/column_schema"] = dg.TableSchema(columns)
+    return shown
 
 
 def of_stage(tally: Tally, uid: str) -> dict[str, Any]:

@@ -70,9 +70,10 @@ def checkpoint_sensor(
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         memory = Memory.from_json(context.cursor)
         newest = _newest(context.instance, pipeline, set(keys))
+        unfinished = _unfinished(context.instance, pipeline, set(keys))
         if newest is not None and newest.status is DagsterRunStatus.CANCELED:
-            memory = decisions.note_cancelled(pipeline, settings, memory, newest.run_id)
-        sight = decisions.observe(pipeline, settings, _unfinished(context.instance, pipeline, set(keys)))
+            memory = decisions.note_cancelled(pipeline, settings, memory, newest.run_id, alone=not unfinished)
+        sight = decisions.observe(pipeline, settings, unfinished)
         decision = decisions.decide(sight, memory, settings.dagster.max_lag_files)
         context.update_cursor(decision.memory.to_json())
         if decision.gone is not None:

@@ -21,6 +21,7 @@ def sources(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:
             description=f"Files that arrive as {source.pattern}, each read exactly once.",
             kinds={"file", "parquet"},
             group_name=pipeline.name,
+            owners=pipeline.owners or None,
             metadata=metadata.of_source(source, settings.resolve(pipeline.name, source.pattern)),
         )
         for source in pipeline.sources

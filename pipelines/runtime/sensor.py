@@ -131,12 +131,14 @@ def watched(sight: Sight, memory: Memory) -> tuple[Memory, bool]:
     return memory, _lives(sight, memory, now)
 
 
-def note_cancelled(pipeline: Pipeline, settings: Settings, memory: Memory, run_id: str) -> Memory:
-    """A person has cancelled the newest run of this pipeline: nobody but a person begins again. Once for each run."""
-    if memory.cancelled == run_id:
-        return memory
-    storage, _ = runtime.open_storage(pipeline, settings)
-    halt.write(storage, Halt("cancelled", f"run {run_id[:8]}"))
+def note_cancelled(pipeline: Pipeline, settings: Settings, memory: Memory, run_id: str, *, alone: bool) -> Memory:
+    """A person has cancelled the newest run of this pipeline: nobody but a person begins again. Once for each run.
+
+    alone: no other run is queued or running; else it was only one too many.
+    """
+    if memory.cancelled != run_id and alone:
+        storage, _ = runtime.open_storage(pipeline, settings)
+        halt.write(storage, Halt("cancelled", f"run {run_id[:8]}"))
     return replace(memory, cancelled=run_id)
 
 

@@ -134,3 +134,19 @@ def test_the_instances_configuration_is_accepted_as_it_is(tmp_path):
 def test_the_workspace_names_the_definitions():
     (origin,) = WorkspaceFileTarget([str(PROJECT / "workspace.yaml")]).create_origins()
     assert origin.loadable_target_origin.module_name == "assets.definitions"
+
+
+def test_lineage_is_what_operators_say_and_for_functions_columns_of_the_same_name():
+    from assets.metadata import lineage
+
+    hourly = flights.airport_hourly
+    columns = ["origin", "window_start", "window_end", "departures", "mean_dep_delay", "inherited"]
+    inputs = ["origin", "scheduled", "dep_delay", "inherited", "tailnum"]
+    assert lineage(hourly, columns, inputs) == {
+        "origin": ["origin"],
+        "window_start": ["scheduled"],
+        "window_end": ["scheduled"],
+        "mean_dep_delay": ["dep_delay"],
+        "inherited": ["inherited"],
+    }
+    assert lineage(flights.aircraft_rotation, ["tailnum", "gap"], inputs) == {"tailnum": ["tailnum"]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import replace
 
+import dagster as dg
 import pytest
 
 from pipelines.api import expect
@@ -263,3 +264,41 @@ def test_pages_of_all_expectations_are_made(house, tmp_path):
     (output,) = [event for event in result.all_events if event.event_type_value == "STEP_OUTPUT"]
     shown = output.step_output_data.metadata
     assert (shown["expectations"].value, shown["expectations failed"].value) == (1, 1)
+
+
+def test_a_run_observes_its_source_with_its_columns(house):
+    house.bank.land(4)
+    result = house.execute("small_job")
+    records = house.instance.get_records_for_run(result.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION).records
+    seen = [record.event_log_entry.asset_observation for record in records]
+    (source,) = [one.metadata for one in seen if one.asset_key == dg.AssetKey(["small", "landing"])]
+    assert (source["files read"].value, source["files waiting"].value, source["last file"].value) == (
+        4,
+        0,
+        "00004.parquet",
+    )
+    columns = source["dagster/column_schema"].value.columns
+    assert [(column.name, column.type) for column in columns] == [
+        ("id", "string"),
+        ("at", "int64"),
+        ("amount", "int64"),
+    ]
+
+
+def test_a_tables_columns_say_where_they_come_from(house):
+    house.bank.land(4)
+    result = house.execute("small_job")
+    made = {
+        event.asset_key.path[-1]: event.materialization.metadata for event in result.get_asset_materialization_events()
+    }
+    of_table, of_stage = (
+        made["booked"]["dagster/column_lineage"].value,
+        made["accounts"]["dagster/column_lineage"].value,
+    )
+    assert {name: [dep.asset_key.path[-1] for dep in deps] for name, deps in of_table.deps_by_column.items()} == {
+        "id": ["accounts"],
+        "at": ["accounts"],
+        "amount": ["accounts"],
+    }
+    assert of_stage.deps_by_column["amount"] == [dg.TableColumnDep(dg.AssetKey(["small", "landing"]), "amount")]
+    assert (made["booked"]["rows added"].value, made["booked"]["dagster/row_count"].value) == (10, 40)

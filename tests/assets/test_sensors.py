@@ -152,6 +152,18 @@ def test_a_run_that_a_person_cancelled_is_not_begun_again_whether_or_not_it_had_
     assert house.tick("checkpoint_sensor", cursor)[0], "it is cancelled once"
 
 
+def test_a_queued_run_that_was_one_too_many_may_be_cancelled(house):
+    house.bank.land(4)
+    job = house.defs.resolve_job_def("small_job")
+    first = house.instance.create_run_for_job(job, status=DagsterRunStatus.STARTED)
+    house.instance.create_run_for_job(job, status=DagsterRunStatus.CANCELED)
+    cursor = house.tick("checkpoint_sensor")[2]
+    assert halt.read(house.storage) is None
+    house.instance.report_run_failed(house.instance.get_run_by_id(first.run_id))
+    assert house.tick("checkpoint_sensor", cursor)[0]
+    assert halt.read(house.storage) is None
+
+
 # -- the watchdog
 
 
