@@ -165,7 +165,7 @@ def page(site):
 
 @pytest.mark.timeout(900)
 def test_a_day_at_the_pages(site, page, days):
-    shots = os.environ.get("WEIR_SHOTS")
+    shots = os.environ.get("PAGES_SHOTS")
 
     def shot(name: str) -> None:
         if shots:
@@ -174,21 +174,16 @@ def test_a_day_at_the_pages(site, page, days):
 
     # The graph is there, and the sensor is on without anybody having turned it on.
     site.land(days, 6)
-    page.goto("/locations/weir/asset-groups/flights/lineage")
-    for name in ("landing", "aircraft_rotation", "airport_hourly", "aircraft_legs", "checkpoint", "restore_drill"):
-        page.get_by_text(name, exact=True).first.wait_for()
+    names = ("landing", "aircraft_rotation", "airport_hourly", "aircraft_legs", "checkpoint", "restore_drill")
+    shows(page, "/locations/weir/asset-groups/flights/lineage", *names)
     site.until(site.read_all, "the first checkpoints")
 
     # Epochs appear on the checkpoint's page as they complete.
-    page.goto("/assets/flights/checkpoint?view=events")
-    page.get_by_text("ms to commit").first.wait_for()
-    page.get_by_text("Observed in run").first.wait_for()
+    shows(page, "/assets/flights/checkpoint?view=events", "ms to commit", "Observed in run")
     shot("epochs")
 
     # The tick says what it did and why.
-    page.goto("/locations/weir/sensors/flights_checkpoint_sensor")
-    page.get_by_role("link", name="flights_restore_job").wait_for()
-    page.get_by_text("requested").first.wait_for()
+    shows(page, "/locations/weir/sensors/flights_checkpoint_sensor", "flights_restore_job", "requested")
     shot("sensor")
 
     # A coordinator is killed in the middle of its work. Nobody does anything.
@@ -210,14 +205,10 @@ def test_a_day_at_the_pages(site, page, days):
     site.until(lambda: site.runs()[0]["status"] == "SUCCESS", "the end of the restore")
 
     # Its checks are green.
-    page.goto("/assets/flights/restore_drill?view=checks&checkDetail=restorable")
-    page.get_by_text("a run went on from it").first.wait_for()
-    page.goto("/assets/flights/checkpoint?view=checks")
-    page.get_by_text("last_run").first.wait_for()
-    page.get_by_text("Passed").first.wait_for()
+    shows(page, "/assets/flights/restore_drill?view=checks&checkDetail=restorable", "a run went on from it")
+    shows(page, "/assets/flights/checkpoint?view=checks", "last_run", "Passed")
     shot("checks")
-    page.goto("/assets/flights/checkpoint?view=events")
-    page.get_by_text("Materialized in run").first.wait_for()
+    shows(page, "/assets/flights/checkpoint?view=events", "Materialized in run")
     shot("history")
 
     # A person launches a job.
@@ -242,9 +233,7 @@ def test_a_day_at_the_pages(site, page, days):
     site.until(
         lambda: any(run["status"] == "FAILURE" and run["runId"] != killed.run_id for run in site.runs()), "the hold"
     )
-    page.goto("/assets/flights/aircraft_rotation?view=checks")
-    page.get_by_text("column_values_to_be_between_dep_delay").first.wait_for()
-    page.get_by_text("Failed").first.wait_for()
+    shows(page, "/assets/flights/aircraft_rotation?view=checks", "column_values_to_be_between_dep_delay", "Failed")
     shot("gate")
     assert site.registry.head().id == exact
     site.until(lambda: site.said("held: A quality gate"), "the tick that waits")
@@ -273,6 +262,19 @@ def test_a_day_at_the_pages(site, page, days):
     site.until(site.read_all, "the rest")
     site.until(lambda: lease.read(site.storage).stopped, "the end of the rest")
     replayed(site)
+
+
+def shows(page, path: str, *words: str) -> None:
+    """Go to a page and wait until it shows all of these; it is loaded again meanwhile, as a person would."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        page.goto(path)
+        for _ in range(20):
+            page.wait_for_timeout(500)
+            shown = page.inner_text("body")  # what is hidden is not in it
+            if all(word in shown for word in words):
+                return
+        assert time.monotonic() < deadline, f"{path} never showed {words}, but:\n{shown}"
 
 
 def replayed(site: Site) -> None:
