@@ -42,6 +42,7 @@ from pipelines.runtime.workshop import EpochReport, bottleneck
 from state_ops import halt, held, lease
 from state_ops.checkpoint import Checkpoint, from_micros
 from state_ops.errors import StageError, WeirError
+from state_ops.halt import Halt
 from state_ops.lease import Request
 from state_ops.pending import Trigger
 
@@ -184,6 +185,7 @@ def stop(
         _follow(found, settings, RunOptions(trigger=Trigger.MANUAL, reason=reason, drain=True))
     else:
         out.print(f"No coordinator of {pipeline} is running.")
+    halt.write(storage, Halt("drained" if drain else "stopped", reason))  # sensors are not to start one either
     if savepoint is not None:
         pin = upkeep.savepoint(found, settings, savepoint, reason, settings.checkpoints.timeout_seconds)
         out.print(f"Savepoint {escape(pin.name)} is checkpoint {pin.checkpoint_id}. It stays until it is dropped.")

@@ -231,7 +231,6 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
             loop.catching_up = False
         if options.drain and not backlog and (yield from _drain(shop, loop, options.reason)):
             heartbeat.outcome = "drained"
-            halt.write(shop.storage, Halt("drained", options.reason))
             return
         waiting_since = waiting_since if waiting_since is not None else time.monotonic()
         if (

@@ -125,11 +125,11 @@ def _object(storage: Path, file: dict) -> str | None:
 
 
 def unnamed(stored: Stored) -> list[str]:
-    """Files and listings that nothing names. The lease is none of them."""
+    """Files and listings that nothing names. The lease and a person's halt are none of them."""
     commits = {row["commit_id"] for row in stored.rows(_CHECKPOINTS)}
     listed = stored.rows(_LISTINGS)
     named = {file["path"] for file in listed if file["commit_id"] in commits and file["kind"] != "output"}
-    named.add("coordinator/lease.json")
+    named |= {"coordinator/lease.json", "coordinator/halt.json"}
     for table in [path for top in ("registry", "tables") for path in (stored.root / top).glob("*")]:
         name = table.relative_to(stored.root).as_posix()
         if stored.is_table(name):

@@ -368,6 +368,7 @@ class _TornFileSystem:
 @contextmanager
 def _torn_streams(storage: Storage, die: bool) -> Iterator[None]:
     store: Any = storage.store
+    store = store._store  # behind what counts its requests
     fs = store._fs
     store._fs = _TornFileSystem(fs, die)
     try:
