@@ -14,6 +14,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 CHUNK = 4 << 20  # bytes read or sent at a time over a network
 PART = 8 << 20  # bytes of one request; larger objects are sent in parts, of which S3 allows 10,000
 LOCAL_CHUNK = 256 << 10  # and on a disk: what stays in a processor's cache from reading to hashing to writing
+_LOOKS = 5
 UNFINISHED = ".tmp-"
 
 
@@ -199,7 +201,11 @@ class FileSystemStore:
         return [PurePosixPath(info.path).name for info in infos if info.type == pafs.FileType.Directory]
 
     def _infos(self, path: str, recursive: bool) -> Any:
-        return self._fs.get_file_info(pafs.FileSelector(self._at(path), recursive=recursive, allow_not_found=True))
+        selector = pafs.FileSelector(self._at(path), recursive=recursive, allow_not_found=True)
+        for _ in range(_LOOKS - 1):
+            with suppress(FileNotFoundError):  # a directory was there and was removed, empty, while Arrow came to it
+                return self._fs.get_file_info(selector)
+        return self._fs.get_file_info(selector)
 
     def delete(self, path: str) -> bool:
         at = self._at(path)
