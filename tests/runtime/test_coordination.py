@@ -132,7 +132,9 @@ def test_a_success_resets_the_count_of_failures(site, clock):
             self.failures = len(self.tries) + 1 if len(self.tries) % 2 == 0 else 0
             return super().run(*work)
 
-    assert _run(counts, EveryOther(clock, 0)) == [3, 5], "2 was begun when 1 failed, and 4 was the second failure"
+    first, second = _run(counts, EveryOther(clock, 0))
+    assert first in (2, 3), "1 failed, and 2 may have been begun by then"
+    assert second > first + 1, "one more failed in between, and was tolerated"
     _assert_exact(counts, 2)
 
 
