@@ -40,7 +40,6 @@ def coordinate(context: Context, pipeline: Pipeline, settings: Settings) -> Iter
 
     Raises dagster.Failure for an error that Weir knows, with what, where and what next.
     """
-    introduce(context, pipeline)
     watcher = Watcher(context, pipeline, settings)
     try:
         with closing(runtime.run(pipeline, settings, _options(context, settings))) as reports:  # type: ignore[type-var]

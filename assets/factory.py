@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import dagster as dg
 
 from assets import checks, drills, jobs, names, specs
-from assets.coordination import coordinate
+from assets.coordination import coordinate, introduce
 from assets.sensors import checkpoint_sensor, lease_watchdog, run_failure_sensor
 from configs.settings import Settings
 from pipelines.runtime import run as runtime
@@ -45,6 +45,7 @@ def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
         pool=names.pool(pipeline),
     )
     def epochs(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
+        introduce(context, pipeline)
         for done in coordinate(context, pipeline, settings):
             yield dg.MaterializeResult(asset_key=done.asset_key, metadata=done.metadata)
 

@@ -150,9 +150,7 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
     waiting_since: float | None = None
     while True:
         yield from air.turn(shop.settings.run.poll_seconds)
-        if (
-            air.again is not None
-        ):  # the slice of an epoch that a gate has declined comes first, whatever has arrived meanwhile
+        if air.again is not None:  # the slice of an epoch that a gate has declined comes before what has arrived since
             if loop.coordinator.due(time.monotonic(), backlog=True, requested=True, catching_up=True):
                 air.begin(air.again)
             else:

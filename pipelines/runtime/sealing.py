@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from pipelines.runtime import gates
 from pipelines.runtime.definition import FIGURES, STATE, Stage
+from pipelines.runtime.expectations import SAMPLE_ROWS
 from pipelines.runtime.gates import Verdict
 from pipelines.runtime.stage_job import objects, work_dir
 from pipelines.runtime.state_view import View, view_of
@@ -31,7 +32,6 @@ from state_ops.backends.named import named
 from state_ops.checkpoint import Checkpoint, Snapshot, StateFile, snapshots_of
 from state_ops.key_groups import group_range
 
-SAMPLE_ROWS = 10_000
 _SCRATCH = ".gates-"
 _APPLIED = ("rows_in", "rows_null_key", "rows_dropped", "rows_quarantined")
 

@@ -17,8 +17,8 @@ from pipelines.runtime.commit import publish_missing
 from pipelines.runtime.tenure import open_storage
 from state_ops.checkpoint import OUTPUT, REWIND, STATE, abandoned
 from state_ops.errors import BusyError, DamageError, WeirError
-from state_ops.storage import Storage
 from tests.recovery import small
+from tests.recovery.cutting import changes_fail_from
 from tests.recovery.small import Account, Bank
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "8"}
@@ -114,19 +114,7 @@ def test_a_zombie_that_publishes_what_was_abandoned_finds_it_published(bank):
 
 def cut_off(bank: Bank, monkeypatch, stop_at: int) -> bool:
     """Rewind, with every change to storage from one on failing, as when the process were gone; whether it came to that."""
-    made = 0
-    with monkeypatch.context() as patched:
-        for name in ("put_bytes", "put_file", "create", "delete", "delete_files"):
-            original = getattr(Storage, name)
-
-            def counted(self, *args, _original=original, **kwargs):
-                nonlocal made
-                if made >= stop_at:
-                    raise OSError("this process is gone")
-                made += 1
-                return _original(self, *args, **kwargs)
-
-            patched.setattr(Storage, name, counted)
+    with changes_fail_from(monkeypatch, stop_at):
         try:
             back(bank, 3)
         except (WeirError, OSError):

@@ -40,7 +40,7 @@ from pipelines.runtime.workshop import EpochReport
 from state_ops import held
 from state_ops.checkpoint import to_micros
 from state_ops.errors import GateError, InputError, PipelineError, TransientError, WeirError
-from state_ops.storage import Storage
+from tests.recovery.cutting import changes_fail_from
 from tests.recovery.harness import Site, child
 from tests.recovery.small import Apart
 from tests.recovery.test_schedules import Clock, Killed, Shuffled
@@ -319,19 +319,7 @@ def test_a_stage_that_quarantines_can_be_tested_without_files():
 
 def cut_off(site: Site, monkeypatch, stop_at: int) -> bool:
     """Run, with every change to storage from one on failing, as when the process were gone; whether it came to that."""
-    made = 0
-    with monkeypatch.context() as patched:
-        for name in ("put_bytes", "put_file", "create", "delete", "delete_files"):
-            original = getattr(Storage, name)
-
-            def counted(self, *args, _original=original, **kwargs):
-                nonlocal made
-                if made >= stop_at:
-                    raise OSError("this process is gone")
-                made += 1
-                return _original(self, *args, **kwargs)
-
-            patched.setattr(Storage, name, counted)
+    with changes_fail_from(monkeypatch, stop_at):
         try:
             ran(site)
         except (WeirError, OSError):

@@ -369,12 +369,13 @@ def test_damage_to_local_files_never_becomes_another_value(lineage):
         for harm, share in [("cut off", 0.5), ("lose", 0.0), *(("flip", at / 5) for at in range(5))]:
             local = lineage.local(base) / name
             spoil(local, harm, int(share * local.stat().st_size))
-            try:
-                assert lineage.read(base) == state
-            except TransientError as error:  # the local copy was dropped, and the replay fetches it again
-                assert isinstance(error.__cause__, DamageError)
-                found += 1
-            assert lineage.read(base) == state
+            for _ in range(2):  # a first read may be answered by blocks that the process still has in memory
+                try:
+                    assert lineage.read(base) == state
+                except TransientError as error:  # the local copy was dropped, and the replay fetches it again
+                    assert isinstance(error.__cause__, DamageError)
+                    assert lineage.read(base) == state
+                    found += 1
             lineage.forget_local()
             assert lineage.read(base) == state
     immutable = any(lineage.factory.is_immutable(file.name) for file in base.files)

@@ -1,0 +1,27 @@
+"""A process that is gone in the middle of its changes to storage, without ending one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from state_ops.storage import Storage
+
+
+@contextmanager
+def changes_fail_from(monkeypatch, stop_at: int) -> Iterator[None]:
+    """Every change to storage from one on fails, as when the process were gone. stop_at: how many succeed."""
+    made = 0
+    with monkeypatch.context() as patched:
+        for name in ("put_bytes", "put_file", "create", "delete", "delete_files"):
+            original = getattr(Storage, name)
+
+            def counted(self, *args, _original=original, **kwargs):
+                nonlocal made
+                if made >= stop_at:
+                    raise OSError("this process is gone")
+                made += 1
+                return _original(self, *args, **kwargs)
+
+            patched.setattr(Storage, name, counted)
+        yield
