@@ -18,6 +18,8 @@ NEWEST_FORMAT = WITH_PARTS
 
 STATE, OUTPUT, CHANNEL = "state", "output", "channel"
 EPOCH, START, REWIND, EDIT = "checkpoint", "start", "rewind", "edit"  # kinds of checkpoints
+FORK, PROMOTION = "fork", "promotion"
+TAKES_BACK = (REWIND, PROMOTION)  # what lies between their parent and them is abandoned
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -182,10 +184,10 @@ class Checkpoint:
 
     offsets: by source, its position after this epoch. slice: by source, what this epoch read.
     watermarks: by stage, microseconds since 1970 UTC. operators: by stage uid, figures and schemas.
-    kind: checkpoint, start (of a pipeline, from another one's savepoint), rewind (to its parent; what lies between is abandoned) or edit (of
-    one stage's state, by hand).
+    kind: checkpoint, start (of a pipeline, from another one's savepoint), rewind (to its parent; what lies between is abandoned), edit (of
+    one stage's state, by hand), fork (the first of a branch) or promotion (a branch's state and rows instead of what followed its parent).
     sinks: by sink, `id`, the newest checkpoint up to this one that has output for it, and `before`, the one before that. Of a rewind
-    itself also `to`, whose rows are the newest that stay, and `at`, the Delta version that it was decided on.
+    or a promotion itself also `to`, whose rows are the newest that stay, and `at`, the Delta version that it was decided on.
     inputs: by source, the columns that its files have. totals: sums over the whole chain. ms: milliseconds by phase.
     lineage: the newest spans of ids that were completed one after the other, as [generation, first, last]; see `spans_with`.
     digest: of the row, as the registry writes it; None before, and of older releases' rows.
@@ -224,10 +226,10 @@ class Checkpoint:
 
 
 def abandoned(checkpoints: Sequence[Checkpoint]) -> dict[CheckpointId, CheckpointId]:
-    """The checkpoints that rewinds have left behind, each with the newest such rewind."""
+    """The checkpoints that rewinds and promotions have left behind, each with the newest such one."""
     found: dict[CheckpointId, CheckpointId] = {}
     for rewind in sorted(checkpoints, key=lambda row: row.id, reverse=True):
-        if rewind.kind == REWIND and rewind.id not in found:
+        if rewind.kind in TAKES_BACK and rewind.id not in found:
             found |= {
                 row.id: rewind.id
                 for row in checkpoints

@@ -249,7 +249,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
     head, holder = registry.head(), lease.read(storage)
     holds, halted = held.read(storage), halt.read(storage)
     return {
-        "pipeline": pipeline.name,
+        "pipeline": pipeline.title,
         "storage": storage.uri,
         "coordinator": {
             "alive": lease.alive(holder),
@@ -353,7 +353,7 @@ def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None
     head = registry.head()
     if not epochs:
         out.print(
-            f"Nothing to do: {pipeline.name} is at checkpoint {head.id if head else 'none'}, and no input is waiting."
+            f"Nothing to do: {pipeline.title} is at checkpoint {head.id if head else 'none'}, and no input is waiting."
         )
 
 

@@ -13,7 +13,7 @@ import structlog
 from pipelines.runtime.sinks import delta, rewinding
 from pipelines.runtime.workshop import Flight, Workshop, lap
 from state_ops import errors, retention
-from state_ops.checkpoint import OUTPUT, REWIND, Checkpoint, StateFile
+from state_ops.checkpoint import OUTPUT, TAKES_BACK, Checkpoint, StateFile
 from state_ops.errors import (
     RunEndedError,
     TransientError,
@@ -114,7 +114,7 @@ def publish_missing(shop: Workshop, checkpoints: Sequence[Checkpoint]) -> list[P
     published: list[Publication] = []
     for checkpoint in sorted(checkpoints, key=lambda row: row.id):
         own = [sink for sink, ids in checkpoint.sinks.items() if ids["id"] == checkpoint.id]
-        staged: dict[str, list[StateFile]] = {sink: [] for sink in own if checkpoint.kind == REWIND}
+        staged: dict[str, list[StateFile]] = {sink: [] for sink in own if checkpoint.kind in TAKES_BACK}
         for file in shop.registry.files(checkpoint):
             if file.kind == OUTPUT and file.sink:
                 staged.setdefault(file.sink, []).append(file)
@@ -126,9 +126,9 @@ def publish_missing(shop: Workshop, checkpoints: Sequence[Checkpoint]) -> list[P
 
 def _publish(shop: Workshop, checkpoint: Checkpoint, sink: str, files: Sequence[StateFile]) -> Publication:
     before = checkpoint.sinks[sink]["before"]
-    if checkpoint.kind == REWIND:
+    if checkpoint.kind in TAKES_BACK:
         shop.tables.pop(sink, None)
-        return rewinding.rewind(shop.storage, shop.pipeline.app_id, sink, checkpoint)
+        return rewinding.rewind(shop.storage, shop.pipeline.app_id, sink, checkpoint, files)
     return delta.publish(shop.storage, shop.pipeline.app_id, sink, checkpoint, before, files, shop.tables)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from state_ops.aggregates import Agg
+from state_ops.branches import BRANCHES, Branch
 from state_ops.errors import PipelineError
 from state_ops.ids import CheckpointId
 from state_ops.key_groups import check_parallelism
@@ -282,6 +283,7 @@ class Pipeline:
 
     retired: uids of stages and names of sources that were removed for good: their state and positions are dropped.
     on_restore: what must hold of a sample of the state, and of the newest rows of tables, before a restored checkpoint is used.
+    branch: which fork of it this is; None: the pipeline itself. Set by who runs a branch, not by its author.
     """
 
     name: str
@@ -291,6 +293,7 @@ class Pipeline:
     owners: tuple[str, ...] = ()
     retired: tuple[str, ...] = ()
     on_restore: tuple[Expected, ...] = ()
+    branch: Branch | None = None
 
     def __post_init__(self) -> None:
         _check_name(self.name, "pipeline")
@@ -338,7 +341,17 @@ class Pipeline:
     @property
     def app_id(self) -> str:
         """Transaction app id of the registry; sinks append their name. Stable for ever."""
-        return f"weir/{self.name}/main"
+        return f"weir/{self.name}/{self.branch.id if self.branch else 'main'}"
+
+    @property
+    def title(self) -> str:
+        """As commands and people name it: flights, or flights@fix for a branch."""
+        return f"{self.name}@{self.branch.name}" if self.branch else self.name
+
+    @property
+    def directory(self) -> str:
+        """Of its storage, below the root of all."""
+        return f"{self.name}/{BRANCHES}/{self.branch.id}" if self.branch else self.name
 
     def feeds_others(self, stage: Stage) -> bool:
         """Whether another stage reads this one's output."""

@@ -504,7 +504,7 @@ class InFlight:
             return
         if isinstance(failure.error, GateError):
             epoch.hold(self._shop, next(one for one in fallen if one.pending.id == failure.epoch), failure.error)
-        typed = epoch.typed(failure.error, f"pipeline {self._shop.pipeline.name}, epoch {failure.epoch}")
+        typed = epoch.typed(failure.error, f"pipeline {self._shop.pipeline.title}, epoch {failure.epoch}")
         if typed is not None:
             raise typed from failure.error
         if failure.final or isinstance(failure.error, FencedError) or not isinstance(failure.error, WeirError):

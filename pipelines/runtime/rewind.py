@@ -104,7 +104,8 @@ def planned(
     """What a rewind from the newest checkpoint to another one would do."""
     if to.id == head.id:
         raise ConfigurationError(
-            f"{pipeline.name} is at checkpoint {to.id} already.", next=f"`weir run {pipeline.name}` goes on from there."
+            f"{pipeline.title} is at checkpoint {to.id} already.",
+            next=f"`weir run {pipeline.title}` goes on from there.",
         )
     between = tuple(row.id for row in registry.checkpoints() if to.id < row.id <= head.id)
     sources = []
@@ -122,7 +123,7 @@ def planned(
             raise WeirError(
                 f"The table {name} is gone.",
                 where=storage.full(rewinding.table_path(name)),
-                next=f"Nothing was changed. `weir fsck {pipeline.name}` says what else is missing; put the table back first.",
+                next=f"Nothing was changed. `weir fsck {pipeline.title}` says what else is missing; put the table back first.",
             )
     for one in sources:
         if one.gone:
@@ -175,7 +176,7 @@ def carry_out(tenure: Tenure, decided: RewindPlan, reason: str = "") -> Checkpoi
     shop.head = row
     log.info(
         "rewound",
-        pipeline=shop.pipeline.name,
+        pipeline=shop.pipeline.title,
         to=int(decided.to.id),
         checkpoint=int(id),
         abandoned=[int(one) for one in decided.abandoned],

@@ -147,7 +147,7 @@ def late(shop: Workshop, flight: Flight) -> TransientError:
     """The error of an epoch whose time is up."""
     return TransientError(
         f"Epoch {flight.pending.id} was aborted: it took longer than {shop.settings.checkpoints.timeout_seconds:g} s.",
-        where=f"pipeline {shop.pipeline.name}",
+        where=f"pipeline {shop.pipeline.title}",
         next="Raise checkpoints.timeout_seconds, or cut smaller slices (epoch.max_files, max_rows, max_bytes).",
     )
 

@@ -57,7 +57,7 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
         return tenure.head
     if tenure.head is not None:
         raise PipelineError(
-            f"{shop.pipeline.name} has checkpoint {tenure.head.id} already, so it cannot start from elsewhere.",
+            f"{shop.pipeline.title} has checkpoint {tenure.head.id} already, so it cannot start from elsewhere.",
             where=shop.storage.uri,
             next="Leave --from away to go on from that; or give the pipeline another name or storage root.",
         )
@@ -68,7 +68,7 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
     shop.storage.put_bytes(ORIGIN, json.dumps({"origin": origin}).encode())
     epoch, reason = CheckpointId(tenure.last_id + 1), f"from {origin}, its checkpoint {saved.id}"
     made = seed(tenure, settings, source, registry, saved, epoch, reason)
-    log.info("started", pipeline=shop.pipeline.name, origin=origin, checkpoint=saved.id, bytes=made.bytes_new)
+    log.info("started", pipeline=shop.pipeline.title, origin=origin, checkpoint=saved.id, bytes=made.bytes_new)
     return made
 
 
@@ -89,35 +89,50 @@ def seed(
     listing = registry.files(saved)
     tenure.heartbeat.begin(epoch)
     with Hold(
-        source, registry, saved, f"{shop.pipeline.name} starts from it", settings.lease.heartbeat_seconds
+        source, registry, saved, f"{shop.pipeline.title} starts from it", settings.lease.heartbeat_seconds
     ) as hold:
         waiting = waiting_paths(saved.operators)
         copied = _copy(shop, source, [file for file in listing if file.kind == STATE or file.path in waiting], epoch)
-        moved = {old.path: new.path for old, new in copied}
         hold.check()
-    now = datetime.now(UTC)
+    return planted(tenure, saved, epoch, copied, kind=START, trigger="savepoint", reason=reason)
+
+
+def planted(
+    tenure: Tenure,
+    saved: Checkpoint,
+    epoch: CheckpointId,
+    named: Sequence[tuple[StateFile, StateFile]],
+    *,
+    kind: str,
+    trigger: str,
+    reason: str,
+) -> Checkpoint:
+    """Commit a checkpoint of another storage as the first one here, with no rows in any table. named: each of its files as it is named
+    there, and here."""
+    shop, now = tenure.shop, datetime.now(UTC)
+    moved = {old.path: new.path for old, new in named}
     made = replace(
         saved,
         id=epoch,
         parent_id=None,
-        kind=START,
+        kind=kind,
         generation=shop.generation,
         commit_id=uuid.uuid4().hex,
         triggered_at=now,
         completed_at=now,
-        trigger="savepoint",
+        trigger=trigger,
         reason=reason,
         slice={name: nothing_read() for name in saved.slice},
         sinks={},
         ms={},
         totals={**saved.totals, **shop.requested()},
-        operators={uid: _pointed(figures, moved) for uid, figures in saved.operators.items()},
-        files=len(copied),
-        bytes_new=sum(new.bytes for _, new in copied if new.kind == STATE),
+        operators={uid: pointed(figures, moved) for uid, figures in saved.operators.items()},
+        files=len(named),
+        bytes_new=sum(file.bytes for _, file in named if file.kind == STATE and file.new),
         run_id=shop.run_id,
         lineage=spans_with(None, shop.generation, epoch),
     )
-    shop.registry.commit(made, [new for _, new in copied])
+    shop.registry.commit(made, [new for _, new in named])
     return made
 
 
@@ -182,7 +197,7 @@ def waiting_paths(operators: Mapping[str, Any]) -> set[str]:
     return {path for one in waiting for layer in one["layers"] for path in layer}
 
 
-def _pointed(figures: dict[str, Any], moved: Mapping[str, str]) -> dict[str, Any]:
+def pointed(figures: dict[str, Any], moved: Mapping[str, str]) -> dict[str, Any]:
     """A stage's figures with the rows that wait for it where they are now."""
     waiting = [
         {**one, "layers": [[moved[path] for path in layer] for layer in one["layers"]]}
