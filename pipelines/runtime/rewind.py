@@ -130,20 +130,25 @@ def planned(
             obstacles.append(
                 f"{one.source} has lost what would be read again ({_some(one.gone)}): those rows would be missing"
             )
-    for table in tables:
-        if table.unknown:
-            commits = _some([f"version {version}: {operation}" for version, operation in table.unknown])
-            obstacles.append(
-                f"others have committed to the table {table.table} ({commits}), which would be taken back too"
-            )
-        if table.vacuumed:
-            obstacles.append(
-                f"{len(table.vacuumed)} files of the table {table.table} are vacuumed ({_some(table.vacuumed)}): "
-                "their rows would be missing"
-            )
+    obstacles += hindrances(tables)
     uids = {*head.operators, *to.operators}
     sizes = {uid: (_bytes(head, uid), _bytes(to, uid)) for uid in sorted(uids)}
     return RewindPlan(head, to, between, sizes, tuple(sources), tuple(tables), tuple(obstacles))
+
+
+def hindrances(tables: Sequence[TableRewind]) -> list[str]:
+    """What would be lost by taking tables back, in words."""
+    found = []
+    for table in tables:
+        if table.unknown:
+            commits = _some([f"version {version}: {operation}" for version, operation in table.unknown])
+            found.append(f"others have committed to the table {table.table} ({commits}), which would be taken back too")
+        if table.vacuumed:
+            found.append(
+                f"{len(table.vacuumed)} files of the table {table.table} are vacuumed ({_some(table.vacuumed)}): "
+                "their rows would be missing"
+            )
+    return found
 
 
 def _bytes(checkpoint: Checkpoint, uid: str) -> int:

@@ -20,12 +20,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.sources.files import nothing_read
 from pipelines.runtime.tenure import Tenure
 from pipelines.runtime.workshop import Workshop
+from state_ops.branches import is_inherited, own_of_parent
 from state_ops.checkpoint import START, STATE, Checkpoint, StateFile, spans_with
 from state_ops.errors import ConfigurationError, PipelineError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id
@@ -92,9 +94,9 @@ def seed(
         source, registry, saved, f"{shop.pipeline.title} starts from it", settings.lease.heartbeat_seconds
     ) as hold:
         waiting = waiting_paths(saved.operators)
-        copied = _copy(shop, source, [file for file in listing if file.kind == STATE or file.path in waiting], epoch)
+        moved = copied(shop, source, [file for file in listing if file.kind == STATE or file.path in waiting], epoch)
         hold.check()
-    return planted(tenure, saved, epoch, copied, kind=START, trigger="savepoint", reason=reason)
+    return planted(tenure, saved, epoch, moved, kind=START, trigger="savepoint", reason=reason)
 
 
 def planted(
@@ -166,10 +168,13 @@ def _savepoint(registry: Registry, source: Storage, name: str) -> tuple[Checkpoi
     return saved, registry.files(saved)
 
 
-def _copy(
-    shop: Workshop, source: Storage, listing: Sequence[StateFile], epoch: CheckpointId
+def copied(
+    shop: Workshop, source: Storage, listing: Sequence[StateFile], epoch: CheckpointId, *, returning: bool = False
 ) -> list[tuple[StateFile, StateFile]]:
-    """State and rows that wait for stages, each object beside its copy under a prefix of our own, one attempt for each subtask."""
+    """State and rows that wait for stages, each object beside its copy under a prefix of our own, one attempt for each subtask.
+
+    returning: the source is a branch of this very pipeline: what it inherited is named again, and not copied.
+    """
     attempts: dict[tuple[str, int], AttemptId] = {}
     for file in listing:
         attempts.setdefault((file.operator, file.subtask), new_attempt_id())
@@ -177,18 +182,31 @@ def _copy(
     def one(numbered: tuple[int, StateFile]) -> tuple[StateFile, StateFile]:
         number, file = numbered
         attempt = attempts[file.operator, file.subtask]
+        snapshot = attempt if file.kind == STATE else None
+        if returning and is_inherited(file.path):
+            return file, replace(file, path=own_of_parent(file.path), new=False, snapshot=snapshot)
         top, name = ("state", file.name) if file.kind == STATE else ("channels", f"{number:06}.parquet")
         path = f"{top}/{file.operator}/{epoch_dir(shop.generation, epoch)}/{file.subtask}-{attempt}/{name}"
-        with tempfile.TemporaryDirectory(prefix="weir-start-", dir=shop.settings.work_dir) as scratch:
-            local = Path(scratch) / "file"
-            source.get_file(file.path, local, digest=file.digest)
-            shop.storage.put_file(local, path)
-        snapshot = attempt if file.kind == STATE else None
+        copy(shop, source, file.path, path, file.digest)
         return file, replace(file, path=path, new=True, attempt=attempt, snapshot=snapshot)
 
-    shop.settings.work_dir.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(_TRANSFERS) as pool:
         return list(pool.map(one, enumerate(listing)))
+
+
+def copy(
+    shop: Workshop, source: Storage, there: str, here: str, digest: str | None = None
+) -> tuple[int, str, int | None]:
+    """Copy an object of another storage; returns its size in bytes, its sha256, and its rows if it is Parquet.
+
+    digest: DamageError if it has another one.
+    """
+    shop.settings.work_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="weir-start-", dir=shop.settings.work_dir) as scratch:
+        local = Path(scratch) / "file"
+        source.get_file(there, local, digest=digest)
+        rows = pq.read_metadata(local).num_rows if there.endswith(".parquet") else None
+        return *shop.storage.put_file(local, here), rows
 
 
 def waiting_paths(operators: Mapping[str, Any]) -> set[str]:
