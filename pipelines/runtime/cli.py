@@ -20,6 +20,7 @@ from rich.table import Table
 from configs.settings import Settings
 from pipelines.runtime import (
     cli_drill,
+    cli_fork,
     cli_fsck,
     cli_import,
     cli_metrics,
@@ -384,6 +385,10 @@ for _command in (
     cli_upkeep.savepoints,
     cli_restore.restore,
     cli_restore.rewind,
+    cli_fork.fork,
+    cli_fork.forks,
+    cli_fork.diff,
+    cli_fork.promote,
     cli_drill.drill,
     cli_plan.plan,
     cli_report.report,

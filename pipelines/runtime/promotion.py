@@ -39,7 +39,7 @@ from pipelines.runtime.sources.files import nothing_read
 from pipelines.runtime.start_from import copied, copy, pointed, waiting_paths
 from pipelines.runtime.tenure import Tenure, claimed, open_storage
 from pipelines.runtime.upkeep import STOP
-from state_ops import delta_log, held, lease
+from state_ops import delta_log, halt, held, lease
 from state_ops.checkpoint import (
     NEWEST_FORMAT,
     OUTPUT,
@@ -200,7 +200,7 @@ def promote(
     here = branched(pipeline, settings, name)
     check(plan(pipeline, settings, name), pipeline.title, force)
     catch_up(here, settings, executor)
-    with _owned(pipeline, settings) as tenure:
+    with halt.during(open_storage(pipeline, settings)[0], "a branch is promoted"), _owned(pipeline, settings) as tenure:
         catch_up(here, settings, executor)
         with claimed(here, settings):  # nobody else runs it
             decided = plan(pipeline, settings, name)
