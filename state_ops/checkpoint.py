@@ -187,7 +187,8 @@ class Checkpoint:
     kind: checkpoint, start (of a pipeline, from another one's savepoint), rewind (to its parent; what lies between is abandoned), edit (of
     one stage's state, by hand), fork (the first of a branch) or promotion (a branch's state and rows instead of what followed its parent).
     sinks: by sink, `id`, the newest checkpoint up to this one that has output for it, and `before`, the one before that. Of a rewind
-    or a promotion itself also `to`, whose rows are the newest that stay, and `at`, the Delta version that it was decided on.
+    or a promotion itself also `to`, whose rows are the newest that stay, and `at`, the Delta version that it was decided on; of the
+    promotion of a range its `column`, `start` and `end` (microseconds) instead.
     inputs: by source, the columns that its files have. totals: sums over the whole chain. ms: milliseconds by phase.
     lineage: the newest spans of ids that were completed one after the other, as [generation, first, last]; see `spans_with`.
     digest: of the row, as the registry writes it; None before, and of older releases' rows.
@@ -207,7 +208,7 @@ class Checkpoint:
     slice: dict[str, Any]
     watermarks: dict[str, int]
     operators: dict[str, Any]
-    sinks: dict[str, dict[str, int | None]]
+    sinks: dict[str, dict[str, Any]]
     inputs: dict[str, Any]
     ms: dict[str, float]
     totals: dict[str, int]
@@ -236,6 +237,17 @@ def abandoned(checkpoints: Sequence[Checkpoint]) -> dict[CheckpointId, Checkpoin
                 if (rewind.parent_id or 0) < row.id < rewind.id and row.id not in found
             }
     return found
+
+
+def event_time(checkpoint: Checkpoint) -> int | None:
+    """The newest event time of the rows that a checkpoint has seen, in microseconds since 1970 UTC; None: it goes by none."""
+    return max(checkpoint.watermarks.values(), default=None)
+
+
+def newest_before(checkpoints: Sequence[Checkpoint], moment: int) -> Checkpoint | None:
+    """The newest of these, oldest first, that has seen no row of this event time or a later one."""
+    earlier = [row for row in checkpoints if (seen := event_time(row)) is not None and seen < moment]
+    return earlier[-1] if earlier else None
 
 
 _SPANS = 100

@@ -39,9 +39,11 @@ class FileSource:
 
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
-    """A Delta table that only Weir appends to. table: its name, and its directory below the pipeline's `tables/`."""
+    """A Delta table that only Weir writes. table: its name, and its directory below the pipeline's `tables/`. event_time: the timestamp or
+    date column by which its rows belong to a day; None: the window's start, or the source's event time."""
 
     table: str
+    event_time: str | None = None
 
 
 HOLD, WARN, QUARANTINE = "hold", "warn", "quarantine"
@@ -352,6 +354,16 @@ class Pipeline:
     def directory(self) -> str:
         """Of its storage, below the root of all."""
         return f"{self.name}/{BRANCHES}/{self.branch.id}" if self.branch else self.name
+
+    def event_time_of(self, table: str, schema: pa.Schema) -> str | None:
+        """The column by which a table's rows belong to a day or an hour; None if it has none. schema: of the table."""
+        timed = [field.name for field in schema if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type)]
+        for stage in self.stages:
+            for sink in stage.sinks:
+                if sink.table == table:
+                    wanted = [sink.event_time, "window_start", stage.on, source_of(stage.input).event_time]
+                    return next((name for name in wanted if name in timed), None)
+        return None
 
     def feeds_others(self, stage: Stage) -> bool:
         """Whether another stage reads this one's output."""

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from configs.settings import Settings
 from pipelines.runtime import promotion
-from pipelines.runtime.definition import Pipeline, Stage, source_of
+from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.forks import branched
 from pipelines.runtime.operators.windows import START
 from pipelines.runtime.sinks.delta import table_path
@@ -162,7 +162,7 @@ def _table(
         columns = [name for name in known[0].names if all(name in schema.names for schema in known)]
         alone = [f"only {whose} has {name}" for whose, name in _alone(first, second)]
         stage = next(stage for stage in pipeline.stages if table in [sink.table for sink in stage.sinks])
-        event = _event_time(stage, known[-1])
+        event = pipeline.event_time_of(table, known[-1])
         wanted = dict.fromkeys([*stage.key, START, *([event] if event is not None else [])])
         key = [name for name in wanted if name in columns]
         _compare(connection, columns, known[-1], key, event, first is not None, second is not None)
@@ -218,13 +218,6 @@ def _count(connection: Connection, name: str, schema: pa.Schema | None) -> int:
         return 0
     found = connection.execute(f"SELECT count(*) FROM {name}").fetchone()
     return int(found[0]) if found else 0
-
-
-def _event_time(stage: Stage, schema: pa.Schema) -> str | None:
-    """The column by which a table's rows belong to a day."""
-    candidates = [START, stage.on, source_of(stage.input).event_time]
-    timed = {field.name for field in schema if pa.types.is_temporal(field.type)}
-    return next((name for name in candidates if name in timed), None)
 
 
 def _compare(

@@ -7,16 +7,21 @@
 It is done by whoever owns the pipeline, between two epochs, after the branch has read all that the pipeline has. The row is an intent, as a
 rewind's is: from its commit on it is decided, and each table follows by one commit of its own, by whoever comes next if need be. Before it
 nothing is changed. A rewind to 5 takes it back.
+
+A backfill may replace less: the rows of a range of event time alone. Then state and positions stay as they are in 5, and nothing is abandoned.
 """
 
 from __future__ import annotations
 
+import json
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -33,12 +38,14 @@ from pipelines.runtime.forks import behind, branched
 from pipelines.runtime.recovery import owning
 from pipelines.runtime.rewind import hindrances
 from pipelines.runtime.run import RunOptions
-from pipelines.runtime.sinks import delta, rewinding
+from pipelines.runtime.sinks import delta, overwriting, rewinding
+from pipelines.runtime.sinks.overwriting import Range
 from pipelines.runtime.sinks.rewinding import TableRewind
 from pipelines.runtime.sources.files import nothing_read
 from pipelines.runtime.start_from import copied, copy, pointed, waiting_paths
 from pipelines.runtime.tenure import Tenure, claimed, open_storage
 from pipelines.runtime.upkeep import STOP
+from pipelines.runtime.workshop import Workshop
 from state_ops import delta_log, halt, held, lease
 from state_ops.checkpoint import (
     NEWEST_FORMAT,
@@ -48,6 +55,8 @@ from state_ops.checkpoint import (
     Checkpoint,
     StateFile,
     abandoned,
+    event_time,
+    from_micros,
     spans_with,
 )
 from state_ops.errors import BusyError, WeirError
@@ -60,30 +69,38 @@ from state_ops.transfers import together
 
 log = structlog.get_logger("weir.promotion")
 
+_ONLY = "promotes.json"  # in a branch's storage
+
 
 @dataclass(frozen=True, slots=True)
 class TablePromotion:
     """What a promotion does to one table. back: what of the pipeline's rows since the fork goes, None: it has no such table; comes: files
-    of the branch, by their path in its own table. schema: of the branch's table."""
+    of the branch, by their path in its own table. schema: of the branch's table. column: the event time by which a range of rows is
+    replaced; ranged: how many rows that takes away, and brings."""
 
     table: str
     back: TableRewind | None
     comes: tuple[DataFile, ...]
     schema: pa.Schema | None
+    column: str | None = None
+    ranged: tuple[int, int] | None = None
 
     @property
     def rows_removed(self) -> int:
+        if self.ranged is not None:
+            return self.ranged[0]
         return self.back.rows if self.back is not None else 0
 
     @property
     def rows_added(self) -> int:
-        return sum(file.rows for file in self.comes)
+        return self.ranged[1] if self.ranged is not None else sum(file.rows for file in self.comes)
 
 
 @dataclass(frozen=True, slots=True)
 class PromotionPlan:
     """What a promotion would do. head: the pipeline's newest checkpoint; base: the one that the branch was forked from; tip: the branch's
-    newest. behind: files that the branch has still to read, by source. obstacles: why it is refused unless forced, in words."""
+    newest. behind: files that the branch has still to read, by source. obstacles: why it is refused unless forced, in words. only: the rows
+    of this range alone are replaced."""
 
     branch: str
     head: Checkpoint
@@ -92,6 +109,7 @@ class PromotionPlan:
     behind: dict[str, int]
     tables: tuple[TablePromotion, ...]
     obstacles: tuple[str, ...]
+    only: Range | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -101,6 +119,7 @@ class PromotionPlan:
             "base": self.base.id,
             "branch_head": self.tip.id,
             "files_behind": dict(self.behind),
+            "range": str(self.only) if self.only is not None else None,
             "tables": {
                 one.table: {
                     "rows_removed": one.rows_removed,
@@ -135,8 +154,51 @@ def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
             next=f"Fork it anew from a checkpoint since then: weir fork {pipeline.title} --name NAME",
         )
     tables = tuple(_tables(pipeline, storage, source, head, base, tip))
+    only, waiting = range_of(source), behind(here, settings, tip)
+    if only is not None:
+        _check_range(here, base, only)
+        tables = tuple(_ranged(pipeline, storage, source, one, only) for one in tables)
+        return PromotionPlan(name, head, base, tip, waiting, tables, (), only)
     found = hindrances([one.back for one in tables if one.back is not None])
-    return PromotionPlan(name, head, base, tip, behind(here, settings, tip), tables, tuple(found))
+    return PromotionPlan(name, head, base, tip, waiting, tables, tuple(found))
+
+
+def confine(source: Storage, only: Range) -> None:
+    """Have a branch replace the rows of a range alone, whoever promotes it. source: the branch's storage."""
+    source.put_bytes(_ONLY, json.dumps({"start": only.start, "end": only.end}).encode())
+
+
+def range_of(source: Storage) -> Range | None:
+    """The rows that a branch is to replace; None: all since the fork, and the state."""
+    raw = source.read_bytes(_ONLY)
+    return Range(**json.loads(raw)) if raw else None
+
+
+def _check_range(here: Pipeline, base: Checkpoint, only: Range) -> None:
+    seen = event_time(base)
+    if seen is None or seen >= only.start:
+        has = "goes by no event time" if seen is None else f"has seen rows up to {from_micros(seen):%Y-%m-%d %H:%M:%S}"
+        raise WeirError(
+            f"{here.title} cannot replace the rows of {only}: checkpoint {base.id}, from which it was forked, {has}.",
+            next="Nothing was changed. Fork from a checkpoint before the range: weir backfill finds it.",
+        )
+
+
+def _ranged(
+    pipeline: Pipeline, storage: Storage, source: Storage, table: TablePromotion, only: Range
+) -> TablePromotion:
+    """The same for a range alone, with the rows that it takes and brings."""
+    name = table.table
+    schema = table.schema if table.schema is not None else _rows_of(storage, name)[1]
+    column = pipeline.event_time_of(name, schema) if schema is not None else None
+    if column is None:
+        raise WeirError(
+            f"Nothing says to which day rows of the table {name} belong.",
+            next=f'Say delta.append("{name}", event_time="COLUMN"), or promote as a whole (backfill.replaces: since).',
+        )
+    goes = overwriting.touched(storage, name, _rows_of(storage, name)[0], column, only)
+    comes = overwriting.touched(source, name, table.comes, column, only)
+    return replace(table, column=column, ranged=(goes, comes))
 
 
 def _tables(
@@ -247,7 +309,10 @@ def _carry_out(tenure: Tenure, here: Pipeline, decided: PromotionPlan, reason: s
     id = CheckpointId(max(tenure.last_id, decided.head.id) + 1)
     tenure.heartbeat.begin(id)
     source, theirs = open_storage(here, settings)
-    row, files = _row(tenure, source, list(theirs.files(decided.tip)), decided, id, reason)
+    if decided.only is not None:
+        row, files = _range_row(tenure, source, decided, decided.only, id, reason)
+    else:
+        row, files = _row(tenure, source, list(theirs.files(decided.tip)), decided, id, reason)
     for table in decided.tables:
         if table.back is None and table.schema is not None:
             delta.ensure(shop.storage, table.table, table.schema)
@@ -274,7 +339,7 @@ def _row(
     files = [new for _, new in named]
     sinks = dict(decided.head.sinks)
     for table in decided.tables:
-        files += _brought(tenure, source, table, id)
+        files += _brought(tenure, source, table, id, None)
         before = (decided.head.sinks.get(table.table) or {}).get("id")
         if before is not None or table.comes:
             sinks[table.table] = {
@@ -310,8 +375,64 @@ def _row(
     return row, tuple(files)
 
 
-def _brought(tenure: Tenure, source: Storage, table: TablePromotion, id: CheckpointId) -> list[StateFile]:
-    """Copies of a branch's rows in the directory of the pipeline's table; its log does not name them yet."""
+def _range_row(
+    tenure: Tenure, source: Storage, decided: PromotionPlan, only: Range, id: CheckpointId, reason: str
+) -> tuple[Checkpoint, tuple[StateFile, ...]]:
+    """The same where only rows of a range are replaced: state and positions are the pipeline's own."""
+    shop, head, now = tenure.shop, decided.head, datetime.now(UTC)
+    waiting = waiting_paths(head.operators)
+    files = [
+        replace(file, new=False) for file in shop.registry.files(head) if file.kind == STATE or file.path in waiting
+    ]
+    sinks = dict(head.sinks)
+    for table in decided.tables:
+        files += _brought(tenure, source, table, id, only)
+        before = (head.sinks.get(table.table) or {}).get("id")
+        sinks[table.table] = {
+            "id": int(id),
+            "before": before,
+            "column": table.column,
+            "start": only.start,
+            "end": only.end,
+        }
+    row = replace(
+        head,
+        id=id,
+        parent_id=head.id,
+        kind=PROMOTION,
+        generation=shop.generation,
+        commit_id=uuid.uuid4().hex,
+        triggered_at=now,
+        completed_at=now,
+        trigger="promotion",
+        reason=f"{only} of {shop.pipeline.title}@{decided.branch}" + (f": {reason}" if reason else ""),
+        slice={name: nothing_read() for name in head.slice},
+        offsets={name: _as_read(position, decided.tip.offsets.get(name)) for name, position in head.offsets.items()},
+        sinks=sinks,
+        ms={},
+        totals={**head.totals, **shop.requested()},
+        files=len(files),
+        bytes_new=0,
+        run_id=shop.run_id,
+        format_version=NEWEST_FORMAT,
+        lineage=spans_with(head, shop.generation, id),
+    )
+    return row, tuple(files)
+
+
+def _as_read(position: dict[str, Any], by_branch: dict[str, Any] | None) -> dict[str, Any]:
+    """A position with the times of change that the branch has seen: of files that were corrected these are not what they were."""
+    if by_branch is None or "seen_ns" not in position:
+        return position
+    times = dict(zip(by_branch["seen"], by_branch.get("seen_ns") or (), strict=False))
+    seen = zip(position["seen"], position["seen_ns"], strict=True)
+    return {**position, "seen_ns": [times.get(name) or time for name, time in seen]}
+
+
+def _brought(
+    tenure: Tenure, source: Storage, table: TablePromotion, id: CheckpointId, only: Range | None
+) -> list[StateFile]:
+    """Copies of a branch's rows, perhaps of those of a range alone, in the directory of the pipeline's table; its log does not name them yet."""
     shop, top = tenure.shop, delta.table_path(table.table)
     attempt = new_attempt_id()
     prefix = f"{top}/data/{epoch_dir(shop.generation, id)}"
@@ -319,9 +440,26 @@ def _brought(tenure: Tenure, source: Storage, table: TablePromotion, id: Checkpo
     def one(numbered: tuple[int, DataFile], _: object) -> StateFile:
         number, file = numbered
         path = f"{prefix}/{number}-{attempt}.parquet"
-        size, digest, rows = copy(shop, source, f"{top}/{unquote(file.path)}", path)
+        there = f"{top}/{unquote(file.path)}"
+        if only is None:
+            size, digest, rows = copy(shop, source, there, path)
+        else:
+            assert table.column is not None
+            size, digest, rows = _copied_range(shop, source, there, path, table.column, only)
         return StateFile(
             "", number, OUTPUT, table.table, path, size, digest, True, attempt, sink=table.table, rows=rows
         )
 
-    return together(one, list(enumerate(table.comes)), at_once=shop.storage.transfers)
+    brought = together(one, list(enumerate(table.comes)), at_once=shop.storage.transfers)
+    return [file for file in brought if file.rows]
+
+
+def _copied_range(
+    shop: Workshop, source: Storage, there: str, here: str, column: str, only: Range
+) -> tuple[int, str, int]:
+    shop.settings.work_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="weir-range-", dir=shop.settings.work_dir) as scratch:
+        local, kept = Path(scratch) / "file", Path(scratch) / "kept"
+        source.get_file(there, local)
+        rows = overwriting.only(local, kept, column, only, inside=True)
+        return (*shop.storage.put_file(kept, here), rows) if rows else (0, "", 0)

@@ -17,7 +17,7 @@ import structlog
 from configs.settings import Settings
 from pipelines.runtime import fsck, restore
 from pipelines.runtime import rewind as rewinds
-from pipelines.runtime.commit import needed, prune
+from pipelines.runtime.commit import kept_for_backfills, needed, prune
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.recovery import owning
 from pipelines.runtime.state_reader import chosen
@@ -219,4 +219,6 @@ def _explained(pipeline: Pipeline, settings: Settings) -> tuple[list[Fate], list
     completed = registry.checkpoints()
     listings = {row.id: registry.files(row) for row in completed}
     also = needed(registry, Watcher().live(storage))
+    for id, said in kept_for_backfills(pipeline, settings, completed).items():
+        also.setdefault(id, []).append(said)
     return retention.explain(completed, listings, settings.checkpoints.num_retained, registry.pins(), also)
