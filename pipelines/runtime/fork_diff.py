@@ -44,7 +44,7 @@ class TableDiff:
     """One table. rows: since the fork, of the pipeline and of the branch; counts: rows added, removed, changed by the branch.
 
     days: the same by day of the event time, for days in which something differs; by "" where the table has none. sample: some of the rows
-    that differ, with `change` first. columns: what only one side has, in words.
+    that differ, `change` first: added, removed, or was and is. columns: what only one side has, in words.
     """
 
     table: str
@@ -169,12 +169,13 @@ def _table(
         counts: dict[str, int] = dict.fromkeys(_KINDS, 0)
         days: dict[str, dict[str, int]] = {}
         for day, kind, count in connection.execute(
-            "SELECT day, change, count(*) FROM differing GROUP BY ALL ORDER BY ALL"
+            "SELECT day, change, count(*) FROM differing WHERE change <> 'changed' OR turn = 1 GROUP BY ALL ORDER BY ALL"
         ).fetchall():
             counts[kind] += count
             days.setdefault(day, dict.fromkeys(_KINDS, 0))[kind] += count
         shown = connection.execute(
-            f"SELECT * EXCLUDE (day, turn) FROM differing ORDER BY day, {', '.join(map(quoted, key)) or 'change'}, turn LIMIT {_SAMPLE}"
+            f"SELECT CASE WHEN change <> 'changed' THEN change WHEN turn = 0 THEN 'was' ELSE 'is' END AS change, "
+            f"* EXCLUDE (day, turn, change) FROM differing ORDER BY day, {', '.join(map(quoted, key)) or 'change'}, turn LIMIT {_SAMPLE}"
         )
         names = [one[0] for one in shown.description or ()]
         sample = [dict(zip(names, row, strict=True)) for row in shown.fetchall()]
