@@ -175,7 +175,7 @@ def _table(
             days.setdefault(day, dict.fromkeys(_KINDS, 0))[kind] += count
         shown = connection.execute(
             f"SELECT CASE WHEN change <> 'changed' THEN change WHEN turn = 0 THEN 'was' ELSE 'is' END AS change, "
-            f"* EXCLUDE (day, turn, change) FROM differing ORDER BY day, {', '.join(map(quoted, key)) or 'change'}, turn LIMIT {_SAMPLE}"
+            f"* EXCLUDE (day, turn, place, change) FROM differing ORDER BY day, {', '.join(map(quoted, key)) or 'change'}, place, turn LIMIT {_SAMPLE}"
         )
         names = [one[0] for one in shown.description or ()]
         sample = [dict(zip(names, row, strict=True)) for row in shown.fetchall()]
@@ -251,7 +251,7 @@ def _compare(
                                  count(*) FILTER (turn = 0) OVER ({by}) AS less, count(*) FILTER (turn = 1) OVER ({by}) AS more
                           FROM both_sides)
         SELECT CASE WHEN {"place <= least(less, more)" if key else "false"} THEN 'changed' WHEN turn = 0 THEN 'removed' ELSE 'added' END
-                   AS change, turn, coalesce({day}, '') AS day, {listed}
+                   AS change, turn, place, coalesce({day}, '') AS day, {listed}
         FROM numbered"""
     )
 
