@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import structlog
 
-from configs.settings import Settings
+from configs.settings import BackfillSettings, Settings
 from pipelines.runtime import fork_diff, forks, promotion
 from pipelines.runtime import run as runtime
 from pipelines.runtime.definition import Pipeline
@@ -173,15 +173,17 @@ def approve(
     return done
 
 
-def newest(settings: Settings, pipeline: Pipeline, now: datetime, last: int | None = None) -> tuple[datetime, datetime]:
-    """The range of the newest whole days, or hours, at a moment. last: how many; by default as the settings say."""
-    known = settings.pipelines[pipeline.name].backfill if pipeline.name in settings.pipelines else None
-    hourly = known is not None and known.every == "hour"
-    count = last if last is not None else known.last if known is not None else 3
+def step(configured: BackfillSettings) -> timedelta:
+    """How long a partition is."""
+    return timedelta(hours=1 if configured.every == "hour" else 24)
+
+
+def newest(configured: BackfillSettings, now: datetime) -> tuple[datetime, datetime]:
+    """The range of the newest whole days, or hours, at a moment."""
     end = now.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
-    if not hourly:
+    if configured.every == "day":
         end = end.replace(hour=0)
-    return end - count * timedelta(hours=1 if hourly else 24), end
+    return end - configured.last * step(configured), end
 
 
 def _check_bounds(start: datetime, end: datetime) -> None:

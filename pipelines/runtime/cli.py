@@ -389,6 +389,7 @@ for _command in (
     cli_fork.forks,
     cli_fork.diff,
     cli_fork.promote,
+    cli_fork.backfill,
     cli_drill.drill,
     cli_plan.plan,
     cli_report.report,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from pipelines.runtime import backfill as backfills
 from pipelines.runtime import fork_diff, promotion
 from pipelines.runtime import forks as branches
 from pipelines.runtime.console import Json, Name, err, out, print_json, waiting
@@ -17,7 +19,10 @@ from pipelines.runtime.fork_diff import BranchDiff
 from pipelines.runtime.forks import Fork
 from pipelines.runtime.loading import find
 from pipelines.runtime.promotion import PromotionPlan
+from pipelines.runtime.workshop import EpochReport
 from state_ops.errors import ConfigurationError
+
+_DAYS = ["%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M"]
 
 Branch = Annotated[str, typer.Argument(help="The branch's name.", metavar="BRANCH")]
 
@@ -152,6 +157,61 @@ def _show(found: BranchDiff) -> None:
     out.print(table)
 
 
+def backfill(
+    pipeline: Name,
+    start: Annotated[
+        datetime, typer.Option("--from", formats=_DAYS, help="The first day, or hour, of event time, in UTC.")
+    ],
+    end: Annotated[datetime, typer.Option("--to", formats=_DAYS, help="The end, which is not part of it.")],
+    replaces: Annotated[
+        str | None, typer.Option(help="since: state and all rows since the range began; range: its rows alone.")
+    ] = None,
+    promote: Annotated[bool, typer.Option("--promote", help="Promote at once what the gates let through.")] = False,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Write what differs to this file, as Markdown.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Replay a range of event time with today's code and input on a branch, from the newest checkpoint before it, and show what differs.
+
+    Without --promote it waits then: `weir promote PIPELINE BRANCH` approves it. The pipeline goes on meanwhile.
+    """
+    found, settings = find(pipeline)
+    configured = settings.pipelines[found.name].backfill
+    meant = replaces or (configured.replaces if configured is not None else backfills.SINCE)
+    if meant not in (backfills.SINCE, backfills.RANGE):
+        raise ConfigurationError(f"{meant!r} is nothing that a backfill replaces.", next="Say since or range.")
+
+    def told(epoch: EpochReport) -> None:
+        if not json:
+            rows = sum(one["rows"] for one in epoch.checkpoint.slice.values())
+            out.print(f"epoch {epoch.checkpoint.id} on the branch: {rows:,} rows")
+
+    done = backfills.backfill(
+        found,
+        settings,
+        start.replace(tzinfo=UTC),
+        end.replace(tzinfo=UTC),
+        replaces="range" if meant == backfills.RANGE else "since",
+        promote=promote,
+        told=told,
+    )
+    if report is not None:
+        report.write_text(done.difference.to_markdown() + "\n")
+    if json:
+        print_json(done.to_dict())
+        return
+    _show(done.difference)
+    if done.promoted is not None:
+        out.print(f"{escape(pipeline)} is at checkpoint {done.promoted.id}, {escape(done.promoted.reason)}.")
+    elif done.difference.same:
+        out.print("Nothing differs, so there is nothing to promote.")
+    else:
+        out.print(
+            f"It waits. To approve: weir promote {pipeline} {done.branch}; to give it up: weir fork {pipeline} --drop {done.branch}"
+        )
+
+
 def promote(
     pipeline: Name,
     branch: Branch,
@@ -183,7 +243,9 @@ def promote(
     if not yes and (json or not sys.stdin.isatty()):
         raise ConfigurationError("Nobody can be asked here.", next="Give --yes to promote without a question.")
     with waiting("catching up, then promoting"):
-        done = promotion.promote(found, settings, branch, force=force, reason=reason)
+        does = backfills.approve if backfills.range_of(branch) is not None else promotion.promote
+        done = does(found, settings, branch, force=force, reason=reason)
+        assert done is not None, "it is promoted also where nothing differs"
     if json:
         print_json({**plan.to_dict(), "checkpoint": done.id})
         return
