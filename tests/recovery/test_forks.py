@@ -179,7 +179,7 @@ def test_a_fork_of_a_savepoint(bank):
 
 @pytest.mark.parametrize("what", ["fork", "drop"])
 def test_cut_off_anywhere_it_is_finished_by_asking_again(tmp_path, monkeypatch, what):
-    for stop_at in range(0, 90, 2):
+    for stop_at in range(0, 90, 5):
         bank = at(tmp_path / str(stop_at))
         bank.epochs(1, 2)
         if what == "drop":

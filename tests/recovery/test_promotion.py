@@ -221,7 +221,7 @@ def test_cut_off_anywhere_it_is_finished_by_the_next_run_or_was_none(tmp_path, m
     first.fork(at=1)
     ran(first.branch("fix"))
     outcomes = set()
-    for stop_at in range(0, 300, 5):
+    for stop_at in range(0, 300, 11):
         bank = Branched(first.site.copied_to(tmp_path / f"{stop_at}"))
         done = False
         with changes_fail_from(monkeypatch, stop_at):
