@@ -42,6 +42,7 @@ matrix: $(STAMP) ## Kill and disturb a run at every single call, and compare wha
 	@$(PY) -m tests.recovery.matrix
 	@$(PY) -m tests.recovery.matrix --unaligned --sample
 	@$(PY) -m tests.recovery.matrix --rewinds --sample
+	@$(PY) -m tests.recovery.matrix --promotions --sample
 
 schedules: $(STAMP) ## Play 1,000 random orders of the steps of overlapping epochs, with faults and kills (1 hour)
 	@WEIR_SCHEDULES=1000 $(PY) -m pytest tests/recovery/test_schedules.py

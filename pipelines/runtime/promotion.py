@@ -35,6 +35,7 @@ from pipelines.runtime.commit import prune, publish_missing
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.executor import Executor
 from pipelines.runtime.forks import behind, branched
+from pipelines.runtime.lanes import Lanes
 from pipelines.runtime.recovery import owning
 from pipelines.runtime.rewind import hindrances
 from pipelines.runtime.run import RunOptions
@@ -238,10 +239,12 @@ def check(decided: PromotionPlan, pipeline: str, force: bool) -> None:
         )
 
 
-def catch_up(pipeline: Pipeline, settings: Settings, executor: Executor | None = None) -> int:
+def catch_up(
+    pipeline: Pipeline, settings: Settings, executor: Executor | None = None, lanes: Lanes | None = None
+) -> int:
     """Let a branch read what its pipeline has read, with the code at hand; returns how many epochs that took."""
     options = RunOptions(until_caught_up=True, reason="to catch up with the pipeline")
-    return sum(1 for _ in runtime.run(pipeline, settings, options, executor))
+    return sum(1 for _ in runtime.run(pipeline, settings, options, executor, lanes))
 
 
 def promote(
@@ -250,20 +253,21 @@ def promote(
     name: str,
     *,
     executor: Executor | None = None,
+    lanes: Lanes | None = None,
     force: bool = False,
     reason: str = "",
 ) -> Checkpoint:
     """Make a branch's state and rows the pipeline's; returns the promotion's own checkpoint, which the next run continues.
 
     The branch catches up first, beside a running coordinator; then that one is stopped at its next barrier and the branch reads what came
-    meanwhile. force: although the plan has obstacles. Raises WeirError for those, and where the branch is of another history; nothing is
+    meanwhile. executor, lanes: as `run` takes them. force: although the plan has obstacles. Raises WeirError for those, and where the branch is of another history; nothing is
     changed then.
     """
     here = branched(pipeline, settings, name)
     check(plan(pipeline, settings, name), pipeline.title, force)
-    catch_up(here, settings, executor)
+    catch_up(here, settings, executor, lanes)
     with halt.during(open_storage(pipeline, settings)[0], "a branch is promoted"), _owned(pipeline, settings) as tenure:
-        catch_up(here, settings, executor)
+        catch_up(here, settings, executor, lanes)
         with claimed(here, settings):  # nobody else runs it
             decided = plan(pipeline, settings, name)
             check(decided, pipeline.title, force)
