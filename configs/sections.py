@@ -453,7 +453,7 @@ class DagsterSettings(Section):
         ge=0,
         description="Epochs that complete within this time of the last observation share the next one; stages are observed once a minute.",
         json_schema_extra=_advice(
-            "10: every epoch is seen one by one where they are rarer than that. Higher where Dagster's database is to grow less: an observation is some 5 KB."
+            "10: every epoch is seen one by one where they are rarer than that. Higher where Dagster's database is to grow less: with two stages an epoch that is shown takes 16 KB of its SQLite files."
         ),
     )
     overdue_seconds: float = Field(
