@@ -69,13 +69,18 @@ def test_days_are_backfilled_at_the_partitions_page(site, page, days):
 
     correct(site, days)
     page.goto("/assets/flights/backfill?view=partitions")
+    days_of = page.get_by_placeholder("ex: 2013").first
+    days_of.fill("[2013-01-04...2013-01-06]")
+    days_of.press("Enter")
     page.get_by_role("button", name="Materialize", exact=False).first.click()
-    dialog = page.get_by_role("dialog")
-    field = dialog.get_by_role("textbox").first
-    field.fill("[2013-01-04...2013-01-06]")
-    field.press("Enter")
+    launch = page.get_by_role("button", name="Launch backfill")
+    confirm = page.get_by_role("button", name="Confirm")  # while the run's own materializations are not shown yet
+    launch.or_(confirm).first.wait_for()
+    if confirm.count():
+        confirm.click()
+    launch.wait_for()
     shot("backfill-dialog")
-    dialog.get_by_role("button", name="Launch", exact=False).click()
+    launch.click()
     site.until(
         lambda: any(run["jobName"].startswith("__ASSET") or "backfill" in run["jobName"] for run in site.runs()),
         "the backfill's run",
