@@ -18,8 +18,9 @@ from pipelines.runtime import forks, fsck, upkeep
 from pipelines.runtime.backfill import approve, backfill, branch_name, newest
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.sinks.overwriting import Range, only
 from pipelines.runtime.tenure import open_storage
-from state_ops.checkpoint import PROMOTION
+from state_ops.checkpoint import PROMOTION, to_micros
 from state_ops.errors import ConfigurationError, GateError, WeirError
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.harness import Site
@@ -274,6 +275,34 @@ def test_ranges_are_checked(plant):
         plant.backfill(6, 4)
     now = datetime(2026, 1, 9, 3, 30, tzinfo=UTC)
     assert newest(plant.site.settings.pipelines["sensors"].backfill, now) == (day(6), day(9))
+
+
+def test_a_checkpoint_that_has_seen_the_first_moment_of_a_day_is_not_before_it(tmp_path):
+    plant = Plant.at(tmp_path)
+    plant.land(1, 2)
+    file = plant.site.landing / "00001.parquet"
+    first = pq.read_table(file)
+    midnight = pa.table(
+        {"device": ["d0"], "at": pa.array([day(2)], pa.timestamp("us", tz="UTC")), "value": pa.array([1], pa.int64())}
+    )
+    pq.write_table(pa.concat_tables([first, midnight]), file)
+    plant.run()
+    with pytest.raises(WeirError, match="No retained checkpoint of sensors lies before 2026-01-02 00:00"):
+        plant.backfill(2, 2)
+
+
+def test_rows_without_an_event_time_are_in_no_range(tmp_path):
+    local, target = tmp_path / "all", tmp_path / "rest"
+    times = [day(1), day(2), None, day(3)]
+    pq.write_table(pa.table({"at": pa.array(times, pa.timestamp("us", tz="UTC")), "n": [1, 2, 3, 4]}), local)
+    wanted = Range(to_micros(day(2)), to_micros(day(3)))
+    assert only(local, target, "at", wanted, inside=False) == 3
+    assert pq.read_table(target)["n"].to_pylist() == [1, 3, 4]
+    assert only(local, target, "at", wanted, inside=True) == 1
+    dates = pa.table({"at": pa.array([one and one.date() for one in times], pa.date32()), "n": [1, 2, 3, 4]})
+    pq.write_table(dates, local)
+    assert only(local, target, "at", wanted, inside=True) == 1
+    assert pq.read_table(target)["n"].to_pylist() == [2]
 
 
 def test_cut_off_anywhere_the_same_call_finishes_it(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import polars as pl
@@ -15,8 +16,9 @@ from pipelines.runtime import forks, fsck, upkeep
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.promotion import promote
 from pipelines.runtime.tenure import open_storage
+from state_ops import halt, lease
 from state_ops.checkpoint import PROMOTION, abandoned
-from state_ops.errors import PipelineError, WeirError
+from state_ops.errors import BusyError, PipelineError, WeirError
 from tests.recovery import small
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.small import Account, Bank, pipeline, until
@@ -243,3 +245,23 @@ def test_cut_off_anywhere_it_is_finished_by_the_next_run_or_was_none(tmp_path, m
             break
     assert stop_at > 30
     assert outcomes == {"checkpoint", PROMOTION}
+
+
+def test_a_halt_of_a_promotion_that_died_keeps_nobody_away(bank):
+    storage, _ = open_storage(pipeline, bank.site.settings)
+    with halt.during(storage, "a branch is promoted"):
+        assert halt.read(storage) is not None
+        said = json.loads(storage.read_bytes(halt.PATH))
+        said["process"][2] = "another life"
+        storage.put_bytes(halt.PATH, json.dumps(said).encode())
+        assert halt.read(storage) is None, "sensors begin again, and finish what it left"
+
+
+def test_nobody_promotes_what_somebody_runs(bank):
+    with bank.branch("fix").coordinator():
+        own, _ = open_storage(bank.branch("fix").site.pipeline, bank.site.settings)
+        until(lambda: lease.alive(lease.read(own)))
+        with pytest.raises(BusyError, match="small@fix"):
+            promoted(bank)
+        lease.send(own, lease.Request("stop"))
+    assert bank.registry.head().id == 4

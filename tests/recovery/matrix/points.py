@@ -48,6 +48,7 @@ _NEVER_LEAVES_MEMORY = {"Storage": {"below", "full"}, "delta_log": {"active_file
 _READS = {"get_file", "read_bytes", "parquet_footer", "size", "list", "list_dirs", "exists", "open_table", "update_incremental",
           "history", "multi_get", "scan"}  # fmt: skip
 _UUID = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_PROCESS = re.compile(r"/\.\d+-")  # in the names of directories that a restore works in
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +278,7 @@ class Wrapped:
         path = path.removeprefix("file://")
         path = path.removeprefix(self._root).strip("/")
         path = re.sub(r"^(storage|work)/[^/]+/?", lambda found: "" if found[1] == "storage" else "work/", path)
-        return _UUID.sub("*", path)
+        return _UUID.sub("*", _PROCESS.sub("/.pid-", path))
 
     @staticmethod
     def _rebind(original: Callable, wrapped: Callable) -> None:

@@ -67,6 +67,11 @@ def retained() -> int:
     return RETAINED + 2 if rewinds() or promotions() else RETAINED
 
 
+def most() -> int:
+    """How many checkpoints there may be at the end: what a promotion has abandoned is kept while that is among the newest."""
+    return retained() + 2 if promotions() else retained()
+
+
 @dataclass(frozen=True)
 class Site:
     """One pipeline's storage and work directory below `root`, which stays the same: Weir's local copies hang on that.
@@ -160,7 +165,7 @@ def checked(site: Site, *, strict: bool) -> dict[str, Any]:
     for uid, rows in wanted.states.items():
         found = checks.rows(state_reader.scan(pipeline, site.settings(), uid))
         problems += checks.differences(found, rows, f"state of {uid}")
-    problems += checks.registry(stored, retained())
+    problems += checks.registry(stored, most())
     problems += checks.sinks(stored)
     if strict and (left := checks.unnamed(stored)):
         problems += [f"left over: {name}" for name in left if not checks.is_true_orphan(name)]
