@@ -214,7 +214,7 @@ def _(project: Project) -> str:
         )
     try:
         project.until(lambda: project.files_read() >= project.landed, "Dagster reads all files", log)
-        project.until(lambda: not project.status()["coordinator"]["alive"], "its run ends")
+        project.until(lambda: "RUN_SUCCESS" in log.read_text(), "its run ends", log)
     finally:
         dagster_home.end(daemon)
     return log.read_text()

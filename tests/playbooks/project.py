@@ -209,7 +209,8 @@ class Project:
     def files_read(self) -> int:
         if self.bucket is not None:
             return self.landed - sum(self.status()["lag"].values())
-        rows = self.site.registry("checkpoints") if (self.site.storage / "registry" / "checkpoints").exists() else ()
+        begun = (self.site.storage / "registry" / "checkpoints" / "_delta_log" / f"{0:020}.json").exists()
+        rows = self.site.registry("checkpoints") if begun else ()
         if not len(rows):
             return 0
         newest = rows.loc[rows["id"].idxmax()]

@@ -15,6 +15,8 @@ from tests.playbooks import page as reading
 from tests.playbooks.actions import act
 from tests.playbooks.project import Project
 
+_SAID_BY_OTHERS = {"file is not a database", "No space left on device"}
+
 
 @pytest.mark.parametrize("page", reading.pages(), ids=lambda page: page.stem)
 def test_a_page_does_what_it_says(page: Path, project: Project):
@@ -53,11 +55,13 @@ def test_every_page_is_in_the_index_and_every_alert_leads_to_one():
     linked = re.findall(r"\]\((?!\.\.)([\w-]+\.md)\)", text)
     assert sorted(linked) == [page.name for page in reading.pages()]
     rules = yaml.safe_load((PROJECT / "infra" / "alerts.yml").read_text())
-    alerts = {rule["alert"] for group in rules["groups"] for rule in group["rules"]}
+    alerts = {rule["alert"]: rule["annotations"]["runbook"] for group in rules["groups"] for rule in group["rules"]}
     everywhere = "\n".join(page.read_text() for page in [reading.INDEX, *reading.pages()])
     named = set(re.findall(r"\bWeir[A-Z]\w+", everywhere))
-    assert named <= alerts, "alerts that there are not"
-    assert alerts <= set(re.findall(r"\bWeir[A-Z]\w+", text)), "alerts that the index does not know"
+    assert named <= alerts.keys(), "alerts that there are not"
+    assert alerts.keys() <= set(re.findall(r"\bWeir[A-Z]\w+", text)), "alerts that the index does not know"
+    for alert, page in alerts.items():
+        assert alert in (PROJECT / page).read_text(), f"{alert} leads to {page}, which does not know it"
 
 
 @pytest.mark.parametrize("page", [reading.INDEX, *reading.pages()], ids=lambda page: page.stem)
@@ -82,3 +86,18 @@ def test_commands_that_a_page_only_mentions_are_run_on_some_page():
         for words in re.findall(r"`weir ([^`]+)`", page.read_text()):
             command = " ".join(["weir", *words.split()[:1]])
             assert command in run, f"{page.name}: {words}"
+
+
+def test_what_pages_quote_in_passing_is_said_by_the_code():
+    """Messages in italics, with `...` for what differs; those in blocks are compared with what was really said."""
+    folders = ("assets", "pipelines", "state_ops", "configs")
+    code = "\n".join(path.read_text() for folder in folders for path in sorted((PROJECT / folder).rglob("*.py")))
+    code = re.sub(r'"\s*\n\s*(?:else )?f?"', "", code)  # texts that stand in several lines
+    code = re.sub(r"\{[^{}\n]*\}", "\0", code)  # what is filled in
+    quotes = 0
+    for page in [reading.INDEX, *reading.pages()]:
+        for quote in re.findall(r"(?<![*\w])\*([^*\n][^*]*)\*(?![*\w])", page.read_text()):
+            for part in filter(None, (" ".join(part.split()).strip(" .") for part in quote.split("..."))):
+                assert part in code or part in _SAID_BY_OTHERS, f"{page.name}: {part}"
+                quotes += 1
+    assert quotes > 15
