@@ -42,6 +42,7 @@ matrix: $(STAMP) ## Kill and disturb a run at every single call, and compare wha
 	@$(PY) -m tests.recovery.matrix
 	@$(PY) -m tests.recovery.matrix --unaligned --sample
 	@$(PY) -m tests.recovery.matrix --rewinds --sample
+	@$(PY) -m tests.recovery.matrix --promotions --sample
 
 schedules: $(STAMP) ## Play 1,000 random orders of the steps of overlapping epochs, with faults and kills (1 hour)
 	@WEIR_SCHEDULES=1000 $(PY) -m pytest tests/recovery/test_schedules.py
@@ -70,7 +71,7 @@ bench-state: $(STAMP) ## Measure keyed aggregation beside Spark's, Flink's and B
 bench-async: $(STAMP) ## Measure checkpoints on slow storage, and latency beside Spark's; a quarter of an hour, can be interrupted
 	@$(PY) -m benchmarks.asynchronous.run
 
-bench-dagster: $(STAMP) ## Measure what Dagster adds: to an epoch, at a tick, over a day; about three minutes
+bench-dagster: $(STAMP) ## Measure what Dagster adds: to an epoch, at a tick, over a day; about five minutes
 	@$(PY) -m benchmarks.dagster_overhead
 
 lock: $(STAMP) ## Resolve pyproject.toml into requirements.lock again; versions in it stay where they can

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import dagster as dg
 
-from assets import checks, drills, jobs, names, specs
+from assets import backfills, checks, drills, jobs, names, specs
 from assets.coordination import coordinate, introduce
 from assets.sensors import checkpoint_sensor, lease_watchdog, run_failure_sensor
 from configs.settings import Settings
@@ -63,7 +63,7 @@ def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
     beside = jobs.beside(pipeline, settings)
     scheduled = jobs.schedules(pipeline, settings, beside)
     drill_job, drill_schedules = drills.job_and_schedules(pipeline, settings)
-    return dg.Definitions(
+    made = dg.Definitions(
         assets=[*specs.sources(pipeline, settings), epochs, drill],
         asset_checks=[checks.definition(pipeline, settings)],
         jobs=[epochs_job, restore_job, drill_job, *beside],
@@ -74,3 +74,4 @@ def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
             lease_watchdog(pipeline, settings, keys),
         ],
     )
+    return dg.Definitions.merge(made, backfills.definitions(pipeline, settings))

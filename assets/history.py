@@ -121,9 +121,11 @@ def _picture(
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 1.5 * len(panels)), dpi=80, layout="constrained")
+    figure = Figure(figsize=(8, 1.5 * len(panels)), dpi=80)
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    # Not a layout that is found out: that draws everything twice, while a run waits.
+    figure.subplots_adjust(left=0.1, right=0.98, top=1 - 0.06 / len(panels), bottom=0.25 / len(panels), hspace=0.12)
     for axis, (title, lines) in zip(axes, panels, strict=True):
         for label, values in lines:
             axis.plot(times, values, marker=".", linewidth=1, label=label or None)

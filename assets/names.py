@@ -1,6 +1,6 @@
 """Names that Dagster's side of a pipeline shares: asset keys, tags, jobs.
 
-flights/landing   flights/aircraft_rotation   flights/tables/aircraft_legs   flights/checkpoint   flights/restore_drill
+flights/landing   flights/aircraft_rotation   flights/tables/aircraft_legs   flights/checkpoint   flights/restore_drill   flights/backfill
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from state_ops.errors import PipelineError
 
 AssetJob = Any  # what dg.define_asset_job returns has no public name
 
-CHECKPOINT, DRILL, TABLES = "checkpoint", "restore_drill", "tables"
+CHECKPOINT, DRILL, TABLES, BACKFILL = "checkpoint", "restore_drill", "tables", "backfill"
 
 # Runs that coordinate a pipeline carry the first: there is one of them at a time. Those beside them carry the second.
 PIPELINE, BESIDE = "weir/pipeline", "weir/beside"
@@ -55,7 +55,12 @@ def pool(pipeline: Pipeline) -> str:
 
 def check_names(pipeline: Pipeline) -> None:
     """Sources, stages, the checkpoint and the rest share the pipeline's prefix, so their names must differ."""
-    taken = {CHECKPOINT: "the checkpoint", DRILL: "the restore drill", TABLES: "the folder of its tables"}
+    taken = {
+        CHECKPOINT: "the checkpoint",
+        DRILL: "the restore drill",
+        TABLES: "the folder of its tables",
+        BACKFILL: "its backfills",
+    }
     for kind, name in [
         *[("source", source.name) for source in pipeline.sources],
         *[("stage", stage.uid) for stage in pipeline.stages],

@@ -104,9 +104,9 @@ def _measured(pipeline: Pipeline, load: Load, landing: Path, scratch: Path) -> d
 
 def _epochs(pipeline: Pipeline, settings: Settings) -> Iterator[dict[str, float]]:
     """Every epoch's milliseconds by phase."""
-    began, used = time.perf_counter(), _cpu()
+    began, used = time.perf_counter(), cpu_seconds()
     for report in runtime.run(pipeline, settings, RunOptions()):
-        ended, now = time.perf_counter(), _cpu()
+        ended, now = time.perf_counter(), cpu_seconds()
         phases = _phases(report.ms, report.checkpoint.operators)
         wall = (ended - began) * 1e3
         yield {"wall": round(wall, 1), "cpu": round((now - used) * 1e3, 1), **phases}
@@ -129,7 +129,7 @@ def _phases(driver: dict[str, float], operators: dict[str, Any]) -> dict[str, fl
     )
 
 
-def _cpu() -> float:
+def cpu_seconds() -> float:
     """Seconds of this process and of all that it started and that still lives."""
     own = psutil.Process()
     times = []

@@ -6,7 +6,15 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from configs.combinations import RULES
-from configs.settings import PROJECT, CacheSettings, GateSettings, PipelineSettings, RestoreGateSettings, Settings
+from configs.settings import (
+    PROJECT,
+    BackfillSettings,
+    CacheSettings,
+    GateSettings,
+    PipelineSettings,
+    RestoreGateSettings,
+    Settings,
+)
 
 PAGE = PROJECT / "docs" / "reference" / "configuration.md"
 
@@ -35,6 +43,7 @@ def page() -> str:
             parts.append(_section("pipelines.<name>", PipelineSettings))
             parts.append(_section("pipelines.<name>.gates.<uid>[]", GateSettings))
             parts.append(_section("pipelines.<name>.on_restore[]", RestoreGateSettings))
+            parts.append(_section("pipelines.<name>.backfill", BackfillSettings))
         elif isinstance(model, type) and issubclass(model, BaseModel):
             parts.append(_section(name, model))
         if name == "state":

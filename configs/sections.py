@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import date
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
@@ -389,6 +390,38 @@ class RestoreGateSettings(BaseModel):
         return dict(self.model_extra or {})
 
 
+_CRON = r"^(\S+\s+){4}\S+$"
+
+
+class BackfillSettings(Section):
+    """Backfills of one pipeline by days or hours of event time: which there are, and what becomes of them."""
+
+    start: date = Field(description="The first day that may be backfilled, in event time, e.g. 2026-01-01.")
+    every: Literal["day", "hour"] = Field("day", description="What a partition of Dagster's backfill page is.")
+    keep: int = Field(
+        4,
+        ge=0,
+        description="Of so many newest days (hours) of event time, the newest checkpoint before each is retained, to backfill from.",
+        json_schema_extra=_advice(
+            "one more than `last`. A backfill from before the oldest retained checkpoint is refused; savepoints serve too."
+        ),
+    )
+    replaces: Literal["since", "range"] = Field(
+        "since",
+        description="What a promotion replaces: state and all rows `since` the range began, or the rows of the `range` alone; state then stays.",
+    )
+    promote: Literal["approval", "automatic"] = Field(
+        "approval",
+        description="Whether a replay that its gates let through waits for `weir promote` or the promote job, or is promoted at once.",
+    )
+    cron: str | None = Field(
+        None,
+        pattern=_CRON,
+        description="When the newest days are backfilled, in UTC, as cron says it. null: when asked to.",
+    )
+    last: int = Field(3, ge=1, description="How many days (hours) that is, up to the last full one.")
+
+
 class PipelineSettings(Section):
     """One pipeline: where its code is, and the values of its placeholders."""
 
@@ -400,9 +433,10 @@ class PipelineSettings(Section):
     on_restore: list[RestoreGateSettings] = Field(
         default_factory=list, description="What must hold of a restored checkpoint, beside what the code says."
     )
-
-
-_CRON = r"^(\S+\s+){4}\S+$"
+    backfill: BackfillSettings | None = Field(
+        None,
+        description="Backfills by days or hours of event time; null: none from Dagster, and no checkpoint is kept for them.",
+    )
 
 
 class DagsterSettings(Section):
@@ -419,7 +453,7 @@ class DagsterSettings(Section):
         ge=0,
         description="Epochs that complete within this time of the last observation share the next one; stages are observed once a minute.",
         json_schema_extra=_advice(
-            "10: every epoch is seen one by one where they are rarer than that. Higher where Dagster's database is to grow less: an observation is some 5 KB."
+            "10: every epoch is seen one by one where they are rarer than that. Higher where Dagster's database is to grow less: with two stages an epoch that is shown takes 16 KB of its SQLite files."
         ),
     )
     overdue_seconds: float = Field(

@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from configs.combinations import ContradictionsError, contradictions
 from configs.errors import ConfigurationError
 from configs.sections import (
+    BackfillSettings,
     CacheSettings,
     CheckpointSettings,
     DagsterSettings,
@@ -40,6 +41,7 @@ from configs.sections import (
 
 __all__ = [  # what the rest of the house imports from here
     "PROJECT",
+    "BackfillSettings",
     "CacheSettings",
     "CheckpointSettings",
     "DagsterSettings",

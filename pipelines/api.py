@@ -67,9 +67,13 @@ class delta:
     """Delta sinks."""
 
     @staticmethod
-    def append(table: str) -> DeltaSink:
-        """Rows are appended exactly once to the Delta table of this name, which only Weir writes."""
-        return DeltaSink(table)
+    def append(table: str, event_time: str | None = None) -> DeltaSink:
+        """Rows are appended exactly once to the Delta table of this name, which only Weir writes.
+
+        event_time: the timestamp or date column by which a row belongs to a day, for backfills that replace days; by default
+        `window_start`, or the source's event time, if the table has it.
+        """
+        return DeltaSink(table, event_time)
 
 
 def expect(

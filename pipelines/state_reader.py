@@ -16,7 +16,7 @@ import pyarrow as pa
 from configs.settings import Settings, load
 from pipelines.runtime import stateless
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.loading import load_pipeline
+from pipelines.runtime.loading import named
 from pipelines.runtime.state_output import storable
 from pipelines.runtime.state_reader import viewed
 from pipelines.runtime.state_view import View
@@ -44,7 +44,7 @@ def dataframe(
     if at is not None and savepoint is not None:
         raise ConfigurationError("`at` and `savepoint` each name a checkpoint.", next="Say one of them.")
     known = settings or load()
-    found = load_pipeline(pipeline, known) if isinstance(pipeline, str) else pipeline
+    found = named(pipeline, known) if isinstance(pipeline, str) else pipeline
     with viewed(found, known, stage, at if savepoint is None else savepoint, "a Spark DataFrame is made") as view:
         schema = storable(view)
     columns = stateless.spark_schema(schema, f"the state of {stage}")

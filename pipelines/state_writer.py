@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from configs.settings import Settings, load
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.loading import load_pipeline
+from pipelines.runtime.loading import named
 from pipelines.runtime.state_import import Edit, import_rows
 from state_ops.errors import InputError
 
@@ -44,7 +44,7 @@ def write(
     be made from rows; nothing is changed then.
     """
     known = settings or load()
-    found = load_pipeline(pipeline, known) if isinstance(pipeline, str) else pipeline
+    found = named(pipeline, known) if isinstance(pipeline, str) else pipeline
     table = _table(rows)
     return import_rows(
         found, known, stage, table, replaces=replace, savepoint=savepoint, dry_run=dry_run, reason=reason

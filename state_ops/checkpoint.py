@@ -18,6 +18,8 @@ NEWEST_FORMAT = WITH_PARTS
 
 STATE, OUTPUT, CHANNEL = "state", "output", "channel"
 EPOCH, START, REWIND, EDIT = "checkpoint", "start", "rewind", "edit"  # kinds of checkpoints
+FORK, PROMOTION = "fork", "promotion"
+TAKES_BACK = (REWIND, PROMOTION)  # what lies between their parent and them is abandoned
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -182,10 +184,11 @@ class Checkpoint:
 
     offsets: by source, its position after this epoch. slice: by source, what this epoch read.
     watermarks: by stage, microseconds since 1970 UTC. operators: by stage uid, figures and schemas.
-    kind: checkpoint, start (of a pipeline, from another one's savepoint), rewind (to its parent; what lies between is abandoned) or edit (of
-    one stage's state, by hand).
+    kind: checkpoint, start (of a pipeline, from another one's savepoint), rewind (to its parent; what lies between is abandoned), edit (of
+    one stage's state, by hand), fork (the first of a branch) or promotion (a branch's state and rows instead of what followed its parent).
     sinks: by sink, `id`, the newest checkpoint up to this one that has output for it, and `before`, the one before that. Of a rewind
-    itself also `to`, whose rows are the newest that stay, and `at`, the Delta version that it was decided on.
+    or a promotion itself also `to`, whose rows are the newest that stay, and `at`, the Delta version that it was decided on; of the
+    promotion of a range its `column`, `start` and `end` (microseconds) instead.
     inputs: by source, the columns that its files have. totals: sums over the whole chain. ms: milliseconds by phase.
     lineage: the newest spans of ids that were completed one after the other, as [generation, first, last]; see `spans_with`.
     digest: of the row, as the registry writes it; None before, and of older releases' rows.
@@ -205,7 +208,7 @@ class Checkpoint:
     slice: dict[str, Any]
     watermarks: dict[str, int]
     operators: dict[str, Any]
-    sinks: dict[str, dict[str, int | None]]
+    sinks: dict[str, dict[str, Any]]
     inputs: dict[str, Any]
     ms: dict[str, float]
     totals: dict[str, int]
@@ -224,16 +227,27 @@ class Checkpoint:
 
 
 def abandoned(checkpoints: Sequence[Checkpoint]) -> dict[CheckpointId, CheckpointId]:
-    """The checkpoints that rewinds have left behind, each with the newest such rewind."""
+    """The checkpoints that rewinds and promotions have left behind, each with the newest such one."""
     found: dict[CheckpointId, CheckpointId] = {}
     for rewind in sorted(checkpoints, key=lambda row: row.id, reverse=True):
-        if rewind.kind == REWIND and rewind.id not in found:
+        if rewind.kind in TAKES_BACK and rewind.id not in found:
             found |= {
                 row.id: rewind.id
                 for row in checkpoints
                 if (rewind.parent_id or 0) < row.id < rewind.id and row.id not in found
             }
     return found
+
+
+def event_time(checkpoint: Checkpoint) -> int | None:
+    """The newest event time of the rows that a checkpoint has seen, in microseconds since 1970 UTC; None: it goes by none."""
+    return max(checkpoint.watermarks.values(), default=None)
+
+
+def newest_before(checkpoints: Sequence[Checkpoint], moment: int) -> Checkpoint | None:
+    """The newest of these, oldest first, that has seen no row of this event time or a later one."""
+    earlier = [row for row in checkpoints if (seen := event_time(row)) is not None and seen < moment]
+    return earlier[-1] if earlier else None
 
 
 _SPANS = 100

@@ -7,29 +7,43 @@ does not. Sensors read it; a run that begins epochs removes it, for whoever star
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from state_ops.lease import known
+from state_ops.lease import born, known, process_lives
 from state_ops.storage import Storage
 
 PATH = "coordinator/halt.json"
+_FOR_A_WHILE = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """how: "stopped", "drained" or "cancelled". why: in words. when: ISO 8601, UTC."""
+    """how: "stopped", "drained" or "cancelled". why: in words. when: ISO 8601, UTC. process: host, pid and birth of the process for whose
+    time alone it holds; None: until somebody begins again."""
 
     how: str
     why: str
+    process: list[Any] | None = None
     when: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def read(storage: Storage) -> Halt | None:
+    """The halt that holds now; None: nobody has ended the pipeline, or the process that did so for a while is gone."""
     raw = storage.read_bytes(PATH)
-    return Halt(**known(Halt, json.loads(raw))) if raw else None
+    found = Halt(**known(Halt, json.loads(raw))) if raw else None
+    if found is None or found.process is None:
+        return found
+    host, pid, began = found.process
+    lives = process_lives(host, pid, began)
+    if lives is None:  # another host's: nobody promotes or rewinds for so long
+        return found if datetime.now(UTC) - datetime.fromisoformat(found.when) < _FOR_A_WHILE else None
+    return found if lives else None
 
 
 def write(storage: Storage, halt: Halt) -> None:
@@ -50,7 +64,7 @@ def during(storage: Storage, why: str) -> Iterator[None]:
     if read(storage) is not None:
         yield
         return
-    write(storage, Halt("stopped", why))
+    write(storage, Halt("stopped", why, [socket.gethostname(), os.getpid(), born(os.getpid())]))
     try:
         yield
     finally:

@@ -193,7 +193,8 @@ class Request:
     """What someone asks of the running coordinator; trigger: who asks (sensor, manual).
 
     kind: "barrier"; "stop", with `drain` or with `delete`, which drops the checkpoints without a name at the end; "savepoint",
-    which names the next checkpoint `savepoint`; "drop_savepoint"; "upkeep", which prunes and removes what nothing names.
+    which names the next checkpoint `savepoint`; "drop_savepoint"; "upkeep", which prunes and removes what nothing names; "fork" and
+    "drop_fork", which pin `checkpoint` for the branch `savepoint` and let it go.
     """
 
     kind: str
@@ -202,6 +203,7 @@ class Request:
     drain: bool = False
     delete: bool = False
     savepoint: str = ""
+    checkpoint: int | None = None
     tick: str | None = None
     at: float = 0.0
     name: str = ""
@@ -210,7 +212,9 @@ class Request:
 def send(storage: Storage, request: Request) -> Request:
     """Leave a request; the coordinator reads it at its next barrier."""
     sent = replace(request, at=time.time(), name=f"{REQUESTS}/{uuid.uuid4().hex}.json")
-    storage.put_bytes(sent.name, json.dumps(asdict(sent)).encode())
+    # What is not asked for is left out: a coordinator of an older release would not know it.
+    said = {name: value for name, value in asdict(sent).items() if value is not None}
+    storage.put_bytes(sent.name, json.dumps(said).encode())
     return sent
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from state_ops.branches import is_inherited
 from state_ops.checkpoint import OUTPUT, StateFile
 
 
@@ -18,7 +19,13 @@ def reference_counts(listings: Iterable[Iterable[StateFile]]) -> Counter[str]:
 
 
 def unreferenced(dropped: Iterable[Iterable[StateFile]], kept: Iterable[Iterable[StateFile]]) -> list[StateFile]:
-    """Objects that only the dropped listings name, each once. Published output belongs to its table: never listed."""
+    """Objects that only the dropped listings name, each once. Published output belongs to its table, and what a branch inherits to the
+    pipeline that it was forked from: never listed."""
     counts = reference_counts(kept)
-    gone = {file.path: file for files in dropped for file in files if file.kind != OUTPUT and counts[file.path] == 0}
+    gone = {
+        file.path: file
+        for files in dropped
+        for file in files
+        if file.kind != OUTPUT and counts[file.path] == 0 and not is_inherited(file.path)
+    }
     return sorted(gone.values(), key=lambda file: file.path)

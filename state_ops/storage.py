@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import stamina
 
+from state_ops.branches import PARENT, is_inherited, parent_uri
 from state_ops.errors import DamageError, TransientError
 from state_ops.stores import (
     CHUNK,
@@ -76,19 +77,23 @@ class Storage:
     libraries, untested. s3: how S3 is reached; secrets are references, looked up in each process that opens the storage.
     traffic: what this object has requested; a copy in another process begins at zero.
 
+    A branch's storage reads objects of the pipeline that it was forked from as `parent/<path>`, and refuses to write or delete them.
+
     Errors: OSError, of which UnavailableError was tried again in vain; ConfigurationError; DamageError for a path that
     leaves the root or content that is not what was recorded.
     """
 
-    def __init__(self, uri: str, s3: S3Settings | None = None) -> None:
+    def __init__(self, uri: str, s3: S3Settings | None = None, traffic: Traffic | None = None) -> None:
         self.uri = uri.rstrip("/")
         store = open_store(self.uri, s3)
-        self.traffic = Traffic()
+        self.traffic = Traffic() if traffic is None else traffic
         self.store = Counted(store, self.traffic)
         self.is_local = not store.remote
         self._s3 = None if self.is_local else s3 or default_s3()
         if "://" not in uri and isinstance(store, FileSystemStore):
             self.uri = store.root
+        above = parent_uri(self.uri)
+        self._parent = Storage(above, s3, self.traffic) if above is not None else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Storage, (self.uri, self._s3)
@@ -114,7 +119,25 @@ class Storage:
 
     def full(self, path: str) -> str:
         """The path or URI by which other libraries (delta-rs, Spark) open `path`."""
+        if self._parent is not None and is_inherited(path):
+            return self._parent.full(path.removeprefix(PARENT))
         return f"{self.uri}/{check_path(path)}"
+
+    def _there(self, path: str) -> tuple[Counted, str]:
+        """The store in which a path is read, and the path there."""
+        if self._parent is not None and is_inherited(path):
+            return self._parent._there(path.removeprefix(PARENT))
+        return self.store, check_path(path)
+
+    def _own(self, path: str) -> str:
+        """A path that is written or deleted."""
+        if self._parent is not None and is_inherited(path):
+            raise DamageError(
+                f"The path {path!r} leaves the branch: what it was forked from is only read.",
+                where=self.uri,
+                next="Weir never does that: report it, with what was running.",
+            )
+        return check_path(path)
 
     # -- writing
 
@@ -140,16 +163,16 @@ class Storage:
                     sent += len(chunk)
                     yield chunk
 
-        self.store.write(check_path(path), chunks(), local.stat().st_size)
+        self.store.write(self._own(path), chunks(), local.stat().st_size)
         return sent, digest.hexdigest()
 
     def put_bytes(self, path: str, data: bytes) -> None:
         """Write `data` (bytes or a buffer) to `path`, whole or not at all, over what is there."""
-        self._retried(path, lambda: self.store.write(check_path(path), iter((data,)), len(data)))
+        self._retried(path, lambda: self.store.write(self._own(path), iter((data,)), len(data)))
 
     def create(self, path: str, data: bytes) -> bool:
         """Put `data` at `path` unless a file is there; False if there is one, which an earlier try of this call may have put."""
-        return self._retried(path, lambda: self.store.create(check_path(path), data))
+        return self._retried(path, lambda: self.store.create(self._own(path), data))
 
     # -- reading
 
@@ -175,8 +198,9 @@ class Storage:
 
     def _receive(self, path: str, local: Path, cancelled: Cancelled | None) -> str:
         seen = hashlib.sha256()
+        store, place = self._there(path)
         with local.open("wb") as sink:
-            for chunk in self.store.read(check_path(path)):
+            for chunk in store.read(place):
                 self._check(cancelled, path)
                 seen.update(chunk)
                 sink.write(chunk)
@@ -189,16 +213,19 @@ class Storage:
     def read_bytes(self, path: str) -> bytes | None:
         """The content of `path`, or None if there is no such file."""
         try:
-            return self._retried(path, lambda: b"".join(self.store.read(check_path(path))))
+            store, place = self._there(path)
+            return self._retried(path, lambda: b"".join(store.read(place)))
         except FileNotFoundError:
             return None
 
     def digest(self, path: str) -> str | None:
         """The sha256 of the content of `path`, read in pieces; None if there is no such file."""
 
+        store, place = self._there(path)
+
         def whole() -> str:
             seen = hashlib.sha256()
-            for chunk in self.store.read(check_path(path)):
+            for chunk in store.read(place):
                 seen.update(chunk)
             return seen.hexdigest()
 
@@ -209,15 +236,17 @@ class Storage:
 
     def parquet_footer(self, path: str) -> pq.FileMetaData:
         """The footer of a Parquet file; reads its end only. Raises pyarrow.ArrowException if it is none."""
-        end = self._retried(path, lambda: self.store.tail(check_path(path), _FOOTER))
+        store, place = self._there(path)
+        end = self._retried(path, lambda: store.tail(place, _FOOTER))
         needed = int.from_bytes(end[-8:-4], "little") + 8
         if end[-4:] == b"PAR1" and needed > len(end):
-            end = self._retried(path, lambda: self.store.tail(check_path(path), needed))
+            end = self._retried(path, lambda: store.tail(place, needed))
         return pq.read_metadata(pa.BufferReader(end))
 
     def size(self, path: str) -> int | None:
         """Size in bytes, or None if there is no such file."""
-        return self._retried(path, lambda: self.store.size(check_path(path)))
+        store, place = self._there(path)
+        return self._retried(path, lambda: store.size(place))
 
     # -- what is there
 
@@ -238,16 +267,16 @@ class Storage:
 
     def delete(self, path: str) -> bool:
         """Delete one file; False if it is known that it was not there, which object stores do not tell."""
-        return self._retried(path, lambda: self.store.delete(check_path(path)))
+        return self._retried(path, lambda: self.store.delete(self._own(path)))
 
     def delete_files(self, paths: Sequence[str]) -> None:
         """Delete files, in no order, in as few requests as the store can; those that are not there are no error."""
         if paths:
-            self._retried(paths[0], lambda: self.store.delete_files([check_path(path) for path in paths]))
+            self._retried(paths[0], lambda: self.store.delete_files([self._own(path) for path in paths]))
 
     def delete_tree(self, path: str) -> int:
         """Delete everything below `path`; returns how many files that were, half-written ones left out."""
-        files = list(self.list(check_path(path), unfinished=True))
+        files = list(self.list(self._own(path), unfinished=True))
         self._retried(path, lambda: self.store.delete_all(path, files))
         return sum(1 for file in files if not PurePosixPath(file.path).name.startswith(UNFINISHED))
 

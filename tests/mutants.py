@@ -170,6 +170,27 @@ MUTANTS = [
         "tests/runtime/test_gates.py::test_figures_that_a_gate_refuses_hold_the_epoch_and_leave_nothing",
     ),
     Mutant(
+        "commit before all gates on rows have spoken",
+        "pipelines/runtime/in_flight.py",
+        "            and all(stage.uid in flight.judged for stage in self._shop.pipeline.stages)\n",
+        "",
+        "tests/recovery/test_overlap.py::test_the_next_epoch_is_worked_on_beside_the_gates_and_nothing_is_committed_before_them",
+    ),
+    Mutant(
+        "let a gate on rows say what it likes",
+        "pipelines/runtime/in_flight.py",
+        "        gates.refuse(stage.uid, verdicts)\n",
+        "",
+        "tests/recovery/test_overlap.py::test_an_epoch_that_a_gate_refuses_takes_along_what_was_built_on_it",
+    ),
+    Mutant(
+        "hand rows on before their gates have spoken",
+        "pipelines/runtime/in_flight.py",
+        "        if isinstance(stage.input, Stage) and stage.input.uid not in flight.judged:",
+        "        if isinstance(stage.input, Stage) and stage.input.uid not in flight.acks:",
+        "tests/recovery/test_overlap.py::test_no_stage_sees_rows_that_a_gate_refuses",
+    ),
+    Mutant(
         "leave the note that a gate holds for ever",
         "pipelines/runtime/epoch.py",
         "        shop.held = not held.clear(shop.storage)\n",

@@ -21,6 +21,7 @@ from rich.table import Table
 from configs.settings import Settings
 from pipelines.runtime import (
     cli_drill,
+    cli_fork,
     cli_fsck,
     cli_import,
     cli_metrics,
@@ -256,7 +257,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
     head, holder = registry.head(), lease.read(storage)
     holds, halted = held.read(storage), halt.read(storage)
     return {
-        "pipeline": pipeline.name,
+        "pipeline": pipeline.title,
         "storage": storage.uri,
         "coordinator": {
             "alive": lease.alive(holder),
@@ -360,7 +361,7 @@ def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None
     head = registry.head()
     if not epochs:
         out.print(
-            f"Nothing to do: {pipeline.name} is at checkpoint {head.id if head else 'none'}, and no input is waiting."
+            f"Nothing to do: {pipeline.title} is at checkpoint {head.id if head else 'none'}, and no input is waiting."
         )
 
 
@@ -391,6 +392,11 @@ for _command in (
     cli_upkeep.savepoints,
     cli_restore.restore,
     cli_restore.rewind,
+    cli_fork.fork,
+    cli_fork.forks,
+    cli_fork.diff,
+    cli_fork.promote,
+    cli_fork.backfill,
     cli_drill.drill,
     cli_plan.plan,
     cli_report.report,

@@ -10,10 +10,21 @@ from functools import partial
 
 import structlog
 
-from pipelines.runtime.sinks import delta, rewinding
+from configs.settings import Settings
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.sinks import delta, overwriting, rewinding
 from pipelines.runtime.workshop import Flight, Workshop, lap
 from state_ops import errors, retention
-from state_ops.checkpoint import OUTPUT, REWIND, Checkpoint, StateFile
+from state_ops.checkpoint import (
+    OUTPUT,
+    TAKES_BACK,
+    Checkpoint,
+    StateFile,
+    abandoned,
+    event_time,
+    from_micros,
+    newest_before,
+)
 from state_ops.errors import (
     RunEndedError,
     TransientError,
@@ -24,6 +35,9 @@ from state_ops.registry import Publication, Registry
 from state_ops.transfers import at_once
 
 log = structlog.get_logger("weir.epoch")
+
+HOUR = 3_600_000_000  # microseconds
+DAY = 24 * HOUR
 
 
 def commit(shop: Workshop, flight: Flight, checkpoint: Checkpoint, files: Sequence[StateFile]) -> Checkpoint:
@@ -114,7 +128,7 @@ def publish_missing(shop: Workshop, checkpoints: Sequence[Checkpoint]) -> list[P
     published: list[Publication] = []
     for checkpoint in sorted(checkpoints, key=lambda row: row.id):
         own = [sink for sink, ids in checkpoint.sinks.items() if ids["id"] == checkpoint.id]
-        staged: dict[str, list[StateFile]] = {sink: [] for sink in own if checkpoint.kind == REWIND}
+        staged: dict[str, list[StateFile]] = {sink: [] for sink in own if checkpoint.kind in TAKES_BACK}
         for file in shop.registry.files(checkpoint):
             if file.kind == OUTPUT and file.sink:
                 staged.setdefault(file.sink, []).append(file)
@@ -126,9 +140,11 @@ def publish_missing(shop: Workshop, checkpoints: Sequence[Checkpoint]) -> list[P
 
 def _publish(shop: Workshop, checkpoint: Checkpoint, sink: str, files: Sequence[StateFile]) -> Publication:
     before = checkpoint.sinks[sink]["before"]
-    if checkpoint.kind == REWIND:
+    if checkpoint.kind in TAKES_BACK:
         shop.tables.pop(sink, None)
-        return rewinding.rewind(shop.storage, shop.pipeline.app_id, sink, checkpoint)
+        if "column" in checkpoint.sinks[sink]:
+            return overwriting.overwrite(shop.storage, shop.pipeline.app_id, sink, checkpoint, files)
+        return rewinding.rewind(shop.storage, shop.pipeline.app_id, sink, checkpoint, files)
     return delta.publish(shop.storage, shop.pipeline.app_id, sink, checkpoint, before, files, shop.tables)
 
 
@@ -155,6 +171,27 @@ def needed(registry: Registry, holds: Mapping[str, Held], *, own: bool = False) 
     return found
 
 
+def kept_for_backfills(
+    pipeline: Pipeline, settings: Settings, completed: Sequence[Checkpoint]
+) -> dict[CheckpointId, str]:
+    """The checkpoints from which the newest days, or hours, may be backfilled, in words. completed: oldest first."""
+    known = settings.pipelines.get(pipeline.name)
+    if known is None or known.backfill is None or pipeline.branch is not None:
+        return {}
+    left = abandoned(completed)
+    line = [row for row in completed if row.id not in left]
+    reached = event_time(line[-1]) if line else None
+    found: dict[CheckpointId, str] = {}
+    for back in range(known.backfill.keep if reached is not None else 0):
+        assert reached is not None
+        step = DAY if known.backfill.every == "day" else HOUR
+        begins = (reached // step - back) * step
+        base = newest_before(line, begins)
+        if base is not None:
+            found.setdefault(base.id, f"the newest before {from_micros(begins):%Y-%m-%d %H:%M}, to backfill from")
+    return found
+
+
 def prune(
     shop: Workshop, keep: int | None = None, also: Mapping[CheckpointId, Sequence[str]] | None = None
 ) -> tuple[CheckpointId, ...]:
@@ -168,6 +205,8 @@ def prune(
     listings = {row.id: shop.registry.files(row) for row in completed}
     live, dead = shop.watcher.sorted_out(shop.storage)
     why = needed(shop.registry, live, own=True)
+    for id, said in kept_for_backfills(shop.pipeline, shop.settings, completed).items() if keep else ():
+        why.setdefault(id, []).append(said)
     for id, reasons in (also or {}).items():
         why.setdefault(id, []).extend(reasons)
     decided = retention.plan(completed, listings, keep, shop.registry.pins(own=True), why)

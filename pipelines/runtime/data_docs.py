@@ -58,7 +58,7 @@ def build(pipeline: Pipeline, settings: Settings, directory: Path | str | None =
 
     Raises ConfigurationError for a directory that has something else in it, TransientError where it cannot be written.
     """
-    target = settings.work_dir / "data_docs" / pipeline.name if directory is None else Path(directory)
+    target = settings.work_dir / "data_docs" / pipeline.title if directory is None else Path(directory)
     target = target.expanduser().resolve()
     _refuse_others(target)
     building = target.with_name(f".{target.name}-{os.getpid()}")
@@ -75,7 +75,7 @@ def build(pipeline: Pipeline, settings: Settings, directory: Path | str | None =
         ) from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return Report(pipeline.name, target / "index.html", tuple(verdicts), tuple(left_out))
+    return Report(pipeline.title, target / "index.html", tuple(verdicts), tuple(left_out))
 
 
 def _refuse_others(target: Path) -> None:

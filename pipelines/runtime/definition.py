@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from state_ops.aggregates import Agg
+from state_ops.branches import BRANCHES, Branch
 from state_ops.errors import PipelineError
 from state_ops.ids import CheckpointId
 from state_ops.key_groups import check_parallelism
@@ -38,9 +39,11 @@ class FileSource:
 
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
-    """A Delta table that only Weir appends to. table: its name, and its directory below the pipeline's `tables/`."""
+    """A Delta table that only Weir writes. table: its name, and its directory below the pipeline's `tables/`. event_time: the timestamp or
+    date column by which its rows belong to a day; None: the window's start, or the source's event time."""
 
     table: str
+    event_time: str | None = None
 
 
 HOLD, WARN, QUARANTINE = "hold", "warn", "quarantine"
@@ -282,6 +285,7 @@ class Pipeline:
 
     retired: uids of stages and names of sources that were removed for good: their state and positions are dropped.
     on_restore: what must hold of a sample of the state, and of the newest rows of tables, before a restored checkpoint is used.
+    branch: which fork of it this is; None: the pipeline itself. Set by who runs a branch, not by its author.
     """
 
     name: str
@@ -291,6 +295,7 @@ class Pipeline:
     owners: tuple[str, ...] = ()
     retired: tuple[str, ...] = ()
     on_restore: tuple[Expected, ...] = ()
+    branch: Branch | None = None
 
     def __post_init__(self) -> None:
         _check_name(self.name, "pipeline")
@@ -338,7 +343,27 @@ class Pipeline:
     @property
     def app_id(self) -> str:
         """Transaction app id of the registry; sinks append their name. Stable for ever."""
-        return f"weir/{self.name}/main"
+        return f"weir/{self.name}/{self.branch.id if self.branch else 'main'}"
+
+    @property
+    def title(self) -> str:
+        """As commands and people name it: flights, or flights@fix for a branch."""
+        return f"{self.name}@{self.branch.name}" if self.branch else self.name
+
+    @property
+    def directory(self) -> str:
+        """Of its storage, below the root of all."""
+        return f"{self.name}/{BRANCHES}/{self.branch.id}" if self.branch else self.name
+
+    def event_time_of(self, table: str, schema: pa.Schema) -> str | None:
+        """The column by which a table's rows belong to a day or an hour; None if it has none. schema: of the table."""
+        timed = [field.name for field in schema if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type)]
+        for stage in self.stages:
+            for sink in stage.sinks:
+                if sink.table == table:
+                    wanted = [sink.event_time, "window_start", stage.on, source_of(stage.input).event_time]
+                    return next((name for name in wanted if name in timed), None)
+        return None
 
     def feeds_others(self, stage: Stage) -> bool:
         """Whether another stage reads this one's output."""

@@ -207,8 +207,8 @@ def _held(
         completed = {row.id: row for row in registry.checkpoints()}
         if not completed:
             raise WeirError(
-                f"{pipeline.name} has no checkpoint that could be restored.",
-                next=f"Run it first: weir run {pipeline.name}",
+                f"{pipeline.title} has no checkpoint that could be restored.",
+                next=f"Run it first: weir run {pipeline.title}",
             )
         head = completed[max(completed)]
         parent = completed.get(head.parent_id) if head.parent_id is not None else None

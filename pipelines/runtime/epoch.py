@@ -1,6 +1,6 @@
 """The life of one epoch. Read this first.
 
-    slice -> stages, each one Spark job that yields acks, then its gates -> uploads -> gates on the whole -> commit -> publish -> prune
+    slice -> stages, each one Spark job that yields acks -> its gates, uploads -> gates on the whole -> commit -> publish -> prune
 
 Everything up to the commit can be thrown away: it lies under prefixes that only this attempt knows. The commit is one
 row in the registry. Everything after the commit can be done again by whoever comes next.

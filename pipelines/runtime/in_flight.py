@@ -2,6 +2,7 @@
 
     lane of a stage    1 2 3 4        a stage takes epochs in order, each on the snapshot that the one before left
     next stage           1 2 3 4      ... and after the stage upstream; what it leaves comes first in its next epoch
+    gates                1 2 3 4      of the stages' rows: before a stage that reads them, and beside the next epoch
     uploads                1 2 3      state is uploaded once the epoch before is confirmed: it refers to its objects
     commits                 1 2 3     commit, publish, prune, answer: one epoch after the other
 
@@ -26,8 +27,20 @@ import structlog
 from pipelines.runtime import epoch, gates
 from pipelines.runtime.commit import commit, discard, raise_if_fenced
 from pipelines.runtime.definition import Stage
+from pipelines.runtime.gates import Verdict
 from pipelines.runtime.lanes import Ended, Lanes
-from pipelines.runtime.stage_job import bases, check_acks, declined, late, note_progress, plan, run_stage, work_dir
+from pipelines.runtime.stage_job import (
+    bases,
+    check_acks,
+    declined,
+    judge,
+    late,
+    note_progress,
+    plan,
+    run_stage,
+    to_judge,
+    work_dir,
+)
 from pipelines.runtime.workshop import Cut, EpochReport, Flight, Frontier, StageResult, Tip, Workshop, local_rows
 from state_ops import handover
 from state_ops.checkpoint import CHANNEL, Ack, Checkpoint, Snapshot, StateFile, snapshots_of
@@ -39,7 +52,7 @@ from state_ops.pending import FailureReason, Refusal, owns
 
 log = structlog.get_logger("weir.run")
 
-_UPLOADS, _COMMITS = "uploads", "commits"  # lanes, besides the stages'
+_GATES, _UPLOADS, _COMMITS = "gates of rows", "uploads", "commits"  # lanes, besides the stages'
 _JOB, _SEAL, _COMMIT, _FINISH = "job", "seal", "commit", "finish"
 _MARK = "coordinator-"
 _MIB = 1 << 20
@@ -225,6 +238,9 @@ class InFlight:
                 elif self._may_upload(flight, stage):
                     uploading = partial(epoch.upload, self._shop, flight, stage, self._bases[stage.uid])
                     self._begin(_UPLOADS, flight, stage.uid, uploading, partial(self._uploaded, stage))
+                if self._may_judge(flight, stage):
+                    judging = partial(judge, self._shop, stage, to_judge(flight, stage))
+                    self._begin(_GATES, flight, stage.uid, judging, partial(self._judged, stage))
             if self._may_seal(flight):
                 sealing = partial(epoch.completed, self._shop, flight, self._coordinator.head, self._channels)
                 self._begin(_UPLOADS, flight, _SEAL, sealing, self._seal)
@@ -253,11 +269,15 @@ class InFlight:
         before = self._before(flight)
         if not self._free(stage.uid, flight, _JOB) or (before is not None and stage.uid not in before.acks):
             return False
-        if isinstance(stage.input, Stage) and stage.input.uid not in flight.acks:
+        # No stage gets to see rows that a gate refuses.
+        if isinstance(stage.input, Stage) and stage.input.uid not in flight.judged:
             return False
         if self._follows_confirmed(flight):
             return True
         return self._tips[stage.uid].settled and stage.uid not in flight.elsewhere and not self._is_full
+
+    def _may_judge(self, flight: Flight, stage: Stage) -> bool:
+        return stage.uid in flight.acks and stage.uid not in flight.judged and self._free(_GATES, flight, stage.uid)
 
     def _may_upload(self, flight: Flight, stage: Stage) -> bool:
         """One after the other, and not before what the epoch builds on is confirmed."""
@@ -276,7 +296,12 @@ class InFlight:
         return configured is not None or any(tip.waiting for tip in self._tips.values())
 
     def _may_seal(self, flight: Flight) -> bool:
-        return flight.pending.complete and self._free(_UPLOADS, flight, _SEAL) and self._follows_confirmed(flight)
+        return (
+            flight.pending.complete
+            and all(stage.uid in flight.judged for stage in self._shop.pipeline.stages)
+            and self._free(_UPLOADS, flight, _SEAL)
+            and self._follows_confirmed(flight)
+        )
 
     def _follows_confirmed(self, flight: Flight) -> bool:
         before = self._before(flight)
@@ -336,14 +361,21 @@ class InFlight:
         if result.again is not None:
             self._set_aside(flight, result.again)
             return
-        gates.refuse(stage.uid, result.verdicts)
-        flight.verdicts += result.verdicts
         flight.ms |= result.ms
         columns = self._shop.inputs.get(stage.uid)
         self._tips[stage.uid] = note_progress(flight, stage, self._tips[stage.uid], columns)
         flight.acks[stage.uid] = flight.pending.acks_of(stage.uid)
         if result.shapes is not None:
             flight.shapes[stage.uid] = result.shapes
+        if not to_judge(flight, stage):
+            self._judged(stage, flight, (list(result.verdicts), {}))
+
+    def _judged(self, stage: Stage, flight: Flight, said: tuple[list[Verdict], dict[str, float]]) -> None:
+        verdicts, ms = said
+        gates.refuse(stage.uid, verdicts)
+        flight.verdicts += verdicts
+        flight.ms |= ms
+        flight.judged.add(stage.uid)
 
     def _runs_again(self, stage: Stage, flight: Flight, acks: Sequence[Ack]) -> bool:
         """Whether a subtask has landed where its base is not. Then the stage runs once more, as soon as that is in storage."""
@@ -504,7 +536,7 @@ class InFlight:
             return
         if isinstance(failure.error, GateError):
             epoch.hold(self._shop, next(one for one in fallen if one.pending.id == failure.epoch), failure.error)
-        typed = epoch.typed(failure.error, f"pipeline {self._shop.pipeline.name}, epoch {failure.epoch}")
+        typed = epoch.typed(failure.error, f"pipeline {self._shop.pipeline.title}, epoch {failure.epoch}")
         if typed is not None:
             raise typed from failure.error
         if failure.final or isinstance(failure.error, FencedError) or not isinstance(failure.error, WeirError):

@@ -15,9 +15,20 @@ from state_ops.errors import ConfigurationError, PipelineError
 
 
 def find(name: str) -> tuple[Pipeline, Settings]:
-    """The pipeline that the configuration calls `name`, and the settings."""
+    """The pipeline that the configuration calls `name`, or PIPELINE@BRANCH, and the settings."""
     settings = load()
-    return load_pipeline(name, settings), settings
+    return named(name, settings), settings
+
+
+def named(name: str, settings: Settings) -> Pipeline:
+    """A pipeline by its name in the configuration, or a branch of it: PIPELINE@BRANCH."""
+    name, at, branch = name.partition("@")
+    found = load_pipeline(name, settings)
+    if not at:
+        return found
+    from pipelines.runtime.forks import branched
+
+    return branched(found, settings, branch)
 
 
 def load_pipeline(name: str, settings: Settings) -> Pipeline:

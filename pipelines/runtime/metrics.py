@@ -95,7 +95,7 @@ FAMILIES = (
 )  # fmt: skip
 
 _ROWS = ("in", "out", "late", "dropped", "null_key", "quarantined", "waiting", "duplicate")
-_OF_A_STAGE = ("stage", "gate", "upload")  # phases whose name goes on with the stage's uid
+_OF_A_STAGE = ("stage", "gate", "quarantine", "upload")  # phases whose name goes on with the stage's uid
 _TOTALS = {
     "weir_epochs_total": "epochs",
     "weir_rows_read_total": "rows_read",

@@ -75,4 +75,4 @@ def _check_objects(shop: Workshop, head: Checkpoint) -> None:
     full = shop.settings.checkpoints.mode == "full"
     kinds = {CHANNEL} if full else {STATE, CHANNEL}
     named = [file for file in shop.registry.files(head) if file.kind in kinds]
-    restore.check_stored(shop.pipeline.name, shop.storage, head, named)
+    restore.check_stored(shop.pipeline.title, shop.storage, head, named)

@@ -31,6 +31,7 @@ from state_ops import restores, snapshot
 from state_ops.backends import joined
 from state_ops.backends.base import BEYOND
 from state_ops.backends.named import DEFAULT, named
+from state_ops.branches import is_inherited
 from state_ops.checkpoint import CHANNEL, STATE, Checkpoint, Snapshot, StateFile, abandoned, snapshots_of
 from state_ops.errors import DamageError, GateError
 from state_ops.ids import epoch_dir
@@ -127,7 +128,7 @@ def plan(
                 f"Checkpoint {checkpoint.id} has {told[0]} state files of {uid} with {told[1]} bytes, but "
                 f"{len(found)} with {sum(file.bytes for file in found)} are listed.",
                 where=storage.full("registry/state_files"),
-                next=f"Nothing was used. `weir fsck {pipeline.name}` says what is damaged and which checkpoints are intact.",
+                next=f"Nothing was used. `weir fsck {pipeline.title}` says what is damaged and which checkpoints are intact.",
             )
         for subtask, one in sorted(taken.items()):
             home = local_directory(settings, pipeline, storage) / uid / str(subtask)
@@ -201,7 +202,7 @@ def back_to_valid(tenure: Tenure, damage: DamageError) -> Checkpoint:
             log.warning("an earlier checkpoint is damaged too", checkpoint=int(row.id), what=error.what)
             continue
         decided = rewind.planned(shop.pipeline, shop.settings, shop.storage, shop.registry, head, row)
-        rewind.check(decided, shop.pipeline.name, force=False)
+        rewind.check(decided, shop.pipeline.title, force=False)
         return rewind.carry_out(tenure, decided, f"checkpoint {head.id} is damaged: {damage.what}")
     raise DamageError(
         f"{damage.what} No earlier checkpoint that is retained is whole.",
@@ -219,10 +220,17 @@ def _earlier(completed: Sequence[Checkpoint], head: Checkpoint) -> Iterator[Chec
 def check_stored(pipeline: str, storage: Storage, checkpoint: Checkpoint, files: Sequence[StateFile]) -> None:
     """Whether files of a checkpoint are in storage, by names and sizes. Raises DamageError that names the first that is not."""
     tops = sorted({_TOPS[file.kind] for file in files})
-    stored = {file.path: file.bytes for top in tops for file in storage.list(top)}
+    stored: dict[str, int | None] = {file.path: file.bytes for top in tops for file in storage.list(top)}
+    elsewhere = [file.path for file in files if is_inherited(file.path)]
+    sizes = together(lambda path, _: storage.size(path), elsewhere, at_once=storage.transfers)
+    stored |= dict(zip(elsewhere, sizes, strict=True))
     for file in files:
         if stored.get(file.path) != file.bytes:
-            found = f"has {stored[file.path]} bytes instead of {file.bytes}" if file.path in stored else "is missing"
+            found = (
+                f"has {stored[file.path]} bytes instead of {file.bytes}"
+                if stored.get(file.path) is not None
+                else "is missing"
+            )
             raise DamageError(
                 f"A file of checkpoint {checkpoint.id} {found}.",
                 where=storage.full(file.path),
@@ -263,7 +271,7 @@ def _proven(
     try:
         if purpose != "run":  # which has looked already
             named_files = [file for part in decided.parts for file in part.taken.files] + list(decided.waiting)
-            check_stored(pipeline.name, storage, row, named_files)
+            check_stored(pipeline.title, storage, row, named_files)
         fetched = sum(together(one, decided.parts, at_once=_SUBTASKS_AT_ONCE), Fetched())
         together(rows, decided.waiting, at_once=storage.transfers)
         evaluated = expectations.evaluate(pipeline, settings, storage, row, newest=decided.newest)
@@ -292,7 +300,7 @@ def _proven(
 
 
 def _advice(pipeline: Pipeline, row: Checkpoint) -> str:
-    name = pipeline.name
+    name = pipeline.title
     return (
         f"Nothing was used. `weir fsck {name}` says what else is damaged and which checkpoints are intact; bring the file back from a "
         f"backup, or go back to one that is intact: weir rewind {name} --to N. restore.on_invalid: rewind does that by itself. "

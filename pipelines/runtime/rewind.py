@@ -104,7 +104,8 @@ def planned(
     """What a rewind from the newest checkpoint to another one would do."""
     if to.id == head.id:
         raise ConfigurationError(
-            f"{pipeline.name} is at checkpoint {to.id} already.", next=f"`weir run {pipeline.name}` goes on from there."
+            f"{pipeline.title} is at checkpoint {to.id} already.",
+            next=f"`weir run {pipeline.title}` goes on from there.",
         )
     between = tuple(row.id for row in registry.checkpoints() if to.id < row.id <= head.id)
     sources = []
@@ -122,27 +123,32 @@ def planned(
             raise WeirError(
                 f"The table {name} is gone.",
                 where=storage.full(rewinding.table_path(name)),
-                next=f"Nothing was changed. `weir fsck {pipeline.name}` says what else is missing; put the table back first.",
+                next=f"Nothing was changed. `weir fsck {pipeline.title}` says what else is missing; put the table back first.",
             )
     for one in sources:
         if one.gone:
             obstacles.append(
                 f"{one.source} has lost what would be read again ({_some(one.gone)}): those rows would be missing"
             )
-    for table in tables:
-        if table.unknown:
-            commits = _some([f"version {version}: {operation}" for version, operation in table.unknown])
-            obstacles.append(
-                f"others have committed to the table {table.table} ({commits}), which would be taken back too"
-            )
-        if table.vacuumed:
-            obstacles.append(
-                f"{len(table.vacuumed)} files of the table {table.table} are vacuumed ({_some(table.vacuumed)}): "
-                "their rows would be missing"
-            )
+    obstacles += hindrances(tables)
     uids = {*head.operators, *to.operators}
     sizes = {uid: (_bytes(head, uid), _bytes(to, uid)) for uid in sorted(uids)}
     return RewindPlan(head, to, between, sizes, tuple(sources), tuple(tables), tuple(obstacles))
+
+
+def hindrances(tables: Sequence[TableRewind]) -> list[str]:
+    """What would be lost by taking tables back, in words."""
+    found = []
+    for table in tables:
+        if table.unknown:
+            commits = _some([f"version {version}: {operation}" for version, operation in table.unknown])
+            found.append(f"others have committed to the table {table.table} ({commits}), which would be taken back too")
+        if table.vacuumed:
+            found.append(
+                f"{len(table.vacuumed)} files of the table {table.table} are vacuumed ({_some(table.vacuumed)}): "
+                "their rows would be missing"
+            )
+    return found
 
 
 def _bytes(checkpoint: Checkpoint, uid: str) -> int:
@@ -175,7 +181,7 @@ def carry_out(tenure: Tenure, decided: RewindPlan, reason: str = "") -> Checkpoi
     shop.head = row
     log.info(
         "rewound",
-        pipeline=shop.pipeline.name,
+        pipeline=shop.pipeline.title,
         to=int(decided.to.id),
         checkpoint=int(id),
         abandoned=[int(one) for one in decided.abandoned],

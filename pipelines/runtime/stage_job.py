@@ -79,7 +79,7 @@ def run_stage(
     here: Path | None,
     reread: bool,
 ) -> StageResult:
-    """Run a stage's job, then ask its gates on rows unless a subtask declined.
+    """Run a stage's job; then ask its gates on rows, if they may set rows aside and no subtask declined. Others are asked by `judge`.
 
     tip: what the epoch builds on. keep: attempts whose local files other epochs in flight need. here, reread: as in `KeyedTask`.
     """
@@ -99,14 +99,33 @@ def run_stage(
     clock = lap(ms, f"stage:{stage.uid}", started)
     if all(ack.error is None for ack in acks):
         acks = _with_quarantine(shop, flight, stage, acks)
-        files = [file for ack in acks for file in read_by_next(ack)] if gates.of_rows(stage) else []
-        if files:
+        files = _judged(stage, acks) if stage.quarantines else []
+        if files:  # before anything is built on rows that are to go
             looked_at = gates.looked_at(shop.storage, stage, files)
             verdicts = gates.check(stage, looked_at)
             if any(verdict.quarantines for verdict in verdicts):
                 again = _without_failed(shop, flight, stage, acks, verdicts, looked_at)
-            lap(ms, f"gate:{stage.uid}", clock)
+            lap(ms, f"quarantine:{stage.uid}", clock)
     return StageResult(tuple(acks), tuple(verdicts), ms, fixed, again)
+
+
+def to_judge(flight: Flight, stage: Stage) -> list[StagedFile | StateFile]:
+    """What gates are still to look at of a stage that has acked: rows that it has handed out, unless its job has asked them already."""
+    return [] if stage.quarantines else _judged(stage, flight.acks[stage.uid])
+
+
+def judge(
+    shop: Workshop, stage: Stage, files: Sequence[StagedFile | StateFile]
+) -> tuple[list[Verdict], dict[str, float]]:
+    """What a stage's gates say of the rows in these files, and the milliseconds of that."""
+    ms, clock = dict[str, float](), time.perf_counter()
+    verdicts = gates.check(stage, gates.looked_at(shop.storage, stage, files))
+    lap(ms, f"gate:{stage.uid}", clock)
+    return verdicts, ms
+
+
+def _judged(stage: Stage, acks: Sequence[Ack]) -> list[StagedFile | StateFile]:
+    return [file for ack in acks for file in read_by_next(ack)] if gates.of_rows(stage) else []
 
 
 def _with_quarantine(shop: Workshop, flight: Flight, stage: Stage, acks: list[Ack]) -> list[Ack]:
@@ -147,7 +166,7 @@ def late(shop: Workshop, flight: Flight) -> TransientError:
     """The error of an epoch whose time is up."""
     return TransientError(
         f"Epoch {flight.pending.id} was aborted: it took longer than {shop.settings.checkpoints.timeout_seconds:g} s.",
-        where=f"pipeline {shop.pipeline.name}",
+        where=f"pipeline {shop.pipeline.title}",
         next="Raise checkpoints.timeout_seconds, or cut smaller slices (epoch.max_files, max_rows, max_bytes).",
     )
 

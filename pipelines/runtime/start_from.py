@@ -20,12 +20,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.sources.files import nothing_read
 from pipelines.runtime.tenure import Tenure
 from pipelines.runtime.workshop import Workshop
+from state_ops.branches import is_inherited, own_of_parent
 from state_ops.checkpoint import START, STATE, Checkpoint, StateFile, spans_with
 from state_ops.errors import ConfigurationError, PipelineError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id
@@ -57,7 +59,7 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
         return tenure.head
     if tenure.head is not None:
         raise PipelineError(
-            f"{shop.pipeline.name} has checkpoint {tenure.head.id} already, so it cannot start from elsewhere.",
+            f"{shop.pipeline.title} has checkpoint {tenure.head.id} already, so it cannot start from elsewhere.",
             where=shop.storage.uri,
             next="Leave --from away to go on from that; or give the pipeline another name or storage root.",
         )
@@ -68,7 +70,7 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
     shop.storage.put_bytes(ORIGIN, json.dumps({"origin": origin}).encode())
     epoch, reason = CheckpointId(tenure.last_id + 1), f"from {origin}, its checkpoint {saved.id}"
     made = seed(tenure, settings, source, registry, saved, epoch, reason)
-    log.info("started", pipeline=shop.pipeline.name, origin=origin, checkpoint=saved.id, bytes=made.bytes_new)
+    log.info("started", pipeline=shop.pipeline.title, origin=origin, checkpoint=saved.id, bytes=made.bytes_new)
     return made
 
 
@@ -89,35 +91,50 @@ def seed(
     listing = registry.files(saved)
     tenure.heartbeat.begin(epoch)
     with Hold(
-        source, registry, saved, f"{shop.pipeline.name} starts from it", settings.lease.heartbeat_seconds
+        source, registry, saved, f"{shop.pipeline.title} starts from it", settings.lease.heartbeat_seconds
     ) as hold:
         waiting = waiting_paths(saved.operators)
-        copied = _copy(shop, source, [file for file in listing if file.kind == STATE or file.path in waiting], epoch)
-        moved = {old.path: new.path for old, new in copied}
+        moved = copied(shop, source, [file for file in listing if file.kind == STATE or file.path in waiting], epoch)
         hold.check()
-    now = datetime.now(UTC)
+    return planted(tenure, saved, epoch, moved, kind=START, trigger="savepoint", reason=reason)
+
+
+def planted(
+    tenure: Tenure,
+    saved: Checkpoint,
+    epoch: CheckpointId,
+    named: Sequence[tuple[StateFile, StateFile]],
+    *,
+    kind: str,
+    trigger: str,
+    reason: str,
+) -> Checkpoint:
+    """Commit a checkpoint of another storage as the first one here, with no rows in any table. named: each of its files as it is named
+    there, and here."""
+    shop, now = tenure.shop, datetime.now(UTC)
+    moved = {old.path: new.path for old, new in named}
     made = replace(
         saved,
         id=epoch,
         parent_id=None,
-        kind=START,
+        kind=kind,
         generation=shop.generation,
         commit_id=uuid.uuid4().hex,
         triggered_at=now,
         completed_at=now,
-        trigger="savepoint",
+        trigger=trigger,
         reason=reason,
         slice={name: nothing_read() for name in saved.slice},
         sinks={},
         ms={},
         totals={**saved.totals, **shop.requested()},
-        operators={uid: _pointed(figures, moved) for uid, figures in saved.operators.items()},
-        files=len(copied),
-        bytes_new=sum(new.bytes for _, new in copied if new.kind == STATE),
+        operators={uid: pointed(figures, moved) for uid, figures in saved.operators.items()},
+        files=len(named),
+        bytes_new=sum(file.bytes for _, file in named if file.kind == STATE and file.new),
         run_id=shop.run_id,
         lineage=spans_with(None, shop.generation, epoch),
     )
-    shop.registry.commit(made, [new for _, new in copied])
+    shop.registry.commit(made, [new for _, new in named])
     return made
 
 
@@ -151,10 +168,13 @@ def _savepoint(registry: Registry, source: Storage, name: str) -> tuple[Checkpoi
     return saved, registry.files(saved)
 
 
-def _copy(
-    shop: Workshop, source: Storage, listing: Sequence[StateFile], epoch: CheckpointId
+def copied(
+    shop: Workshop, source: Storage, listing: Sequence[StateFile], epoch: CheckpointId, *, returning: bool = False
 ) -> list[tuple[StateFile, StateFile]]:
-    """State and rows that wait for stages, each object beside its copy under a prefix of our own, one attempt for each subtask."""
+    """State and rows that wait for stages, each object beside its copy under a prefix of our own, one attempt for each subtask.
+
+    returning: the source is a branch of this very pipeline: what it inherited is named again, and not copied.
+    """
     attempts: dict[tuple[str, int], AttemptId] = {}
     for file in listing:
         attempts.setdefault((file.operator, file.subtask), new_attempt_id())
@@ -162,18 +182,31 @@ def _copy(
     def one(numbered: tuple[int, StateFile]) -> tuple[StateFile, StateFile]:
         number, file = numbered
         attempt = attempts[file.operator, file.subtask]
+        snapshot = attempt if file.kind == STATE else None
+        if returning and is_inherited(file.path):
+            return file, replace(file, path=own_of_parent(file.path), new=False, snapshot=snapshot)
         top, name = ("state", file.name) if file.kind == STATE else ("channels", f"{number:06}.parquet")
         path = f"{top}/{file.operator}/{epoch_dir(shop.generation, epoch)}/{file.subtask}-{attempt}/{name}"
-        with tempfile.TemporaryDirectory(prefix="weir-start-", dir=shop.settings.work_dir) as scratch:
-            local = Path(scratch) / "file"
-            source.get_file(file.path, local, digest=file.digest)
-            shop.storage.put_file(local, path)
-        snapshot = attempt if file.kind == STATE else None
+        copy(shop, source, file.path, path, file.digest)
         return file, replace(file, path=path, new=True, attempt=attempt, snapshot=snapshot)
 
-    shop.settings.work_dir.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(_TRANSFERS) as pool:
         return list(pool.map(one, enumerate(listing)))
+
+
+def copy(
+    shop: Workshop, source: Storage, there: str, here: str, digest: str | None = None
+) -> tuple[int, str, int | None]:
+    """Copy an object of another storage; returns its size in bytes, its sha256, and its rows if it is Parquet.
+
+    digest: DamageError if it has another one.
+    """
+    shop.settings.work_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="weir-start-", dir=shop.settings.work_dir) as scratch:
+        local = Path(scratch) / "file"
+        source.get_file(there, local, digest=digest)
+        rows = pq.read_metadata(local).num_rows if there.endswith(".parquet") else None
+        return *shop.storage.put_file(local, here), rows
 
 
 def waiting_paths(operators: Mapping[str, Any]) -> set[str]:
@@ -182,7 +215,7 @@ def waiting_paths(operators: Mapping[str, Any]) -> set[str]:
     return {path for one in waiting for layer in one["layers"] for path in layer}
 
 
-def _pointed(figures: dict[str, Any], moved: Mapping[str, str]) -> dict[str, Any]:
+def pointed(figures: dict[str, Any], moved: Mapping[str, str]) -> dict[str, Any]:
     """A stage's figures with the rows that wait for it where they are now."""
     waiting = [
         {**one, "layers": [[moved[path] for path in layer] for layer in one["layers"]]}

@@ -47,18 +47,24 @@ class Difference:
 
 @contextmanager
 def compared(
-    pipeline: Pipeline, settings: Settings, uid: str, first: At, second: At, there: Settings | None = None
+    pipeline: Pipeline,
+    settings: Settings,
+    uid: str,
+    first: At,
+    second: At,
+    there: Settings | None = None,
+    other: Pipeline | None = None,
 ) -> Iterator[Difference]:
     """Compare a stage's state in two checkpoints, row by row; the result may be read for as long as the `with` block lasts.
 
-    there: the settings by which the second one is found, if it lies in another storage.
+    there, other: the settings and the pipeline, such as a branch, by which the second one is found, if it lies in another storage.
 
     Rows are told apart by their key, those of windows also by their bounds (of sessions: their start). Raises ConfigurationError
     where the two have other keys.
     """
     with (
         viewed(pipeline, settings, uid, first, _PURPOSE) as a,
-        viewed(pipeline, there or settings, uid, second, _PURPOSE) as b,
+        viewed(other or pipeline, there or settings, uid, second, _PURPOSE) as b,
     ):
         if a.keys != b.keys or a.identity != b.identity:
             raise ConfigurationError(

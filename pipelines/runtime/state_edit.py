@@ -107,7 +107,7 @@ def carry_out(tenure: Tenure, target: Target, routed: Routed, replaces: bool, re
     shop.head = row
     log.info(
         "state imported",
-        pipeline=shop.pipeline.name,
+        pipeline=shop.pipeline.title,
         stage=target.uid,
         checkpoint=int(id),
         rows=routed.rows.num_rows,

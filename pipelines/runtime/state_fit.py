@@ -205,7 +205,7 @@ def _waiting(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
                 Verdict.REFUSED,
                 f"{figures['rows_waiting']} rows of {waiting[0]['upstream']} wait for the stage {uid}, which has not applied them; in"
                 " the pipeline as it is now they would be lost.",
-                f"Put the definition back, and end its run with `weir stop {pipeline.name} --savepoint NAME`, which lets stages"
+                f"Put the definition back, and end its run with `weir stop {pipeline.title} --savepoint NAME`, which lets stages"
                 " apply all rows first; then change it.",
             )
 
@@ -239,6 +239,6 @@ def _gone(pipeline: Pipeline, kind: str, name: str, what: str) -> Finding:
         name,
         kind,
         Verdict.FLAG,
-        f"The newest checkpoint has a {kind} {name!r}, which the pipeline {pipeline.name} has no more.",
+        f"The newest checkpoint has a {kind} {name!r}, which the pipeline {pipeline.title} has no more.",
         f"Give the {kind} its name back, or say that it is gone for good: Pipeline(..., retired=({name!r},)).",
     )

@@ -302,7 +302,7 @@ class _Look:
         if not then.equals(now):
             what = f"{figures['rows_waiting']} rows wait for it with other columns than it has now"
             advice = (
-                f"Put the definition back and let the run catch up, or end it with `weir stop {self._pipeline.name} --savepoint NAME`,"
+                f"Put the definition back and let the run catch up, or end it with `weir stop {self._pipeline.title} --savepoint NAME`,"
                 " which lets the stages apply all rows first; then change it."
             )
             self._say("stage", stage.uid, "input", Verdict.REFUSED, what, advice)

@@ -119,8 +119,8 @@ def chosen(pipeline: Pipeline, registry: Registry, at: At) -> Checkpoint:
     completed, pins = registry.checkpoints(), [pin for pin in registry.pins() if pin.kind == SAVEPOINT]
     if not completed:
         raise WeirError(
-            f"{pipeline.name} has no state yet: it has no checkpoint.",
-            next=f"Run the pipeline first: weir run {pipeline.name}",
+            f"{pipeline.title} has no state yet: it has no checkpoint.",
+            next=f"Run the pipeline first: weir run {pipeline.title}",
         )
     if at is None:
         return completed[-1]
@@ -130,7 +130,7 @@ def chosen(pipeline: Pipeline, registry: Registry, at: At) -> Checkpoint:
         return found[0]
     what = f"no savepoint {at!r}" if isinstance(at, str) else f"no checkpoint {at} any more, or not yet"
     raise WeirError(
-        f"{pipeline.name} has {what}.",
+        f"{pipeline.title} has {what}.",
         next=f"Retained checkpoints: {', '.join(str(row.id) for row in completed)}. "
         f"Savepoints: {', '.join(f'{pin.name} ({pin.checkpoint_id})' for pin in pins) or 'none'}.",
     )

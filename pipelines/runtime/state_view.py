@@ -134,10 +134,10 @@ def figures_of(pipeline: Pipeline, checkpoint: Checkpoint, uid: str) -> dict[str
     known = list(dict.fromkeys([*(stage.uid for stage in pipeline.stages), *checkpoint.operators]))
     if uid not in known:
         raise PipelineError(
-            f"The pipeline {pipeline.name} has no stage {uid!r}.", next=f"Its stages are: {', '.join(known)}."
+            f"The pipeline {pipeline.title} has no stage {uid!r}.", next=f"Its stages are: {', '.join(known)}."
         )
     raise WeirError(
-        f"The stage {uid} of {pipeline.name} has no state in checkpoint {checkpoint.id}.",
+        f"The stage {uid} of {pipeline.title} has no state in checkpoint {checkpoint.id}.",
         next=f"Stages that have some there: {', '.join(there) or 'none'}.",
     )
 

@@ -39,25 +39,25 @@ def ask_to_stop(pipeline: Pipeline, settings: Settings, request: Request) -> boo
         return True
     lease.take(storage, sent)
     if outcome in ("ended", "stopped", "drained"):  # it had nothing more to do before it saw the request
-        out.print(f"The coordinator of {pipeline.name} had ended by itself.")
+        out.print(f"The coordinator of {pipeline.title} had ended by itself.")
         return False
     how = {"failed": "failed", "interrupted": "was interrupted"}.get(outcome or "", "died")
     where = "before it had deleted all checkpoints" if request.delete else "before it reached its barrier"
     if now is not None and now.process != holder.process:
         how = "was replaced by another"
     raise WeirError(
-        f"The coordinator of {pipeline.name} {how} {where}" + (", and nothing was drained." if request.drain else "."),
-        next=f"`weir checkpoints {pipeline.name}` shows whether some were deleted before that; its log says what happened."
+        f"The coordinator of {pipeline.title} {how} {where}" + (", and nothing was drained." if request.drain else "."),
+        next=f"`weir checkpoints {pipeline.title}` shows whether some were deleted before that; its log says what happened."
         if request.delete
-        else f"Nothing is lost: `weir run {pipeline.name}` resumes from the last completed checkpoint, or shows the error again.",
+        else f"Nothing is lost: `weir run {pipeline.title}` resumes from the last completed checkpoint, or shows the error again.",
     )
 
 
 def _hangs(pipeline: Pipeline, holder: Lease, seconds: float) -> WeirError:
     """On its own host a process that exists counts as alive, whatever it does: nobody takes over before it is ended."""
     return WeirError(
-        f"The coordinator of {pipeline.name} hangs: its process exists, and its heart has not beaten for {seconds:.0f} s.",
+        f"The coordinator of {pipeline.title} hangs: its process exists, and its heart has not beaten for {seconds:.0f} s.",
         where=f"process {holder.pid} on {holder.host}, generation {holder.generation}",
         next=f"Once more, in case that it was only busy; then on {holder.host}: kill -9 {holder.pid}, and weir run "
-        f"{pipeline.name}. Nothing is lost: docs/playbooks/coordinator-hung.md.",
+        f"{pipeline.title}. Nothing is lost: docs/playbooks/coordinator-hung.md.",
     )

@@ -6,16 +6,17 @@ take a short one where no coordinator lives, since only the generation's owner m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 from deltalake.exceptions import DeltaError
 
 from configs.settings import Settings
 from pipelines.runtime.commit import raise_if_fenced
-from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.definition import FileSource, Pipeline
 from pipelines.runtime.executor import Executor
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.sources.files import FilesReader
@@ -45,16 +46,28 @@ class Tenure:
 
 def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Registry]:
     """The pipeline's storage and registry; reading them needs no right and starts nothing."""
-    storage = Storage(settings.storage_uri(pipeline.name), settings.storage.s3)
+    storage = Storage(settings.storage_uri(pipeline.directory), settings.storage.s3)
     return storage, Registry(storage, pipeline.app_id)
 
 
 def readers(pipeline: Pipeline, settings: Settings) -> dict[str, FilesReader]:
-    """A reader for each source, its placeholders filled from the configuration."""
-    return {
-        source.name: FilesReader(source, settings.resolve(pipeline.name, source.pattern), settings.storage.s3)
-        for source in pipeline.sources
-    }
+    """A reader for each source, its placeholders filled from the configuration. A branch's read what its pipeline has read, and no more."""
+    trunk = open_storage(replace(pipeline, branch=None), settings)[1] if pipeline.branch is not None else None
+
+    def reader(source: FileSource) -> FilesReader:
+        pattern = settings.resolve(pipeline.name, source.pattern)
+        only = partial(_read_by, trunk, source.name) if trunk is not None else None
+        return FilesReader(source, pattern, settings.storage.s3, only)
+
+    return {source.name: reader(source) for source in pipeline.sources}
+
+
+def _read_by(trunk: Registry, source: str) -> Callable[[str], bool]:
+    """Which files of a source, by name, a pipeline has read up to its newest checkpoint."""
+    head = trunk.head()
+    position = (head.offsets.get(source) if head else None) or {"seen": (), "floor": None}
+    seen, floor = set(position["seen"]), position["floor"]
+    return lambda name: name in seen or (floor is not None and name <= floor)
 
 
 @contextmanager
@@ -74,7 +87,7 @@ def claimed(
         head = registry.head()
         last_id = CheckpointId(max([head.id if head else 0, predecessor.last_id if predecessor else 0]))
         with Heartbeat(storage, generation, last_id, settings.lease.heartbeat_seconds, run_id) as heartbeat:
-            runs = executor or SparkExecutor(settings, app=f"weir {pipeline.name}")
+            runs = executor or SparkExecutor(settings, app=f"weir {pipeline.title}")
             shop = Workshop(pipeline, settings, storage, registry, generation, runs, sources, run_id, head)
             shop.requested_before = dict(head.totals) if head else {}
             try:
@@ -93,7 +106,7 @@ def _storage_errors(pipeline: Pipeline, storage: Storage) -> Iterator[None]:
         raise TransientError(
             plainly(error),
             where=storage.uri,
-            next=f"Look at the storage and the disk ({page_about(error)}), then `weir run {pipeline.name}`: it resumes from the last "
+            next=f"Look at the storage and the disk ({page_about(error)}), then `weir run {pipeline.title}`: it resumes from the last "
             "checkpoint.",
         ) from error
 
@@ -148,7 +161,7 @@ def _drop_stale_stops(storage: Storage) -> None:
 def busy(pipeline: Pipeline, holder: lease.Lease | None) -> BusyError:
     who = f"process {holder.pid} on {holder.host}, generation {holder.generation}" if holder else "unknown"
     return BusyError(
-        f"A coordinator of {pipeline.name} is running.",
+        f"A coordinator of {pipeline.title} is running.",
         where=who,
-        next=f"`weir stop {pipeline.name}` ends it at its next barrier; `weir status {pipeline.name}` shows what it does.",
+        next=f"`weir stop {pipeline.title}` ends it at its next barrier; `weir status {pipeline.title}` shows what it does.",
     )

@@ -17,7 +17,7 @@ import structlog
 from configs.settings import Settings
 from pipelines.runtime import fsck, restore
 from pipelines.runtime import rewind as rewinds
-from pipelines.runtime.commit import needed, prune
+from pipelines.runtime.commit import kept_for_backfills, needed, prune
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.recovery import owning
 from pipelines.runtime.state_reader import chosen
@@ -28,13 +28,14 @@ from state_ops.checkpoint import Checkpoint
 from state_ops.errors import ConfigurationError, PrunedError, WeirError
 from state_ops.lease import Request
 from state_ops.pins import Watcher
-from state_ops.registry import SAVEPOINT, Pin
+from state_ops.registry import BRANCH, SAVEPOINT, Pin
 from state_ops.retention import Fate, ObjectFate
 
 log = structlog.get_logger("weir.upkeep")
 
 BARRIER, STOP, NAME, UNNAME = "barrier", "stop", "savepoint", "drop_savepoint"
 UPKEEP, REPAIR = "upkeep", "repair"
+FORK, UNFORK = "fork", "drop_fork"
 _LOOKS = 5
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
@@ -64,6 +65,11 @@ def carry_out(shop: Workshop, request: Request) -> None:
         if request.kind == UNNAME:
             shop.registry.unpin(shop.generation, SAVEPOINT, request.savepoint)
             prune(shop)
+        elif request.kind == FORK:
+            _pin_branch(shop, request)
+        elif request.kind == UNFORK:
+            shop.registry.unpin(shop.generation, BRANCH, request.savepoint)
+            prune(shop)
         elif request.kind == UPKEEP:
             prune(shop)
             remove_leftovers(shop)
@@ -75,10 +81,23 @@ def carry_out(shop: Workshop, request: Request) -> None:
         lease.take(shop.storage, request)
 
 
+def _pin_branch(shop: Workshop, request: Request) -> None:
+    """Keep a checkpoint for a branch, unless it is gone or the name was taken meanwhile: then who asked finds none."""
+    base = next((row for row in shop.registry.checkpoints(own=True) if row.id == request.checkpoint), None)
+    if base is None:
+        log.warning("no branch was forked: the checkpoint is gone", checkpoint=request.checkpoint)
+        return
+    pin = Pin(BRANCH, request.savepoint, base.id, base.commit_id, datetime.now(UTC), request.reason)
+    try:
+        shop.registry.pin(shop.generation, pin)
+    except WeirError as error:
+        log.warning("no branch was forked", name=request.savepoint, error=str(error))
+
+
 def end(shop: Workshop) -> None:
     """Delete every checkpoint that has no name, as `checkpoints.on_cancel: delete` wants it. Tables stay as they are."""
     dropped = prune(shop, keep=0)
-    log.info("checkpoints deleted", pipeline=shop.pipeline.name, checkpoints=len(dropped))
+    log.info("checkpoints deleted", pipeline=shop.pipeline.title, checkpoints=len(dropped))
 
 
 # -- as anybody
@@ -103,12 +122,12 @@ def asked(
         if time.monotonic() > deadline or not lease.watch(storage):
             lease.take(storage, sent)
             raise WeirError(
-                f"The coordinator of {pipeline.name} "
+                f"The coordinator of {pipeline.title} "
                 + (
                     "did not come to a barrier in time." if time.monotonic() > deadline else "ended before its barrier."
                 ),
                 where=storage.uri,
-                next=f"`weir status {pipeline.name}` shows what it does. Then ask again.",
+                next=f"`weir status {pipeline.title}` shows what it does. Then ask again.",
             )
         time.sleep(settings.run.poll_seconds)
     return True
@@ -120,8 +139,8 @@ def check_free(pipeline: Pipeline, settings: Settings, name: str) -> None:
     _, registry = open_storage(pipeline, settings)
     if registry.pinned(SAVEPOINT, name) is not None:
         raise WeirError(
-            f"{pipeline.name} has a savepoint {name!r} already.",
-            next=f"Choose another name, or drop it: weir savepoint {pipeline.name} --drop {name}",
+            f"{pipeline.title} has a savepoint {name!r} already.",
+            next=f"Choose another name, or drop it: weir savepoint {pipeline.title} --drop {name}",
         )
 
 
@@ -134,8 +153,8 @@ def savepoint(pipeline: Pipeline, settings: Settings, name: str, reason: str, pa
         head = shop.registry.head()
         if head is None:
             raise WeirError(
-                f"{pipeline.name} has no checkpoint that could be named.",
-                next=f"Run it first: weir run {pipeline.name}",
+                f"{pipeline.title} has no checkpoint that could be named.",
+                next=f"Run it first: weir run {pipeline.title}",
             )
         save(shop, head, name, reason)
 
@@ -143,7 +162,7 @@ def savepoint(pipeline: Pipeline, settings: Settings, name: str, reason: str, pa
     found = registry.pinned(SAVEPOINT, name)
     if found is None:
         raise WeirError(
-            f"The coordinator of {pipeline.name} took no savepoint {name!r}.",
+            f"The coordinator of {pipeline.title} took no savepoint {name!r}.",
             next="Its epoch was declined: its log, and `weir status`, say why. Then ask again.",
         )
     return found
@@ -155,7 +174,7 @@ def drop_savepoint(pipeline: Pipeline, settings: Settings, name: str, patience: 
     found = registry.pinned(SAVEPOINT, name)
     if found is None:
         names = ", ".join(pin.name for pin in registry.pins() if pin.kind == SAVEPOINT) or "none"
-        raise WeirError(f"{pipeline.name} has no savepoint {name!r}.", next=f"Its savepoints: {names}.")
+        raise WeirError(f"{pipeline.title} has no savepoint {name!r}.", next=f"Its savepoints: {names}.")
 
     def alone(shop: Workshop) -> None:
         shop.registry.unpin(shop.generation, SAVEPOINT, name)
@@ -164,7 +183,7 @@ def drop_savepoint(pipeline: Pipeline, settings: Settings, name: str, patience: 
     asked(pipeline, settings, Request(UNNAME, savepoint=name), alone, patience)
     if found in registry.pins():
         raise WeirError(
-            f"The coordinator of {pipeline.name} did not drop the savepoint {name!r}.",
+            f"The coordinator of {pipeline.title} did not drop the savepoint {name!r}.",
             next="It failed over that: its log, and `weir status`, say why. Then ask again.",
         )
     return found
@@ -182,7 +201,7 @@ def rewind(pipeline: Pipeline, settings: Settings, to: int, *, force: bool = Fal
         target, head = chosen(pipeline, shop.registry, to), shop.registry.head()
         assert head is not None, "the target is there"
         decided = rewinds.planned(pipeline, settings, shop.storage, shop.registry, head, target)
-        rewinds.check(decided, pipeline.name, force)
+        rewinds.check(decided, pipeline.title, force)
         restore.verify(shop, target)
         return rewinds.carry_out(tenure, decided, reason)
 
@@ -200,4 +219,6 @@ def _explained(pipeline: Pipeline, settings: Settings) -> tuple[list[Fate], list
     completed = registry.checkpoints()
     listings = {row.id: registry.files(row) for row in completed}
     also = needed(registry, Watcher().live(storage))
+    for id, said in kept_for_backfills(pipeline, settings, completed).items():
+        also.setdefault(id, []).append(said)
     return retention.explain(completed, listings, settings.checkpoints.num_retained, registry.pins(), also)

@@ -183,7 +183,7 @@ class Workshop:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What a stage's job and its gates gave. acks: as they came, declines and strays among them. shapes: None as long as no row has
+    """What a stage's job gave, and its gates where they may set rows aside. acks: as they came, declines and strays among them. shapes: None as long as no row has
     ever come. again: the cut to take instead of this epoch's, since a gate has set rows aside."""
 
     acks: tuple[Ack, ...]
@@ -208,7 +208,7 @@ class Flight:
     """One epoch between its trigger and its end. frontier: after its slices. acks: by stage, as its subtasks gave them, once all are
     in; what is uploaded meanwhile does not change them. shapes: by stage, as this epoch knew them; a later one may know more.
 
-    begun: steps, by lane and kind. elsewhere: uids of stages that run again, once what they build on is in storage. sealed: the row
+    judged: uids of stages whose rows no gate refuses. begun: steps, by lane and kind. elsewhere: uids of stages that run again, once what they build on is in storage. sealed: the row
     and the listing, ready for the commit; confirmed: the checkpoint, once the registry has it.
     work: by stage, what it applies; waiting: what it has not applied after that. applied: which epoch it was at.
     losers: objects of attempts that do not count. started: on time.perf_counter(); deadline: on time.monotonic().
@@ -221,6 +221,7 @@ class Flight:
     started: float
     deadline: float
     acks: dict[str, list[Ack]] = field(default_factory=dict)
+    judged: set[str] = field(default_factory=set)
     begun: set[tuple[str, str]] = field(default_factory=set)
     elsewhere: set[str] = field(default_factory=set)
     sealed: tuple[Checkpoint, tuple[StateFile, ...]] | None = None
@@ -265,17 +266,23 @@ def lap(ms: dict[str, float], phase: str, since: float) -> float:
     return now
 
 
+_LANES = {
+    "gate": "gates",
+    "upload": "uploads",
+    "seal": "uploads",
+    "commits_before": "commits",
+}  # by phase, but for stages' own
+
+
 def bottleneck(ms: Mapping[str, float]) -> str | None:
-    """What an epoch kept busy longest, hence what bounds how many there can be: a stage by its uid, "uploads" or "commits".
+    """What an epoch kept busy longest, hence what bounds how many there can be: a stage by its uid, "gates", "uploads" or "commits".
 
     ms: a checkpoint's. Commits are those of the epoch before, with its publishing and pruning: they are done one after the other.
     """
     lanes: dict[str, float] = {}
     for phase, took in ms.items():
         kind, _, uid = phase.partition(":")
-        lane = {"stage": uid, "gate": uid, "upload": "uploads", "seal": "uploads", "commits_before": "commits"}.get(
-            kind
-        )
+        lane = _LANES.get(kind, uid if kind in ("stage", "quarantine") else None)
         if lane is not None:
             lanes[lane] = lanes.get(lane, 0.0) + took
     return max(lanes, key=lambda lane: lanes[lane], default=None)

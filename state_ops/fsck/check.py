@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from state_ops.branches import is_branch, is_inherited
 from state_ops.fsck import objects, sinks
 from state_ops.fsck.findings import Finding, Kind, Report, Retained, Severity, found
 from state_ops.fsck.objects import Expected
 from state_ops.fsck.survey import Survey, survey, unreadable_parquet
 from state_ops.storage import Storage
+from state_ops.transfers import together
 
 Reading = Callable[[Sequence[Expected]], Iterable[Expected]]
 """Hands on what is to be read, one by one; a caller who shows progress wraps it."""
@@ -86,19 +88,27 @@ def look(storage: Storage, app_id: str, names: frozenset[str], alive: bool, owne
     seen = survey(storage, app_id, alive, owned)
     known = names.union(*(row.sinks for row in seen.checkpoints))
     tables = {name: sinks.look(storage, app_id, name) for name in sorted(known)}
-    stored = {file.path: file.bytes for file in storage.list(unfinished=True)}
+    # Branches have registries of their own, by which they are looked at by themselves.
+    stored = {file.path: file.bytes for file in storage.list(unfinished=True) if not is_branch(file.path)}
     findings = list(seen.findings)
     if seen.readable:
         for name, table in tables.items():
             findings += sinks.chain_problems(storage, seen, table, early.get(name))
     wanted = objects.expectations(seen, tables)
-    compared = list(objects.compare(wanted, stored))
+    compared = list(objects.compare(wanted, {**stored, **_inherited(storage, wanted)}))
     findings += compared
     findings += objects.superfluous(storage, seen, tables, stored)
     findings += objects.unnamed_registry_files(storage, seen, stored)
     wrong = {finding.path for finding in compared}
     whole = tuple(expected for path, expected in wanted.items() if path not in wrong)
     return Look(seen, wanted, whole, tuple(findings), len(stored), sum(stored.values()))
+
+
+def _inherited(storage: Storage, wanted: Iterable[str]) -> dict[str, int]:
+    """Sizes of what a branch names of the pipeline that it was forked from, and is there, by path."""
+    paths = [path for path in wanted if is_inherited(path)]
+    sizes = together(lambda path, _: storage.size(path), paths, at_once=storage.transfers)
+    return {path: size for path, size in zip(paths, sizes, strict=True) if size is not None}
 
 
 def content_problem(storage: Storage, expected: Expected) -> Finding | None:

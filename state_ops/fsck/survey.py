@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from state_ops.checkpoint import CHANNEL, OUTPUT, REWIND, STATE, Checkpoint, StateFile
+from state_ops.checkpoint import CHANNEL, OUTPUT, STATE, TAKES_BACK, Checkpoint, StateFile
 from state_ops.delta_log import active_files, open_table
 from state_ops.errors import DamageError, PrunedError, WeirError
 from state_ops.fsck.findings import Finding, Kind, found
@@ -213,7 +213,7 @@ def _listing_problems(row: Checkpoint, listing: tuple[StateFile, ...]) -> Iterat
             yield from _drift(row, f"operators.{uid}.{name}", figures.get(name, counted), counted)
     listed = {file.sink for file in listing if file.kind == OUTPUT}
     claimed = {sink for sink, ids in row.sinks.items() if ids["id"] == row.id}
-    for sink in sorted(claimed ^ listed, key=str) if row.kind != REWIND else ():  # which takes rows back
+    for sink in sorted(claimed ^ listed, key=str) if row.kind not in TAKES_BACK else ():  # which takes rows back
         has, lacks = ("row", "listing") if sink in claimed else ("listing", "row")
         what = f"The {has} of checkpoint {row.id} has output for {sink}, its {lacks} has none."
         yield found(Kind.COUNT_DRIFT, what, _listing_dir(row), (row.id,))
@@ -240,7 +240,7 @@ def chain_problems(rows: list[Checkpoint], generation: Generation) -> Iterator[F
         if before is not None:
             if row.id == before.id:
                 yield _broken(row, f"There are two checkpoints {row.id}.")
-            elif (row.parent_id or 0) < before.id and row.kind != REWIND:
+            elif (row.parent_id or 0) < before.id and row.kind not in TAKES_BACK:
                 yield _broken(
                     row, f"Checkpoint {row.id} continues {row.parent_id}, although {before.id} was there before it."
                 )

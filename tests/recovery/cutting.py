@@ -13,7 +13,7 @@ def changes_fail_from(monkeypatch, stop_at: int) -> Iterator[None]:
     """Every change to storage from one on fails, as when the process were gone. stop_at: how many succeed."""
     made = 0
     with monkeypatch.context() as patched:
-        for name in ("put_bytes", "put_file", "create", "delete", "delete_files"):
+        for name in ("put_bytes", "put_file", "create", "delete", "delete_files", "delete_tree"):
             original = getattr(Storage, name)
 
             def counted(self, *args, _original=original, **kwargs):

@@ -64,7 +64,7 @@ class Site:
 
     @property
     def storage(self) -> Path:
-        return self.root / "storage" / self.pipeline.name
+        return self.root / "storage" / self.pipeline.directory
 
     def land(self, days: list[Path]) -> None:
         self.landing.mkdir(parents=True, exist_ok=True)

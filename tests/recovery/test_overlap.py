@@ -5,19 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import polars as pl
 import pytest
 
+from pipelines.api import Epoch, Stage, ValueState, delta, expect, stage
 from pipelines.runtime import epoch as steps
+from pipelines.runtime import in_flight
 from pipelines.runtime import run as runtime
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions
 from pipelines.runtime.workshop import EpochReport, bottleneck
 from state_ops import handover, lease
 from state_ops.checkpoint import LocalSnapshot
-from state_ops.errors import InputError, TransientError
-from tests.recovery.small import Bank, until
+from state_ops.errors import GateError, InputError, TransientError
+from tests.recovery.small import Bank, accounts, pipeline, until
 
 
 class Noting(InMemoryExecutor):
@@ -97,6 +101,80 @@ def test_stages_work_on_beside_what_is_slow_and_never_more_epochs_than_allowed(
     assert [report.checkpoint.id for report in reports] == list(range(1, 8))
     bank.assert_exact(*range(1, 8))
     bank.site.assert_no_orphans()
+
+
+def gated(bank: Bank, refused: int, *behind: Stage) -> Bank:
+    """The same with a gate that refuses the rows of one file."""
+    gate = expect("ExpectColumnValuesToNotBeInSet", column="amount", value_set=[refused])
+    first = replace(accounts, gates=(gate,))
+    checked = replace(pipeline, stages=(first, *[replace(one, input=first) for one in behind]))
+    return Bank(replace(bank.site, pipeline=checked))
+
+
+def test_the_next_epoch_is_worked_on_beside_the_gates_and_nothing_is_committed_before_them(bank, monkeypatch):
+    bank, gate, executor = gated(limited(bank, 2), 9), Gate(monkeypatch, in_flight, "judge"), Noting()
+    bank.land(1, 2, 3)
+    thread, reports = background(bank, executor)
+    assert gate.reached.wait(30)
+    until(lambda: len(executor.bases) == 2)
+    until(lambda: any(bank.site.storage.glob("state/accounts/*e1*/**/*")))  # it is uploaded meanwhile
+    time.sleep(0.3)
+    assert bank.registry.head() is None and not reports
+    gate.open()
+    thread.join(60)
+    assert [report.checkpoint.id for report in reports] == [1, 2, 3]
+    assert all(len(report.checkpoint.operators["accounts"]["gates"]) == 1 for report in reports)
+    bank.assert_exact(1, 2, 3)
+
+
+def test_an_epoch_that_a_gate_refuses_takes_along_what_was_built_on_it(bank, monkeypatch):
+    third, judge = threading.Event(), in_flight.judge
+
+    class Third(Noting):
+        def run(self, task, rows, columns, deadline):
+            acks = super().run(task, rows, columns, deadline)
+            if task.epoch == 3:
+                third.set()
+            return acks
+
+    def late(*arguments):
+        said = judge(*arguments)
+        assert said[0][0].passed or third.wait(30)
+        return said
+
+    monkeypatch.setattr(in_flight, "judge", late)
+    bank = gated(limited(bank, 3), 2)
+    bank.land(1, 2, 3)
+    done: list[int] = []
+    with pytest.raises(GateError, match="10 of 10 rows"):
+        for report in runtime.run(bank.site.pipeline, bank.site.settings, RunOptions(until_caught_up=True), Third()):
+            done.append(report.checkpoint.id)
+    assert done == [1] and third.is_set()
+    bank.assert_exact(1)
+    bank.site.assert_no_orphans()
+
+
+def test_no_stage_sees_rows_that_a_gate_refuses(bank, monkeypatch):
+    seen: list[int] = []
+
+    @stage("behind", source=accounts, key="id", state=accounts.state, sink=delta.append("behind"))
+    def behind(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        seen.extend(rows["amount"])
+        return rows
+
+    bank = gated(bank, 2, behind)
+    gate = Gate(monkeypatch, in_flight, "judge")
+    bank.land(1, 2)
+    with ThreadPoolExecutor(1) as pool:
+        ran = pool.submit(bank.epochs, executor=Noting())
+        assert gate.reached.wait(30)
+        time.sleep(0.3)
+        assert not seen
+        gate.open()
+        with pytest.raises(GateError, match="10 of 10 rows"):
+            ran.result(60)
+    assert set(seen) == {1}, "and not 2"
+    assert bank.registry.head().id == 1
 
 
 def test_bytes_that_wait_for_the_store_hold_the_source_back(bank, monkeypatch):
@@ -202,7 +280,8 @@ def test_a_run_that_nobody_listens_to_any_more_leaves_nothing(bank):
 @pytest.mark.parametrize(
     ("ms", "named"),
     [
-        ({"stage:a": 5, "stage:b": 7, "gate:a": 3, "to_commit": 99}, "a"),
+        ({"stage:a": 5, "stage:b": 7, "quarantine:a": 3, "gate:b": 6, "to_commit": 99}, "a"),
+        ({"stage:a": 5, "gate:a": 3, "gate:b": 3, "to_commit": 99}, "gates"),
         ({"stage:a": 5, "upload:a": 4, "upload:b": 4}, "uploads"),
         ({"stage:a": 5, "commits_before": 6.5}, "commits"),
         ({}, None),

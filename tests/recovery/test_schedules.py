@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage
 from pipelines.runtime import epoch as steps_of_an_epoch
 from pipelines.runtime import in_flight, run, stage_job, state_reader
 from pipelines.runtime.in_memory import InMemoryExecutor
@@ -66,6 +66,9 @@ def ledger(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
 
 
 pipeline = Pipeline("schedules", (tallied, ledger), max_parallelism=4)
+_GATES = (expect("ExpectColumnValuesToNotBeNull", column="id"),)
+_gated = replace(tallied, gates=_GATES)
+gated = replace(pipeline, stages=(_gated, replace(ledger, input=_gated, gates=_GATES)))
 
 
 class Killed(BaseException):
@@ -141,6 +144,9 @@ def _land(site: Site, chance: random.Random) -> pd.DataFrame:
 
 def _assert_is_replay(site: Site, rows: pd.DataFrame, checkpoint: Checkpoint) -> None:
     """State and table are those of the files that it has read, without the rows that it says the ledger has not applied."""
+    for one in site.pipeline.stages:
+        verdicts = checkpoint.operators[one.uid]["gates"]
+        assert len(verdicts) == len(one.gates) or not checkpoint.operators[one.uid]["rows_out"], "each gate was asked"
     seen = rows[rows["file"] < checkpoint.offsets["landing"]["files"]]
     waiting = checkpoint.operators["ledger"]["waiting"]
     paths = [site.storage / path for one in waiting for layer in one["layers"] for path in layer]
@@ -176,7 +182,8 @@ def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }
     if number % 3 == 1:  # every stage that reads another one stops after a row
         options |= {"WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS": "0"}
-    site = Site(root / "site", options, pipeline, "tests.recovery.test_schedules")
+    played = gated if number % 4 == 2 else pipeline
+    site = Site(root / "site", options, played, "tests.recovery.test_schedules")
     rows, clock = _land(site, chance), Clock()
     faults, kills = chance.choice([0.0, 0.05, 0.1]), chance.choice([0.0, 0.01, 0.02])
     apart = chance.random() < 0.2  # now and then a stage runs where the coordinator's disk is not

@@ -22,7 +22,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from pipelines.runtime.sinks.delta import CHECKPOINT, table_path
 from state_ops import delta_log
-from state_ops.checkpoint import Checkpoint
+from state_ops.checkpoint import Checkpoint, StateFile
 from state_ops.errors import DamageError
 from state_ops.log_entries import DataFile, active_files
 from state_ops.registry import Publication
@@ -74,16 +74,23 @@ def planned(storage: Storage, table: str, to: int | None) -> TableRewind | None:
     return TableRewind(table, handle.version(), then, goes, comes, unknown, vacuumed)
 
 
-def rewind(storage: Storage, app_id: str, table: str, checkpoint: Checkpoint) -> Publication:
-    """Carry out a rewind that is committed, on one table, exactly once however often this is called."""
+def rewind(
+    storage: Storage, app_id: str, table: str, checkpoint: Checkpoint, files: Sequence[StateFile] = ()
+) -> Publication:
+    """Carry out a rewind or a promotion that is committed, on one table, exactly once however often this is called.
+
+    files: a branch's rows, which come in the same commit.
+    """
     started = time.perf_counter()
+    prefix = f"{table_path(table)}/"
+    adds = [DataFile(file.path.removeprefix(prefix), file.bytes, file.rows or 0) for file in files]
     decided = checkpoint.sinks[table]
     sink_app = f"{app_id}/{table}"
     for _ in range(_MAX_RACES):
         handle = delta_log.open_table(storage, table_path(table))
         version = handle.transaction_version(sink_app)
         if version is not None and version >= checkpoint.id:
-            return _published(checkpoint, table, handle.version(), (), started)
+            return _published(checkpoint, table, handle.version(), (), (), started)
         if version != decided["before"]:
             raise _unreachable(storage, table, f"its last published checkpoint is {version}, not {decided['before']}")
         then, _ = _since(storage, handle, table, decided["to"])
@@ -99,10 +106,10 @@ def rewind(storage: Storage, app_id: str, table: str, checkpoint: Checkpoint) ->
             log.warning("files that a rewind would bring back are vacuumed", table=table, files=list(vacuumed))
         try:
             metadata = {CHECKPOINT: str(checkpoint.id), _REWIND: str(decided["to"] or 0)}
-            delta_log.commit(handle, sink_app, checkpoint.id, comes, goes, metadata)
+            delta_log.commit(handle, sink_app, checkpoint.id, [*comes, *adds], goes, metadata)
         except CommitFailedError:
             continue
-        return _published(checkpoint, table, handle.version() + 1, goes, started)
+        return _published(checkpoint, table, handle.version() + 1, goes, adds, started)
     raise _unreachable(storage, table, f"{_MAX_RACES} commits in a row met another writer")
 
 
@@ -126,11 +133,16 @@ def _described(storage: Storage, table: str, file: DataFile) -> DataFile:
 
 
 def _published(
-    checkpoint: Checkpoint, table: str, version: int, goes: Sequence[DataFile], started: float
+    checkpoint: Checkpoint,
+    table: str,
+    version: int,
+    goes: Sequence[DataFile],
+    adds: Sequence[DataFile],
+    started: float,
 ) -> Publication:
     ms = round((time.perf_counter() - started) * 1000, 3)
-    rows = -sum(file.rows for file in goes)
-    return Publication(checkpoint.id, table, version, len(goes), rows, datetime.now(UTC), ms)
+    rows = sum(file.rows for file in adds) - sum(file.rows for file in goes)
+    return Publication(checkpoint.id, table, version, len(goes) + len(adds), rows, datetime.now(UTC), ms)
 
 
 def _since(storage: Storage, handle: DeltaTable, table: str, to: int | None) -> tuple[int | None, list[dict]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC
 from pathlib import Path
@@ -124,11 +124,18 @@ def nothing_read() -> dict[str, Any]:
 class FilesReader:
     """One `FileSource` with its pattern resolved.
 
-    pattern: absolute directory or URI, then a file name pattern. s3: how s3:// is reached. expected: the columns of the files read so far, if any.
+    pattern: absolute directory or URI, then a file name pattern. s3: how s3:// is reached. only: asked at each listing for what says which
+    names may be read; None: all.
     """
 
-    def __init__(self, source: FileSource, pattern: str, s3: S3Settings | None = None) -> None:
-        self.source, self.pattern = source, pattern
+    def __init__(
+        self,
+        source: FileSource,
+        pattern: str,
+        s3: S3Settings | None = None,
+        only: Callable[[], Callable[[str], bool]] | None = None,
+    ) -> None:
+        self.source, self.pattern, self._only = source, pattern, only
         directory, _, self._names = pattern.rpartition("/")
         refuse_secrets(directory, f"source {source.name}")
         if any(mark in directory for mark in "*?["):
@@ -335,10 +342,11 @@ class FilesReader:
         seen = set(position["seen"]) if position else set()
         floor = position["floor"] if position else None
         fresh, below = [], []
+        allowed = self._only() if self._only is not None else None
         for file in self._list():
             if floor is not None and file.name <= floor:
                 below.append(file)
-            elif file.name not in seen:
+            elif file.name not in seen and (allowed is None or allowed(file.name)):
                 fresh.append(file)
         return sorted(fresh, key=lambda file: file.name), below
 

@@ -24,12 +24,18 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="end after this time")
     parser.add_argument("--seed", type=int, default=1, help="of the order in which trials are played")
     parser.add_argument("--zygotes", type=int, default=min(os.cpu_count() or 1, 8))
+    parser.add_argument(
+        "--promotions", action="store_true", help="runs that begin with a fork, its promotion and its drop; in memory"
+    )
     arguments = parser.parse_args()
     if arguments.unaligned:
         os.environ[trials.UNALIGNED] = "1"
         arguments.no_spark = True
     if arguments.rewinds:
         os.environ[trials.REWINDS] = "1"
+        arguments.no_spark = True
+    if arguments.promotions:
+        os.environ[trials.PROMOTIONS] = "1"
         arguments.no_spark = True
     wrong = in_memory(arguments)
     if not arguments.no_spark and not arguments.sample and not arguments.only:

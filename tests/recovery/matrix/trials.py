@@ -20,7 +20,7 @@ from typing import Any
 
 from configs import settings
 from configs.settings import Settings
-from pipelines.runtime import fsck, state_reader, upkeep
+from pipelines.runtime import forks, fsck, promotion, state_reader, upkeep
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.lanes import Ended
 from pipelines.runtime.lanes import run as run_step
@@ -39,6 +39,7 @@ RETAINED = 1
 BASE_FILES = 1
 UNALIGNED = "WEIR_MATRIX_UNALIGNED"
 REWINDS = "WEIR_MATRIX_REWINDS"
+PROMOTIONS = "WEIR_MATRIX_PROMOTIONS"
 DEADLY = ("kill before", "kill after", "torn, killed", "hang")
 
 
@@ -52,13 +53,18 @@ def rewinds() -> bool:
     return bool(os.environ.get(REWINDS))
 
 
+def promotions() -> bool:
+    """Whether each run first forks checkpoint 1, promotes and drops that branch, unless one before it did. In the environment."""
+    return bool(os.environ.get(PROMOTIONS))
+
+
 def base_files() -> int:
     """How many files, and epochs, there are before the run that is disturbed."""
-    return BASE_FILES + 2 if rewinds() else BASE_FILES
+    return BASE_FILES + 2 if rewinds() or promotions() else BASE_FILES
 
 
 def retained() -> int:
-    return RETAINED + 2 if rewinds() else RETAINED
+    return RETAINED + 2 if rewinds() or promotions() else RETAINED
 
 
 @dataclass(frozen=True)
@@ -190,6 +196,8 @@ def _run(site: Site, *, drain: bool, work: str = "work") -> dict[str, Any]:
     try:
         if rewinds() and begun and (head := _head(site)) is not None and head == base_files():
             upkeep.rewind(pipeline, site.settings(work), 1)
+        if promotions() and begun:
+            _promote(site.settings(work), _head(site))
         executor = InMemoryExecutor(12) if unaligned() else InMemoryExecutor()
         for report in run(pipeline, site.settings(work), options, executor, InTurn()):
             ids.append(int(report.checkpoint.id))
@@ -199,6 +207,18 @@ def _run(site: Site, *, drain: bool, work: str = "work") -> dict[str, Any]:
         said = "".join(traceback.format_exception(error))
         return {"ids": ids, "begun": begun, "error": type(error).__name__, "said": said, "typed": False}
     return {"ids": ids, "begun": begun, "error": None, "said": "", "typed": True}
+
+
+def _promote(known: Settings, head: int | None) -> None:
+    """Fork, replay, promote, drop: what of it is not done yet."""
+    there = {one.branch.name: one.head for one in forks.forks(pipeline, known)}
+    if head == base_files():
+        if there.get("fix") is None:
+            forks.fork(pipeline, known, "fix", 1)
+        promotion.promote(pipeline, known, "fix", executor=InMemoryExecutor(), lanes=InTurn())
+        there["fix"] = None
+    if "fix" in there:
+        forks.drop(pipeline, known, "fix")
 
 
 def _head(site: Site) -> int | None:

@@ -1,0 +1,222 @@
+"""Backfills as a partitioned asset: choose days on Dagster's backfill page, and one run replays them on a branch.
+
+flights/backfill          a partition is a day (or an hour) of event time; materialized: it was replayed, and promoted unless that waits
+flights_backfill_job      the same as a job, and as a nightly schedule for the newest days
+flights_promote_job       approve a backfill, or promote any other branch
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+from dagster import BackfillPolicy
+from pydantic import Field
+
+from assets.coordination import failure
+from assets.names import BACKFILL, BESIDE, CHECKPOINT, AssetJob, key
+from configs.settings import BackfillSettings, Settings
+from pipelines.runtime import backfill as backfills
+from pipelines.runtime import promotion
+from pipelines.runtime.backfill import Backfilled
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.fork_diff import BranchDiff
+from pipelines.runtime.workshop import EpochReport
+from state_ops.errors import WeirError
+
+SAME = "production_is_the_same"
+_FIRST, _LAST = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
+_KEYS = {"day": "%Y-%m-%d", "hour": "%Y-%m-%d-%H:%M"}
+
+
+class BackfillConfig(dg.Config):
+    """What one backfill does otherwise than the settings say."""
+
+    promote: str | None = Field(
+        None, description="approval or automatic; by default pipelines.<name>.backfill.promote in the settings."
+    )
+    replaces: str | None = Field(
+        None, description="since or range; by default pipelines.<name>.backfill.replaces in the settings."
+    )
+
+
+class PromoteConfig(dg.Config):
+    """What the promote job does."""
+
+    branch: str = Field(description="The branch's name, e.g. backfill-20260103T00-20260106T00.")
+    dry_run: bool = Field(True, description="Only show what would change: rows that go and that come, by table.")
+    force: bool = Field(False, description="Although files are gone, or others committed to a table.")
+    reason: str = Field("promote job", description="Why, for who reads the list of checkpoints.")
+
+
+def partitions(configured: BackfillSettings) -> dg.PartitionsDefinition:
+    """Days or hours of event time in UTC, up to now."""
+    start = f"{configured.start:%Y-%m-%d}"
+    if configured.every == "hour":
+        return dg.HourlyPartitionsDefinition(start_date=f"{start}-00:00", end_offset=1)
+    return dg.DailyPartitionsDefinition(start_date=start, end_offset=1)
+
+
+def asset(pipeline: Pipeline, settings: Settings, configured: BackfillSettings) -> dg.AssetsDefinition:
+    """`flights/backfill`, whose single run replays the whole range that was chosen."""
+    own = key(pipeline, BACKFILL)
+
+    @dg.multi_asset(
+        name=f"{pipeline.name}_backfill",
+        specs=[
+            dg.AssetSpec(
+                own,
+                deps=[key(pipeline, CHECKPOINT)],
+                description="Replays days of event time with today's code and input, on a branch; production is not touched before it is "
+                "promoted. One run for all days that are chosen.",
+                kinds={"spark", "rocksdb"},
+                group_name=pipeline.name,
+                owners=pipeline.owners or None,
+            )
+        ],
+        partitions_def=partitions(configured),
+        backfill_policy=BackfillPolicy.single_run(),
+        check_specs=[
+            dg.AssetCheckSpec(SAME, asset=own, description="Production has what a replay of the range gives."),
+        ],
+        pool=f"weir_{pipeline.name}_backfill",
+    )
+    def backfill(context: dg.AssetExecutionContext, config: BackfillConfig) -> Iterator[dg.MaterializeResult]:
+        window = context.partition_time_window
+
+        def told(report: EpochReport) -> None:
+            row = report.checkpoint
+            context.log.info(f"epoch {row.id} on the branch: {sum(one['rows'] for one in row.slice.values()):,} rows")
+
+        try:
+            done = backfills.backfill(
+                pipeline,
+                settings,
+                window.start.astimezone(UTC),
+                window.end.astimezone(UTC),
+                replaces="range" if (config.replaces or configured.replaces) == "range" else "since",
+                promote=(config.promote or configured.promote) == "automatic",
+                told=told,
+            )
+        except WeirError as error:
+            raise failure(error) from None
+        yield dg.MaterializeResult(asset_key=own, metadata=_shown(done), check_results=[_verdict(own, done)])
+
+    return backfill
+
+
+def _shown(done: Backfilled) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "branch": done.branch,
+        "replayed from checkpoint": done.base,
+        "epochs": done.epochs,
+        "went on with an earlier try": done.resumed,
+        **_figures(done.difference),
+    }
+    if done.promoted is not None:
+        shown["promoted as checkpoint"] = int(done.promoted.id)
+    elif not done.difference.same:
+        shown["waits for"] = f"weir promote {done.difference.pipeline} {done.branch}, or the promote job"
+    return shown
+
+
+def _figures(found: BranchDiff) -> dict[str, Any]:
+    """What a promotion changes, in sums and as a report."""
+    counts = {f"rows {kind}": sum(one.counts[kind] for one in found.tables) for kind in ("added", "removed", "changed")}
+    keys = sum(sum(one.counts.values()) for one in found.states if one.counts is not None)
+    return {**counts, "state keys that differ": keys, "report": dg.MetadataValue.md(found.to_markdown())}
+
+
+def _verdict(own: dg.AssetKey, done: Backfilled) -> dg.AssetCheckResult:
+    """Green where production has what the replay gives: because nothing differed, or since it was promoted."""
+    differing = [one.table for one in done.difference.tables if not one.same]
+    said = "nothing differs" if done.difference.same else f"rows differ in {', '.join(differing) or 'no table'}"
+    if done.promoted is not None:
+        said += f"; promoted as checkpoint {done.promoted.id}"
+    elif not done.difference.same:
+        said += f"; waits for approval: weir promote {done.difference.pipeline} {done.branch}"
+    return dg.AssetCheckResult(
+        asset_key=own,
+        check_name=SAME,
+        passed=done.promoted is not None or done.difference.same,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=said,
+    )
+
+
+def promote_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
+    """Approve a backfill, or promote any other branch; shows what it would do unless told to do it."""
+
+    @dg.op(name=f"{pipeline.name}_promote", out=dg.Out(dg.Nothing))
+    def promote(context: dg.OpExecutionContext, config: PromoteConfig) -> None:
+        try:
+            plan = promotion.plan(pipeline, settings, config.branch)
+            context.add_output_metadata({"plan": dg.MetadataValue.json(plan.to_dict())})
+            for table in plan.tables:
+                context.log.info(f"table {table.table}: {table.rows_removed} rows go, {table.rows_added} come")
+            for obstacle in plan.obstacles:
+                context.log.warning(f"obstacle: {obstacle}")
+            if config.dry_run:
+                context.log.info("nothing was changed: dry_run")
+                return
+            does = backfills.approve if backfills.range_of(config.branch) else promotion.promote
+            done = does(pipeline, settings, config.branch, force=config.force, reason=config.reason)
+        except WeirError as error:
+            raise failure(error) from None
+        assert done is not None, "it was not to be left where nothing differs"
+        context.log.info(f"{pipeline.name} is at checkpoint {done.id}, {done.reason}")
+
+    return dg.GraphDefinition(
+        name=f"{pipeline.name}_promote_job",
+        node_defs=[promote],
+        description="Makes a branch's state and rows the pipeline's. Only shows what would change unless dry_run is false.",
+    ).to_job(executor_def=dg.in_process_executor, tags={BESIDE: pipeline.name})
+
+
+def job_and_schedules(pipeline: Pipeline, configured: BackfillSettings) -> tuple[AssetJob, list[dg.ScheduleDefinition]]:
+    """The job that backfills, and when it does so by itself."""
+    own = key(pipeline, BACKFILL)
+    job = dg.define_asset_job(
+        f"{pipeline.name}_backfill_job",
+        selection=dg.AssetSelection.assets(own),
+        description=f"Replays days of {pipeline.name} on a branch. All days that are chosen together are one run.",
+        executor_def=dg.in_process_executor,
+        tags={BESIDE: pipeline.name},
+        partitions_def=partitions(configured),
+    )
+    if configured.cron is None:
+        return job, []
+
+    @dg.schedule(
+        name=f"{pipeline.name}_backfill_schedule",
+        job=job,
+        cron_schedule=configured.cron,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description=f"The newest {configured.last} {configured.every}s, for late or corrected data: pipelines.<name>.backfill.cron.",
+    )
+    def nightly(context: dg.ScheduleEvaluationContext) -> dg.RunRequest:
+        at = context.scheduled_execution_time
+        return newest_request(configured, at)
+
+    return job, [nightly]
+
+
+def newest_request(configured: BackfillSettings, now: datetime) -> dg.RunRequest:
+    """One run for the newest whole days, or hours, at a moment."""
+    start, end = backfills.newest(configured, now)
+    step, form = backfills.step(configured), _KEYS[configured.every]
+    first, last = f"{start:{form}}", f"{end - step:{form}}"
+    return dg.RunRequest(run_key=f"{first}-{last}-{now:%Y%m%dT%H%M}", tags={_FIRST: first, _LAST: last})
+
+
+def definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
+    """All of it; without `pipelines.<name>.backfill` in the settings the promote job alone."""
+    configured = settings.pipelines[pipeline.name].backfill if pipeline.name in settings.pipelines else None
+    if configured is None:
+        return dg.Definitions(jobs=[promote_job(pipeline, settings)])
+    job, schedules = job_and_schedules(pipeline, configured)
+    return dg.Definitions(
+        assets=[asset(pipeline, settings, configured)],
+        jobs=[job, promote_job(pipeline, settings)],
+        schedules=schedules,
+    )

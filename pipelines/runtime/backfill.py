@@ -1,0 +1,233 @@
+"""Stateful backfill: replay a range of event time with today's code and today's input, on a branch, and promote what comes of it.
+
+    newest checkpoint before the range -> fork -> replay, gates and all -> diff -> promote, at once or when somebody approves
+
+Production goes on meanwhile, and is not touched before the promotion. The branch is named after its range, so that the same range is never
+worked on twice: a replay that was cut off goes on, one whose input has changed since begins anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import structlog
+
+from configs.settings import BackfillSettings, Settings
+from pipelines.runtime import fork_diff, forks, promotion
+from pipelines.runtime import run as runtime
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.executor import Executor
+from pipelines.runtime.fork_diff import BranchDiff
+from pipelines.runtime.run import RunOptions
+from pipelines.runtime.sinks.overwriting import Range
+from pipelines.runtime.tenure import busy, open_storage, readers
+from pipelines.runtime.workshop import EpochReport
+from state_ops import lease
+from state_ops.checkpoint import Checkpoint, abandoned, event_time, from_micros, newest_before, to_micros
+from state_ops.errors import ConfigurationError, WeirError
+from state_ops.storage import Storage
+
+log = structlog.get_logger("weir.backfill")
+
+SINCE, RANGE = "since", "range"
+REPLAYING, WAITING = "replaying", "waiting"
+_PREFIX = "backfill-"
+_NOTE = "backfill.json"
+_HOUR = "%Y%m%dT%H"
+
+
+@dataclass(frozen=True, slots=True)
+class Backfilled:
+    """What became of a backfill. base: the checkpoint that it was replayed from; resumed: an earlier try had begun; epochs: replayed now.
+
+    promoted: the promotion's checkpoint; None: it waits for approval, or nothing differed and there was nothing to promote.
+    """
+
+    branch: str
+    base: int
+    resumed: bool
+    epochs: int
+    difference: BranchDiff
+    promoted: Checkpoint | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready but for the values of samples."""
+        return {
+            "branch": self.branch,
+            "base": self.base,
+            "resumed": self.resumed,
+            "epochs": self.epochs,
+            "promoted": None if self.promoted is None else self.promoted.id,
+            "difference": self.difference.to_dict(),
+        }
+
+
+def branch_name(start: datetime, end: datetime) -> str:
+    """Of the backfill of a range, whole hours in UTC: backfill-20260103T00-20260106T00."""
+    return f"{_PREFIX}{start.astimezone(UTC):{_HOUR}}-{end.astimezone(UTC):{_HOUR}}"
+
+
+def range_of(name: str) -> tuple[datetime, datetime] | None:
+    """The range of a backfill's branch; None: the branch is none."""
+    first, _, second = name.removeprefix(_PREFIX).partition("-")
+    try:
+        start, end = (datetime.strptime(text, _HOUR).replace(tzinfo=UTC) for text in (first, second))
+    except ValueError:
+        return None
+    return (start, end) if name.startswith(_PREFIX) else None
+
+
+def base_of(pipeline: Pipeline, settings: Settings, start: datetime) -> Checkpoint:
+    """The newest retained checkpoint that has seen nothing of `start` or later. Raises WeirError that says how far back they reach."""
+    _, registry = open_storage(pipeline, settings)
+    completed = registry.checkpoints()
+    left = abandoned(completed)
+    line = [row for row in completed if row.id not in left]
+    found = newest_before(line, to_micros(start))
+    if found is not None:
+        return found
+    seen = [reached for row in line if (reached := event_time(row)) is not None]
+    if not seen:
+        raise WeirError(
+            f"No retained checkpoint of {pipeline.title} goes by event time.",
+            where=f"{len(line)} checkpoints",
+            next="A backfill needs a source with event_time=, and a checkpoint from before the range.",
+        )
+    raise WeirError(
+        f"No retained checkpoint of {pipeline.title} lies before {start:%Y-%m-%d %H:%M}: the oldest has seen rows up to "
+        f"{from_micros(min(seen)):%Y-%m-%d %H:%M}.",
+        next="Choose a later range. To reach further back from now on: pipelines.<name>.backfill.keep, or savepoints. To compute all "
+        "anew: run the pipeline under another name.",
+    )
+
+
+def backfill(
+    pipeline: Pipeline,
+    settings: Settings,
+    start: datetime,
+    end: datetime,
+    *,
+    replaces: Literal["since", "range"] = "since",
+    promote: bool = False,
+    executor: Executor | None = None,
+    told: Callable[[EpochReport], None] | None = None,
+) -> Backfilled:
+    """Replay event times from `start` up to and without `end`, and promote that if asked to and if something differs.
+
+    replaces: "since": state and all rows since the range began; "range": its rows alone. told: called with each epoch of the replay.
+    Raises WeirError when no checkpoint lies before the range, another backfill overlaps it, or a gate holds the replay; production is as it
+    was then, and the same call goes on from there once that is mended.
+    """
+    _check_bounds(start, end)
+    name = branch_name(start, end)
+    known = {one.branch.name: one for one in forks.forks(pipeline, settings)}
+    _check_overlap(pipeline, known, name, start, end)
+    resumed = name in known and known[name].head is not None
+    if resumed and (why := _outdated(pipeline, settings, name, replaces)) is not None:
+        log.info("a backfill begins anew", branch=name, reason=why)
+        forks.drop(pipeline, settings, name)
+        resumed = False
+    if not resumed:
+        # A fork that was cut off is finished from where it was begun.
+        at = None if name in known and known[name].head is None else int(base_of(pipeline, settings, start).id)
+        forks.fork(pipeline, settings, name, at, f"{start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}")
+    here = forks.branched(pipeline, settings, name)
+    source, _ = open_storage(here, settings)
+    if replaces == RANGE:
+        promotion.confine(source, Range(to_micros(start), to_micros(end)))
+    _note(source, REPLAYING, replaces)
+    epochs = 0
+    options = RunOptions(until_caught_up=True, reason=f"backfill of {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}")
+    for report in runtime.run(here, settings, options, executor):
+        epochs += 1
+        if told is not None:
+            told(report)
+    difference = fork_diff.diff(pipeline, settings, name)
+    _note(source, WAITING, replaces)
+    promoted = None
+    if promote:
+        promoted = approve(pipeline, settings, name, executor=executor, unless_same=difference)
+    return Backfilled(name, difference.base, resumed, epochs, difference, promoted)
+
+
+def approve(
+    pipeline: Pipeline,
+    settings: Settings,
+    name: str,
+    *,
+    executor: Executor | None = None,
+    force: bool = False,
+    reason: str = "",
+    unless_same: BranchDiff | None = None,
+) -> Checkpoint | None:
+    """Promote a backfill that waits, then drop its branch, of which nothing is needed any more. unless_same: only if that says that
+    something differs; returns None then."""
+    done = None
+    if unless_same is None or not unless_same.same:
+        done = promotion.promote(pipeline, settings, name, executor=executor, force=force, reason=reason)
+    forks.drop(pipeline, settings, name)
+    return done
+
+
+def step(configured: BackfillSettings) -> timedelta:
+    """How long a partition is."""
+    return timedelta(hours=1 if configured.every == "hour" else 24)
+
+
+def newest(configured: BackfillSettings, now: datetime) -> tuple[datetime, datetime]:
+    """The range of the newest whole days, or hours, at a moment."""
+    end = now.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+    if configured.every == "day":
+        end = end.replace(hour=0)
+    return end - configured.last * step(configured), end
+
+
+def _check_bounds(start: datetime, end: datetime) -> None:
+    for moment in (start, end):
+        if moment.tzinfo is None or moment.minute or moment.second or moment.microsecond:
+            raise ConfigurationError(
+                f"{moment} is no whole hour in UTC.", where="the range", next="Say e.g. 2026-01-03."
+            )
+    if not start < end:
+        raise ConfigurationError(
+            f"{start} to {end} is no range.", next="The end comes after the start, and is not part of it."
+        )
+
+
+def _check_overlap(pipeline: Pipeline, known: dict[str, forks.Fork], own: str, start: datetime, end: datetime) -> None:
+    for name in known:
+        other = range_of(name)
+        if name != own and other is not None and other[0] < end and start < other[1]:
+            raise WeirError(
+                f"Another backfill of {pipeline.title} overlaps this range: {name}.",
+                next=f"Promote it, `weir promote {pipeline.title} {name}`, or drop it, `weir fork {pipeline.title} --drop {name}`; "
+                "then ask again.",
+            )
+
+
+def _outdated(pipeline: Pipeline, settings: Settings, name: str, replaces: str) -> str | None:
+    """Why an earlier try of the same range is not gone on with, in words. Raises BusyError while it runs."""
+    here = forks.branched(pipeline, settings, name)
+    source, registry = open_storage(here, settings)
+    if lease.watch(source):
+        raise busy(here, lease.read(source))
+    raw = source.read_bytes(_NOTE)
+    note = json.loads(raw) if raw else {}
+    if note.get("state") == WAITING:
+        return "it had been replayed, and was asked for again"
+    if note.get("replaces", replaces) != replaces:
+        return "it is to replace something else"
+    rows = registry.checkpoints()
+    for source_name, reader in readers(here, settings).items():
+        gone = reader.again(rows[0].offsets.get(source_name), rows[-1].offsets.get(source_name))[1]
+        if gone:
+            return f"{gone[0]} has changed since it was replayed"
+    return None
+
+
+def _note(source: Storage, state: str, replaces: str) -> None:
+    source.put_bytes(_NOTE, json.dumps({"state": state, "replaces": replaces}).encode())

@@ -1,0 +1,336 @@
+"""In what a branch differs from its pipeline: the rows that both have made of the same input since the fork, and the state.
+
+Rows are compared as multisets. Where a row of one side has a counterpart of the same key on the other, it counts as changed; keys are
+the stage's key columns, a window's start, and the event time, as far as the table has them. Floats count as equal up to nine digits, since sums
+depend on the order in which rows arrive.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from configs.settings import Settings
+from pipelines.runtime import promotion
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.forks import branched
+from pipelines.runtime.operators.windows import START
+from pipelines.runtime.sinks.delta import table_path
+from pipelines.runtime.state_database import database, load, quoted
+from pipelines.runtime.state_diff import ADDED, CHANGED, REMOVED, compared
+from pipelines.runtime.state_view import stages_with_state
+from pipelines.runtime.tenure import open_storage
+from state_ops.errors import ConfigurationError
+from state_ops.log_entries import DataFile
+from state_ops.storage import Storage
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection as Connection
+
+_SAMPLE = 10
+_DAYS_SHOWN = 31
+_KINDS = (ADDED, REMOVED, CHANGED)
+
+
+@dataclass(frozen=True, slots=True)
+class TableDiff:
+    """One table. rows: since the fork, of the pipeline and of the branch; counts: rows added, removed, changed by the branch.
+
+    days: the same by day of the event time, for days in which something differs; by "" where the table has none. sample: some of the rows
+    that differ, `change` first: added, removed, or was and is. columns: what only one side has, in words.
+    """
+
+    table: str
+    rows: tuple[int, int]
+    counts: dict[str, int]
+    days: dict[str, dict[str, int]]
+    sample: list[dict[str, Any]]
+    columns: str = ""
+
+    @property
+    def same(self) -> bool:
+        return not any(self.counts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class StateDiff:
+    """One stage's state. counts: keys added, removed, changed; None, and `why`: it could not be compared."""
+
+    stage: str
+    counts: dict[str, int] | None
+    sample: list[dict[str, Any]] = field(default_factory=list)
+    why: str = ""
+
+    @property
+    def same(self) -> bool:
+        return self.counts is not None and not any(self.counts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class BranchDiff:
+    """What `diff` found. head, base, tip: the pipeline's newest checkpoint, the one that was forked, the branch's newest. behind: files that
+    the branch has still to read, by source: until then it differs by those too."""
+
+    pipeline: str
+    branch: str
+    head: int
+    base: int
+    tip: int
+    behind: dict[str, int]
+    tables: tuple[TableDiff, ...]
+    states: tuple[StateDiff, ...]
+
+    @property
+    def same(self) -> bool:
+        return all(one.same for one in self.tables) and all(one.same for one in self.states)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready but for the values of samples."""
+        return {
+            "pipeline": self.pipeline,
+            "branch": self.branch,
+            "head": self.head,
+            "base": self.base,
+            "branch_head": self.tip,
+            "files_behind": self.behind,
+            "same": self.same,
+            "tables": {
+                one.table: {
+                    "rows": one.rows[0],
+                    "rows_branch": one.rows[1],
+                    **one.counts,
+                    "days": one.days,
+                    "columns": one.columns,
+                    "sample": one.sample,
+                }
+                for one in self.tables
+            },
+            "state": {
+                one.stage: {**(one.counts or {}), "not_compared": one.why, "sample": one.sample} for one in self.states
+            },
+        }
+
+    def to_markdown(self) -> str:
+        """A report for people: what differs by table and day, then by stage, with samples."""
+        return "\n".join(_report(self))
+
+
+def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True) -> BranchDiff:
+    """Compare a branch with its pipeline, by reading alone. states: whether also the stages' state, which is read whole.
+
+    Raises WeirError when there is no such branch, or it is of another history.
+    """
+    decided, here = promotion.plan(pipeline, settings, name), branched(pipeline, settings, name)
+    storage, _ = open_storage(pipeline, settings)
+    source, _ = open_storage(here, settings)
+    tables = []
+    for one in decided.tables:
+        ours = one.back.goes if one.back is not None else ()
+        tables.append(_table(pipeline, one.table, (storage, ours), (source, one.comes)))
+    return BranchDiff(
+        pipeline.title,
+        name,
+        int(decided.head.id),
+        int(decided.base.id),
+        int(decided.tip.id),
+        decided.behind,
+        tuple(tables),
+        tuple(_states(pipeline, here, settings, decided)) if states else (),
+    )
+
+
+def _table(
+    pipeline: Pipeline,
+    table: str,
+    ours: tuple[Storage, Sequence[DataFile]],
+    theirs: tuple[Storage, Sequence[DataFile]],
+) -> TableDiff:
+    with database() as connection:
+        first = _loaded(connection, "ours", table, *ours)
+        second = _loaded(connection, "theirs", table, *theirs)
+        known = [schema for schema in (first, second) if schema is not None]
+        rows = (_count(connection, "ours", first), _count(connection, "theirs", second))
+        if not known:
+            return TableDiff(table, rows, dict.fromkeys(_KINDS, 0), {}, [])
+        columns = [name for name in known[0].names if all(name in schema.names for schema in known)]
+        alone = [f"only {whose} has {name}" for whose, name in _alone(first, second)]
+        stage = next(stage for stage in pipeline.stages if table in [sink.table for sink in stage.sinks])
+        event = pipeline.event_time_of(table, known[-1])
+        wanted = dict.fromkeys([*stage.key, START, *([event] if event is not None else [])])
+        key = [name for name in wanted if name in columns]
+        _compare(connection, columns, known[-1], key, event, first is not None, second is not None)
+        counts: dict[str, int] = dict.fromkeys(_KINDS, 0)
+        days: dict[str, dict[str, int]] = {}
+        for day, kind, count in connection.execute(
+            "SELECT day, change, count(*) FROM differing WHERE change <> 'changed' OR turn = 1 GROUP BY ALL ORDER BY ALL"
+        ).fetchall():
+            counts[kind] += count
+            days.setdefault(day, dict.fromkeys(_KINDS, 0))[kind] += count
+        shown = connection.execute(
+            f"SELECT CASE WHEN change <> 'changed' THEN change WHEN turn = 0 THEN 'was' ELSE 'is' END AS change, "
+            f"* EXCLUDE (day, turn, place, change) FROM differing ORDER BY day, {', '.join(map(quoted, key)) or 'change'}, place, turn LIMIT {_SAMPLE}"
+        )
+        names = [one[0] for one in shown.description or ()]
+        sample = [dict(zip(names, row, strict=True)) for row in shown.fetchall()]
+    return TableDiff(table, rows, counts, days, sample, "; ".join(alone))
+
+
+def _alone(first: pa.Schema | None, second: pa.Schema | None) -> Iterator[tuple[str, str]]:
+    if first is not None and second is not None:
+        yield from (("the pipeline", name) for name in first.names if name not in second.names)
+        yield from (("the branch", name) for name in second.names if name not in first.names)
+
+
+def _loaded(
+    connection: Connection, name: str, table: str, storage: Storage, files: Sequence[DataFile]
+) -> pa.Schema | None:
+    """Load a side's rows, file by file; returns their columns, None where there are none."""
+    if not files:
+        return None
+
+    def read() -> Iterator[pa.Table]:
+        with tempfile.TemporaryDirectory(prefix="weir-diff-") as scratch:
+            local = Path(scratch) / "file"
+            for file in files:
+                storage.get_file(f"{table_path(table)}/{unquote(file.path)}", local)
+                yield pq.read_table(local, use_threads=False)
+
+    tables = read()
+    one = next(tables)
+
+    def all_of() -> Iterator[pa.Table]:
+        yield one
+        for more in tables:
+            yield more.cast(one.schema)
+
+    load(connection, name, all_of(), one.schema)
+    return one.schema
+
+
+def _count(connection: Connection, name: str, schema: pa.Schema | None) -> int:
+    if schema is None:
+        return 0
+    found = connection.execute(f"SELECT count(*) FROM {name}").fetchone()
+    return int(found[0]) if found else 0
+
+
+def _compare(
+    connection: Connection,
+    columns: Sequence[str],
+    schema: pa.Schema,
+    key: Sequence[str],
+    event: str | None,
+    has_ours: bool,
+    has_theirs: bool,
+) -> None:
+    """Make `differing`: rows that one side has more often than the other, the pipeline's (turn 0) before the branch's (turn 1) of a key."""
+    floats = {field.name for field in schema if pa.types.is_floating(field.type)}
+    same = ", ".join(
+        f"format('{{:.8e}}', {quoted(name)}) AS {quoted(name)}" if name in floats else quoted(name) for name in columns
+    )
+    listed = ", ".join(map(quoted, columns))
+    other = "theirs" if has_theirs else "ours"
+    for name, there in (("ours", has_ours), ("theirs", has_theirs)):
+        origin = name if there else f"(SELECT * FROM {other} LIMIT 0)"
+        connection.execute(f"CREATE TABLE {name}_as AS SELECT {same} FROM {origin}")
+    day = f"strftime({quoted(event)}, '%Y-%m-%d')" if event is not None and event in columns else "''"
+    by = f"PARTITION BY {', '.join(map(quoted, key))}" if key else "PARTITION BY 1"
+    connection.execute(
+        f"""CREATE TABLE differing AS
+        WITH removed AS (SELECT * FROM ours_as EXCEPT ALL SELECT * FROM theirs_as),
+             added AS (SELECT * FROM theirs_as EXCEPT ALL SELECT * FROM ours_as),
+             both_sides AS (SELECT 0 AS turn, * FROM removed UNION ALL SELECT 1 AS turn, * FROM added),
+             numbered AS (SELECT *, row_number() OVER ({by}, turn ORDER BY {listed}) AS place,
+                                 count(*) FILTER (turn = 0) OVER ({by}) AS less, count(*) FILTER (turn = 1) OVER ({by}) AS more
+                          FROM both_sides)
+        SELECT CASE WHEN {"place <= least(less, more)" if key else "false"} THEN 'changed' WHEN turn = 0 THEN 'removed' ELSE 'added' END
+                   AS change, turn, place, coalesce({day}, '') AS day, {listed}
+        FROM numbered"""
+    )
+
+
+def _states(
+    pipeline: Pipeline, here: Pipeline, settings: Settings, decided: promotion.PromotionPlan
+) -> Iterator[StateDiff]:
+    """Of every stage that has state on either side."""
+    ours, theirs = stages_with_state(decided.head), stages_with_state(decided.tip)
+    for uid in dict.fromkeys([*ours, *theirs]):
+        if uid not in ours or uid not in theirs:
+            yield StateDiff(uid, None, why=f"only the {'branch' if uid in theirs else 'pipeline'} has it")
+            continue
+        if uid not in {stage.uid for stage in pipeline.stages}:
+            yield StateDiff(uid, None, why="it is no longer in the code")
+            continue
+        try:
+            with (
+                compared(pipeline, settings, uid, int(decided.head.id), int(decided.tip.id), other=here) as found,
+                found.rows(_SAMPLE) as (_, tables),
+            ):
+                sample = [row for table in tables for row in table.to_pylist()]
+                yield StateDiff(uid, dict(found.counts), sample)
+        except ConfigurationError as error:
+            yield StateDiff(uid, None, why=error.what)
+
+
+def _report(found: BranchDiff) -> Iterator[str]:
+    yield f"# {found.pipeline}@{found.branch} beside {found.pipeline}"
+    yield ""
+    yield (
+        f"Forked from checkpoint {found.base}; the pipeline is at {found.head}, the branch at {found.tip}. "
+        + ("**Nothing differs.**" if found.same else "Rows since the fork, and state:")
+    )
+    if any(found.behind.values()):
+        files = ", ".join(f"{count} files of {name}" for name, count in found.behind.items() if count)
+        yield ""
+        yield f"**The branch has still to read {files}**; it differs by those too."
+    yield ""
+    yield "| | rows or keys | of the branch | added | removed | changed |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    for one in found.tables:
+        figures = " | ".join(f"{one.counts[kind]:,}" for kind in _KINDS)
+        yield f"| table {one.table} | {one.rows[0]:,} | {one.rows[1]:,} | {figures} |"
+    for state in found.states:
+        counts = state.counts
+        figures = " | ".join(f"{counts[kind]:,}" for kind in _KINDS) if counts is not None else f"{state.why} | | "
+        yield f"| state of {state.stage} | | | {figures} |"
+    for one in found.tables:
+        if one.same:
+            continue
+        yield ""
+        yield f"## {one.table}" + (f" ({one.columns})" if one.columns else "")
+        if any(one.days):
+            yield ""
+            yield "| day | added | removed | changed |"
+            yield "|---|---:|---:|---:|"
+            for day, kinds in list(one.days.items())[:_DAYS_SHOWN]:
+                yield f"| {day} | {kinds[ADDED]:,} | {kinds[REMOVED]:,} | {kinds[CHANGED]:,} |"
+            if len(one.days) > _DAYS_SHOWN:
+                yield f"| ... {len(one.days) - _DAYS_SHOWN} more days | | | |"
+        yield ""
+        yield from _rows(one.sample)
+    for state in found.states:
+        if state.sample:
+            yield ""
+            yield f"## State of {state.stage}"
+            yield ""
+            yield from _rows(state.sample)
+
+
+def _rows(sample: Sequence[dict[str, Any]]) -> Iterator[str]:
+    if sample:
+        names = list(sample[0])
+        yield f"| {' | '.join(names)} |"
+        yield f"|{'---|' * len(names)}"
+        for row in sample:
+            yield f"| {' | '.join(_text(row[name]) for name in names)} |"
+
+
+def _text(value: Any) -> str:
+    return str(value).replace("|", "\\|") if value is not None else ""

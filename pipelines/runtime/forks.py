@@ -1,0 +1,218 @@
+"""Forks: a branch of a pipeline from one of its checkpoints, with storage and tables of its own, and no byte of state copied.
+
+    coordinator of the pipeline   pins the checkpoint under the branch's name, so that retention keeps its objects
+    branches/<uuid>/              the branch's own registry begins with a checkpoint that names those objects
+
+A branch runs like a pipeline, under the name PIPELINE@BRANCH, with the code of the checkout. It reads what the pipeline has read since that
+checkpoint, and no more: once it has caught up, both have seen the same input, and can be compared. It never writes or deletes anything
+outside its own directory.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from configs.settings import Settings
+from pipelines.runtime import upkeep
+from pipelines.runtime.commit import prune
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.stage_job import local_directory
+from pipelines.runtime.start_from import planted, waiting_paths
+from pipelines.runtime.state_reader import At, chosen
+from pipelines.runtime.tenure import busy, claimed, open_storage, readers
+from pipelines.runtime.workshop import Workshop
+from state_ops import lease
+from state_ops.branches import BRANCHES, Branch, inherited
+from state_ops.checkpoint import FORK, STATE, Checkpoint
+from state_ops.errors import ConfigurationError, DamageError, PrunedError, WeirError
+from state_ops.ids import CheckpointId
+from state_ops.lease import Request
+from state_ops.registry import BRANCH, Pin, Registry
+
+log = structlog.get_logger("weir.fork")
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A branch that there is. base: the checkpoint that it was forked from, as the pipeline numbers it; commit_id: of that one's row.
+
+    head: its newest checkpoint; None: its creation was cut off, and is finished by asking for it again. behind: files that the pipeline has
+    read and it has not, by source.
+    """
+
+    branch: Branch
+    base: CheckpointId
+    commit_id: str
+    created_at: datetime
+    reason: str
+    head: Checkpoint | None
+    behind: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "name": self.branch.name,
+            "id": self.branch.id,
+            "base": self.base,
+            "created_at": self.created_at.isoformat(),
+            "reason": self.reason,
+            "head": None if self.head is None else self.head.id,
+            "bytes_total": None if self.head is None else self.head.bytes_total,
+            "bytes_own": None if self.head is None else self.head.totals["bytes_new"],
+            "files_behind": dict(self.behind),
+        }
+
+
+def branched(pipeline: Pipeline, settings: Settings, name: str) -> Pipeline:
+    """The pipeline as its branch of that name. Raises WeirError when there is none."""
+    _, registry = open_storage(_trunk(pipeline), settings)
+    pin = registry.pinned(BRANCH, name)
+    if pin is None:
+        raise _unknown(pipeline, registry, name)
+    return replace(pipeline, branch=_branch(pin))
+
+
+def forks(pipeline: Pipeline, settings: Settings) -> list[Fork]:
+    """The branches of a pipeline, oldest first; by reading alone."""
+    _, registry = open_storage(pipeline, settings)
+    return [_described(pipeline, settings, pin) for pin in registry.pins() if pin.kind == BRANCH]
+
+
+def fork(pipeline: Pipeline, settings: Settings, name: str, at: At = None, reason: str = "") -> Fork:
+    """Fork a pipeline from one of its checkpoints, by number, by a savepoint's name, or the newest. Its coordinator may live.
+
+    Asked for again, it finishes what was cut off. Raises WeirError when there is no such checkpoint or the name is taken.
+    """
+    _check_trunk(pipeline)
+    upkeep.check_name(name)
+    _, registry = open_storage(pipeline, settings)
+    pin, base = registry.pinned(BRANCH, name), chosen(pipeline, registry, at)
+    if pin is None:
+        wanted = Pin(BRANCH, name, base.id, base.commit_id, datetime.now(UTC), f"{uuid.uuid4().hex} {reason}".strip())
+
+        def alone(shop: Workshop) -> None:
+            shop.registry.pin(shop.generation, replace(wanted))
+
+        asked = Request(upkeep.FORK, savepoint=name, checkpoint=int(base.id), reason=wanted.reason)
+        upkeep.asked(pipeline, settings, asked, alone, settings.checkpoints.timeout_seconds)
+        pin = registry.pinned(BRANCH, name)
+        if pin is None:
+            raise PrunedError(
+                f"Checkpoint {base.id} was pruned before it could be forked, or the coordinator of {pipeline.title} failed over it.",
+                next="Look again: `weir checkpoints` lists what is retained. A savepoint stays: weir savepoint.",
+            )
+    found = _described(pipeline, settings, pin)
+    if found.head is not None or (at is not None and pin.commit_id != base.commit_id):
+        raise WeirError(
+            f"{pipeline.title} has a branch {name!r} already, forked from checkpoint {pin.checkpoint_id}.",
+            next=f"Choose another name, or drop it: weir fork {pipeline.title} --drop {name}",
+        )
+    _plant(pipeline, settings, pin)
+    log.info("forked", pipeline=pipeline.title, branch=name, checkpoint=int(pin.checkpoint_id))
+    return _described(pipeline, settings, pin)
+
+
+def _plant(pipeline: Pipeline, settings: Settings, pin: Pin) -> None:
+    """Begin the branch's own registry with the checkpoint that it is forked from."""
+    _, registry = open_storage(pipeline, settings)
+    base = next((row for row in registry.checkpoints() if row.commit_id == pin.commit_id), None)
+    if base is None:
+        raise DamageError(
+            f"Checkpoint {pin.checkpoint_id}, of which {pipeline.title} has the branch {pin.name!r}, is gone.",
+            next=f"`weir fsck {pipeline.title}` says what else is. The branch is of no use: weir fork {pipeline.title} --drop {pin.name}",
+        )
+    waiting = waiting_paths(base.operators)
+    listing = [file for file in registry.files(base) if file.kind == STATE or file.path in waiting]
+    named = [(file, replace(file, path=inherited(file.path), new=False)) for file in listing]
+    here = replace(pipeline, branch=_branch(pin))
+    with claimed(here, settings) as tenure:
+        if tenure.head is None:
+            tenure.heartbeat.begin(base.id)
+            reason = f"checkpoint {base.id} of {pipeline.title}"
+            planted(tenure, base, base.id, named, kind=FORK, trigger="fork", reason=reason)
+
+
+def drop(pipeline: Pipeline, settings: Settings, name: str) -> Fork:
+    """Remove a branch with all that it has; what only it kept of the pipeline is pruned.
+
+    Raises BusyError where somebody runs it, WeirError when there is none of that name.
+    """
+    _check_trunk(pipeline)
+    storage, registry = open_storage(pipeline, settings)
+    pin = registry.pinned(BRANCH, name)
+    if pin is None:
+        raise _unknown(pipeline, registry, name)
+    found, here = _described(pipeline, settings, pin), replace(pipeline, branch=_branch(pin))
+    own, _ = open_storage(here, settings)
+    if lease.watch(own):
+        raise busy(here, lease.read(own))
+    if found.head is not None:
+        with claimed(here, settings):
+            pass  # who runs it and is not seen to live commits nothing any more
+    storage.delete_tree(f"{BRANCHES}/{found.branch.id}")
+    shutil.rmtree(local_directory(settings, here, own), ignore_errors=True)
+
+    def alone(shop: Workshop) -> None:
+        shop.registry.unpin(shop.generation, BRANCH, name)
+        prune(shop)
+
+    upkeep.asked(
+        pipeline, settings, Request(upkeep.UNFORK, savepoint=name), alone, settings.checkpoints.timeout_seconds
+    )
+    if registry.pinned(BRANCH, name) is not None:
+        raise WeirError(
+            f"The coordinator of {pipeline.title} did not let the branch {name!r} go.",
+            next="It failed over that: its log, and `weir status`, say why. Then ask again.",
+        )
+    return found
+
+
+def behind(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> dict[str, int]:
+    """How many files a branch has still to read until it has read what its pipeline has, by source."""
+    offsets = head.offsets if head else {}
+    return {name: len(reader.backlog(offsets.get(name))) for name, reader in readers(pipeline, settings).items()}
+
+
+def _trunk(pipeline: Pipeline) -> Pipeline:
+    return replace(pipeline, branch=None)
+
+
+def _check_trunk(pipeline: Pipeline) -> None:
+    if pipeline.branch is not None:
+        raise ConfigurationError(
+            f"{pipeline.title} is a branch, and branches have none of their own.",
+            next=f"Name the pipeline: {pipeline.name}.",
+        )
+
+
+def _branch(pin: Pin) -> Branch:
+    return Branch(pin.name, pin.reason.partition(" ")[0])
+
+
+def _described(pipeline: Pipeline, settings: Settings, pin: Pin) -> Fork:
+    here = replace(pipeline, branch=_branch(pin))
+    _, registry = open_storage(here, settings)
+    head = registry.head()
+    return Fork(
+        branch=_branch(pin),
+        base=pin.checkpoint_id,
+        commit_id=pin.commit_id,
+        created_at=pin.created_at,
+        reason=pin.reason.partition(" ")[2],
+        head=head,
+        behind=behind(here, settings, head) if head is not None else {},
+    )
+
+
+def _unknown(pipeline: Pipeline, registry: Registry, name: str) -> WeirError:
+    names = ", ".join(pin.name for pin in registry.pins() if pin.kind == BRANCH) or "none"
+    return WeirError(
+        f"{pipeline.name} has no branch {name!r}.",
+        next=f"Its branches: {names}. A new one: weir fork {pipeline.name} --name {name}",
+    )

@@ -1,0 +1,469 @@
+"""Promotion: a branch's state and rows become the pipeline's, instead of what the pipeline made of the same input since the fork.
+
+    1 2 3 4 5            the pipeline; a branch was forked from 3, and has read what 4 and 5 have read
+    1 2 3 4 5 6          6 = its promotion: positions of 5, state and rows of the branch. 4 and 5 are abandoned, as by a rewind to 3
+    1 2 3 4 5 6 7        7 continues 6
+
+It is done by whoever owns the pipeline, between two epochs, after the branch has read all that the pipeline has. The row is an intent, as a
+rewind's is: from its commit on it is decided, and each table follows by one commit of its own, by whoever comes next if need be. Before it
+nothing is changed. A rewind to 5 takes it back.
+
+A backfill may replace less: the rows of a range of event time alone. Then state and positions stay as they are in 5, and nothing is abandoned.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import structlog
+from deltalake.exceptions import TableNotFoundError
+
+from configs.settings import Settings
+from pipelines.runtime import run as runtime
+from pipelines.runtime.commit import prune, publish_missing
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.executor import Executor
+from pipelines.runtime.forks import behind, branched
+from pipelines.runtime.lanes import Lanes
+from pipelines.runtime.recovery import owning
+from pipelines.runtime.rewind import hindrances
+from pipelines.runtime.run import RunOptions
+from pipelines.runtime.sinks import delta, overwriting, rewinding
+from pipelines.runtime.sinks.overwriting import Range
+from pipelines.runtime.sinks.rewinding import TableRewind
+from pipelines.runtime.sources.files import nothing_read
+from pipelines.runtime.start_from import copied, copy, pointed, waiting_paths
+from pipelines.runtime.tenure import Tenure, claimed, open_storage
+from pipelines.runtime.upkeep import STOP
+from pipelines.runtime.workshop import Workshop
+from state_ops import delta_log, halt, held, lease
+from state_ops.checkpoint import (
+    NEWEST_FORMAT,
+    OUTPUT,
+    PROMOTION,
+    STATE,
+    Checkpoint,
+    StateFile,
+    abandoned,
+    event_time,
+    from_micros,
+    spans_with,
+)
+from state_ops.errors import BusyError, WeirError
+from state_ops.ids import CheckpointId, epoch_dir, new_attempt_id
+from state_ops.lease import Request
+from state_ops.log_entries import DataFile, active_files
+from state_ops.registry import BRANCH
+from state_ops.storage import Storage
+from state_ops.transfers import together
+
+log = structlog.get_logger("weir.promotion")
+
+_ONLY = "promotes.json"  # in a branch's storage
+
+
+@dataclass(frozen=True, slots=True)
+class TablePromotion:
+    """What a promotion does to one table. back: what of the pipeline's rows since the fork goes, None: it has no such table; comes: files
+    of the branch, by their path in its own table. schema: of the branch's table. column: the event time by which a range of rows is
+    replaced; ranged: how many rows that takes away, and brings."""
+
+    table: str
+    back: TableRewind | None
+    comes: tuple[DataFile, ...]
+    schema: pa.Schema | None
+    column: str | None = None
+    ranged: tuple[int, int] | None = None
+
+    @property
+    def rows_removed(self) -> int:
+        if self.ranged is not None:
+            return self.ranged[0]
+        return self.back.rows if self.back is not None else 0
+
+    @property
+    def rows_added(self) -> int:
+        return self.ranged[1] if self.ranged is not None else sum(file.rows for file in self.comes)
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionPlan:
+    """What a promotion would do. head: the pipeline's newest checkpoint; base: the one that the branch was forked from; tip: the branch's
+    newest. behind: files that the branch has still to read, by source. obstacles: why it is refused unless forced, in words. only: the rows
+    of this range alone are replaced."""
+
+    branch: str
+    head: Checkpoint
+    base: Checkpoint
+    tip: Checkpoint
+    behind: dict[str, int]
+    tables: tuple[TablePromotion, ...]
+    obstacles: tuple[str, ...]
+    only: Range | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "branch": self.branch,
+            "head": self.head.id,
+            "base": self.base.id,
+            "branch_head": self.tip.id,
+            "files_behind": dict(self.behind),
+            "range": str(self.only) if self.only is not None else None,
+            "tables": {
+                one.table: {
+                    "rows_removed": one.rows_removed,
+                    "rows_added": one.rows_added,
+                    "files_added": len(one.comes),
+                    "unknown_commits": [list(entry) for entry in one.back.unknown] if one.back else [],
+                }
+                for one in self.tables
+            },
+            "obstacles": list(self.obstacles),
+        }
+
+
+def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
+    """What promoting a branch would do now, by reading alone. Raises WeirError when it cannot be promoted at all."""
+    here = branched(pipeline, settings, name)
+    storage, registry = open_storage(pipeline, settings)
+    source, theirs = open_storage(here, settings)
+    pin = registry.pinned(BRANCH, name)
+    head, tip, completed = registry.head(), theirs.head(), registry.checkpoints()
+    base = next((row for row in completed if pin is not None and row.commit_id == pin.commit_id), None)
+    if head is None or tip is None or base is None:
+        raise WeirError(
+            f"The branch {here.title} is not whole: "
+            + ("it has no checkpoint." if tip is None else "the checkpoint that it was forked from is gone."),
+            next=f"Fork it anew: weir fork {pipeline.title} --drop {name}, then --name {name}",
+        )
+    if (by := abandoned(completed).get(base.id)) is not None:
+        raise WeirError(
+            f"{here.title} was forked from checkpoint {base.id}, which checkpoint {by} has abandoned: it shares no input with what the "
+            "pipeline is now.",
+            next=f"Fork it anew from a checkpoint since then: weir fork {pipeline.title} --name NAME",
+        )
+    tables = tuple(_tables(pipeline, storage, source, head, base, tip))
+    only, waiting = range_of(source), behind(here, settings, tip)
+    if only is not None:
+        _check_range(here, base, only)
+        tables = tuple(_ranged(pipeline, storage, source, one, only) for one in tables)
+        return PromotionPlan(name, head, base, tip, waiting, tables, (), only)
+    found = hindrances([one.back for one in tables if one.back is not None])
+    return PromotionPlan(name, head, base, tip, waiting, tables, tuple(found))
+
+
+def confine(source: Storage, only: Range) -> None:
+    """Have a branch replace the rows of a range alone, whoever promotes it. source: the branch's storage."""
+    source.put_bytes(_ONLY, json.dumps({"start": only.start, "end": only.end}).encode())
+
+
+def range_of(source: Storage) -> Range | None:
+    """The rows that a branch is to replace; None: all since the fork, and the state."""
+    raw = source.read_bytes(_ONLY)
+    return Range(**json.loads(raw)) if raw else None
+
+
+def _check_range(here: Pipeline, base: Checkpoint, only: Range) -> None:
+    seen = event_time(base)
+    if seen is None or seen >= only.start:
+        has = "goes by no event time" if seen is None else f"has seen rows up to {from_micros(seen):%Y-%m-%d %H:%M:%S}"
+        raise WeirError(
+            f"{here.title} cannot replace the rows of {only}: checkpoint {base.id}, from which it was forked, {has}.",
+            next="Nothing was changed. Fork from a checkpoint before the range: weir backfill finds it.",
+        )
+
+
+def _ranged(
+    pipeline: Pipeline, storage: Storage, source: Storage, table: TablePromotion, only: Range
+) -> TablePromotion:
+    """The same for a range alone, with the rows that it takes and brings."""
+    name = table.table
+    schema = table.schema if table.schema is not None else _rows_of(storage, name)[1]
+    column = pipeline.event_time_of(name, schema) if schema is not None else None
+    if column is None:
+        raise WeirError(
+            f"Nothing says to which day rows of the table {name} belong.",
+            next=f'Say delta.append("{name}", event_time="COLUMN"), or promote as a whole (backfill.replaces: since).',
+        )
+    goes = overwriting.touched(storage, name, _rows_of(storage, name)[0], column, only)
+    comes = overwriting.touched(source, name, table.comes, column, only)
+    return replace(table, column=column, ranged=(goes, comes))
+
+
+def _tables(
+    pipeline: Pipeline, storage: Storage, source: Storage, head: Checkpoint, base: Checkpoint, tip: Checkpoint
+) -> Iterator[TablePromotion]:
+    for name in dict.fromkeys([*(sink.table for sink in pipeline.sinks), *head.sinks, *tip.sinks]):
+        back = rewinding.planned(storage, name, (base.sinks.get(name) or {}).get("id"))
+        if back is None and name in head.sinks:
+            raise WeirError(
+                f"The table {name} is gone.",
+                where=storage.full(delta.table_path(name)),
+                next=f"Nothing was changed. `weir fsck {pipeline.title}` says what else is missing; put the table back first.",
+            )
+        comes, schema = _rows_of(source, name)
+        if schema is not None:
+            delta.check_table(storage, name, schema)
+        if back is not None or comes:
+            yield TablePromotion(name, back, comes, schema)
+
+
+def _rows_of(source: Storage, table: str) -> tuple[tuple[DataFile, ...], pa.Schema | None]:
+    """The files of a branch's table, and its schema; of none at all where it has no such table."""
+    try:
+        handle = delta_log.open_table(source, delta.table_path(table))
+    except TableNotFoundError:
+        return (), None
+    return tuple(active_files(handle)), pa.schema(handle.schema().to_arrow())
+
+
+def check(decided: PromotionPlan, pipeline: str, force: bool) -> None:
+    """Raises WeirError when a promotion has obstacles and is not forced."""
+    if decided.obstacles and not force:
+        raise WeirError(
+            f"{pipeline}@{decided.branch} cannot be promoted without loss: {'; '.join(decided.obstacles)}.",
+            next="Nothing was changed. Put back what is missing, or accept that: "
+            f"weir promote {pipeline} {decided.branch} --force",
+        )
+
+
+def catch_up(
+    pipeline: Pipeline, settings: Settings, executor: Executor | None = None, lanes: Lanes | None = None
+) -> int:
+    """Let a branch read what its pipeline has read, with the code at hand; returns how many epochs that took."""
+    options = RunOptions(until_caught_up=True, reason="to catch up with the pipeline")
+    return sum(1 for _ in runtime.run(pipeline, settings, options, executor, lanes))
+
+
+def promote(
+    pipeline: Pipeline,
+    settings: Settings,
+    name: str,
+    *,
+    executor: Executor | None = None,
+    lanes: Lanes | None = None,
+    force: bool = False,
+    reason: str = "",
+) -> Checkpoint:
+    """Make a branch's state and rows the pipeline's; returns the promotion's own checkpoint, which the next run continues.
+
+    The branch catches up first, beside a running coordinator; then that one is stopped at its next barrier and the branch reads what came
+    meanwhile. executor, lanes: as `run` takes them. force: although the plan has obstacles. Raises WeirError for those, and where the branch is of another history; nothing is
+    changed then.
+    """
+    here = branched(pipeline, settings, name)
+    check(plan(pipeline, settings, name), pipeline.title, force)
+    catch_up(here, settings, executor, lanes)
+    with halt.during(open_storage(pipeline, settings)[0], "a branch is promoted"), _owned(pipeline, settings) as tenure:
+        catch_up(here, settings, executor, lanes)
+        with claimed(here, settings):  # nobody else runs it
+            decided = plan(pipeline, settings, name)
+            check(decided, pipeline.title, force)
+            if any(decided.behind.values()):
+                raise WeirError(
+                    f"{here.title} has not read all that {pipeline.title} has, although it was run: {decided.behind}.",
+                    next=f"Nothing was changed. `weir run {here.title}` says why it does not go on.",
+                )
+            return _carry_out(tenure, here, decided, reason)
+
+
+@contextmanager
+def _owned(pipeline: Pipeline, settings: Settings) -> Iterator[Tenure]:
+    """Own a pipeline whose coordinator may live: it is asked to end at its next barrier, and so is who starts another one meanwhile."""
+    storage, _ = open_storage(pipeline, settings)
+    deadline = time.monotonic() + settings.checkpoints.timeout_seconds
+    while True:
+        if lease.watch(storage):
+            sent = lease.send(storage, Request(STOP, trigger="promotion", reason="a branch is promoted"))
+            while lease.watch(storage) and time.monotonic() < deadline:
+                time.sleep(settings.run.poll_seconds)
+            lease.take(storage, sent)
+        owner = owning(pipeline, settings, epochs=False)
+        try:
+            tenure = owner.__enter__()
+            break
+        except BusyError:
+            if time.monotonic() > deadline:
+                raise
+    try:
+        yield tenure
+    except BaseException as error:
+        if not owner.__exit__(type(error), error, error.__traceback__):
+            raise
+    else:
+        owner.__exit__(None, None, None)
+
+
+def _carry_out(tenure: Tenure, here: Pipeline, decided: PromotionPlan, reason: str) -> Checkpoint:
+    shop, settings = tenure.shop, tenure.shop.settings
+    for table in decided.tables:  # before the row: nobody could change a table that is elsewhere
+        delta.check_chain(shop.storage, shop.pipeline.app_id, table.table, decided.head)
+    id = CheckpointId(max(tenure.last_id, decided.head.id) + 1)
+    tenure.heartbeat.begin(id)
+    source, theirs = open_storage(here, settings)
+    if decided.only is not None:
+        row, files = _range_row(tenure, source, decided, decided.only, id, reason)
+    else:
+        row, files = _row(tenure, source, list(theirs.files(decided.tip)), decided, id, reason)
+    for table in decided.tables:
+        if table.back is None and table.schema is not None:
+            delta.ensure(shop.storage, table.table, table.schema)
+    shop.registry.commit(row, files, newest=decided.head.id)
+    shop.head = row
+    log.info(
+        "promoted", pipeline=shop.pipeline.title, branch=decided.branch, base=int(decided.base.id), checkpoint=int(id)
+    )
+    publish_missing(shop, [row])
+    held.clear(shop.storage)  # what a gate held is not what the pipeline reads next any more
+    prune(shop)
+    return row
+
+
+def _row(
+    tenure: Tenure, source: Storage, listing: list[StateFile], decided: PromotionPlan, id: CheckpointId, reason: str
+) -> tuple[Checkpoint, tuple[StateFile, ...]]:
+    """The promotion's row and listing, when all that they name is here: state and rows are copied, but for what the branch inherited."""
+    shop, tip, now = tenure.shop, decided.tip, datetime.now(UTC)
+    waiting = waiting_paths(tip.operators)
+    named = copied(
+        shop, source, [file for file in listing if file.kind == STATE or file.path in waiting], id, returning=True
+    )
+    files = [new for _, new in named]
+    sinks = dict(decided.head.sinks)
+    for table in decided.tables:
+        files += _brought(tenure, source, table, id, None)
+        before = (decided.head.sinks.get(table.table) or {}).get("id")
+        if before is not None or table.comes:
+            sinks[table.table] = {
+                "id": int(id),
+                "before": before,
+                "to": (decided.base.sinks.get(table.table) or {}).get("id"),
+                "at": table.back.version if table.back is not None else 0,
+            }
+    moved = {old.path: new.path for old, new in named}
+    row = replace(
+        tip,
+        id=id,
+        parent_id=decided.base.id,
+        kind=PROMOTION,
+        generation=shop.generation,
+        commit_id=uuid.uuid4().hex,
+        triggered_at=now,
+        completed_at=now,
+        epoch_now=max(tip.epoch_now, decided.head.epoch_now),
+        trigger="promotion",
+        reason=f"of {shop.pipeline.title}@{decided.branch}" + (f": {reason}" if reason else ""),
+        slice={name: nothing_read() for name in tip.slice},
+        operators={uid: pointed(figures, moved) for uid, figures in tip.operators.items()},
+        sinks=sinks,
+        ms={},
+        totals={**tip.totals, **shop.requested()},
+        files=len(files),
+        bytes_new=sum(file.bytes for file in files if file.kind == STATE and file.new),
+        run_id=shop.run_id,
+        format_version=NEWEST_FORMAT,
+        lineage=spans_with(decided.head, shop.generation, id),
+    )
+    return row, tuple(files)
+
+
+def _range_row(
+    tenure: Tenure, source: Storage, decided: PromotionPlan, only: Range, id: CheckpointId, reason: str
+) -> tuple[Checkpoint, tuple[StateFile, ...]]:
+    """The same where only rows of a range are replaced: state and positions are the pipeline's own."""
+    shop, head, now = tenure.shop, decided.head, datetime.now(UTC)
+    waiting = waiting_paths(head.operators)
+    files = [
+        replace(file, new=False) for file in shop.registry.files(head) if file.kind == STATE or file.path in waiting
+    ]
+    sinks = dict(head.sinks)
+    for table in decided.tables:
+        files += _brought(tenure, source, table, id, only)
+        before = (head.sinks.get(table.table) or {}).get("id")
+        sinks[table.table] = {
+            "id": int(id),
+            "before": before,
+            "column": table.column,
+            "start": only.start,
+            "end": only.end,
+        }
+    row = replace(
+        head,
+        id=id,
+        parent_id=head.id,
+        kind=PROMOTION,
+        generation=shop.generation,
+        commit_id=uuid.uuid4().hex,
+        triggered_at=now,
+        completed_at=now,
+        trigger="promotion",
+        reason=f"{only} of {shop.pipeline.title}@{decided.branch}" + (f": {reason}" if reason else ""),
+        slice={name: nothing_read() for name in head.slice},
+        offsets={name: _as_read(position, decided.tip.offsets.get(name)) for name, position in head.offsets.items()},
+        sinks=sinks,
+        ms={},
+        totals={**head.totals, **shop.requested()},
+        files=len(files),
+        bytes_new=0,
+        run_id=shop.run_id,
+        format_version=NEWEST_FORMAT,
+        lineage=spans_with(head, shop.generation, id),
+    )
+    return row, tuple(files)
+
+
+def _as_read(position: dict[str, Any], by_branch: dict[str, Any] | None) -> dict[str, Any]:
+    """A position with the times of change that the branch has seen: of files that were corrected these are not what they were."""
+    if by_branch is None or "seen_ns" not in position:
+        return position
+    times = dict(zip(by_branch["seen"], by_branch.get("seen_ns") or (), strict=False))
+    seen = zip(position["seen"], position["seen_ns"], strict=True)
+    return {**position, "seen_ns": [times.get(name) or time for name, time in seen]}
+
+
+def _brought(
+    tenure: Tenure, source: Storage, table: TablePromotion, id: CheckpointId, only: Range | None
+) -> list[StateFile]:
+    """Copies of a branch's rows, perhaps of those of a range alone, in the directory of the pipeline's table; its log does not name them yet."""
+    shop, top = tenure.shop, delta.table_path(table.table)
+    attempt = new_attempt_id()
+    prefix = f"{top}/data/{epoch_dir(shop.generation, id)}"
+
+    def one(numbered: tuple[int, DataFile], _: object) -> StateFile:
+        number, file = numbered
+        path = f"{prefix}/{number}-{attempt}.parquet"
+        there = f"{top}/{unquote(file.path)}"
+        if only is None:
+            size, digest, rows = copy(shop, source, there, path)
+        else:
+            assert table.column is not None
+            size, digest, rows = _copied_range(shop, source, there, path, table.column, only)
+        return StateFile(
+            "", number, OUTPUT, table.table, path, size, digest, True, attempt, sink=table.table, rows=rows
+        )
+
+    brought = together(one, list(enumerate(table.comes)), at_once=shop.storage.transfers)
+    return [file for file in brought if file.rows]
+
+
+def _copied_range(
+    shop: Workshop, source: Storage, there: str, here: str, column: str, only: Range
+) -> tuple[int, str, int]:
+    shop.settings.work_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="weir-range-", dir=shop.settings.work_dir) as scratch:
+        local, kept = Path(scratch) / "file", Path(scratch) / "kept"
+        source.get_file(there, local)
+        rows = overwriting.only(local, kept, column, only, inside=True)
+        return (*shop.storage.put_file(kept, here), rows) if rows else (0, "", 0)

@@ -1,0 +1,212 @@
+"""Replacing the rows of a range of event time in a sink's table, as one commit: those of the table go, others come.
+
+Tables need no partitions for it. A file whose rows all lie in the range goes; one with some of them is written anew without them; null is in
+no range. That is done while the commit is made, on the very version that it follows, so whatever others have done to the table since is
+respected, and a cut-off try leaves files that no log names and the next try removes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake.exceptions import CommitFailedError
+
+from pipelines.runtime.keyed_stage import staged_writer
+from pipelines.runtime.sinks.delta import CHECKPOINT, table_path
+from state_ops import delta_log
+from state_ops.checkpoint import Checkpoint, StateFile, from_micros, to_micros
+from state_ops.errors import DamageError
+from state_ops.ids import epoch_dir, new_attempt_id
+from state_ops.log_entries import DataFile, active_files
+from state_ops.registry import Publication
+from state_ops.storage import Storage
+from state_ops.transfers import together
+
+_MAX_RACES = 20
+_RANGE = "weir.range"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Event times from `start` on, up to and without `end`: microseconds since 1970 UTC."""
+
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{from_micros(self.start):%Y-%m-%d %H:%M} to {from_micros(self.end):%Y-%m-%d %H:%M}"
+
+    def of(self, table: pa.Table, column: str) -> pa.Array:
+        """Which rows lie in it; never null."""
+        times = table.column(column)
+        bounds = [_as(times.type, one) for one in (self.start, self.end)]
+        found = pc.and_(pc.greater_equal(times, bounds[0]), pc.less(times, bounds[1]))
+        return pc.fill_null(found, False)
+
+
+def _as(type: pa.DataType, micros: int) -> pa.Scalar:
+    moment = from_micros(micros)
+    if pa.types.is_date(type):
+        return pa.scalar(moment.date(), type)
+    return pa.scalar(moment if type.tz is not None else moment.replace(tzinfo=None), type)
+
+
+def only(local: Path, target: Path, column: str, wanted: Range, inside: bool) -> int:
+    """Write the rows of a Parquet file that lie in a range, or outside it, to another one; returns how many those are."""
+    rows = 0
+    with pq.ParquetFile(local) as source, staged_writer(target, source.schema_arrow) as writer:
+        for batch in source.iter_batches(use_threads=False):
+            table = pa.Table.from_batches([batch])
+            found = wanted.of(table, column)
+            kept = table.filter(found if inside else pc.invert(found))
+            writer.write_table(kept)
+            rows += kept.num_rows
+    return rows
+
+
+def overwrite(
+    storage: Storage, app_id: str, table: str, checkpoint: Checkpoint, files: Sequence[StateFile]
+) -> Publication:
+    """Carry out a promotion of a range that is committed, on one table, exactly once however often this is called.
+
+    files: the rows of the range that come. Raises DamageError when the table is not where the registry says.
+    """
+    started = time.perf_counter()
+    decided, sink_app, prefix = checkpoint.sinks[table], f"{app_id}/{table}", f"{table_path(table)}/"
+    wanted, column = Range(decided["start"], decided["end"]), decided["column"]
+    adds = [DataFile(file.path.removeprefix(prefix), file.bytes, file.rows or 0) for file in files]
+    for _ in range(_MAX_RACES):
+        handle = delta_log.open_table(storage, table_path(table))
+        version = handle.transaction_version(sink_app)
+        if version is not None and version >= checkpoint.id:
+            return _published(checkpoint, table, handle.version(), len(adds), 0, started)
+        if version != decided["before"]:
+            raise _unreachable(storage, table, f"its last published checkpoint is {version}, not {decided['before']}")
+        _remove_left(storage, table, checkpoint, files)
+        active = active_files(handle)
+        goes, rests = _apart(storage, table, checkpoint, active, column, wanted)
+        try:
+            metadata = {CHECKPOINT: str(checkpoint.id), _RANGE: f"{column}: {wanted}"}
+            delta_log.commit(handle, sink_app, checkpoint.id, [*rests, *adds], goes, metadata)
+        except CommitFailedError:
+            continue
+        rows = sum(file.rows for file in (*adds, *rests)) - sum(file.rows for file in goes)
+        return _published(checkpoint, table, handle.version() + 1, len(goes) + len(adds) + len(rests), rows, started)
+    raise _unreachable(storage, table, f"{_MAX_RACES} commits in a row met another writer")
+
+
+def touched(storage: Storage, table: str, active: Sequence[DataFile], column: str, wanted: Range) -> int:
+    """How many rows of a table lie in a range; reads the files that have some."""
+
+    def one(file: DataFile, _: object) -> int:
+        low, high = _bounds(storage, table, file, column)
+        if _misses(low, high, wanted):
+            return 0
+        with tempfile.TemporaryDirectory(prefix="weir-range-") as scratch:
+            local = Path(scratch) / "file"
+            storage.get_file(f"{table_path(table)}/{unquote(file.path)}", local)
+            found = wanted.of(pq.read_table(local, columns=[column], use_threads=False), column)
+            return int(pc.sum(found).as_py() or 0)
+
+    return sum(together(one, list(active), at_once=storage.transfers))
+
+
+def _apart(
+    storage: Storage, table: str, checkpoint: Checkpoint, active: Sequence[DataFile], column: str, wanted: Range
+) -> tuple[list[DataFile], list[DataFile]]:
+    """The files that go, and what comes instead of those that have rows outside of the range as well."""
+    attempt = new_attempt_id()
+    directory = f"data/{epoch_dir(checkpoint.generation, checkpoint.id)}"
+
+    def one(numbered: tuple[int, DataFile], _: object) -> tuple[DataFile | None, DataFile | None]:
+        number, file = numbered
+        low, high = _bounds(storage, table, file, column)
+        if _misses(low, high, wanted):
+            return None, None
+        if (
+            low is not None
+            and high is not None
+            and low >= wanted.start
+            and high < wanted.end
+            and not _nulls(storage, table, file, column)
+        ):
+            return file, None
+        with tempfile.TemporaryDirectory(prefix="weir-range-") as scratch:
+            local, rest = Path(scratch) / "file", Path(scratch) / "rest"
+            storage.get_file(f"{table_path(table)}/{unquote(file.path)}", local)
+            rows, before = only(local, rest, column, wanted, inside=False), pq.read_metadata(local).num_rows
+            if rows == before:
+                return None, None
+            if not rows:
+                return file, None
+            path = f"{directory}/{number}-{attempt}.parquet"
+            size, _digest = storage.put_file(rest, f"{table_path(table)}/{path}")
+            return file, DataFile(path, size, rows)
+
+    # Numbers above those of the rows that come: names are unique by the attempt, and a subtask's number is read by people.
+    found = together(one, list(enumerate(active)), at_once=storage.transfers)
+    return [goes for goes, _ in found if goes is not None], [rest for _, rest in found if rest is not None]
+
+
+def _bounds(storage: Storage, table: str, file: DataFile, column: str) -> tuple[int | None, int | None]:
+    """The least and the greatest event time of a file's rows, by its statistics; None: they do not tell."""
+    footer = storage.parquet_footer(f"{table_path(table)}/{unquote(file.path)}")
+    if footer.num_rows == 0:
+        return 0, -1
+    low: list[int] = []
+    high: list[int] = []
+    places = [index for index in range(footer.num_columns) if footer.schema.column(index).path == column]
+    for group in range(footer.num_row_groups):
+        statistics = footer.row_group(group).column(places[0]).statistics if len(places) == 1 else None
+        if statistics is None or not statistics.has_min_max:
+            return None, None
+        low.append(_micros(statistics.min))
+        high.append(_micros(statistics.max))
+    return min(low), max(high)
+
+
+def _nulls(storage: Storage, table: str, file: DataFile, column: str) -> bool:
+    footer = storage.parquet_footer(f"{table_path(table)}/{unquote(file.path)}")
+    place = next(index for index in range(footer.num_columns) if footer.schema.column(index).path == column)
+    counts = [footer.row_group(group).column(place).statistics.null_count for group in range(footer.num_row_groups)]
+    return any(count is None or count > 0 for count in counts)
+
+
+def _micros(moment: Any) -> int:
+    if isinstance(moment, date) and not isinstance(moment, datetime):
+        moment = datetime(moment.year, moment.month, moment.day, tzinfo=UTC)
+    return to_micros(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+
+
+def _misses(low: int | None, high: int | None, wanted: Range) -> bool:
+    return low is not None and high is not None and (high < wanted.start or low >= wanted.end)
+
+
+def _remove_left(storage: Storage, table: str, checkpoint: Checkpoint, files: Sequence[StateFile]) -> None:
+    """Remove what a try that was cut off has written, and no log names."""
+    directory = f"{table_path(table)}/data/{epoch_dir(checkpoint.generation, checkpoint.id)}"
+    named = {file.path for file in files}
+    storage.delete_files([file.path for file in storage.list(directory, unfinished=True) if file.path not in named])
+
+
+def _published(checkpoint: Checkpoint, table: str, version: int, files: int, rows: int, started: float) -> Publication:
+    ms = round((time.perf_counter() - started) * 1000, 3)
+    return Publication(checkpoint.id, table, version, files, rows, datetime.now(UTC), ms)
+
+
+def _unreachable(storage: Storage, table: str, why: str) -> DamageError:
+    return DamageError(
+        f"A range of the table {table} cannot be replaced: {why}.",
+        where=storage.full(table_path(table)),
+        next="Nothing was changed in it. Was it dropped, restored or written by someone else? Put it back first.",
+    )

@@ -1,0 +1,48 @@
+"""Where a branch lies, and how its registry names what it has from the pipeline that it was forked from.
+
+branches/<uuid>/...   below the pipeline's root: registry, objects, tables and coordinator of the branch's own
+parent/<path>         in a branch's listings: an object of that pipeline. It is read, and never written or deleted
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+BRANCHES = "branches"
+PARENT = "parent/"
+_BRANCH = re.compile(rf"(.+)/{BRANCHES}/[0-9a-f]{{32}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A fork of a pipeline. name: as people call it; id: its directory's, a uuid in hex."""
+
+    name: str
+    id: str
+
+
+def parent_uri(uri: str) -> str | None:
+    """The root of the storage that a branch's storage lies in; None: it is no branch's."""
+    found = _BRANCH.fullmatch(uri)
+    return found[1] if found else None
+
+
+def is_inherited(path: str) -> bool:
+    """Whether a path in a listing names an object that the branch only reads."""
+    return path.startswith(PARENT)
+
+
+def inherited(path: str) -> str:
+    """How a branch names an object of the pipeline that it is forked from."""
+    return f"{PARENT}{path}"
+
+
+def own_of_parent(path: str) -> str:
+    """The same object as the pipeline itself names it."""
+    return path.removeprefix(PARENT)
+
+
+def is_branch(path: str) -> bool:
+    """Whether a path of a pipeline's storage is a branch's."""
+    return path.startswith(f"{BRANCHES}/")

@@ -1,0 +1,176 @@
+"""A real webserver and a real daemon of one test, and a headless Chromium at their pages, driven by playwright."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from configs.settings import PROJECT, Settings, load
+from infra import dagster_home, flights_input
+from pipelines import flights
+from pipelines.runtime.tenure import open_storage
+from tests.servers import needs
+
+_PATIENCE = 240.0  # a JVM and Great Expectations start within it, on two busy processors
+_SHOT = {"width": 1440, "height": 900}
+
+
+@dataclass
+class Site:
+    """Dagster at work on flights, below one temporary directory."""
+
+    root: Path
+    port: int
+    environment: dict[str, str]
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def landing(self) -> Path:
+        return self.root / "landing"
+
+    @property
+    def settings(self) -> Settings:
+        return load(self.environment)
+
+    @property
+    def storage(self):
+        return open_storage(flights.pipeline, self.settings)[0]
+
+    @property
+    def registry(self):
+        return open_storage(flights.pipeline, self.settings)[1]
+
+    def start(self, *command: str) -> None:
+        with (self.root / f"{command[0]}.log").open("ab") as log:
+            self.processes.append(
+                subprocess.Popen(
+                    [dagster_home.program(command[0]), *command[1:]],
+                    cwd=PROJECT,
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+
+    def log(self) -> str:
+        return "\n".join(path.read_text(errors="replace")[-4000:] for path in sorted(self.root.glob("*.log")))
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, f"{what} never came\n{self.log()}"
+            time.sleep(0.3)
+
+    def land(self, days: Path, count: int) -> None:
+        flights_input.land(days, self.landing, count=count)
+
+    def read_all(self) -> bool:
+        """Whether every file that has landed is in a checkpoint."""
+        head = self.registry.head()
+        return head is not None and head.offsets["landing"]["files"] == len(list(self.landing.glob("*.parquet")))
+
+    def runs(self) -> list[dict]:
+        """Dagster's runs, newest first, as its web server tells them."""
+        asked = "{ runsOrError { ... on Runs { results { runId jobName status tags { key value } } } } }"
+        return self.ask(asked)["runsOrError"]["results"]
+
+    def said(self, words: str) -> bool:
+        """Whether one of the last ticks of the checkpoint sensor says so."""
+        asked = """query ($name: String!) { sensorOrError(sensorSelector: {repositoryName: "__repository__",
+            repositoryLocationName: "weir", sensorName: $name}) { ... on Sensor { sensorState { ticks(limit: 5) { skipReason } } } } }"""
+        state = self.ask(asked, name="flights_checkpoint_sensor")["sensorOrError"]["sensorState"]
+        return any(words in (tick["skipReason"] or "") for tick in state["ticks"])
+
+    def ask(self, query: str, **variables) -> dict:
+        import urllib.request
+
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/graphql",
+            data=json.dumps({"query": query, "variables": variables}).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)["data"]
+
+
+@pytest.fixture
+def options() -> dict[str, str]:
+    """Further settings of the site."""
+    return {}
+
+
+@pytest.fixture
+def site(tmp_path, options) -> Iterator[Site]:
+    needs("chromium", "chromium")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("WEIR_")},
+        "DAGSTER_HOME": str(tmp_path / "home"),
+        "WEIR_ENV": "dev",
+        "WEIR_STORAGE__ROOT": str(tmp_path / "storage"),
+        "WEIR_LOCAL__WORK_DIR": str(tmp_path / "work"),
+        "WEIR_PIPELINES__FLIGHTS__PARAMS": json.dumps({"landing": str(tmp_path / "landing")}),
+        "WEIR_EPOCH__MAX_FILES": "3",
+        "WEIR_RUN__LINGER_SECONDS": "5",
+        "WEIR_DAGSTER__SENSOR_SECONDS": "5",
+        "WEIR_DAGSTER__OBSERVE_SECONDS": "0",
+        **options,
+    }
+    made = Site(tmp_path, port, environment)
+    made.landing.mkdir()
+    (tmp_path / "home").mkdir()
+    shutil.copyfile(PROJECT / "infra" / "dagster.yaml", tmp_path / "home" / "dagster.yaml")
+    workspace = str(PROJECT / "workspace.yaml")
+    made.start("dagster-daemon", "run", "-w", workspace)
+    made.start("dagster-webserver", "-w", workspace, "-h", "127.0.0.1", "-p", str(port))
+    try:
+        yield made
+    finally:
+        for process in made.processes:
+            dagster_home.end(process)
+
+
+@pytest.fixture
+def page(site):
+    """A browser's page, once the web server answers."""
+    from playwright.sync_api import sync_playwright
+
+    def answers() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", site.port)) == 0
+
+    site.until(answers, "the web server")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=str(needs("chromium", "chromium")), args=["--no-sandbox", "--disable-gpu"]
+        )
+        opened = browser.new_page(viewport=_SHOT, base_url=f"http://127.0.0.1:{site.port}")
+        opened.set_default_timeout(90_000)
+        yield opened
+        browser.close()
+
+
+def shows(page, path: str, *words: str) -> None:
+    """Go to a page and wait until it shows all of these; it is loaded again meanwhile, as a person would."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        page.goto(path)
+        for _ in range(20):
+            page.wait_for_timeout(500)
+            shown = page.inner_text("body")  # what is hidden is not in it
+            if all(word in shown for word in words):
+                return
+        assert time.monotonic() < deadline, f"{path} never showed {words}, but:\n{shown}"

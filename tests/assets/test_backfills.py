@@ -1,0 +1,129 @@
+"""Backfills from Dagster: days of a partitioned asset, one run for all of them, a schedule, an approval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import dagster as dg
+import pytest
+
+from assets import backfills
+from assets.factory import weir_definitions
+from pipelines.runtime import forks
+from state_ops.checkpoint import PROMOTION
+from tests.assets.without_spark import in_this_process
+from tests.recovery.test_backfill import Plant, pipeline
+
+OWN = dg.AssetKey(["sensors", "backfill"])
+FIRST, LAST = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
+
+
+@dataclass
+class Works:
+    """A plant, its definitions, an instance of Dagster."""
+
+    plant: Plant
+    instance: dg.DagsterInstance
+
+    @property
+    def defs(self) -> dg.Definitions:
+        return weir_definitions([pipeline], self.plant.site.settings)
+
+    def backfill(self, first: str, last: str, **config: str):
+        job = self.defs.resolve_job_def("sensors_backfill_job")
+        return job.execute_in_process(
+            instance=self.instance,
+            raise_on_error=False,
+            tags={FIRST: first, LAST: last},
+            run_config={"ops": {"sensors_backfill": {"config": config}}},
+        )
+
+    def promote(self, branch: str, **config):
+        job = self.defs.resolve_job_def("sensors_promote_job")
+        given = {"branch": branch, **config}
+        return job.execute_in_process(
+            instance=self.instance,
+            raise_on_error=False,
+            run_config={"ops": {"sensors_promote": {"config": given}}},
+        )
+
+    def replayed(self) -> set[str]:
+        """The days that Dagster shows as materialized."""
+        return set(self.instance.get_materialized_partitions(OWN))
+
+    def check(self) -> tuple[bool, str]:
+        key = dg.AssetCheckKey(OWN, backfills.SAME)
+        (record,) = self.instance.event_log_storage.get_asset_check_execution_history(key, limit=1)
+        found = record.event.dagster_event.asset_check_evaluation_data
+        return found.passed, found.description
+
+
+@pytest.fixture
+def works(tmp_path, monkeypatch, instance) -> Works:
+    in_this_process(monkeypatch)
+    plant = Plant.at(tmp_path / "site", cron="0 3 * * *", last=2)
+    plant.land(1, 2, 3, 4)
+    plant.run()
+    plant.land(2, 3, value=100)
+    return Works(plant, instance)
+
+
+def test_one_run_replays_all_days_and_waits_for_approval(works):
+    result = works.backfill("2026-01-02", "2026-01-03")
+    assert result.success
+    assert works.replayed() == {"2026-01-02", "2026-01-03"}
+    passed, said = works.check()
+    assert not passed
+    assert "waits for approval: weir promote sensors backfill-20260102T00-20260104T00" in said
+    (event, *_) = result.get_asset_materialization_events()
+    shown = event.materialization.metadata
+    assert shown["rows changed"].value == 2 * 72 + 2 * 3
+    assert "| table readings |" in shown["report"].value
+    assert set(works.plant.site.table("readings")["value"]) == {1, 2, 3, 4}
+
+    (branch,) = [one.branch.name for one in forks.forks(pipeline, works.plant.site.settings)]
+    assert works.promote(branch).success
+    assert works.plant.head.kind != PROMOTION, "dry_run"
+    assert works.promote(branch, dry_run=False).success
+    works.plant.assert_exact()
+    assert not works.promote(branch, dry_run=False).success, "it is gone"
+
+
+def test_it_is_promoted_at_once_where_that_is_wanted(works):
+    assert works.backfill("2026-01-02", "2026-01-03", promote="automatic", replaces="range").success
+    assert works.check() == (True, f"rows differ in readings, daily; promoted as checkpoint {works.plant.head.id}")
+    works.plant.assert_exact(state=False)
+
+
+def test_a_gate_that_holds_fails_the_run_and_no_day_is_shown_as_replayed(works):
+    works.plant.land(3, value=1_000_000)
+    result = works.backfill("2026-01-02", "2026-01-03", promote="automatic")
+    assert not result.success
+    (event,) = [event for event in result.all_events if event.is_step_failure]
+    assert event.step_failure_data.user_failure_data.metadata["kind"].value == "GateError"
+    assert works.replayed() == set()
+    works.plant.land(3, value=7)
+    assert works.backfill("2026-01-02", "2026-01-03", promote="automatic").success
+    works.plant.assert_exact()
+
+
+def test_the_schedule_asks_for_the_newest_days_in_one_run(works):
+    defs = works.defs
+    schedule = defs.get_repository_def().get_schedule_def("sensors_backfill_schedule")
+    at = datetime(2026, 1, 4, 3, tzinfo=UTC)
+    with dg.build_schedule_context(
+        instance=works.instance, scheduled_execution_time=at, repository_def=defs.get_repository_def()
+    ) as context:
+        tick = schedule.evaluate_tick(context)
+    (request,) = tick.run_requests
+    assert (request.tags[FIRST], request.tags[LAST]) == ("2026-01-02", "2026-01-03")
+    job = defs.resolve_job_def("sensors_backfill_job")
+    assert job.execute_in_process(instance=works.instance, tags=request.tags).success
+    assert works.replayed() == {"2026-01-02", "2026-01-03"}
+
+
+def test_without_settings_there_are_no_partitions_and_still_the_promote_job(house):
+    jobs = {job.name for job in house.defs.jobs or ()}
+    assert "small_promote_job" in jobs
+    assert "small_backfill_job" not in jobs

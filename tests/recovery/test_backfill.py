@@ -1,0 +1,302 @@
+"""Backfills: corrected input replayed beside production, and promoted, is what a full recomputation gives."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage, window
+from pipelines.runtime import forks, fsck, upkeep
+from pipelines.runtime.backfill import approve, backfill, branch_name, newest
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.tenure import open_storage
+from state_ops.checkpoint import PROMOTION
+from state_ops.errors import ConfigurationError, GateError, WeirError
+from tests.recovery.cutting import changes_fail_from
+from tests.recovery.harness import Site
+from tests.recovery.test_forks import nobody_lives
+
+FIRST = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Device(State):
+    """Of one device, over all time."""
+
+    readings: int = 0
+    total: int = 0
+
+
+@stage(
+    "devices",
+    source=files("{landing}/*.parquet", event_time="at", name="landing"),
+    key="device",
+    state=Device,
+    order_by=["at"],
+    sink=delta.append("readings"),
+    gate=expect("ExpectColumnValuesToBeBetween", column="value", max_value=10_000),
+)
+def devices(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Each reading, and its device's sum."""
+    state.fold(rows, readings=agg.count(), total=agg.sum("value"))
+    return rows.select("device", "at", "value")
+
+
+daily = window(
+    "daily",
+    devices,
+    key="device",
+    every="1d",
+    on="at",
+    readings=agg.count(),
+    total=agg.sum("value"),
+    sink=delta.append("daily"),
+)
+pipeline = Pipeline("sensors", (devices, daily), max_parallelism=8)
+
+
+def day(number: int) -> datetime:
+    """The start of the first day, of the second, ..."""
+    return FIRST + timedelta(days=number - 1)
+
+
+@dataclass
+class Plant:
+    """A site whose every file is a day and an epoch."""
+
+    site: Site
+
+    @classmethod
+    def at(cls, root: Path, **options: object) -> Plant:
+        block = {"start": "2026-01-01", "keep": 4, **options}
+        return cls(
+            Site(
+                root,
+                {"WEIR_EPOCH__MAX_FILES": "1", "WEIR_PIPELINES__SENSORS__BACKFILL": json.dumps(block)},
+                pipeline,
+                "tests.recovery.test_backfill",
+            )
+        )
+
+    def land(self, *days: int, value: int = 1) -> None:
+        """A reading an hour of three devices, which is its day's number times `value`."""
+        self.site.landing.mkdir(parents=True, exist_ok=True)
+        for number in days:
+            times = [day(number) + timedelta(hours=hour) for hour in range(24) for _ in range(3)]
+            rows = pa.table(
+                {
+                    "device": [f"d{one}" for _ in range(24) for one in range(3)],
+                    "at": pa.array(times, pa.timestamp("us", tz="UTC")),
+                    "value": pa.array([number * value] * 72, pa.int64()),
+                }
+            )
+            pq.write_table(rows, self.site.landing / f".{number:05}")
+            (self.site.landing / f".{number:05}").rename(self.site.landing / f"{number:05}.parquet")
+
+    def run(self) -> list:
+        options = RunOptions(until_caught_up=True)
+        return list(run(self.site.pipeline, self.site.settings, options, InMemoryExecutor()))
+
+    def backfill(self, first: int, last: int, **options):
+        return backfill(
+            self.site.pipeline,
+            self.site.settings,
+            day(first),
+            day(last + 1),
+            executor=InMemoryExecutor(),
+            **options,
+        )
+
+    def recomputed(self) -> dict[str, pd.DataFrame]:
+        """By pandas, from the files that there are."""
+        rows = pd.concat([pd.read_parquet(file) for file in sorted(self.site.landing.glob("*.parquet"))])
+        whole = rows.groupby(["device", rows["at"].dt.floor("D")])["value"].agg(["count", "sum"]).reset_index()
+        closed = whole[whole["at"] < rows["at"].max().floor("D")]
+        return {"readings": rows, "daily": closed, "state": rows.groupby("device")["value"].agg(["count", "sum"])}
+
+    def assert_exact(self, state: bool = True) -> None:
+        """Tables, and state, are what a recomputation of all input gives."""
+        expected = self.recomputed()
+        found = self.site.table("readings")
+        assert sorted(zip(found["device"], found["at"], found["value"], strict=True)) == sorted(
+            zip(expected["readings"]["device"], expected["readings"]["at"], expected["readings"]["value"], strict=True)
+        )
+        found, closed = self.site.table("daily"), expected["daily"]
+        assert sorted(
+            zip(found["device"], found["window_start"], found["readings"], found["total"], strict=True)
+        ) == sorted(zip(closed["device"], closed["at"], closed["count"], closed["sum"], strict=True))
+        if state:
+            devices = self.site.state("devices").set_index("device")
+            assert devices["total"].to_dict() == expected["state"]["sum"].to_dict()
+            assert devices["readings"].to_dict() == expected["state"]["count"].to_dict()
+
+    @property
+    def head(self):
+        return open_storage(pipeline, self.site.settings)[1].head()
+
+
+@pytest.fixture
+def plant(tmp_path) -> Plant:
+    """Seven days, of which three have been corrected since they were read."""
+    found = Plant.at(tmp_path)
+    found.land(1, 2, 3, 4, 5, 6, 7)
+    found.run()
+    found.land(4, 5, 6, value=100)
+    return found
+
+
+def test_checkpoints_are_kept_to_backfill_from(plant):
+    why = {fate.id: fate.reasons for fate in upkeep.explain(pipeline, plant.site.settings)[0]}
+    assert why[3] == ("the newest before 2026-01-04 00:00, to backfill from",)
+    assert sorted(why) == [3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("replaces", ["since", "range"])
+def test_corrected_days_are_replayed_and_promoted(plant, replaces):
+    done = plant.backfill(4, 6, replaces=replaces, promote=True)
+    assert (done.base, done.epochs, done.promoted.kind) == (3, 4, PROMOTION)
+    counts = {one.table: one.counts for one in done.difference.tables}
+    assert counts["readings"] == {"added": 0, "removed": 0, "changed": 216}
+    assert counts["daily"] == {"added": 0, "removed": 0, "changed": 9}
+    assert done.difference.tables[0].days.keys() == {"2026-01-04", "2026-01-05", "2026-01-06"}
+    plant.assert_exact(state=replaces == "since")
+    assert not forks.forks(pipeline, plant.site.settings), "a promoted backfill leaves no branch"
+    plant.land(8, 9)
+    plant.run()
+    plant.assert_exact(state=replaces == "since")
+    assert not fsck.examine(pipeline, plant.site.settings).findings
+
+
+def test_a_range_leaves_state_and_other_days_alone(plant):
+    before = plant.site.state("devices")
+    untouched = plant.site.table("readings")
+    plant.land(2, value=50)  # not of the range: not replaced, though it has changed
+    plant.backfill(4, 5, replaces="range", promote=True)
+    pd.testing.assert_frame_equal(plant.site.state("devices"), before)
+    found = plant.site.table("readings")
+    for number, values in ((2, {2}), (4, {400}), (5, {500}), (6, {6}), (7, {7})):
+        rows = found[(found["at"] >= day(number)) & (found["at"] < day(number + 1))]
+        assert set(rows["value"]) == values
+        assert len(rows) == 72
+    assert len(found) == len(untouched)
+    assert plant.head.parent_id == 7
+
+
+def test_files_that_reach_over_the_edges_are_cut(tmp_path):
+    plant = Plant.at(tmp_path)
+    plant.site = replace(plant.site, options={**plant.site.options, "WEIR_EPOCH__MAX_FILES": "9"})
+    plant.land(1)
+    plant.run()
+    plant.land(2, 3, 4)  # one epoch, so one file of a table has the rows of three days
+    plant.run()
+    plant.land(3, value=7)
+    plant.backfill(3, 3, replaces="since", promote=False)
+    forks.drop(pipeline, plant.site.settings, branch_name(day(3), day(4)))
+    with pytest.raises(WeirError, match="the oldest has seen rows up to"):
+        plant.backfill(1, 1)
+    # From before day 2, since the epoch of days 2 to 4 cannot be parted.
+    plant.backfill(2, 3, replaces="range", promote=True)
+    plant.assert_exact(state=False)
+
+
+def test_production_goes_on_while_a_backfill_waits_for_approval(plant):
+    done = plant.backfill(4, 6)
+    assert done.promoted is None
+    plant.land(8)
+    plant.run()
+    assert set(plant.site.table("readings")["value"]) == {1, 2, 3, 4, 5, 6, 7, 8}, "untouched"
+    (waiting,) = forks.forks(pipeline, plant.site.settings)
+    made = approve(pipeline, plant.site.settings, waiting.branch.name, executor=InMemoryExecutor())
+    assert made.kind == PROMOTION
+    plant.assert_exact()
+
+
+def test_nothing_differs_nothing_is_promoted(tmp_path):
+    plant = Plant.at(tmp_path)
+    plant.land(1, 2, 3)
+    plant.run()
+    done = plant.backfill(2, 3, promote=True)
+    assert (done.promoted, done.difference.same) == (None, True)
+    assert plant.head.id == 3
+    assert not forks.forks(pipeline, plant.site.settings)
+
+
+def test_overlapping_backfills_are_refused_and_the_same_one_begins_anew(plant):
+    plant.backfill(4, 6)
+    with pytest.raises(WeirError, match="overlaps this range: backfill-20260104T00-20260107T00"):
+        plant.backfill(5, 5)
+    plant.land(5, value=1000)
+    again = plant.backfill(4, 6, promote=True)
+    assert (again.resumed, again.epochs) == (False, 4)
+    plant.assert_exact()
+
+
+def test_a_gate_holds_a_replay_and_production_is_untouched(plant):
+    plant.land(6, value=100_000)
+    with pytest.raises(GateError):
+        plant.backfill(4, 6, promote=True)
+    assert set(plant.site.table("readings")["value"]) == {1, 2, 3, 4, 5, 6, 7}
+    plant.land(6, value=10)
+    done = plant.backfill(4, 6, promote=True)
+    assert (done.resumed, done.epochs) == (True, 2), "days 4 and 5 had been replayed"
+    plant.assert_exact()
+
+
+def test_a_replay_whose_input_changed_meanwhile_begins_anew(plant):
+    plant.land(6, value=100_000)
+    with pytest.raises(GateError):
+        plant.backfill(4, 6, promote=True)
+    plant.land(4, 6, value=10)
+    done = plant.backfill(4, 6, promote=True)
+    assert (done.resumed, done.epochs) == (False, 4)
+    plant.assert_exact()
+
+
+def test_a_promoted_backfill_can_be_taken_back(plant):
+    plant.backfill(4, 6, promote=True)
+    upkeep.rewind(pipeline, plant.site.settings, 7)
+    assert set(plant.site.table("readings")["value"]) == {1, 2, 3, 4, 5, 6, 7}
+    assert plant.site.state("devices")["total"].tolist() == [24 * sum(range(8))] * 3
+
+
+def test_ranges_are_checked(plant):
+    with pytest.raises(ConfigurationError, match="no whole hour"):
+        backfill(pipeline, plant.site.settings, day(4) + timedelta(minutes=5), day(6))
+    with pytest.raises(ConfigurationError, match="no range"):
+        plant.backfill(6, 4)
+    now = datetime(2026, 1, 9, 3, 30, tzinfo=UTC)
+    assert newest(plant.site.settings.pipelines["sensors"].backfill, now) == (day(6), day(9))
+
+
+def test_cut_off_anywhere_the_same_call_finishes_it(tmp_path, monkeypatch):
+    for replaces, step in (("since", 97), ("range", 151)):
+        for stop_at in range(0, 500, step):
+            plant = Plant.at(tmp_path / f"{replaces}-{stop_at}")
+            plant.land(2, 3)
+            plant.run()
+            plant.land(3, value=100)
+            done = False
+            with changes_fail_from(monkeypatch, stop_at):
+                try:
+                    plant.backfill(3, 3, promote=True, replaces=replaces)
+                    done = True
+                except (WeirError, OSError):
+                    pass
+            nobody_lives(plant)
+            plant.land(4)
+            plant.run()  # production goes on, and finishes a promotion that was decided
+            if not set(plant.site.table("readings")["value"]) & {300}:
+                assert set(plant.site.table("readings")["value"]) == {2, 3, 4}
+            plant.backfill(3, 3, promote=True, replaces=replaces)
+            plant.assert_exact(state=replaces == "since")
+            if done:
+                break
+        assert stop_at > 60

@@ -1,0 +1,245 @@
+"""Promotion: the pipeline is what it would be, had the branch's code read the same input from the fork on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import write_deltalake
+
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, stage
+from pipelines.runtime import forks, fsck, upkeep
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.promotion import promote
+from pipelines.runtime.tenure import open_storage
+from state_ops.checkpoint import PROMOTION, abandoned
+from state_ops.errors import PipelineError, WeirError
+from tests.recovery import small
+from tests.recovery.cutting import changes_fail_from
+from tests.recovery.small import Account, Bank, pipeline, until
+from tests.recovery.test_forks import Branched, at, nobody_lives, ran
+from tests.recovery.test_rewind import bad
+
+
+def promoted(bank: Branched, name: str = "fix", code=pipeline, **options):
+    return promote(code, bank.site.settings, name, executor=InMemoryExecutor(), **options)
+
+
+def corrected(bank: Bank, *numbers: int) -> None:
+    """Files of the same names, whose amounts are a hundred times what they were."""
+    for number in numbers:
+        file = bank.site.landing / f"{number:05}.parquet"
+        rows = pq.read_table(file)
+        amounts = pa.array([100 * number] * len(rows), pa.int64())
+        pq.write_table(rows.set_column(2, "amount", amounts), bank.site.landing / f".{number}")
+        (bank.site.landing / f".{number}").rename(file)
+
+
+def assert_replayed(bank: Bank, *numbers: int, times: dict[int, int]) -> None:
+    """State and table are those of these files, some with amounts of so many times their number."""
+    expected: dict[str, tuple[int, int]] = {}
+    rows = []
+    for number in numbers:
+        amount = number * times.get(number, 1)
+        for key in [f"k{key}" for key in range(8)] + [f"only-{number}-{key}" for key in range(2)]:
+            before = expected.get(key, (0, 0))
+            expected[key] = (before[0] + 1, before[1] + amount)
+            rows.append((key, amount))
+    table = bank.site.table("booked")
+    assert bank.state() == expected
+    assert sorted(zip(table["id"], table["amount"], strict=True)) == sorted(rows)
+
+
+@pytest.fixture
+def bank(tmp_path) -> Branched:
+    """Five epochs of a bad deploy's amounts after one of good ones; a branch from before them."""
+    found = at(tmp_path, WEIR_CHECKPOINTS__NUM_RETAINED="8")
+    found.epochs(1)
+    Bank(replace(found.site, pipeline=bad)).epochs(2, 3, 4)
+    found.fork(at=1)
+    return found
+
+
+def test_after_a_promotion_the_bad_deploy_has_never_happened(bank):
+    made = promoted(bank, reason="amounts")
+    assert (made.id, made.parent_id, made.kind) == (5, 1, PROMOTION)
+    assert made.reason == "of small@fix: amounts"
+    bank.assert_exact(1, 2, 3, 4)
+    bank.epochs(5, 6)
+    bank.assert_exact(1, 2, 3, 4, 5, 6)
+    bank.site.assert_no_orphans()
+    assert not fsck.examine(bank.site.pipeline, bank.site.settings).findings
+
+
+def test_corrected_input_is_replayed_and_new_input_read_once(tmp_path):
+    bank = at(tmp_path)
+    bank.epochs(1, 2, 3, 4)
+    bank.fork(at=2)
+    corrected(bank, 3)
+    bank.land(5)
+    promoted(bank)
+    assert_replayed(bank, 1, 2, 3, 4, times={3: 100})
+    bank.epochs(6)
+    assert_replayed(bank, 1, 2, 3, 4, 5, 6, times={3: 100})
+
+
+def test_a_rewind_takes_a_promotion_back_and_another_brings_it_again(bank):
+    promoted(bank)
+    upkeep.rewind(pipeline, bank.site.settings, 4)
+    assert sorted(set(bank.site.table("booked")["amount"])) == [1, 4, 6, 8]
+    assert bank.state()["k0"] == (4, 1 + 4 + 6 + 8)
+    upkeep.rewind(pipeline, bank.site.settings, 5)
+    bank.assert_exact(1, 2, 3, 4)
+    bank.epochs(5)
+    bank.assert_exact(1, 2, 3, 4, 5)
+
+
+def test_what_a_promotion_abandons_is_kept_as_long_as_a_rewind_keeps_it(bank):
+    made = promoted(bank)
+    assert abandoned(bank.registry.checkpoints()) == {2: made.id, 3: made.id, 4: made.id}
+    bank.site = replace(bank.site, options={**bank.site.options, "WEIR_CHECKPOINTS__NUM_RETAINED": "1"})
+    bank.epochs(5)
+    assert bank.ids() == [1, 6], "1 belongs to the branch"
+    forks.drop(pipeline, bank.site.settings, "fix")
+    bank.epochs(6)
+    assert bank.ids() == [7]
+    bank.assert_exact(1, 2, 3, 4, 5, 6)
+    bank.site.assert_no_orphans()
+
+
+def test_only_what_the_branch_made_is_copied(tmp_path):
+    bank = at(tmp_path)
+    bank.epochs(1, 2)
+    bank.fork()
+    made = promoted(bank)
+    files = bank.registry.files(made)
+    assert files
+    assert not any(file.new for file in files)
+    bank.assert_exact(1, 2)
+
+
+def test_a_branch_may_be_promoted_again(bank):
+    promoted(bank)
+    bank.epochs(5)
+    made = promoted(bank)
+    assert made.parent_id == 1
+    bank.assert_exact(1, 2, 3, 4, 5)
+    bank.epochs(6)
+    bank.assert_exact(1, 2, 3, 4, 5, 6)
+    bank.site.assert_no_orphans()
+
+
+def test_the_coordinator_is_stopped_and_its_epochs_are_caught_up_with(bank):
+    with Bank(replace(bank.site, pipeline=bad)).coordinator() as reports:
+        bank.land(5)
+        until(lambda: reports)
+        promoted(bank)
+    bank.assert_exact(1, 2, 3, 4, 5)
+    storage, _ = open_storage(pipeline, bank.site.settings)
+    assert storage.read_bytes("coordinator/halt.json") is None, "nobody said that it should stay away"
+
+
+class Wider(State):
+    """A field more."""
+
+    rows: int = 0
+    total: int = 0
+    largest: int | None = None
+
+
+@stage("accounts", source=small.accounts.input, key="id", state=Wider, order_by=["at"], sink=delta.append("booked"))
+def wider(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """The next version of the code."""
+    state.fold(rows, rows=agg.count(), total=agg.sum("amount"), largest=agg.max("amount"))
+    return rows.select("id", "at", "amount")
+
+
+@stage("large", source=wider, key="id", state=Account, sink=delta.append("large"))
+def large(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """A stage and a table that the old version has not."""
+    return rows.filter(pl.col("amount") > 2).select("id", "amount")
+
+
+green = Pipeline("small", (wider, large), max_parallelism=8)
+
+
+def test_blue_green_with_another_schema_another_parallelism_and_a_new_table(tmp_path):
+    bank = at(tmp_path, WEIR_CHECKPOINTS__NUM_RETAINED="8")
+    bank.epochs(1, 2)
+    bank.fork("green", at=2)
+    bank.epochs(3)
+    four = replace(bank.site, pipeline=green, options={**bank.site.options, "WEIR_SPARK__PARALLELISM": "4"})
+    made = promote(green, four.settings, "green", executor=InMemoryExecutor())
+    bank.assert_exact(1, 2, 3)
+    after = Bank(four)
+    after.epochs(4)
+    bank.assert_exact(1, 2, 3, 4)
+    assert len(after.site.table("large")) == 20
+    assert (made.operators["accounts"]["parallelism"], set(made.sinks)) == (4, {"booked", "large"})
+    upkeep.rewind(pipeline, bank.site.settings, 3)
+    bank.assert_exact(1, 2, 3)
+    bank.epochs()
+    bank.assert_exact(1, 2, 3, 4)
+
+
+def test_what_others_wrote_to_a_table_is_an_obstacle(bank):
+    write_deltalake(str(bank.site.storage / "tables" / "booked"), bank.site.table("booked")[:1], mode="append")
+    with pytest.raises(WeirError, match="others have committed to the table booked"):
+        promoted(bank)
+    assert bank.registry.head().id == 4
+    promoted(bank, force=True)
+    bank.assert_exact(1, 2, 3, 4)
+
+
+def test_a_branch_of_what_was_abandoned_is_not_promoted(bank):
+    bank.fork("late", at=3)
+    upkeep.rewind(pipeline, bank.site.settings, 1)
+    with pytest.raises(WeirError, match="forked from checkpoint 3, which checkpoint 5 has abandoned"):
+        promoted(bank, "late")
+
+
+def test_columns_that_the_table_has_not_are_refused_before_anything_is_stopped(bank):
+    @stage("accounts", source=small.accounts.input, key="id", state=Account, sink=delta.append("booked"))
+    def other(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        state.fold(rows, rows=agg.count(), total=agg.sum("amount"))
+        return rows.select("id", "amount")
+
+    code = Pipeline("small", (other,), max_parallelism=8)
+    ran(bank.branch("fix", code))
+    with pytest.raises(PipelineError, match="at is gone"):
+        promoted(bank, code=code)
+    assert bank.registry.head().id == 4
+
+
+def test_cut_off_anywhere_it_is_finished_by_the_next_run_or_was_none(tmp_path, monkeypatch):
+    first = at(tmp_path / "first", WEIR_CHECKPOINTS__NUM_RETAINED="8")
+    first.epochs(1)
+    Bank(replace(first.site, pipeline=bad)).epochs(2, 3)
+    first.fork(at=1)
+    ran(first.branch("fix"))
+    outcomes = set()
+    for stop_at in range(0, 300, 11):
+        bank = Branched(first.site.copied_to(tmp_path / f"{stop_at}"))
+        done = False
+        with changes_fail_from(monkeypatch, stop_at):
+            try:
+                promoted(bank)
+                done = True
+            except (WeirError, OSError):
+                pass
+        nobody_lives(bank)
+        head = bank.registry.head()
+        outcomes.add(head.kind)
+        if head.kind != PROMOTION:
+            assert (head.id, bank.state()["k0"]) == (3, (3, 1 + 4 + 6)), "production is untouched"
+            promoted(bank)
+        bank.epochs(4)
+        bank.assert_exact(1, 2, 3, 4)
+        bank.site.assert_no_orphans()
+        if done:
+            break
+    assert stop_at > 30
+    assert outcomes == {"checkpoint", PROMOTION}
