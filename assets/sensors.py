@@ -168,6 +168,11 @@ def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Ass
             said.append("there was no coordinator yet")
         elif alive:
             said.append(f"generation {holder.generation} is alive (process {holder.pid} on {holder.host})")
+            silent = decisions.silent_for(sight, memory)
+            if silent:
+                said.append(
+                    f"but its heart has not beaten for {silent:.0f} s: it hangs (docs/playbooks/coordinator-hung.md)"
+                )
             orphan = _is_over(context.instance, holder.run_id)
             if orphan and seen.get("orphan") == holder.generation:  # twice in a row: it is not just about to end
                 storage, _ = open_storage(pipeline, settings)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +23,8 @@ __all__ = [
     "StateSizeError",
     "TransientError",
     "WeirError",
+    "page_about",
+    "plainly",
 ]
 
 
@@ -90,3 +94,19 @@ class RunEndedError(TransientError):
 
 class PrunedError(TransientError):
     """Look again: the checkpoint that was being read has been pruned meanwhile, by right."""
+
+
+_DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def plainly(error: BaseException) -> str:
+    """A foreign error on one line: its type and what it says, without the colours and the tree in which delta-rs draws its causes."""
+    lines = (" ".join(_DECORATION.sub("", line).split()) for line in str(error).splitlines())
+    return f"{type(error).__name__}: {' '.join(filter(None, lines))}"
+
+
+def page_about(error: BaseException) -> str:
+    """The playbook page for what storage or a disk raised."""
+    full = getattr(error, "errno", None) in _NO_ROOM or "No space left" in str(error) or "os error 28" in str(error)
+    return "docs/playbooks/disk-full.md" if full else "docs/playbooks/storage-down.md"

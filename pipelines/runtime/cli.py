@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn, TextIO, cast
 
 import structlog
 import typer
+from deltalake.exceptions import DeltaError
 from rich.markup import escape
 from rich.table import Table
 
@@ -42,7 +43,7 @@ from pipelines.runtime.tenure import open_storage
 from pipelines.runtime.workshop import EpochReport, bottleneck
 from state_ops import halt, held, lease
 from state_ops.checkpoint import Checkpoint, from_micros
-from state_ops.errors import StageError, WeirError
+from state_ops.errors import StageError, WeirError, page_about, plainly
 from state_ops.halt import Halt
 from state_ops.lease import Request
 from state_ops.pending import Trigger
@@ -106,6 +107,12 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
             return 2
         if debug:
             raise
+        if isinstance(error, OSError | DeltaError):
+            err.print(
+                f"[bold red]error:[/] {escape(plainly(error))}\n"
+                f"  next:  Look at the storage and the disk: {page_about(error)}."
+            )
+            return 1
         err.print(
             f"[bold red]error:[/] {type(error).__name__}: {escape(str(error))}\n"
             "  next:  this was not foreseen; run the command again with --debug for the trace."

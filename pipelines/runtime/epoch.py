@@ -46,7 +46,7 @@ from state_ops.checkpoint import (
     StateFile,
     spans_with,
 )
-from state_ops.errors import DamageError, GateError, RunEndedError, TransientError, WeirError
+from state_ops.errors import DamageError, GateError, RunEndedError, TransientError, WeirError, page_about, plainly
 from state_ops.frames import schema_to_json
 from state_ops.held import Held
 from state_ops.ids import CheckpointId
@@ -135,9 +135,9 @@ def typed(error: BaseException, where: str) -> WeirError | None:
         )
     if isinstance(error, OSError | DeltaError):
         return TransientError(
-            f"{type(error).__name__}: {error}",
+            plainly(error),
             where=where,
-            next="The epoch was declined. Look at the storage and the disk.",
+            next=f"The epoch was declined. Look at the storage and the disk: {page_about(error)}.",
         )
     return None
 

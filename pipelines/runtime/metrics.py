@@ -27,6 +27,7 @@ from pipelines.runtime.sources.files import FilesReader, SourceFile
 from pipelines.runtime.tenure import open_storage, readers
 from state_ops import held, lease, restores
 from state_ops.checkpoint import Checkpoint
+from state_ops.errors import plainly
 from state_ops.lease import DEAD_AFTER_HEARTBEATS, Lease
 from state_ops.registry import SAVEPOINT, Publication, Registry
 from state_ops.restores import Restored
@@ -211,7 +212,7 @@ class Exporter(Collector):
                 look, took = looking.result()
                 found = list(samples(look))
             except Exception as error:
-                self._failed(watched.name, f"{type(error).__name__}: {error}")
+                self._failed(watched.name, plainly(error))
                 yield watched.name, "weir_up", (), 0
                 continue
             if self._reasons.pop(watched.name, None) is not None:

@@ -236,7 +236,7 @@ def check_stored(pipeline: str, storage: Storage, checkpoint: Checkpoint, files:
                 where=storage.full(file.path),
                 next=f"`weir fsck {pipeline}` says what else is, and which checkpoints are intact. Bring the file back from a "
                 f"backup; or, where local.work_dir is whole, `WEIR_CHECKPOINTS__MODE=full weir run {pipeline}` uploads all of "
-                f"the state anew; or go back to one that is intact: weir rewind {pipeline} --to N.",
+                f"the state anew; or go back to one that is intact: weir rewind {pipeline} --to N. docs/playbooks/corrupt-checkpoint.md",
             )
 
 
@@ -303,7 +303,8 @@ def _advice(pipeline: Pipeline, row: Checkpoint) -> str:
     name = pipeline.title
     return (
         f"Nothing was used. `weir fsck {name}` says what else is damaged and which checkpoints are intact; bring the file back from a "
-        f"backup, or go back to one that is intact: weir rewind {name} --to N. restore.on_invalid: rewind does that by itself."
+        f"backup, or go back to one that is intact: weir rewind {name} --to N. restore.on_invalid: rewind does that by itself. "
+        "docs/playbooks/corrupt-checkpoint.md"
     )
 
 

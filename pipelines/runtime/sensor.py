@@ -131,6 +131,15 @@ def watched(sight: Sight, memory: Memory) -> tuple[Memory, bool]:
     return memory, _lives(sight, memory, now)
 
 
+def silent_for(sight: Sight, memory: Memory) -> float:
+    """For how many seconds the heart of a coordinator whose process exists has not beaten, if for too long; else 0. memory: as `watched`
+    returned it: only looks that lie far enough apart can tell."""
+    if sight.holder is None or not sight.alive:
+        return 0.0
+    silent = time.monotonic() - memory.since
+    return silent if silent > DEAD_AFTER_HEARTBEATS * sight.holder.heartbeat_seconds else 0.0
+
+
 def note_cancelled(pipeline: Pipeline, settings: Settings, memory: Memory, run_id: str, *, alone: bool) -> Memory:
     """A person has cancelled the newest run of this pipeline: nobody but a person begins again. Once for each run.
 

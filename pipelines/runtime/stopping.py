@@ -10,21 +10,27 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.tenure import open_storage
 from state_ops import lease
 from state_ops.errors import WeirError
-from state_ops.lease import Request
+from state_ops.lease import Lease, Request
 
 
 def ask_to_stop(pipeline: Pipeline, settings: Settings, request: Request) -> bool:
     """Have the living coordinator do what the stop request says. False if it ended by itself before it saw it.
 
-    Raises WeirError when it failed, died or was replaced before it came to its barrier; the request is withdrawn then.
+    Raises WeirError when it failed, died, was replaced or fell silent before it came to its barrier; the request is withdrawn then.
     """
     storage, _ = open_storage(pipeline, settings)
     holder = lease.read(storage)
     if holder is None:
         return False
     sent = lease.send(storage, request)
+    beat, heard = holder.counter, time.monotonic()
     with waiting(f"waiting for process {holder.pid} to reach its barrier"):
         while (now := lease.read(storage)) is not None and now.process == holder.process and lease.watch(storage):
+            if now.counter != beat:
+                beat, heard = now.counter, time.monotonic()
+            elif time.monotonic() - heard > lease.DEAD_AFTER_HEARTBEATS * now.heartbeat_seconds:
+                lease.take(storage, sent)
+                raise _hangs(pipeline, now, time.monotonic() - heard)
             time.sleep(settings.run.poll_seconds)
         now = lease.read(storage)  # it may have ended between the two looks
     outcome = now.outcome if now is not None and now.process == holder.process else None
@@ -44,4 +50,14 @@ def ask_to_stop(pipeline: Pipeline, settings: Settings, request: Request) -> boo
         next=f"`weir checkpoints {pipeline.title}` shows whether some were deleted before that; its log says what happened."
         if request.delete
         else f"Nothing is lost: `weir run {pipeline.title}` resumes from the last completed checkpoint, or shows the error again.",
+    )
+
+
+def _hangs(pipeline: Pipeline, holder: Lease, seconds: float) -> WeirError:
+    """On its own host a process that exists counts as alive, whatever it does: nobody takes over before it is ended."""
+    return WeirError(
+        f"The coordinator of {pipeline.title} hangs: its process exists, and its heart has not beaten for {seconds:.0f} s.",
+        where=f"process {holder.pid} on {holder.host}, generation {holder.generation}",
+        next=f"Once more, in case that it was only busy; then on {holder.host}: kill -9 {holder.pid}, and weir run "
+        f"{pipeline.title}. Nothing is lost: docs/playbooks/coordinator-hung.md.",
     )

@@ -24,7 +24,7 @@ from pipelines.runtime.spark_executor import SparkExecutor
 from pipelines.runtime.workshop import Workshop
 from state_ops import lease, retention
 from state_ops.checkpoint import Checkpoint, is_abandoned
-from state_ops.errors import BusyError, TransientError
+from state_ops.errors import BusyError, TransientError, page_about, plainly
 from state_ops.ids import CheckpointId, parse_epoch_dir
 from state_ops.layout import is_staged_rows
 from state_ops.lease import Heartbeat
@@ -104,9 +104,10 @@ def _storage_errors(pipeline: Pipeline, storage: Storage) -> Iterator[None]:
         yield
     except (OSError, DeltaError) as error:
         raise TransientError(
-            f"{type(error).__name__}: {error}",
+            plainly(error),
             where=storage.uri,
-            next=f"Look at the storage and the disk, then `weir run {pipeline.title}`: it resumes from the last checkpoint.",
+            next=f"Look at the storage and the disk ({page_about(error)}), then `weir run {pipeline.title}`: it resumes from the last "
+            "checkpoint.",
         ) from error
 
 

@@ -68,7 +68,8 @@ class _Meaning:
 
 
 _BACKUP = "Bring it back from a backup or from the bucket's versions."
-_NO_BACKUP = "Without one: docs/how-to/fsck.md, Damage."
+_NO_BACKUP = "Without one: docs/playbooks/corrupt-checkpoint.md."
+_TABLES = "docs/playbooks/sink-altered.md"
 _NEXT_RUN = "`--repair` removes it; so does the next run."
 
 MEANINGS: dict[Kind, _Meaning] = {
@@ -90,12 +91,12 @@ MEANINGS: dict[Kind, _Meaning] = {
     ),
     Kind.MISSING_OBJECT: _Meaning(Severity.DAMAGE, f"{_BACKUP} {_NO_BACKUP}"),
     Kind.ALTERED_OBJECT: _Meaning(Severity.DAMAGE, f"{_BACKUP} {_NO_BACKUP}"),
-    Kind.MISSING_ROWS: _Meaning(Severity.DAMAGE, f"{_BACKUP} The table cannot be read until then."),
+    Kind.MISSING_ROWS: _Meaning(Severity.DAMAGE, f"{_BACKUP} The table cannot be read until then: {_TABLES}"),
     Kind.ALTERED_ROWS: _Meaning(Severity.DAMAGE, f"{_BACKUP} Readers of the table fail or see wrong rows until then."),
     Kind.UNREADABLE_TABLE: _Meaning(Severity.DAMAGE, f"{_BACKUP} Nothing is deleted meanwhile.", blocks=True),
-    Kind.MISSING_TABLE: _Meaning(Severity.DAMAGE, f"{_BACKUP} Nothing is published meanwhile.", blocks=True),
+    Kind.MISSING_TABLE: _Meaning(Severity.DAMAGE, f"{_BACKUP} Nothing is published meanwhile: {_TABLES}", blocks=True),
     Kind.SINK_BEHIND: _Meaning(
-        Severity.DAMAGE, "Put the table back to where it was. Was it restored or dropped?", blocks=True
+        Severity.DAMAGE, f"Put the table back to where it was. Was it restored or dropped? {_TABLES}", blocks=True
     ),
     Kind.SINK_AHEAD: _Meaning(
         Severity.DAMAGE,

@@ -228,12 +228,12 @@ def check_chain(storage: Storage, app_id: str, table: str, head: Checkpoint | No
 
 
 def astray(storage: Storage, app_id: str, table: str, head: Checkpoint | None) -> str | None:
-    """How the table is not where the newest checkpoint says, in words; None if it is, or if there is no table."""
+    """How the table is not where the newest checkpoint says, in words; None if it is, or if there is neither table nor rows for it."""
+    known = (head.sinks.get(table) or {}).get("id") if head else None
     try:
         version = delta_log.open_table(storage, table_path(table)).transaction_version(f"{app_id}/{table}")
-    except TableNotFoundError:
-        return None  # a sink without rows so far; publishing says so if the chain has some
-    known = (head.sinks.get(table) or {}).get("id") if head else None
+    except TableNotFoundError:  # without rows so far; else making it anew would hide that those of the past are gone
+        return None if known is None else f"it is gone, and checkpoint {known} has rows in it"
     if version == known:
         return None
     return f"its last published checkpoint is {version}, but the registry's newest is {known}"
@@ -268,5 +268,5 @@ def _damaged(uri: str, how: str) -> DamageError:
         f"A sink table is not where the registry says: {how}.",
         where=uri,
         next="Nothing was published or deleted. Was the table dropped, restored or written by someone else? Put it back first. "
-        "Were its checkpoints deleted by `weir cancel --delete`? Go on under another pipeline name.",
+        "Were its checkpoints deleted by `weir cancel --delete`? Go on under another pipeline name. docs/playbooks/sink-altered.md",
     )

@@ -1,0 +1,75 @@
+"""A playbook page as the steps that its test takes, and how its words are compared with what really came.
+
+```bash           is run by bash, and has to end with 0, or as `<!-- exit: 1 -->` before it says
+```text           is what the command, or the action, before it shows: line by line in this order, other lines may come between;
+                  `…` stands for anything
+```yaml           after `<!-- test: configure -->` is merged into the site's configuration
+<!-- test: WORDS -->   what happens to the site meanwhile; nobody who reads the page sees it
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.settings import PROJECT
+
+FOLDER = PROJECT / "docs" / "playbooks"
+INDEX = FOLDER / "README.md"
+HEADINGS = ("Symptom", "Look at", "Do", "It is over when", "Why this works")
+ANY = "…"
+
+_STEP = re.compile(r"^<!-- (test|exit): (.*?) -->$|^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that a page has done or says. kind: "act", "bash", "text", "yaml"; code: how a bash step has to end; line: in the page."""
+
+    kind: str
+    text: str
+    line: int
+    code: int = 0
+
+
+def pages() -> list[Path]:
+    return sorted(path for path in FOLDER.glob("*.md") if path != INDEX)
+
+
+def steps(page: Path) -> list[Step]:
+    """In their order. ValueError for a fence of another kind, or an exit code without a command."""
+    text, found, code = page.read_text(), list[Step](), 0
+    for match in _STEP.finditer(text):
+        word, said, kind, body = match.groups()
+        line = text.count("\n", 0, match.start()) + 1
+        if word == "exit":
+            code = int(said)
+            continue
+        if word == "test":
+            found.append(Step("act", said, line))
+        elif kind in ("bash", "text", "yaml"):
+            found.append(Step(kind, body, line, code))
+        else:
+            raise ValueError(f"{page.name}:{line}: a fence of kind {kind!r}; there are bash, text and yaml")
+        if code and kind != "bash":
+            raise ValueError(f"{page.name}:{line}: an exit code has to stand before a command")
+        code = 0
+    return found
+
+
+def missing(said: str, shown: str) -> str | None:
+    """The first line of a page's text that what was shown does not have in its place; None if all are there."""
+    lines = [_plain(line) for line in shown.splitlines()]
+    at = 0
+    for wanted in filter(None, map(_plain, said.splitlines())):
+        pattern = re.compile(".*".join(map(re.escape, wanted.split(ANY))))
+        place = next((number for number in range(at, len(lines)) if pattern.fullmatch(lines[number])), None)
+        if place is None:
+            return wanted
+        at = place + 1
+    return None
+
+
+def _plain(line: str) -> str:
+    return " ".join(line.split())
