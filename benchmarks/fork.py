@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.restore import PIPELINE, Site, copied, seconds
+from configs.settings import Settings
 from pipelines.runtime import forks
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, run
@@ -32,6 +33,12 @@ from pipelines.runtime.tenure import open_storage
 
 _RESULTS = Path(__file__).parent / "results" / "fork"
 TARGET = 1.0  # seconds, whatever the size
+
+
+def first_epoch(settings: Settings) -> None:
+    """Of the branch, on a host that has nothing of it."""
+    branch = forks.branched(PIPELINE, settings, "one")
+    next(iter(run(branch, settings, RunOptions(until_caught_up=True), InMemoryExecutor())))
 
 
 def of_size(root: Path, gigabytes: float, reps: int) -> dict[str, float]:
@@ -52,11 +59,7 @@ def of_size(root: Path, gigabytes: float, reps: int) -> dict[str, float]:
         if rep == 0:
             site.land(np.array([0]), 1)
             site.epochs()  # the branch reads what its pipeline has read
-        branch = forks.branched(PIPELINE, settings, "one")
-        options = RunOptions(until_caught_up=True)
-        found.setdefault("first epoch", []).append(
-            seconds(lambda: next(iter(run(branch, settings, options, InMemoryExecutor()))))
-        )
+        found.setdefault("first epoch", []).append(seconds(lambda: first_epoch(settings)))
         found.setdefault("drop", []).append(seconds(lambda: forks.drop(PIPELINE, settings, "one")))
     return {"state": head.bytes_total, **{name: statistics.median(took) for name, took in found.items()}}
 

@@ -315,3 +315,50 @@ def _(project: Project) -> None:
 @action(r"the stage forgets keys after (\w+)")
 def _(project: Project, duration: str) -> None:
     project.edit("pipelines/flights.py", "    state=Aircraft,\n", f'    state=Aircraft,\n    ttl="{duration}",\n')
+
+
+# -- input that was wrong, and a version beside another
+
+
+@action(r"days of flights may be backfilled")
+def _(project: Project) -> None:
+    project.configure({"pipelines": {"flights": {"backfill": {"start": "2013-01-01", "keep": 6}}}})
+
+
+@action(r"the source delivers (\d+) days wrongly")
+def _(project: Project, count: str) -> None:
+    """Every delay is an hour too long."""
+    for day in project.days[project.landed : project.landed + int(count)]:
+        table = pq.read_table(day)
+        for name in ("dep_delay", "arr_delay"):
+            at = table.schema.get_field_index(name)
+            longer = pa.array([None if one is None else one + 60 for one in table[name].to_pylist()], table[name].type)
+            table = table.set_column(at, table.schema.field(name), longer)
+        project.deliver(table, day.name)
+        project.wrong.append(day)
+    project.landed += int(count)
+
+
+@action(r"the source delivers those days again")
+def _(project: Project) -> None:
+    for day in project.wrong:
+        project.deliver(pq.read_table(day), day.name)
+
+
+@action(r"the new version is checked out")
+def _(project: Project) -> None:
+    """A field more, and another parallelism; the old one stays committed."""
+    project.edit("pipelines/flights.py", "    legs: int = 0\n", "    legs: int = 0\n    diverted: int = 0\n")
+    project.edit(
+        "pipelines/flights.py",
+        "    state.fold(legs, legs=agg.count(), ",
+        '    legs = legs.with_columns(lost=pl.col("arr_delay").is_null().cast(pl.Int64))\n'
+        '    state.fold(legs, legs=agg.count(), diverted=agg.sum("lost"), ',
+    )
+    project.configure({"spark": {"parallelism": 3}})
+
+
+@action(r"the old version reads them")
+def _(project: Project) -> None:
+    code, said = project.bash("git stash -q && weir run flights --until-caught-up && git stash pop -q", timeout=240)
+    assert code == 0, said

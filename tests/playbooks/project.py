@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 
 from configs.settings import PROJECT
@@ -72,6 +74,7 @@ class Project:
     coordinator: subprocess.Popen | None = None
     memory: dict[str, str | None] = field(default_factory=dict)
     bucket: Bucket | None = None
+    wrong: list[Path] = field(default_factory=list)
     ending: ExitStack = field(default_factory=ExitStack)
 
     options: dict[str, str] = field(default_factory=lambda: {"WEIR_EPOCH__MAX_FILES": "1"})
@@ -165,6 +168,12 @@ class Project:
     def land(self, count: int = 1) -> None:
         self.site.land(self.days[self.landed : self.landed + count])
         self.landed += count
+
+    def deliver(self, table: pa.Table, name: str) -> None:
+        """A file arrives whole, over one of its name that may be there."""
+        self.site.landing.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, self.site.landing / f".{name}")
+        (self.site.landing / f".{name}").rename(self.site.landing / name)
 
     def status(self) -> dict[str, Any]:
         return json.loads(self.weir("status", "flights", "--json"))
