@@ -22,6 +22,11 @@ class Branch:
     id: str
 
 
+def pinned(name: str, reason: str) -> Branch:
+    """The branch of a pin of that kind, whose reason begins with the directory's name."""
+    return Branch(name, reason.partition(" ")[0])
+
+
 def parent_uri(uri: str) -> str | None:
     """The root of the storage that a branch's storage lies in; None: it is no branch's."""
     found = _BRANCH.fullmatch(uri)
@@ -43,6 +48,7 @@ def own_of_parent(path: str) -> str:
     return path.removeprefix(PARENT)
 
 
-def is_branch(path: str) -> bool:
-    """Whether a path of a pipeline's storage is a branch's."""
-    return path.startswith(f"{BRANCHES}/")
+def branch_of(path: str) -> str | None:
+    """In which branch's directory a path of a pipeline's storage lies; None: in none."""
+    top, _, rest = path.partition("/")
+    return rest.partition("/")[0] if top == BRANCHES else None

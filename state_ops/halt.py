@@ -15,10 +15,14 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import structlog
+
 from state_ops.lease import born, known, process_lives
 from state_ops.storage import Storage
 
 PATH = "coordinator/halt.json"
+log = structlog.get_logger("weir.halt")
+
 _FOR_A_WHILE = timedelta(hours=1)
 
 
@@ -68,4 +72,9 @@ def during(storage: Storage, why: str) -> Iterator[None]:
     try:
         yield
     finally:
-        clear(storage)
+        try:
+            clear(storage)
+        except (
+            OSError
+        ) as error:  # must not replace the error that ended it; it counts no longer than this process lives
+            log.warning("a halt could not be taken back", error=str(error))

@@ -25,15 +25,16 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.stage_job import local_directory
 from pipelines.runtime.start_from import planted, waiting_paths
 from pipelines.runtime.state_reader import At, chosen
-from pipelines.runtime.tenure import busy, claimed, open_storage, readers
+from pipelines.runtime.tenure import busy, claimed, open_storage, readers, storage_errors
 from pipelines.runtime.workshop import Workshop
 from state_ops import lease
-from state_ops.branches import BRANCHES, Branch, inherited
+from state_ops.branches import BRANCHES, Branch, inherited, pinned
 from state_ops.checkpoint import FORK, STATE, Checkpoint
 from state_ops.errors import ConfigurationError, DamageError, PrunedError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.lease import Request
 from state_ops.registry import BRANCH, Pin, Registry
+from state_ops.storage import Storage
 
 log = structlog.get_logger("weir.fork")
 
@@ -91,7 +92,12 @@ def fork(pipeline: Pipeline, settings: Settings, name: str, at: At = None, reaso
     """
     _check_trunk(pipeline)
     upkeep.check_name(name)
-    _, registry = open_storage(pipeline, settings)
+    storage, registry = open_storage(pipeline, settings)
+    with storage_errors(pipeline, storage):
+        return _forked(pipeline, settings, registry, name, at, reason)
+
+
+def _forked(pipeline: Pipeline, settings: Settings, registry: Registry, name: str, at: At, reason: str) -> Fork:
     pin, base = registry.pinned(BRANCH, name), chosen(pipeline, registry, at)
     if pin is None:
         wanted = Pin(BRANCH, name, base.id, base.commit_id, datetime.now(UTC), f"{uuid.uuid4().hex} {reason}".strip())
@@ -145,6 +151,11 @@ def drop(pipeline: Pipeline, settings: Settings, name: str) -> Fork:
     """
     _check_trunk(pipeline)
     storage, registry = open_storage(pipeline, settings)
+    with storage_errors(pipeline, storage):
+        return _dropped(pipeline, settings, storage, registry, name)
+
+
+def _dropped(pipeline: Pipeline, settings: Settings, storage: Storage, registry: Registry, name: str) -> Fork:
     pin = registry.pinned(BRANCH, name)
     if pin is None:
         raise _unknown(pipeline, registry, name)
@@ -192,7 +203,7 @@ def _check_trunk(pipeline: Pipeline) -> None:
 
 
 def _branch(pin: Pin) -> Branch:
-    return Branch(pin.name, pin.reason.partition(" ")[0])
+    return pinned(pin.name, pin.reason)
 
 
 def _described(pipeline: Pipeline, settings: Settings, pin: Pin) -> Fork:

@@ -44,7 +44,7 @@ from pipelines.runtime.sinks.overwriting import Range
 from pipelines.runtime.sinks.rewinding import TableRewind
 from pipelines.runtime.sources.files import nothing_read
 from pipelines.runtime.start_from import copied, copy, pointed, waiting_paths
-from pipelines.runtime.tenure import Tenure, claimed, open_storage
+from pipelines.runtime.tenure import Tenure, claimed, open_storage, storage_errors
 from pipelines.runtime.upkeep import STOP
 from pipelines.runtime.workshop import Workshop
 from state_ops import delta_log, halt, held, lease
@@ -263,6 +263,20 @@ def promote(
     meanwhile. executor, lanes: as `run` takes them. force: although the plan has obstacles. Raises WeirError for those, and where the branch is of another history; nothing is
     changed then.
     """
+    storage, _ = open_storage(pipeline, settings)
+    with storage_errors(pipeline, storage):
+        return _promoted(pipeline, settings, name, executor, lanes, force, reason)
+
+
+def _promoted(
+    pipeline: Pipeline,
+    settings: Settings,
+    name: str,
+    executor: Executor | None,
+    lanes: Lanes | None,
+    force: bool,
+    reason: str,
+) -> Checkpoint:
     here = branched(pipeline, settings, name)
     check(plan(pipeline, settings, name), pipeline.title, force)
     catch_up(here, settings, executor, lanes)

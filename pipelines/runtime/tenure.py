@@ -23,12 +23,13 @@ from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.spark_executor import SparkExecutor
 from pipelines.runtime.workshop import Workshop
 from state_ops import lease, retention
+from state_ops.branches import BRANCHES, pinned
 from state_ops.checkpoint import Checkpoint, is_abandoned
 from state_ops.errors import BusyError, TransientError, page_about, plainly
 from state_ops.ids import CheckpointId, parse_epoch_dir
 from state_ops.layout import is_staged_rows
 from state_ops.lease import Heartbeat
-from state_ops.registry import Registry
+from state_ops.registry import BRANCH, Registry
 from state_ops.storage import Storage
 
 log = structlog.get_logger("weir.run")
@@ -77,7 +78,7 @@ def claimed(
     """Own the pipeline as it is: nothing is published, pruned or removed. For who has shown a plan and does nothing else."""
     storage, registry = open_storage(pipeline, settings)
     sources = readers(pipeline, settings)
-    with _storage_errors(pipeline, storage):
+    with storage_errors(pipeline, storage):
         before, predecessor = registry.generation(), lease.read(storage)
         if lease.watch(storage):
             raise busy(pipeline, predecessor)
@@ -98,7 +99,7 @@ def claimed(
 
 
 @contextmanager
-def _storage_errors(pipeline: Pipeline, storage: Storage) -> Iterator[None]:
+def storage_errors(pipeline: Pipeline, storage: Storage) -> Iterator[None]:
     """What storage or a Delta log raises between epochs, as what the operator should do: from the first look at the lease on."""
     try:
         yield
@@ -116,6 +117,7 @@ def remove_leftovers(shop: Workshop) -> int:
 
     Raises FencedError, with nothing removed, where a newer coordinator took over: what it dropped meanwhile is not left over.
     """
+    there = shop.storage.list_dirs(BRANCHES)  # before the pins: a branch has its pin before its directory
     held = {hold.commit_id for hold in shop.watcher.live(shop.storage).values()}
     strays = shop.registry.strays()
     completed = shop.registry.checkpoints()
@@ -125,7 +127,10 @@ def remove_leftovers(shop: Workshop) -> int:
     unpublishable = _unpublishable(shop, completed[-1] if completed else None)
     # All of that was read while the pipeline was ours. Without checkpoints, as after `weir cancel --delete`, published rows
     # would look like those of epochs that never completed.
+    branches = {pinned(pin.name, pin.reason).id for pin in shop.registry.pins() if pin.kind == BRANCH}
     shop.registry.prove(shop.generation)
+    for left in set(there) - branches:  # what somebody wrote who ran a branch that was dropped
+        shop.storage.delete_tree(f"{BRANCHES}/{left}")
     shop.registry.drop_listings(shop.generation, [stray for stray in strays if stray.commit_id not in held])
     shop.registry.remove_unnamed(shop.generation)
     for path in (*(orphan.path for orphan in gone), *unpublishable):

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from state_ops.branches import is_branch, is_inherited
+from state_ops.branches import branch_of, is_inherited, pinned
 from state_ops.fsck import objects, sinks
 from state_ops.fsck.findings import Finding, Kind, Report, Retained, Severity, found
 from state_ops.fsck.objects import Expected
 from state_ops.fsck.survey import Survey, survey, unreadable_parquet
+from state_ops.registry import BRANCH
 from state_ops.storage import Storage
 from state_ops.transfers import together
 
@@ -89,7 +90,8 @@ def look(storage: Storage, app_id: str, names: frozenset[str], alive: bool, owne
     known = names.union(*(row.sinks for row in seen.checkpoints))
     tables = {name: sinks.look(storage, app_id, name) for name in sorted(known)}
     # Branches have registries of their own, by which they are looked at by themselves.
-    stored = {file.path: file.bytes for file in storage.list(unfinished=True) if not is_branch(file.path)}
+    branches = {pinned(pin.name, pin.reason).id for pin in seen.pins if pin.kind == BRANCH}
+    stored = {file.path: file.bytes for file in storage.list(unfinished=True) if branch_of(file.path) not in branches}
     findings = list(seen.findings)
     if seen.readable:
         for name, table in tables.items():

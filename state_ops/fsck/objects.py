@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from state_ops.branches import branch_of
 from state_ops.checkpoint import OUTPUT
 from state_ops.delta_log import PROBE, active_files, open_table
 from state_ops.fsck.findings import Finding, Kind, found
@@ -110,7 +111,9 @@ def superfluous(
         file = StoredFile(path, size)
         if path in seen.named or path in seen.held:
             continue
-        if path.rpartition("/")[2].startswith(UNFINISHED):
+        if branch_of(path) is not None and seen.readable:
+            yield found(Kind.ORPHAN_OBJECT, "It is of a branch that was dropped.", path, bytes=size)
+        elif path.rpartition("/")[2].startswith(UNFINISHED):
             yield from _half_written(seen, file)
         elif path.startswith(f"registry/{PROBE}"):
             after = _PROBED_AFTER.match(path)

@@ -136,7 +136,13 @@ def unnamed(stored: Stored) -> list[str]:
             named |= {file.relative_to(stored.root).as_posix() for file in stored.data_files(name)}
         if name.startswith("tables/"):
             named |= {f"{name}/{path}" for path in removed(table)}  # by a rewind; Delta's vacuum deletes them
-    files = [file for file in sorted(stored.root.rglob("*")) if file.is_file()]
+    branches = {row["reason"].split(" ")[0] for row in stored.rows("registry/pins") if row["kind"] == "branch"}
+    kept = [stored.root / "branches" / id for id in branches]
+    files = [
+        file
+        for file in sorted(stored.root.rglob("*"))
+        if file.is_file() and not any(branch in file.parents for branch in kept)
+    ]
     logs = {file for file in files if file.parent.name == "_delta_log" and _LOG.fullmatch(file.name)}
     found = [file.relative_to(stored.root).as_posix() for file in files if file not in logs]
     strays = [
