@@ -163,7 +163,10 @@ def promote_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
             done = does(pipeline, settings, config.branch, force=config.force, reason=config.reason)
         except WeirError as error:
             raise failure(error) from None
-        assert done is not None, "it was not to be left where nothing differs"
+        if settings.pipelines[pipeline.name].backfill is not None and backfills.range_of(config.branch) is not None:
+            said = f"promoted as checkpoint {done.id}"
+            own = key(pipeline, BACKFILL)
+            context.log_event(dg.AssetCheckEvaluation(asset_key=own, check_name=SAME, passed=True, description=said))
         context.log.info(f"{pipeline.name} is at checkpoint {done.id}, {done.reason}")
 
     return dg.GraphDefinition(

@@ -14,7 +14,8 @@ from state_ops.ids import AttemptId, CheckpointId, Generation
 FORMAT_VERSION = 1
 WITH_WAITING = 2  # rows wait in front of a stage: whoever does not know that would lose them
 WITH_PARTS = 3  # a snapshot has several databases: whoever does not know that would not find them
-NEWEST_FORMAT = WITH_PARTS
+WITH_PROMOTION = 4  # rows come and others go at once: whoever does not know that would only append
+NEWEST_FORMAT = WITH_PROMOTION
 
 STATE, OUTPUT, CHANNEL = "state", "output", "channel"
 EPOCH, START, REWIND, EDIT = "checkpoint", "start", "rewind", "edit"  # kinds of checkpoints
@@ -240,8 +241,12 @@ def abandoned(checkpoints: Sequence[Checkpoint]) -> dict[CheckpointId, Checkpoin
 
 
 def event_time(checkpoint: Checkpoint) -> int | None:
-    """The newest event time of the rows that a checkpoint has seen, in microseconds since 1970 UTC; None: it goes by none."""
-    return max(checkpoint.watermarks.values(), default=None)
+    """The newest event time of the rows that a checkpoint has read, in microseconds since 1970 UTC; None: it goes by none.
+
+    By the statistics of the files, whatever lateness or filters the stages have; where those did not tell, by the stages' watermarks.
+    """
+    read = [position.get("newest") for position in checkpoint.offsets.values()]
+    return max([*(one for one in read if one is not None), *checkpoint.watermarks.values()], default=None)
 
 
 def newest_before(checkpoints: Sequence[Checkpoint], moment: int) -> Checkpoint | None:

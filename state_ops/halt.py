@@ -68,12 +68,14 @@ def during(storage: Storage, why: str) -> Iterator[None]:
     if read(storage) is not None:
         yield
         return
-    write(storage, Halt("stopped", why, [socket.gethostname(), os.getpid(), born(os.getpid())]))
+    own = Halt("stopped", why, [socket.gethostname(), os.getpid(), born(os.getpid())])
+    write(storage, own)
     try:
         yield
     finally:
         try:
-            clear(storage)
+            if read(storage) == own:  # a person may have stopped it meanwhile, which stays
+                clear(storage)
         except (
             OSError
         ) as error:  # must not replace the error that ended it; it counts no longer than this process lives

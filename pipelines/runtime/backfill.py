@@ -29,6 +29,7 @@ from pipelines.runtime.workshop import EpochReport
 from state_ops import lease
 from state_ops.checkpoint import Checkpoint, abandoned, event_time, from_micros, newest_before, to_micros
 from state_ops.errors import ConfigurationError, WeirError
+from state_ops.registry import BRANCH
 from state_ops.storage import Storage
 
 log = structlog.get_logger("weir.backfill")
@@ -134,11 +135,10 @@ def backfill(
     if not resumed:
         # A fork that was cut off is finished from where it was begun.
         at = None if name in known and known[name].head is None else int(base_of(pipeline, settings, start).id)
-        forks.fork(pipeline, settings, name, at, f"{start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}")
+        only = Range(to_micros(start), to_micros(end)) if replaces == RANGE else None
+        forks.fork(pipeline, settings, name, at, f"{start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}", only=only)
     here = forks.branched(pipeline, settings, name)
     source, _ = open_storage(here, settings)
-    if replaces == RANGE:
-        promotion.confine(source, Range(to_micros(start), to_micros(end)))
     _note(source, REPLAYING, replaces)
     epochs = 0
     options = RunOptions(until_caught_up=True, reason=f"backfill of {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}")
@@ -149,8 +149,10 @@ def backfill(
     difference = fork_diff.diff(pipeline, settings, name)
     _note(source, WAITING, replaces)
     promoted = None
-    if promote:
-        promoted = approve(pipeline, settings, name, executor=executor, unless_same=difference)
+    if difference.same:
+        forks.drop(pipeline, settings, name)
+    elif promote:
+        promoted = approve(pipeline, settings, name, executor=executor)
     return Backfilled(name, difference.base, resumed, epochs, difference, promoted)
 
 
@@ -162,13 +164,19 @@ def approve(
     executor: Executor | None = None,
     force: bool = False,
     reason: str = "",
-    unless_same: BranchDiff | None = None,
-) -> Checkpoint | None:
-    """Promote a backfill that waits, then drop its branch, of which nothing is needed any more. unless_same: only if that says that
-    something differs; returns None then."""
-    done = None
-    if unless_same is None or not unless_same.same:
-        done = promotion.promote(pipeline, settings, name, executor=executor, force=force, reason=reason)
+) -> Checkpoint:
+    """Promote a backfill that waits, then drop its branch, of which nothing is needed any more.
+
+    Raises WeirError for one whose replay has not come to its end; else as `promote`.
+    """
+    source, _ = open_storage(forks.branched(pipeline, settings, name), settings)
+    raw = source.read_bytes(_NOTE)
+    if raw is None or json.loads(raw)["state"] != WAITING:
+        raise WeirError(
+            f"The backfill {name} of {pipeline.title} has not been replayed to its end, so there is nothing to approve.",
+            next="Ask for the same range again: weir backfill goes on where it was cut off.",
+        )
+    done = promotion.promote(pipeline, settings, name, executor=executor, force=force, reason=reason)
     forks.drop(pipeline, settings, name)
     return done
 
@@ -221,9 +229,13 @@ def _outdated(pipeline: Pipeline, settings: Settings, name: str, replaces: str) 
         return "it had been replayed, and was asked for again"
     if note.get("replaces", replaces) != replaces:
         return "it is to replace something else"
-    rows = registry.checkpoints()
+    _, trunk = open_storage(pipeline, settings)
+    pin, tip = trunk.pinned(BRANCH, name), registry.head()
+    base = next((row for row in trunk.checkpoints() if pin is not None and row.commit_id == pin.commit_id), None)
+    if base is None or tip is None:
+        return "what it was forked from is gone"
     for source_name, reader in readers(here, settings).items():
-        gone = reader.again(rows[0].offsets.get(source_name), rows[-1].offsets.get(source_name))[1]
+        gone = reader.again(base.offsets.get(source_name), tip.offsets.get(source_name))[1]
         if gone:
             return f"{gone[0]} has changed since it was replayed"
     return None

@@ -23,6 +23,7 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.forks import branched
 from pipelines.runtime.operators.windows import START
 from pipelines.runtime.sinks.delta import table_path
+from pipelines.runtime.sinks.overwriting import Range
 from pipelines.runtime.state_database import database, load, quoted
 from pipelines.runtime.state_diff import ADDED, CHANGED, REMOVED, compared
 from pipelines.runtime.state_view import stages_with_state
@@ -75,7 +76,7 @@ class StateDiff:
 
 @dataclass(frozen=True, slots=True)
 class BranchDiff:
-    """What `diff` found. head, base, tip: the pipeline's newest checkpoint, the one that was forked, the branch's newest. behind: files that
+    """What `diff` found; of a branch that is to replace a range alone its rows, and no state. head, base, tip: the pipeline's newest checkpoint, the one that was forked, the branch's newest. behind: files that
     the branch has still to read, by source: until then it differs by those too."""
 
     pipeline: str
@@ -133,7 +134,10 @@ def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True)
     tables = []
     for one in decided.tables:
         ours = one.back.goes if one.back is not None else ()
-        tables.append(_table(pipeline, one.table, (storage, ours), (source, one.comes)))
+        within = (decided.only, one.column) if decided.only is not None and one.column is not None else None
+        if within is not None:  # the pipeline's rows of a range may have come before the fork
+            ours = promotion.rows_of(storage, one.table)[0]
+        tables.append(_table(pipeline, one.table, (storage, ours), (source, one.comes), within))
     return BranchDiff(
         pipeline.title,
         name,
@@ -142,7 +146,7 @@ def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True)
         int(decided.tip.id),
         decided.behind,
         tuple(tables),
-        tuple(_states(pipeline, here, settings, decided)) if states else (),
+        tuple(_states(pipeline, here, settings, decided)) if states and decided.only is None else (),
     )
 
 
@@ -151,19 +155,22 @@ def _table(
     table: str,
     ours: tuple[Storage, Sequence[DataFile]],
     theirs: tuple[Storage, Sequence[DataFile]],
+    within: tuple[Range, str] | None,
 ) -> TableDiff:
     with database() as connection:
-        first = _loaded(connection, "ours", table, *ours)
-        second = _loaded(connection, "theirs", table, *theirs)
+        first = _loaded(connection, "ours", table, *ours, within)
+        second = _loaded(connection, "theirs", table, *theirs, within)
         known = [schema for schema in (first, second) if schema is not None]
         rows = (_count(connection, "ours", first), _count(connection, "theirs", second))
         if not known:
             return TableDiff(table, rows, dict.fromkeys(_KINDS, 0), {}, [])
         columns = [name for name in known[0].names if all(name in schema.names for schema in known)]
         alone = [f"only {whose} has {name}" for whose, name in _alone(first, second)]
-        stage = next(stage for stage in pipeline.stages if table in [sink.table for sink in stage.sinks])
+        stage = next((one for one in pipeline.stages if table in [sink.table for sink in one.sinks]), None)
         event = pipeline.event_time_of(table, known[-1])
-        wanted = dict.fromkeys([*stage.key, START, *([event] if event is not None else [])])
+        wanted = dict.fromkeys(
+            [*(stage.key if stage is not None else ()), START, *([event] if event is not None else [])]
+        )
         key = [name for name in wanted if name in columns]
         _compare(connection, columns, known[-1], key, event, first is not None, second is not None)
         counts: dict[str, int] = dict.fromkeys(_KINDS, 0)
@@ -189,9 +196,14 @@ def _alone(first: pa.Schema | None, second: pa.Schema | None) -> Iterator[tuple[
 
 
 def _loaded(
-    connection: Connection, name: str, table: str, storage: Storage, files: Sequence[DataFile]
+    connection: Connection,
+    name: str,
+    table: str,
+    storage: Storage,
+    files: Sequence[DataFile],
+    within: tuple[Range, str] | None,
 ) -> pa.Schema | None:
-    """Load a side's rows, file by file; returns their columns, None where there are none."""
+    """Load a side's rows, file by file, perhaps only those of a range; returns their columns, None where there are no files."""
     if not files:
         return None
 
@@ -200,7 +212,8 @@ def _loaded(
             local = Path(scratch) / "file"
             for file in files:
                 storage.get_file(f"{table_path(table)}/{unquote(file.path)}", local)
-                yield pq.read_table(local, use_threads=False)
+                found = pq.read_table(local, use_threads=False)
+                yield found if within is None else found.filter(within[0].of(found, within[1]))
 
     tables = read()
     one = next(tables)
@@ -233,7 +246,8 @@ def _compare(
     """Make `differing`: rows that one side has more often than the other, the pipeline's (turn 0) before the branch's (turn 1) of a key."""
     floats = {field.name for field in schema if pa.types.is_floating(field.type)}
     same = ", ".join(
-        f"format('{{:.8e}}', {quoted(name)}) AS {quoted(name)}" if name in floats else quoted(name) for name in columns
+        f"format('{{:.8e}}', {quoted(name)} + 0.0) AS {quoted(name)}" if name in floats else quoted(name)
+        for name in columns
     )
     listed = ", ".join(map(quoted, columns))
     other = "theirs" if has_theirs else "ours"

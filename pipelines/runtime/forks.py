@@ -10,6 +10,7 @@ outside its own directory.
 
 from __future__ import annotations
 
+import json
 import shutil
 import uuid
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from configs.settings import Settings
 from pipelines.runtime import upkeep
 from pipelines.runtime.commit import prune
 from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.sinks.overwriting import Range
 from pipelines.runtime.stage_job import local_directory
 from pipelines.runtime.start_from import planted, waiting_paths
 from pipelines.runtime.state_reader import At, chosen
@@ -37,6 +39,8 @@ from state_ops.registry import BRANCH, Pin, Registry
 from state_ops.storage import Storage
 
 log = structlog.get_logger("weir.fork")
+
+ONLY = "promotes.json"  # in a branch's storage: the range whose rows alone it is to replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +89,23 @@ def forks(pipeline: Pipeline, settings: Settings) -> list[Fork]:
     return [_described(pipeline, settings, pin) for pin in registry.pins() if pin.kind == BRANCH]
 
 
-def fork(pipeline: Pipeline, settings: Settings, name: str, at: At = None, reason: str = "") -> Fork:
+def fork(
+    pipeline: Pipeline, settings: Settings, name: str, at: At = None, reason: str = "", *, only: Range | None = None
+) -> Fork:
     """Fork a pipeline from one of its checkpoints, by number, by a savepoint's name, or the newest. Its coordinator may live.
 
-    Asked for again, it finishes what was cut off. Raises WeirError when there is no such checkpoint or the name is taken.
+    only: whoever promotes the branch replaces rows of this range alone. Asked for again, it finishes what was cut off. Raises WeirError when there is no such checkpoint or the name is taken.
     """
     _check_trunk(pipeline)
     upkeep.check_name(name)
     storage, registry = open_storage(pipeline, settings)
     with storage_errors(pipeline, storage):
-        return _forked(pipeline, settings, registry, name, at, reason)
+        return _forked(pipeline, settings, registry, name, at, reason, only)
 
 
-def _forked(pipeline: Pipeline, settings: Settings, registry: Registry, name: str, at: At, reason: str) -> Fork:
+def _forked(
+    pipeline: Pipeline, settings: Settings, registry: Registry, name: str, at: At, reason: str, only: Range | None
+) -> Fork:
     pin, base = registry.pinned(BRANCH, name), chosen(pipeline, registry, at)
     if pin is None:
         wanted = Pin(BRANCH, name, base.id, base.commit_id, datetime.now(UTC), f"{uuid.uuid4().hex} {reason}".strip())
@@ -119,12 +127,12 @@ def _forked(pipeline: Pipeline, settings: Settings, registry: Registry, name: st
             f"{pipeline.title} has a branch {name!r} already, forked from checkpoint {pin.checkpoint_id}.",
             next=f"Choose another name, or drop it: weir fork {pipeline.title} --drop {name}",
         )
-    _plant(pipeline, settings, pin)
+    _plant(pipeline, settings, pin, only)
     log.info("forked", pipeline=pipeline.title, branch=name, checkpoint=int(pin.checkpoint_id))
     return _described(pipeline, settings, pin)
 
 
-def _plant(pipeline: Pipeline, settings: Settings, pin: Pin) -> None:
+def _plant(pipeline: Pipeline, settings: Settings, pin: Pin, only: Range | None) -> None:
     """Begin the branch's own registry with the checkpoint that it is forked from."""
     _, registry = open_storage(pipeline, settings)
     base = next((row for row in registry.checkpoints() if row.commit_id == pin.commit_id), None)
@@ -140,6 +148,8 @@ def _plant(pipeline: Pipeline, settings: Settings, pin: Pin) -> None:
     with claimed(here, settings) as tenure:
         if tenure.head is None:
             tenure.heartbeat.begin(base.id)
+            if only is not None:
+                tenure.shop.storage.put_bytes(ONLY, json.dumps({"start": only.start, "end": only.end}).encode())
             reason = f"checkpoint {base.id} of {pipeline.title}"
             planted(tenure, base, base.id, named, kind=FORK, trigger="fork", reason=reason)
 

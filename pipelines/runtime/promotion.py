@@ -34,7 +34,7 @@ from pipelines.runtime import run as runtime
 from pipelines.runtime.commit import prune, publish_missing
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.executor import Executor
-from pipelines.runtime.forks import behind, branched
+from pipelines.runtime.forks import ONLY, behind, branched
 from pipelines.runtime.lanes import Lanes
 from pipelines.runtime.recovery import owning
 from pipelines.runtime.rewind import hindrances
@@ -49,15 +49,13 @@ from pipelines.runtime.upkeep import STOP
 from pipelines.runtime.workshop import Workshop
 from state_ops import delta_log, halt, held, lease
 from state_ops.checkpoint import (
-    NEWEST_FORMAT,
     OUTPUT,
     PROMOTION,
     STATE,
+    WITH_PROMOTION,
     Checkpoint,
     StateFile,
     abandoned,
-    event_time,
-    from_micros,
     spans_with,
 )
 from state_ops.errors import BusyError, WeirError
@@ -69,8 +67,6 @@ from state_ops.storage import Storage
 from state_ops.transfers import together
 
 log = structlog.get_logger("weir.promotion")
-
-_ONLY = "promotes.json"  # in a branch's storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,31 +153,37 @@ def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
     tables = tuple(_tables(pipeline, storage, source, head, base, tip))
     only, waiting = range_of(source), behind(here, settings, tip)
     if only is not None:
-        _check_range(here, base, only)
-        tables = tuple(_ranged(pipeline, storage, source, one, only) for one in tables)
+        _check_range(here, head, tip)
+        written = {sink.table for sink in pipeline.sinks}
+        tables = tuple(_ranged(pipeline, storage, source, one, only) for one in tables if one.table in written)
         return PromotionPlan(name, head, base, tip, waiting, tables, (), only)
     found = hindrances([one.back for one in tables if one.back is not None])
     return PromotionPlan(name, head, base, tip, waiting, tables, tuple(found))
 
 
-def confine(source: Storage, only: Range) -> None:
-    """Have a branch replace the rows of a range alone, whoever promotes it. source: the branch's storage."""
-    source.put_bytes(_ONLY, json.dumps({"start": only.start, "end": only.end}).encode())
-
-
 def range_of(source: Storage) -> Range | None:
     """The rows that a branch is to replace; None: all since the fork, and the state."""
-    raw = source.read_bytes(_ONLY)
+    raw = source.read_bytes(ONLY)
     return Range(**json.loads(raw)) if raw else None
 
 
-def _check_range(here: Pipeline, base: Checkpoint, only: Range) -> None:
-    seen = event_time(base)
-    if seen is None or seen >= only.start:
-        has = "goes by no event time" if seen is None else f"has seen rows up to {from_micros(seen):%Y-%m-%d %H:%M:%S}"
+def _check_range(here: Pipeline, head: Checkpoint, tip: Checkpoint) -> None:
+    """Whether rows of a range may be exchanged while state and positions stay: both sides have applied the very same rows."""
+    why = None
+    if head.watermarks != tip.watermarks:
+        why = "windows are closed in one and open in the other: the pipeline was drained, or the newest rows differ"
+    if any(figures.get("waiting") for row in (head, tip) for figures in row.operators.values()):
+        why = "rows wait in front of a stage (unaligned checkpoints); `weir savepoint` lets stages apply them"
+    for name, position in tip.offsets.items():
+        known = head.offsets.get(name) or {"seen": [], "floor": None}
+        more = [one for one in position["seen"] if one not in set(known["seen"]) and one > (known["floor"] or "")]
+        if more:
+            why = f"it has read files that the pipeline has not, e.g. {more[0]} of {name}; perhaps that was rewound"
+    if why is not None:
         raise WeirError(
-            f"{here.title} cannot replace the rows of {only}: checkpoint {base.id}, from which it was forked, {has}.",
-            next="Nothing was changed. Fork from a checkpoint before the range: weir backfill finds it.",
+            f"{here.title} cannot replace rows of a range alone: {why}.",
+            next="Nothing was changed. Replace state and all rows since the range began (backfill.replaces: since), or drop the branch and "
+            "ask again.",
         )
 
 
@@ -190,14 +192,22 @@ def _ranged(
 ) -> TablePromotion:
     """The same for a range alone, with the rows that it takes and brings."""
     name = table.table
-    schema = table.schema if table.schema is not None else _rows_of(storage, name)[1]
+    schema = table.schema if table.schema is not None else rows_of(storage, name)[1]
     column = pipeline.event_time_of(name, schema) if schema is not None else None
     if column is None:
         raise WeirError(
             f"Nothing says to which day rows of the table {name} belong.",
             next=f'Say delta.append("{name}", event_time="COLUMN"), or promote as a whole (backfill.replaces: since).',
         )
-    goes = overwriting.touched(storage, name, _rows_of(storage, name)[0], column, only)
+    overwriting.check_bounds(name, schema, column, only)
+    before = rewinding.files_at(storage, name, table.back.then) if table.back is not None else []
+    lost = overwriting.touched(storage, name, before, column, only)
+    if lost:
+        raise WeirError(
+            f"{lost:,} rows of {only} were in the table {name} before the branch was forked: they would go and not come back.",
+            next="Nothing was changed. Backfill a range that begins later, or replace all since then (backfill.replaces: since).",
+        )
+    goes = overwriting.touched(storage, name, rows_of(storage, name)[0], column, only)
     comes = overwriting.touched(source, name, table.comes, column, only)
     return replace(table, column=column, ranged=(goes, comes))
 
@@ -213,14 +223,14 @@ def _tables(
                 where=storage.full(delta.table_path(name)),
                 next=f"Nothing was changed. `weir fsck {pipeline.title}` says what else is missing; put the table back first.",
             )
-        comes, schema = _rows_of(source, name)
+        comes, schema = rows_of(source, name)
         if schema is not None:
             delta.check_table(storage, name, schema)
         if back is not None or comes:
             yield TablePromotion(name, back, comes, schema)
 
 
-def _rows_of(source: Storage, table: str) -> tuple[tuple[DataFile, ...], pa.Schema | None]:
+def rows_of(source: Storage, table: str) -> tuple[tuple[DataFile, ...], pa.Schema | None]:
     """The files of a branch's table, and its schema; of none at all where it has no such table."""
     try:
         handle = delta_log.open_table(source, delta.table_path(table))
@@ -340,7 +350,8 @@ def _carry_out(tenure: Tenure, here: Pipeline, decided: PromotionPlan, reason: s
         "promoted", pipeline=shop.pipeline.title, branch=decided.branch, base=int(decided.base.id), checkpoint=int(id)
     )
     publish_missing(shop, [row])
-    held.clear(shop.storage)  # what a gate held is not what the pipeline reads next any more
+    if decided.only is None:
+        held.clear(shop.storage)  # perhaps it is let through by the branch's code; if not, the next run says so
     prune(shop)
     return row
 
@@ -387,7 +398,7 @@ def _row(
         files=len(files),
         bytes_new=sum(file.bytes for file in files if file.kind == STATE and file.new),
         run_id=shop.run_id,
-        format_version=NEWEST_FORMAT,
+        format_version=WITH_PROMOTION,
         lineage=spans_with(decided.head, shop.generation, id),
     )
     return row, tuple(files)
@@ -432,7 +443,7 @@ def _range_row(
         files=len(files),
         bytes_new=0,
         run_id=shop.run_id,
-        format_version=NEWEST_FORMAT,
+        format_version=WITH_PROMOTION,
         lineage=spans_with(head, shop.generation, id),
     )
     return row, tuple(files)
@@ -444,7 +455,12 @@ def _as_read(position: dict[str, Any], by_branch: dict[str, Any] | None) -> dict
         return position
     times = dict(zip(by_branch["seen"], by_branch.get("seen_ns") or (), strict=False))
     seen = zip(position["seen"], position["seen_ns"], strict=True)
-    return {**position, "seen_ns": [times.get(name) or time for name, time in seen]}
+    below = [one for one in (position.get("below_newest_ns"), by_branch.get("below_newest_ns")) if one is not None]
+    return {
+        **position,
+        "seen_ns": [times.get(name) or time for name, time in seen],
+        "below_newest_ns": max(below) if position.get("below_newest_ns") is not None else None,
+    }
 
 
 def _brought(

@@ -17,7 +17,7 @@ from pipelines.runtime.sinks import delta
 from pipelines.runtime.tenure import Tenure, claimed, remove_leftovers
 from pipelines.runtime.workshop import Workshop
 from state_ops.checkpoint import CHANNEL, STATE, Checkpoint
-from state_ops.errors import DamageError
+from state_ops.errors import DamageError, WeirError
 
 log = structlog.get_logger("weir.run")
 
@@ -45,6 +45,13 @@ def recovered(tenure: Tenure, epochs: bool) -> Tenure:
     """Finish what a dead predecessor began: publish what a sink lacks, or take it back; prove what is to be built on; prune; remove what
     nothing names any more. Returns the tenure, at the rewind where the newest checkpoint was damaged and the settings want that."""
     shop = tenure.shop
+    if shop.pipeline.branch is not None and tenure.head is None:
+        raise WeirError(
+            f"The branch {shop.pipeline.title} is not whole: it has no checkpoint.",
+            where=shop.storage.uri,
+            next=f"Its creation, or its end, was cut off. Ask for it again: weir fork {shop.pipeline.name} --name {shop.pipeline.branch.name}; "
+            f"or drop it: weir fork {shop.pipeline.name} --drop {shop.pipeline.branch.name}",
+        )
     lacking = unpublished(shop.registry)
     if lacking:
         log.info("publishing what the last run left", checkpoints=[row.id for row in lacking])

@@ -28,7 +28,7 @@ from pipelines.runtime.start_from import waiting_paths
 from pipelines.runtime.state_reader import chosen
 from pipelines.runtime.tenure import Tenure, open_storage, readers
 from pipelines.runtime.workshop import Workshop
-from state_ops.checkpoint import NEWEST_FORMAT, REWIND, STATE, Checkpoint, StateFile, spans_with
+from state_ops.checkpoint import REWIND, STATE, WITH_PARTS, Checkpoint, StateFile, spans_with
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.registry import Registry
@@ -223,7 +223,7 @@ def _row(
         files=len(files),
         bytes_new=0,
         run_id=shop.run_id,
-        format_version=NEWEST_FORMAT,
+        format_version=max(to.format_version, WITH_PARTS),
         lineage=spans_with(head, shop.generation, id),
     )
     return row, files

@@ -18,7 +18,7 @@ from pipelines.runtime import forks, fsck, upkeep
 from pipelines.runtime.backfill import approve, backfill, branch_name, newest
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, run
-from pipelines.runtime.sinks.overwriting import Range, only
+from pipelines.runtime.sinks.overwriting import Range, check_bounds, only
 from pipelines.runtime.tenure import open_storage
 from state_ops.checkpoint import PROMOTION, to_micros
 from state_ops.errors import ConfigurationError, GateError, WeirError
@@ -303,6 +303,112 @@ def test_rows_without_an_event_time_are_in_no_range(tmp_path):
     pq.write_table(dates, local)
     assert only(local, target, "at", wanted, inside=True) == 1
     assert pq.read_table(target)["n"].to_pylist() == [2]
+
+
+def waits(plant: Plant, first: int, last: int, **options) -> str:
+    """The branch of a backfill that waits for approval."""
+    return plant.backfill(first, last, **options).branch
+
+
+def approved(plant: Plant, name: str):
+    return approve(plant.site.pipeline, plant.site.settings, name, executor=InMemoryExecutor())
+
+
+def test_a_range_needs_both_sides_to_have_applied_the_same_rows(plant):
+    name = waits(plant, 4, 5, replaces="range")
+    upkeep.rewind(pipeline, plant.site.settings, 6)
+    with pytest.raises(WeirError, match=r"it has read files that the pipeline has not, e.g. 00007.parquet"):
+        approved(plant, name)
+    plant.run()
+    assert approved(plant, name).kind == PROMOTION
+    assert set(plant.site.table("readings")["value"]) == {1, 2, 3, 6, 7, 400, 500}
+
+
+def test_a_range_is_not_replaced_where_a_drain_has_closed_its_windows(plant):
+    list(run(pipeline, plant.site.settings, RunOptions(until_caught_up=True, drain=True), InMemoryExecutor()))
+    before = plant.site.table("daily")
+    with pytest.raises(WeirError, match="windows are closed in one and open in the other"):
+        plant.backfill(5, 7, replaces="range", promote=True)
+    pd.testing.assert_frame_equal(plant.site.table("daily"), before)
+
+
+def test_rows_of_a_range_that_were_there_before_the_fork_are_not_given_up(tmp_path):
+    @stage(
+        "devices",
+        source=devices.input,
+        key="device",
+        state=Device,
+        order_by=["at"],
+        sink=delta.append("readings", event_time="due"),
+    )
+    def late(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        state.fold(rows, readings=agg.count(), total=agg.sum("value"))
+        return rows.select("device", "at", "value", due=pl.col("at") + pl.duration(days=1))
+
+    plant = Plant.at(tmp_path)
+    plant.site = replace(plant.site, pipeline=Pipeline("sensors", (late,), max_parallelism=8))
+    plant.land(1, 2, 3, 4)
+    plant.run()
+    plant.land(3, value=9)
+    with pytest.raises(
+        WeirError, match="72 rows of 2026-01-03 00:00 to 2026-01-04 00:00 were in the table readings before"
+    ):
+        plant.backfill(3, 3, replaces="range", promote=True)
+    assert len(plant.site.table("readings")) == 4 * 72
+
+
+def test_a_table_of_days_is_not_replaced_by_hours():
+    schema = pa.schema([("day", pa.date32())])
+    check_bounds("days", schema, "day", Range(to_micros(day(3)), to_micros(day(4))))
+    with pytest.raises(WeirError, match="knows only days"):
+        check_bounds("days", schema, "day", Range(to_micros(day(3)) + 5 * 3_600_000_000, to_micros(day(4))))
+
+
+def test_the_lateness_of_windows_does_not_make_a_checkpoint_look_older(tmp_path):
+    by_day = window("daily", devices.input, key="device", every="1d", on="at", lateness="1d", readings=agg.count(),
+                    total=agg.sum("value"), sink=delta.append("daily"))  # fmt: skip
+    plant = Plant.at(tmp_path)
+    plant.site = replace(plant.site, pipeline=Pipeline("sensors", (by_day,), max_parallelism=8))
+    plant.land(1, 2, 3, 4, 5)
+    plant.run()
+    plant.land(3, value=9)
+    done = plant.backfill(3, 3, promote=True)
+    assert (done.base, done.difference.same) == (2, False)
+    found = plant.site.table("daily")
+    assert set(found[found["window_start"] == day(3)]["total"]) == {24 * 27}
+
+
+def test_a_correction_of_what_was_replayed_early_is_seen_although_the_branch_has_pruned_since(plant):
+    plant.land(7, value=100_000)
+    with pytest.raises(GateError):
+        plant.backfill(4, 7, promote=True)
+    plant.land(4, 7, value=10)
+    done = plant.backfill(4, 7, promote=True)
+    assert (done.resumed, done.epochs) == (False, 4)
+    plant.assert_exact()
+
+
+def test_nothing_differs_nothing_waits_for_approval(tmp_path):
+    plant = Plant.at(tmp_path)
+    plant.land(1, 2, 3)
+    plant.run()
+    assert plant.backfill(2, 3).promoted is None
+    assert not forks.forks(pipeline, plant.site.settings), "the next night's range overlaps it"
+
+
+def test_what_was_not_replayed_to_its_end_is_not_approved(plant):
+    plant.land(6, value=100_000)
+    with pytest.raises(GateError):
+        plant.backfill(4, 6)
+    with pytest.raises(WeirError, match="has not been replayed to its end"):
+        approved(plant, branch_name(day(4), day(7)))
+
+
+def test_the_difference_of_a_range_is_that_of_its_rows(plant):
+    done = plant.backfill(5, 5, replaces="range")
+    assert {one.table: one.counts["changed"] for one in done.difference.tables} == {"readings": 72, "daily": 3}
+    assert done.difference.tables[0].days.keys() == {"2026-01-05"}
+    assert done.difference.states == ()
 
 
 def test_cut_off_anywhere_the_same_call_finishes_it(tmp_path, monkeypatch):

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from pipelines.api import Pipeline
 from pipelines.runtime.fork_diff import diff
-from tests.recovery.small import Bank, pipeline
+from tests.recovery.small import Bank, accounts, pipeline
 from tests.recovery.test_forks import Branched, at, ran
 from tests.recovery.test_promotion import corrected, green
 from tests.recovery.test_rewind import bad
@@ -68,3 +69,10 @@ def test_a_stage_that_only_the_branch_has(bank):
     assert states["large"].why == "only the branch has it"
     assert states["accounts"].counts == {"added": 0, "removed": 0, "changed": 0}
     assert compared.same is False
+
+
+def test_a_table_that_the_branch_s_code_has_no_more(bank):
+    code = Pipeline("small", (replace(accounts, sink=None),), max_parallelism=8)
+    ran(bank.branch("fix", code))
+    compared = found(bank, code)
+    assert compared.tables[0].counts == {"added": 0, "removed": 20, "changed": 0}

@@ -217,3 +217,31 @@ def test_cut_off_anywhere_it_is_finished_by_asking_again(tmp_path, monkeypatch, 
         if went_on:
             return
     raise AssertionError("it never came to its end")
+
+
+def test_a_branch_that_is_not_whole_runs_nothing_and_is_not_promoted(bank, monkeypatch):
+    def dies(*_, **__):
+        raise OSError("this process is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(forks, "_plant", dies)
+        with pytest.raises(WeirError):
+            bank.fork(at=2)
+    branch = bank.branch("fix")
+    with pytest.raises(WeirError, match="small@fix is not whole"):
+        ran(branch)
+    assert bank.fork(at=2).base == 2, "asked for again, it is finished"
+    assert [report.checkpoint.id for report in ran(branch)] == [3]
+
+
+def test_what_a_zombie_of_a_dropped_branch_writes_is_removed(bank):
+    made = bank.fork()
+    forks.drop(bank.site.pipeline, bank.site.settings, "fix")
+    left = bank.site.storage / "branches" / made.branch.id / "coordinator" / "lease.json"
+    left.parent.mkdir(parents=True)
+    left.write_text("{}")
+    (finding,) = fsck.examine(bank.site.pipeline, bank.site.settings).findings
+    assert finding.path.endswith("coordinator/lease.json")
+    bank.epochs(4)
+    assert not left.exists()
+    assert not fsck.examine(bank.site.pipeline, bank.site.settings).findings

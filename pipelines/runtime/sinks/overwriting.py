@@ -2,7 +2,7 @@
 
 Tables need no partitions for it. A file whose rows all lie in the range goes; one with some of them is written anew without them; null is in
 no range. That is done while the commit is made, on the very version that it follows, so whatever others have done to the table since is
-respected, and a cut-off try leaves files that no log names and the next try removes.
+respected. A try that was cut off leaves files that no log names, which are removed once one has landed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipelines.runtime.keyed_stage import staged_writer
 from pipelines.runtime.sinks.delta import CHECKPOINT, table_path
 from state_ops import delta_log
 from state_ops.checkpoint import Checkpoint, StateFile, from_micros, to_micros
-from state_ops.errors import DamageError
+from state_ops.errors import DamageError, WeirError
 from state_ops.ids import epoch_dir, new_attempt_id
 from state_ops.log_entries import DataFile, active_files
 from state_ops.registry import Publication
@@ -33,6 +33,7 @@ from state_ops.storage import Storage
 from state_ops.transfers import together
 
 _MAX_RACES = 20
+_DAY = 86_400_000_000  # microseconds
 _RANGE = "weir.range"
 
 
@@ -52,6 +53,15 @@ class Range:
         bounds = [_as(times.type, one) for one in (self.start, self.end)]
         found = pc.and_(pc.greater_equal(times, bounds[0]), pc.less(times, bounds[1]))
         return pc.fill_null(found, False)
+
+
+def check_bounds(table: str, schema: pa.Schema, column: str, wanted: Range) -> None:
+    """Raises WeirError where a table knows days and the range begins or ends within one."""
+    if pa.types.is_date(schema.field(column).type) and (wanted.start % _DAY or wanted.end % _DAY):
+        raise WeirError(
+            f"The range {wanted} begins or ends within a day, and the table {table} knows only days ({column}).",
+            next="Choose whole days in UTC, or replace all since then (backfill.replaces: since).",
+        )
 
 
 def _as(type: pa.DataType, micros: int) -> pa.Scalar:
@@ -92,7 +102,6 @@ def overwrite(
             return _published(checkpoint, table, handle.version(), len(adds), 0, started)
         if version != decided["before"]:
             raise _unreachable(storage, table, f"its last published checkpoint is {version}, not {decided['before']}")
-        _remove_left(storage, table, checkpoint, files)
         active = active_files(handle)
         goes, rests = _apart(storage, table, checkpoint, active, column, wanted)
         try:
@@ -100,6 +109,7 @@ def overwrite(
             delta_log.commit(handle, sink_app, checkpoint.id, [*rests, *adds], goes, metadata)
         except CommitFailedError:
             continue
+        _remove_left(storage, table, checkpoint, [*adds, *rests])
         rows = sum(file.rows for file in (*adds, *rests)) - sum(file.rows for file in goes)
         return _published(checkpoint, table, handle.version() + 1, len(goes) + len(adds) + len(rests), rows, started)
     raise _unreachable(storage, table, f"{_MAX_RACES} commits in a row met another writer")
@@ -192,10 +202,10 @@ def _misses(low: int | None, high: int | None, wanted: Range) -> bool:
     return low is not None and high is not None and (high < wanted.start or low >= wanted.end)
 
 
-def _remove_left(storage: Storage, table: str, checkpoint: Checkpoint, files: Sequence[StateFile]) -> None:
-    """Remove what a try that was cut off has written, and no log names."""
+def _remove_left(storage: Storage, table: str, checkpoint: Checkpoint, kept: Sequence[DataFile]) -> None:
+    """Remove what other tries have written and no log names. Only once the commit has landed: until then one of them may still land."""
     directory = f"{table_path(table)}/data/{epoch_dir(checkpoint.generation, checkpoint.id)}"
-    named = {file.path for file in files}
+    named = {f"{table_path(table)}/{file.path}" for file in kept}
     storage.delete_files([file.path for file in storage.list(directory, unfinished=True) if file.path not in named])
 
 

@@ -68,7 +68,7 @@ def planned(storage: Storage, table: str, to: int | None) -> TableRewind | None:
     except TableNotFoundError:
         return None
     then, between = _since(storage, handle, table, to)
-    goes, comes, vacuumed = _difference(storage, table, active_files(handle), _files_at(storage, table, then))
+    goes, comes, vacuumed = _difference(storage, table, active_files(handle), files_at(storage, table, then))
     foreign = [entry for entry in between if CHECKPOINT not in entry and entry.get("operation") not in _HARMLESS]
     unknown = tuple((int(entry["version"]), str(entry.get("operation"))) for entry in foreign)
     return TableRewind(table, handle.version(), then, goes, comes, unknown, vacuumed)
@@ -94,9 +94,9 @@ def rewind(
         if version != decided["before"]:
             raise _unreachable(storage, table, f"its last published checkpoint is {version}, not {decided['before']}")
         then, _ = _since(storage, handle, table, decided["to"])
-        now, wanted = active_files(handle), _files_at(storage, table, then)
+        now, wanted = active_files(handle), files_at(storage, table, then)
         active = {file.path for file in now}
-        goes, comes, vacuumed = _difference(storage, table, _files_at(storage, table, decided["at"]), wanted)
+        goes, comes, vacuumed = _difference(storage, table, files_at(storage, table, decided["at"]), wanted)
         if any(file.path not in active for file in goes):
             # Its rows are in other files by now, so only the whole version can come back.
             log.warning("what others committed since a rewind was decided is taken back too", table=table)
@@ -158,7 +158,8 @@ def _since(storage: Storage, handle: DeltaTable, table: str, to: int | None) -> 
     return then, [entry for entry in history if entry["version"] > then]
 
 
-def _files_at(storage: Storage, table: str, version: int | None) -> list[DataFile]:
+def files_at(storage: Storage, table: str, version: int | None) -> list[DataFile]:
+    """The files of a version of a table; none for None. Raises DamageError when it cannot be read any more."""
     if version is None:
         return []
     try:

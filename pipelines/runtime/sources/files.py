@@ -259,8 +259,10 @@ class FilesReader:
             newest = stat if newest is None else max(newest, stat if stat is not None else newest)
         return Slice(tuple(chosen), limited, newest if told else None, schema)
 
-    def advance(self, position: dict[str, Any] | None, files: tuple[SourceFile, ...]) -> dict[str, Any]:
-        """The position after reading `files`."""
+    def advance(
+        self, position: dict[str, Any] | None, files: tuple[SourceFile, ...], newest: int | None = None
+    ) -> dict[str, Any]:
+        """The position after reading `files`. newest: their newest event time, as in `Slice`."""
         old = position or {"files": 0, "floor": None, "below": 0, "below_sum": 0, "seen": [], "last": None}
         times = dict(zip(old["seen"], old.get("seen_ns") or [None] * len(old["seen"]), strict=True))
         times.update((file.name, file.mtime_ns) for file in files)
@@ -271,6 +273,7 @@ class FilesReader:
             known.append(old.get("below_newest_ns"))
         return {
             "directory": self._place,
+            "newest": max([one for one in (old.get("newest"), newest) if one is not None], default=None),
             "files": old["files"] + len(files),
             "last": max([file.name for file in files] + ([old["last"]] if old["last"] else []), default=None),
             "floor": sunk[-1] if sunk else old["floor"],
