@@ -35,7 +35,8 @@ def main() -> None:
     else:
         out.print("The sensor is on: files that land are read within seconds. Ctrl-C ends Dagster and what it runs.")
         dagster_home.claim(os.getpid())
-        command = ["dagster", "dev", *where]
+        # Its level info would scroll these links away before they work.
+        command = ["dagster", "dev", "--log-level", "warning", *where]
     # Dagster advertises its newer command line, which wants another layout of the project.
     environment.setdefault("PYTHONWARNINGS", "ignore:Function `dev_command` is superseded")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it, and Dagster would with them

@@ -13,10 +13,11 @@ from state_ops.ids import CheckpointId, Generation, epoch_dir
 
 
 class Trigger(StrEnum):
-    """Why an epoch's barrier was cut."""
+    """Why an epoch's barrier was cut. CATCH_UP: by a run from the shell of its own accord, as input had waited; MANUAL: somebody asked."""
 
     INTERVAL = "interval"
     SENSOR = "sensor"
+    CATCH_UP = "catch_up"
     MANUAL = "manual"
     SAVEPOINT = "savepoint"
     SLICE_LIMIT = "slice_limit"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import sys
 import types
+from datetime import UTC, datetime
 from pathlib import Path
+
+from pipelines import testing
 
 README = Path(__file__).parents[1] / "README.md"
 
 
 def test_the_readmes_pipeline_passes_the_readmes_test(monkeypatch):
-    code, test = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    code, test, _ = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
     module = types.ModuleType("readme_example")
     monkeypatch.setitem(sys.modules, "readme_example", module)
     exec(compile(code, "README.md", "exec"), module.__dict__)
@@ -25,6 +28,18 @@ def test_the_readmes_pipeline_passes_the_readmes_test(monkeypatch):
 def test_the_example_is_about_thirty_lines():
     code = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)[0]
     assert sum(bool(line.strip()) and not line.startswith("#") for line in code.splitlines()) <= 35
+
+
+def test_the_example_without_a_function_counts_by_the_hour():
+    code = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)[2]
+    example: dict = {}
+    exec(compile(code, "README.md", "exec"), example)
+    assert [stage.uid for stage in example["pipeline"].stages] == ["hourly"]
+    run = testing.run(example["hourly"])
+    nine, eleven = (datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in (9, 11))
+    run.epoch([{"device": "a", "at": nine, "value": 1.0}, {"device": "a", "at": nine, "value": 3.0}])
+    closed = run.epoch([{"device": "b", "at": eleven, "value": 0.0}])
+    assert closed.select("device", "window_start", "readings", "mean").rows() == [("a", nine, 2, 2.0)]
 
 
 def test_links_lead_somewhere():

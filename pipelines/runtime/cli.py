@@ -10,6 +10,8 @@ import signal
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO, cast
 
 import structlog
@@ -39,7 +41,7 @@ from pipelines.runtime.loading import find
 from pipelines.runtime.run import RunOptions
 from pipelines.runtime.sinks.delta import table_path
 from pipelines.runtime.stopping import ask_to_stop
-from pipelines.runtime.tenure import open_storage
+from pipelines.runtime.tenure import Tenure, open_storage, readers
 from pipelines.runtime.workshop import EpochReport, bottleneck
 from state_ops import halt, held, lease
 from state_ops.checkpoint import Checkpoint, from_micros
@@ -58,6 +60,7 @@ cli_state.app.command("import")(cli_import.state_import)
 app.add_typer(cli_state.app, name="state")
 
 
+_FILES_SHOWN = 10
 _INTERRUPTED = 130
 _SAID_WHEN_INTERRUPTED = "interrupted; the epoch in flight was discarded, everything committed stays"
 
@@ -146,8 +149,10 @@ class _Stderr:
 @app.command()
 def run(
     pipeline: Name,
-    until_caught_up: Annotated[bool, typer.Option(help="End when no input is waiting.")] = False,
-    drain: Annotated[bool, typer.Option(help="When no input is waiting, close every window, then end.")] = False,
+    until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="End when no input is waiting.")] = False,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="When no input is waiting, close every window, then end.")
+    ] = False,
     max_seconds: Annotated[float | None, typer.Option(help="End at the first barrier after this time.")] = None,
     start_from: Annotated[
         str | None,
@@ -158,7 +163,7 @@ def run(
     found, settings = find(pipeline)
     _interrupt_on_term()
     options = RunOptions(
-        trigger=Trigger.MANUAL,
+        trigger=Trigger.CATCH_UP,
         reason="weir run",
         interval=settings.checkpoints.interval_seconds,
         until_caught_up=until_caught_up,
@@ -174,7 +179,9 @@ def stop(
     pipeline: Name,
     drain: Annotated[
         bool,
-        typer.Option(help="First work off what has arrived and close every window. Later rows for those are late."),
+        typer.Option(
+            "--drain", help="First work off what has arrived and close every window. Later rows for those are late."
+        ),
     ] = False,
     savepoint: Annotated[str | None, typer.Option(help="At the end, name the newest checkpoint so.")] = None,
 ) -> None:
@@ -234,12 +241,14 @@ def status(pipeline: Name, json: Json = False) -> None:
             "checkpoint", f"{head['id']}, {head['age_seconds']:.0f} s ago, by {head['trigger']} ({head['reason']})"
         )
         table.add_row("state", f"{head['bytes_total']:,} bytes, of which {head['bytes_new']:,} new")
-        table.add_row("bottleneck", head["bottleneck"] or "none")
+        ended = " (of the last run)" if holder["alive"] is False else ""
+        table.add_row("bottleneck", f"{head['bottleneck']}{ended}" if head["bottleneck"] else "none")
     if facts["held"] is not None:
         note = facts["held"]
-        table.add_row("held", escape(f"since {note['when']}, epoch {note['epoch']}: {note['message']}"))
+        by = f" by a gate of {note['stage']}" if note["stage"] else ""
+        table.add_row("held", escape(f"since {note['when']}, epoch {note['epoch']}{by}: see below"))
     for name, files in facts["lag"].items():
-        table.add_row("waiting", f"{files} files in {name}")
+        table.add_row("waiting", escape(f"{_counted(files, 'file')} in {_short(facts['sources'][name])}"))
     for uid, rows in facts["unapplied"].items():
         if not rows:  # only barriers are left to pass
             continue
@@ -247,8 +256,14 @@ def status(pipeline: Name, json: Json = False) -> None:
     for uid, moment in facts["watermarks"].items():
         table.add_row("watermark", f"{uid}: {moment}")
     for entry in facts["tables"]:
-        table.add_row("table", f"{entry['name']}: {entry['path']}")
+        table.add_row("table", f"{entry['name']}: {_short(entry['path'])}")
     out.print(table)
+    if facts["held"] is not None:
+        out.print(f"\n{escape(facts['held']['message'])}")
+        for name, read in facts["held"]["files"].items():
+            shown = ", ".join(read[:_FILES_SHOWN]) + (", ..." if len(read) > _FILES_SHOWN else "")
+            directory = _short(facts["sources"].get(name, name))
+            out.print(escape(f"  files: {_counted(len(read), 'file')} in {directory}: {shown}"))
 
 
 def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
@@ -271,6 +286,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
         "last_checkpoint": None if head is None else _brief(head),
         "held": None if holds is None else holds.to_dict(),
         "lag": dict(runtime.lag(pipeline, settings, head)),
+        "sources": {name: reader.directory for name, reader in readers(pipeline, settings).items()},
         "unapplied": dict(runtime.unapplied(head)),
         "watermarks": {
             uid: from_micros(moment).isoformat() for uid, moment in (head.watermarks if head else {}).items()
@@ -352,24 +368,84 @@ def _view(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None:
-    """Run, and print a line for each epoch."""
-    epochs = 0
-    for report in runtime.run(pipeline, settings, options):
+    """Run, and print a line when it begins, one for each epoch, and what was done in all."""
+    epochs = rows = late = 0
+    for report in runtime.run(pipeline, settings, options, began=partial(_say_begun, options)):
         out.print(progress_line(report))
+        if not epochs:
+            err.print("(seconds: from an epoch's trigger to its commit; epochs overlap, so these do not add up)")
         epochs += 1
-    _, registry = open_storage(pipeline, settings)
+        rows += _rows_read(report)
+        late += _rows_late(report)
+    storage, registry = open_storage(pipeline, settings)
     head = registry.head()
-    if not epochs:
+    if head is None or not epochs:
         out.print(
             f"Nothing to do: {pipeline.title} is at checkpoint {head.id if head else 'none'}, and no input is waiting."
         )
+        return
+    holder = lease.read(storage)
+    how = {"drained": "Drained", "stopped": "Stopped"}.get((holder.outcome if holder else None) or "")
+    if how is None:
+        waits = any(runtime.lag(pipeline, settings, head).values()) or any(runtime.unapplied(head).values())
+        how = "Ended" if waits else "Caught up"
+    tables = ", ".join(
+        _short(storage.full(table_path(sink.table))) for sink in pipeline.sinks if sink.table in head.sinks
+    )
+    out.print(
+        f"{how} at checkpoint {head.id}: {_counted(epochs, 'epoch')}, {_counted(rows, 'row')}"
+        + (f", {late:,} late" if late else "")
+        + f". Tables: {escape(tables) or 'none yet'}."
+    )
+
+
+def _say_begun(options: RunOptions, tenure: Tenure) -> None:
+    """Say at once who runs and from where: recovery and Spark's start are silent."""
+    shop, head, before = tenure.shop, tenure.head, tenure.predecessor
+    said = [f"generation {shop.generation}"]
+    if before is not None and not before.stopped:
+        said.append(f"the run before (process {before.pid} on {before.host}) died")
+    if head is not None:
+        said.append(f"goes on from checkpoint {head.id}" if len(said) > 1 else f"from checkpoint {head.id}")
+    elif options.start_from is not None:
+        said.append(f"starts from {options.start_from}")
+    else:
+        said.append("no checkpoint yet")
+    offsets = head.offsets if head else {}
+    rows = sum(runtime.unapplied(head).values())
+    try:
+        files = sum(len(reader.backlog(offsets.get(name))) for name, reader in shop.readers.items())
+        said.append(f"{_counted(files, 'file')} waiting")
+    except (OSError, WeirError):  # the run itself says what is wrong, and what to do
+        files = 0
+    if rows:
+        said.append(f"{rows:,} rows unapplied")
+    spark = "; Spark starts (some 30 s)" if files or rows else ""
+    err.print(escape(f"{shop.pipeline.title}: {', '.join(said)}{spark}"))
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def _short(path: str) -> str:
+    """A local path as it is from here, where that is shorter."""
+    here = f"{Path.cwd()}/"
+    return path.removeprefix(here)
+
+
+def _rows_read(report: EpochReport) -> int:
+    return sum(part["rows"] for part in report.checkpoint.slice.values())
+
+
+def _rows_late(report: EpochReport) -> int:
+    return sum(figures["rows_late"] for figures in report.checkpoint.operators.values())
 
 
 def progress_line(report: EpochReport) -> str:
     """One epoch on one line."""
     row = report.checkpoint
-    read = sum(part["rows"] for part in row.slice.values())
-    late = sum(figures["rows_late"] for figures in row.operators.values())
+    read, late = _rows_read(report), _rows_late(report)
     aside = sum(len(rows) for part in row.slice.values() for rows in part.get("excluded", {}).values())
     took = row.ms.get("to_commit", 0.0) / 1000
     return (

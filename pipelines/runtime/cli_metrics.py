@@ -8,11 +8,9 @@ import threading
 from typing import Annotated
 
 import typer
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 
 from configs.settings import load
 from pipelines.runtime.console import err
-from pipelines.runtime.metrics import Exporter
 from state_ops.errors import ConfigurationError
 
 _PORTS = 65535
@@ -30,6 +28,11 @@ def metrics(
 
     Needs no coordinator, no Dagster and no JVM. docs/how-to/monitoring.md says what there is, and what alerts mean.
     """
+    # Prometheus' library is slow to load, and no other command needs it.
+    from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+
+    from pipelines.runtime.metrics import Exporter
+
     settings = load()
     unknown = sorted(set(pipelines or ()) - settings.pipelines.keys())
     if unknown:

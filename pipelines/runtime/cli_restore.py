@@ -12,7 +12,7 @@ from rich.table import Table
 from pipelines.runtime import restore as restoring
 from pipelines.runtime import rewind as rewinding
 from pipelines.runtime import upkeep
-from pipelines.runtime.console import Json, Name, err, out, print_json, waiting
+from pipelines.runtime.console import Json, Name, err, moment, out, print_json, waiting
 from pipelines.runtime.loading import find
 from pipelines.runtime.restore import RestorePlan
 from pipelines.runtime.rewind import RewindPlan
@@ -74,7 +74,9 @@ def _show_restore(plan: RestorePlan) -> None:
 
 def rewind(
     pipeline: Name,
-    to: Annotated[int | None, typer.Option(help="The checkpoint to go back to.")] = None,
+    to: Annotated[
+        str | None, typer.Option(help="The checkpoint to go back to, by its number or by a savepoint's name.")
+    ] = None,
     savepoint: Annotated[str | None, typer.Option(help="The savepoint of this name instead.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
     force: Annotated[
@@ -91,11 +93,11 @@ def rewind(
     if (to is None) == (savepoint is None):
         raise ConfigurationError(
             "Say which checkpoint to go back to.",
-            next=f"`weir rewind {pipeline} --to N` or `--savepoint NAME`; `weir checkpoints {pipeline}` lists them.",
+            next=f"`weir rewind {pipeline} --to N` or `--to NAME`; `weir checkpoints {pipeline}` lists them.",
         )
     found, settings = find(pipeline)
     _, registry = open_storage(found, settings)
-    meant = chosen(found, registry, savepoint if to is None else to)
+    meant = chosen(found, registry, savepoint if to is None else moment(to))
     plan = rewinding.plan(found, settings, int(meant.id))
     if not json:
         _show_rewind(plan)
@@ -120,9 +122,11 @@ def rewind(
 
 
 def _show_rewind(plan: RewindPlan) -> None:
-    gone = ", ".join(map(str, plan.abandoned))
+    retained = ", ".join(map(str, plan.abandoned))
+    verb = "is" if len(plan.abandoned) == 1 else "are"
     out.print(
-        f"From checkpoint {plan.head.id} back to {plan.to.id} ({plan.to.completed_at:%Y-%m-%d %H:%M:%S}). Abandoned: {gone}."
+        f"From checkpoint {plan.head.id} back to {plan.to.id} ({plan.to.completed_at:%Y-%m-%d %H:%M:%S}). "
+        f"Undone: everything after {plan.to.id}; of it {retained} {verb} still retained and can be taken back to."
     )
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for uid, (now, then) in plan.stages.items():

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipelines.runtime import state_reader
-from pipelines.runtime.console import Json, Name, err, out, print_json, waiting
+from pipelines.runtime.console import Json, Name, err, moment, out, print_json, waiting
 from pipelines.runtime.loading import find
 from pipelines.runtime.state_diff import compared
 from pipelines.runtime.state_output import STDOUT, Format, check_output, limited, to_delta, write
@@ -166,7 +166,7 @@ def state_diff(
     check_output(format, output, force)
     with ExitStack() as stack:
         with waiting("comparing"):
-            difference = stack.enter_context(compared(found, settings, stage, _moment(first), _moment(second)))
+            difference = stack.enter_context(compared(found, settings, stage, moment(first), moment(second)))
         if json or format is Format.TABLE:
             with difference.rows(_SAMPLE if limit is None else limit) as (_, tables):
                 sample = [row for table in tables for row in table.to_pylist()]
@@ -209,10 +209,6 @@ def _at(at: int | None, savepoint: str | None) -> At:
     if at is not None and savepoint is not None:
         raise ConfigurationError("--at and --savepoint each name a checkpoint.", next="Say one of them.")
     return at if savepoint is None else savepoint
-
-
-def _moment(text: str) -> At:
-    return int(text) if text.isdecimal() else text
 
 
 # -- output

@@ -80,7 +80,6 @@ def savepoints(pipeline: Name, json: Json = False) -> None:
             escape(pin.name), str(pin.checkpoint_id), pin.created_at.strftime("%Y-%m-%d %H:%M:%S"), escape(pin.reason)
         )
     out.print(table)
-    _warn_of_retention(found, settings)
 
 
 def _warn_of_retention(pipeline: Pipeline, settings: Settings) -> None:

@@ -22,6 +22,11 @@ def waiting(what: str) -> AbstractContextManager[Any]:
     return err.status(what)
 
 
+def moment(text: str) -> int | str:
+    """A checkpoint as people name it: by its number, or by a savepoint's name."""
+    return int(text) if text.isdecimal() else text
+
+
 def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, default=jsonable) + "\n")
 

@@ -12,9 +12,9 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,8 @@ class Verdict:
     """What one expectation said in one epoch. rows: how many were looked at; unexpected: how many of them failed it.
 
     sample: at most three of these values, or the figure that an expectation on all rows has found; JSON-ready. on_failure, of: the gate's.
-    unexpected_rows: all of them, by their number among those looked at, where a gate quarantines.
+    unexpected_rows: all of them, by their number among those looked at, where a gate quarantines. sample_rows: the same of the sample's,
+    where an expectation looks at each row by itself; keys: theirs, by column, where they are known.
     """
 
     stage: str
@@ -52,6 +53,8 @@ class Verdict:
     on_failure: str = HOLD
     of: str = ROWS
     unexpected_rows: tuple[int, ...] = ()
+    sample_rows: tuple[int, ...] = ()
+    keys: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def quarantines(self) -> bool:
@@ -73,18 +76,26 @@ class Verdict:
             "rows": self.rows,
             "unexpected": self.unexpected,
             "sample": list(self.sample),
+            "keys": [dict(key) for key in self.keys],
         }
 
     @classmethod
     def from_dict(cls, stage: str, raw: Mapping[str, Any]) -> Verdict:
         """From a checkpoint's row. stage: the uid below which it stands there."""
         figures = {name: raw[name] for name in ("passed", "rows", "unexpected", "on_failure", "of")}
-        return cls(stage, raw["title"], sample=tuple(raw["sample"]), **figures)
+        keys = tuple(raw.get("keys", ()))  # older rows have none
+        return cls(stage, raw["title"], sample=tuple(raw["sample"]), keys=keys, **figures)
 
     def __str__(self) -> str:
         if self.unexpected:
-            return f"{self.gate}: {self.unexpected} of {self.rows} rows, e.g. {list(self.sample)}"
+            return f"{self.gate}: {self.unexpected} of {self.rows} rows, e.g. {self._shown()}"
         return f"{self.gate}: found {self.sample[0] if self.sample else 'something else'}, in {self.rows} rows"
+
+    def _shown(self) -> str:
+        if not self.keys:
+            return str(list(self.sample))
+        keys = [", ".join(f"{name} = {value!r}" for name, value in key.items()) for key in self.keys]
+        return ", ".join(f"{value!r} ({key})" for value, key in zip(self.sample, keys, strict=True))
 
 
 def of_rows(stage: Stage) -> tuple[Gate, ...]:
@@ -94,13 +105,35 @@ def of_rows(stage: Stage) -> tuple[Gate, ...]:
 
 def looked_at(storage: Storage, stage: Stage, files: Sequence[StagedFile | StateFile]) -> pa.Table:
     """What a stage's gates look at of its staged rows, of which there are some."""
-    named = columns_of(of_rows(stage))
-    return pa.concat_tables([staged_table(storage, file, named) for file in files])
+    return staged(storage, files, columns_of(of_rows(stage)))
+
+
+def staged(storage: Storage, files: Sequence[StagedFile | StateFile], columns: Sequence[str] | None) -> pa.Table:
+    """Staged rows, of which there are some; columns: only those of them that are there."""
+    return pa.concat_tables([staged_table(storage, file, columns) for file in files])
 
 
 def check(stage: Stage, rows: pa.Table) -> list[Verdict]:
     """What a stage's gates on rows say of them. Raises PipelineError if one cannot be evaluated."""
     return evaluated(f"stage {stage.uid}", stage.uid, of_rows(stage), rows)
+
+
+def with_keys(verdicts: Sequence[Verdict], key: Sequence[str], rows: Callable[[], pa.Table]) -> list[Verdict]:
+    """Verdicts whose samples say whose rows they are. rows: those looked at, with the key's columns if they have any; asked for only where
+    some failed."""
+    if not any(verdict.sample_rows for verdict in verdicts):
+        return list(verdicts)
+    table = rows()
+    columns = {name: table.column(name) for name in key if name in table.column_names}
+    if not columns:
+        return list(verdicts)
+
+    def keys(verdict: Verdict) -> tuple[Mapping[str, Any], ...]:
+        return tuple(
+            {name: plain(values[row].as_py()) for name, values in columns.items()} for row in verdict.sample_rows
+        )
+
+    return [replace(verdict, keys=keys(verdict)) for verdict in verdicts]
 
 
 def refuse(uid: str, verdicts: Sequence[Verdict]) -> None:
@@ -300,7 +333,9 @@ def verdict_of(where: str, name: str, gate: Gate, outcome: Any, rows: int, of: s
     aside = gate.on_failure == QUARANTINE and not outcome.success
     numbers = tuple(map(int, result.get("unexpected_index_list") or ())) if aside else ()
     policy, looked = gate.on_failure, of or gate.of
-    return Verdict(name, gate.title, bool(outcome.success), rows, unexpected, shown, policy, looked, numbers)
+    at = () if outcome.success else tuple(map(int, result.get("partial_unexpected_index_list") or ()))[: len(shown)]
+    at = at if len(at) == len(shown) else ()  # then it is not known which value is whose
+    return Verdict(name, gate.title, bool(outcome.success), rows, unexpected, shown, policy, looked, numbers, at)
 
 
 def _check_by_row(where: str, asked: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -30,14 +30,18 @@ def owning(
     run_id: str | None = None,
     *,
     epochs: bool = True,
+    claimed_by: Callable[[Tenure], None] | None = None,
 ) -> Iterator[Tenure]:
     """Own the pipeline for as long as the `with` block lasts; what a dead predecessor left is finished or removed first.
 
     executor: what runs stages, by default Spark, which the first epoch starts. epochs: whether some may run; commands that only
-    name, prune or end need no table to be where the newest checkpoint says, as after `weir cancel --delete` none is.
+    name, prune or end need no table to be where the newest checkpoint says, as after `weir cancel --delete` none is. claimed_by: is told of
+    the claim before anything is recovered, which may take long.
     Raises BusyError when a coordinator is alive, FencedError when a newer one took over.
     """
     with claimed(pipeline, settings, executor, run_id) as tenure:
+        if claimed_by is not None:
+            claimed_by(tenure)
         yield recovered(tenure, epochs)
 
 

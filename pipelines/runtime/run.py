@@ -7,7 +7,7 @@ the generation gives rights; everything that a dead predecessor left is found an
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,8 +22,8 @@ from pipelines.runtime.lanes import Lanes, Threads
 from pipelines.runtime.recovery import owning
 from pipelines.runtime.start_from import start
 from pipelines.runtime.state_fit import structure
+from pipelines.runtime.tenure import Tenure, readers
 from pipelines.runtime.tenure import open_storage as open_storage
-from pipelines.runtime.tenure import readers
 from pipelines.runtime.workshop import Cut, EpochReport, Workshop
 from state_ops import halt, held, lease
 from state_ops.checkpoint import Checkpoint
@@ -92,15 +92,16 @@ def run(
     options: RunOptions,
     executor: Executor | None = None,
     lanes: Lanes | None = None,
+    began: Callable[[Tenure], None] | None = None,
 ) -> Iterator[EpochReport]:
     """Coordinate the pipeline until the options say to stop; yields a report for each completed epoch, in their order.
 
     executor: what runs the stages, by default Spark, which the first epoch starts. lanes: what runs steps beside each other, by default
-    threads.
+    threads. began: is told once the pipeline is owned, before anything else is done.
     Raises BusyError when a coordinator is alive, FencedError when a newer one took over, and the error of an epoch that
     failed for good. Everything that a failed epoch staged has been discarded by then.
     """
-    with owning(pipeline, settings, executor, options.run_id) as tenure:
+    with owning(pipeline, settings, executor, options.run_id, claimed_by=began) as tenure:
         halt.clear(tenure.shop.storage)  # whoever runs epochs has begun again
         head = tenure.head if options.start_from is None else start(tenure, settings, options.start_from)
         check_fits(pipeline, head)

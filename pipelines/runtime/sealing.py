@@ -52,7 +52,8 @@ def verdicts(shop: Workshop, flight: Flight, checkpoint: Checkpoint, files: Sequ
         new = any(file.new and file.operator == uid and file.kind == kinds.STATE for file in files)
         if asked and new and figures["schema"]:
             rows = _sample(shop, flight, checkpoint, stage, snapshots_of(tuple(files), uid))
-            found += gates.evaluated(f"state of {uid}", uid, asked, rows)
+            judged = gates.evaluated(f"state of {uid}", uid, asked, rows)
+            found += gates.with_keys(judged, stage.key, rows.combine_chunks)
     return found
 
 

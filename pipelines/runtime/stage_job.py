@@ -102,7 +102,7 @@ def run_stage(
         files = _judged(stage, acks) if stage.quarantines else []
         if files:  # before anything is built on rows that are to go
             looked_at = gates.looked_at(shop.storage, stage, files)
-            verdicts = gates.check(stage, looked_at)
+            verdicts = _verdicts(shop, stage, files, looked_at)
             if any(verdict.quarantines for verdict in verdicts):
                 again = _without_failed(shop, flight, stage, acks, verdicts, looked_at)
             lap(ms, f"quarantine:{stage.uid}", clock)
@@ -119,9 +119,17 @@ def judge(
 ) -> tuple[list[Verdict], dict[str, float]]:
     """What a stage's gates say of the rows in these files, and the milliseconds of that."""
     ms, clock = dict[str, float](), time.perf_counter()
-    verdicts = gates.check(stage, gates.looked_at(shop.storage, stage, files))
+    verdicts = _verdicts(shop, stage, files, gates.looked_at(shop.storage, stage, files))
     lap(ms, f"gate:{stage.uid}", clock)
     return verdicts, ms
+
+
+def _verdicts(
+    shop: Workshop, stage: Stage, files: Sequence[StagedFile | StateFile], looked_at: pa.Table
+) -> list[Verdict]:
+    """What a stage's gates say; a sample's keys are read only where one failed."""
+    verdicts = gates.check(stage, looked_at)
+    return gates.with_keys(verdicts, stage.key, lambda: gates.staged(shop.storage, files, stage.key))
 
 
 def _judged(stage: Stage, acks: Sequence[Ack]) -> list[StagedFile | StateFile]:

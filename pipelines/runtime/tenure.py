@@ -37,12 +37,14 @@ log = structlog.get_logger("weir.run")
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """What the owner works with. head: the newest checkpoint when it began; last_id: the highest id ever begun."""
+    """What the owner works with. head: the newest checkpoint when it began; last_id: the highest id ever begun; predecessor: the lease
+    as it was before."""
 
     shop: Workshop
     heartbeat: Heartbeat
     head: Checkpoint | None
     last_id: CheckpointId
+    predecessor: lease.Lease | None = None
 
 
 def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Registry]:
@@ -92,7 +94,7 @@ def claimed(
             shop = Workshop(pipeline, settings, storage, registry, generation, runs, sources, run_id, head)
             shop.requested_before = dict(head.totals) if head else {}
             try:
-                yield Tenure(shop, heartbeat, head, last_id)
+                yield Tenure(shop, heartbeat, head, last_id, predecessor)
             except Exception as error:
                 raise_if_fenced(shop, error)
                 raise

@@ -220,11 +220,24 @@ def test_the_command_shows_what_would_change_and_asks(bank, weir):
     assert weir(bank.site, "rewind", "small", "--to", "3").code == 2, "nobody can be asked"
     assert weir(bank.site, "rewind", "small").code == 2
     assert weir(bank.site, "rewind", "small", "--to", "77").code == 1
+    told = weir(bank.site, "rewind", "small", "--to", "3", "--dry-run").out
+    assert "Undone: everything after 3; of it 4, 5, 6, 7, 8 are still retained and can be taken back to." in told
     done = weir(bank.site, "rewind", "small", "--to", "3", "--yes")
     assert done.code == 0
     assert "is at checkpoint 9, to checkpoint 3" in done.out
     bank.assert_exact(1, 2, 3)
     assert weir(bank.site, "fsck", "small").code == 0
+
+
+def test_the_command_takes_a_savepoints_name_too(bank, weir):
+    assert weir(bank.site, "savepoint", "small", "--name", "good").code == 0
+    bank.epochs(9)
+    for named in (("--to", "good"), ("--savepoint", "good")):
+        facts = json.loads(weir(bank.site, "rewind", "small", *named, "--dry-run", "--json").out)
+        assert facts["to"] == 8
+    unknown = weir(bank.site, "rewind", "small", "--to", "bad")
+    assert unknown.code == 1 and "no savepoint 'bad'" in unknown.said and "good (8)" in unknown.said
+    assert "is at checkpoint 10, to checkpoint 8" in weir(bank.site, "rewind", "small", "--to", "good", "--yes").out
 
 
 def test_what_others_commit_after_a_rewind_was_decided_stays(bank, monkeypatch):
@@ -245,9 +258,10 @@ def test_what_others_commit_after_a_rewind_was_decided_stays(bank, monkeypatch):
 def test_savepoints_say_until_when_tables_can_be_taken_back_to_them(bank, weir):
     said = weir(bank.site, "savepoint", "small", "--name", "good").said
     assert "the table booked keeps its log for 30 days (delta.logRetentionDuration): it can be taken back" in said
+    assert "keeps its log" not in weir(bank.site, "savepoints", "small").said, "once, when one is made"
     table = DeltaTable(str(bank.site.storage / "tables" / "booked"))
     table.alter.set_table_properties({"delta.logRetentionDuration": "interval 400 days"})
-    assert "keeps its log" not in weir(bank.site, "savepoints", "small").said
+    assert "keeps its log" not in weir(bank.site, "savepoint", "small", "--name", "better").said
     back(bank, 3)  # such a commit of others changes no rows
     bank.assert_exact(1, 2, 3)
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from configs import settings
@@ -62,6 +63,7 @@ def test_a_gate_that_warns_lets_the_epoch_go_on_and_its_verdict_is_recorded(tmp_
             "rows": 10,
             "unexpected": 10,
             "sample": [2, 2, 2],
+            "keys": [{"id": "k1"}, {"id": "k2"}, {"id": "k3"}],
         },
         passed.to_dict(),
     ]
@@ -70,7 +72,9 @@ def test_a_gate_that_warns_lets_the_epoch_go_on_and_its_verdict_is_recorded(tmp_
 
 def test_a_gate_that_holds_says_all_verdicts_of_its_stage(tmp_path):
     bank = gated(tmp_path, between("amount", 0, 1), between("at", 0, 99), between("amount", 0, 1.5, on_failure="warn"))
-    with pytest.raises(GateError, match="10 of 10 rows") as raised:
+    with pytest.raises(
+        GateError, match=r"10 of 10 rows, e\.g\. 2 \(id = 'k1'\), 2 \(id = 'k2'\), 2 \(id = 'k3'\)"
+    ) as raised:
         bank.epochs(1, 2, 3)
     assert [(one["stage"], one["passed"], one["on_failure"]) for one in raised.value.verdicts] == [
         ("accounts", False, "hold"),
@@ -92,6 +96,21 @@ def test_gates_that_ask_the_same_each_have_their_verdict(tmp_path):
     bank = gated(tmp_path, low, low, between("amount", 0, 1, on_failure="warn", mostly=0.5), between("amount", 0, 2))
     report = bank.epochs(1, 2)[-1]
     assert [(one.passed, one.unexpected) for one in report.verdicts] == [(False, 10)] * 3 + [(True, 0)]
+
+
+def test_a_sample_says_whose_rows_it_shows():
+    rows = pa.table({"k": list("abcdefgh"), "v": [1, 2, 30, 4, 50, None, 70, 80]})
+    by_row, by_column = gates.evaluated(
+        "w", "s", [between("v", 0, 10), expect("ExpectColumnMeanToBeBetween", column="v", max_value=10)], rows
+    )
+    verdict, mean = gates.with_keys([by_row, by_column], ("k", "gone"), lambda: rows)
+    assert verdict.sample == (30, 50, 70)
+    assert verdict.keys == ({"k": "c"}, {"k": "e"}, {"k": "g"})
+    assert str(verdict).endswith("4 of 8 rows, e.g. 30.0 (k = 'c'), 50.0 (k = 'e'), 70.0 (k = 'g')")
+    assert mean.keys == () and not mean.passed
+    recorded = verdict.to_dict()
+    assert gates.Verdict.from_dict("s", recorded).keys == verdict.keys
+    assert gates.Verdict.from_dict("s", {name: recorded[name] for name in recorded if name != "keys"}).keys == ()
 
 
 @pytest.mark.parametrize(
@@ -126,7 +145,11 @@ def test_a_hold_is_noted_until_the_next_checkpoint(tmp_path, weir):
 
     shown = weir(bank.site, "status", "small", "--json")
     assert json.loads(shown.out)["held"] == json.loads(json.dumps(note.to_dict()))
-    assert "held" in weir(bank.site, "status", "small").out
+    told = weir(bank.site, "status", "small").out
+    row, below = told.split("\n\n")
+    assert "by a gate of accounts: see below" in row and "next:" not in row, "the table stays narrow"
+    assert "10 of 10 rows, e.g. 7 (id = 'k1')" in below
+    assert f"files: 1 file in {bank.site.landing}: 00007.parquet" in below
 
     (bank.site.landing / "00007.parquet").unlink()
     bank.epochs()
