@@ -452,7 +452,7 @@ MUTANTS = [
     Mutant(
         "take back what others commit after the rewind was decided",
         "pipelines/runtime/sinks/rewinding.py",
-        '_difference(storage, table, _files_at(storage, table, decided["at"]), wanted)',
+        '_difference(storage, table, files_at(storage, table, decided["at"]), wanted)',
         "_difference(storage, table, now, wanted)",
         "tests/recovery/test_rewind.py::test_what_others_commit_after_a_rewind_was_decided_stays",
     ),
