@@ -153,7 +153,8 @@ def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
     tables = tuple(_tables(pipeline, storage, source, head, base, tip))
     only, waiting = range_of(source), behind(here, settings, tip)
     if only is not None:
-        _check_range(here, head, tip)
+        if not any(waiting.values()):  # else it catches up first, and is looked at again
+            _check_range(here, head, tip)
         written = {sink.table for sink in pipeline.sinks}
         tables = tuple(_ranged(pipeline, storage, source, one, only) for one in tables if one.table in written)
         return PromotionPlan(name, head, base, tip, waiting, tables, (), only)
@@ -270,17 +271,18 @@ def promote(
     """Make a branch's state and rows the pipeline's; returns the promotion's own checkpoint, which the next run continues.
 
     The branch catches up first, beside a running coordinator; then that one is stopped at its next barrier and the branch reads what came
-    meanwhile. executor, lanes: as `run` takes them. force: although the plan has obstacles. Raises WeirError for those, and where the branch is of another history; nothing is
-    changed then.
+    meanwhile. executor, lanes: as `run` takes them. force: although the plan has obstacles. Raises WeirError for those, and where the branch
+    is of another history; nothing is changed then.
     """
     storage, _ = open_storage(pipeline, settings)
     with storage_errors(pipeline, storage):
-        return _promoted(pipeline, settings, name, executor, lanes, force, reason)
+        return _promoted(pipeline, settings, storage, name, executor, lanes, force, reason)
 
 
 def _promoted(
     pipeline: Pipeline,
     settings: Settings,
+    storage: Storage,
     name: str,
     executor: Executor | None,
     lanes: Lanes | None,
@@ -290,7 +292,7 @@ def _promoted(
     here = branched(pipeline, settings, name)
     check(plan(pipeline, settings, name), pipeline.title, force)
     catch_up(here, settings, executor, lanes)
-    with halt.during(open_storage(pipeline, settings)[0], "a branch is promoted"), _owned(pipeline, settings) as tenure:
+    with halt.during(storage, "a branch is promoted"), _owned(pipeline, settings) as tenure:
         catch_up(here, settings, executor, lanes)
         with claimed(here, settings):  # nobody else runs it
             decided = plan(pipeline, settings, name)

@@ -208,8 +208,9 @@ def test_files_that_reach_over_the_edges_are_cut(tmp_path):
     plant.assert_exact(state=False)
 
 
-def test_production_goes_on_while_a_backfill_waits_for_approval(plant):
-    done = plant.backfill(4, 6)
+@pytest.mark.parametrize("replaces", ["since", "range"])
+def test_production_goes_on_while_a_backfill_waits_for_approval(plant, replaces):
+    done = plant.backfill(4, 6, replaces=replaces)
     assert done.promoted is None
     plant.land(8)
     plant.run()
@@ -217,7 +218,7 @@ def test_production_goes_on_while_a_backfill_waits_for_approval(plant):
     (waiting,) = forks.forks(pipeline, plant.site.settings)
     made = approve(pipeline, plant.site.settings, waiting.branch.name, executor=InMemoryExecutor())
     assert made.kind == PROMOTION
-    plant.assert_exact()
+    plant.assert_exact(state=replaces == "since")
 
 
 def test_nothing_differs_nothing_is_promoted(tmp_path):
