@@ -10,6 +10,7 @@ import pytest
 
 from assets import backfills
 from assets.factory import weir_definitions
+from configs.settings import BackfillSettings
 from pipelines.runtime import forks
 from state_ops.checkpoint import PROMOTION
 from tests.assets.without_spark import in_this_process
@@ -127,3 +128,12 @@ def test_without_settings_there_are_no_partitions_and_still_the_promote_job(hous
     jobs = {job.name for job in house.defs.jobs or ()}
     assert "small_promote_job" in jobs
     assert "small_backfill_job" not in jobs
+
+
+def test_hours_are_partitions_too():
+    configured = BackfillSettings(start="2026-01-01", every="hour", last=2)
+    at = datetime(2026, 1, 4, 3, 20, tzinfo=UTC)
+    request = backfills.newest_request(configured, at)
+    assert (request.tags[FIRST], request.tags[LAST]) == ("2026-01-04-01:00", "2026-01-04-02:00")
+    keys = backfills.partitions(configured).get_partition_keys(current_time=at)
+    assert {request.tags[FIRST], request.tags[LAST]} <= set(keys)
