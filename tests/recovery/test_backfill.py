@@ -262,8 +262,9 @@ def test_a_replay_whose_input_changed_meanwhile_begins_anew(plant):
     plant.assert_exact()
 
 
-def test_a_promoted_backfill_can_be_taken_back(plant):
-    plant.backfill(4, 6, promote=True)
+@pytest.mark.parametrize("replaces", ["since", "range"])
+def test_a_promoted_backfill_can_be_taken_back(plant, replaces):
+    plant.backfill(4, 6, promote=True, replaces=replaces)
     upkeep.rewind(pipeline, plant.site.settings, 7)
     assert set(plant.site.table("readings")["value"]) == {1, 2, 3, 4, 5, 6, 7}
     assert plant.site.state("devices")["total"].tolist() == [24 * sum(range(8))] * 3
