@@ -60,8 +60,8 @@ MUTANTS = [
     Mutant(
         "drop a branch that runs",
         "pipelines/runtime/forks.py",
-        "    if lease.watch(own):\n",
-        "    if False:\n",
+        "    if found.head is not None:\n        with claimed(",
+        "    if False:\n        with claimed(",
         "tests/recovery/test_forks.py::test_a_branch_that_runs_is_not_dropped",
     ),
     Mutant(

@@ -27,9 +27,8 @@ from pipelines.runtime.sinks.overwriting import Range
 from pipelines.runtime.stage_job import local_directory
 from pipelines.runtime.start_from import planted, waiting_paths
 from pipelines.runtime.state_reader import At, chosen
-from pipelines.runtime.tenure import busy, claimed, open_storage, readers, storage_errors
+from pipelines.runtime.tenure import claimed, open_storage, readers, storage_errors
 from pipelines.runtime.workshop import Workshop
-from state_ops import lease
 from state_ops.branches import BRANCHES, Branch, inherited, pinned
 from state_ops.checkpoint import FORK, STATE, Checkpoint
 from state_ops.errors import ConfigurationError, DamageError, PrunedError, WeirError
@@ -171,10 +170,8 @@ def _dropped(pipeline: Pipeline, settings: Settings, storage: Storage, registry:
         raise _unknown(pipeline, registry, name)
     found, here = _described(pipeline, settings, pin), replace(pipeline, branch=_branch(pin))
     own, _ = open_storage(here, settings)
-    if lease.watch(own):
-        raise busy(here, lease.read(own))
     if found.head is not None:
-        with claimed(here, settings):
+        with claimed(here, settings):  # BusyError where it is seen to run
             pass  # who runs it and is not seen to live commits nothing any more
     storage.delete_tree(f"{BRANCHES}/{found.branch.id}")
     shutil.rmtree(local_directory(settings, here, own), ignore_errors=True)
