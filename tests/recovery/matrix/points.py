@@ -142,7 +142,12 @@ class Wrapped:
             raise _error("ENOSPC", point)
         if fault in ("EIO", "ENOSPC", "DeltaError", "torn, EIO"):
             raise _error(fault, point)
-        result = original()
+        try:
+            result = original()
+        except Exception:  # such as of a table that is not there, which is an answer too
+            if fault == "kill after":
+                _die()
+            raise
         if fault == "kill after":
             _die()
         if fault == "zombie after":
