@@ -14,6 +14,7 @@ from dagster import BackfillPolicy
 from pydantic import Field
 
 from assets.coordination import failure
+from assets.jobs import job_of
 from assets.names import BACKFILL, BESIDE, CHECKPOINT, AssetJob, key
 from configs.settings import BackfillSettings, Settings
 from pipelines.runtime import backfill as backfills
@@ -85,8 +86,7 @@ def asset(pipeline: Pipeline, settings: Settings, configured: BackfillSettings) 
         window = context.partition_time_window
 
         def told(report: EpochReport) -> None:
-            row = report.checkpoint
-            context.log.info(f"epoch {row.id} on the branch: {sum(one['rows'] for one in row.slice.values()):,} rows")
+            context.log.info(backfills.said(report))
 
         try:
             done = backfills.backfill(
@@ -169,11 +169,12 @@ def promote_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
             context.log_event(dg.AssetCheckEvaluation(asset_key=own, check_name=SAME, passed=True, description=said))
         context.log.info(f"{pipeline.name} is at checkpoint {done.id}, {done.reason}")
 
-    return dg.GraphDefinition(
-        name=f"{pipeline.name}_promote_job",
-        node_defs=[promote],
-        description="Makes a branch's state and rows the pipeline's. Only shows what would change unless dry_run is false.",
-    ).to_job(executor_def=dg.in_process_executor, tags={BESIDE: pipeline.name})
+    return job_of(
+        pipeline,
+        f"{pipeline.name}_promote_job",
+        promote,
+        "Makes a branch's state and rows the pipeline's. Only shows what would change unless dry_run is false.",
+    )
 
 
 def job_and_schedules(pipeline: Pipeline, configured: BackfillSettings) -> tuple[AssetJob, list[dg.ScheduleDefinition]]:

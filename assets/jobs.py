@@ -214,7 +214,7 @@ def _savepoint_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
             {"savepoint": pin.name, "checkpoint": int(pin.checkpoint_id), "dropped": config.drop}
         )
 
-    return _job(pipeline, f"{pipeline.name}_savepoint_job", savepoint, "Names the next checkpoint, or drops a name.")
+    return job_of(pipeline, f"{pipeline.name}_savepoint_job", savepoint, "Names the next checkpoint, or drops a name.")
 
 
 def _rewind_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
@@ -232,7 +232,7 @@ def _rewind_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
         except WeirError as error:
             raise failure(error) from None
 
-    return _job(
+    return job_of(
         pipeline,
         f"{pipeline.name}_rewind_job",
         rewind,
@@ -284,7 +284,7 @@ def _stop_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
             raise failure(error) from None
         context.log.info(f"{pipeline.name} ended at a barrier. Materialize, `weir run` or `weir resume` begin again")
 
-    return _job(
+    return job_of(
         pipeline,
         f"{pipeline.name}_stop_job",
         stop,
@@ -320,7 +320,7 @@ def _upkeep_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
                 allow_retries=False,
             )
 
-    return _job(
+    return job_of(
         pipeline,
         _upkeep_name(pipeline),
         prune_and_check,
@@ -350,7 +350,7 @@ def _data_docs_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
         context.add_output_metadata({"pages": dg.MetadataValue.path(str(made.index)), **counts, **lists})
         context.log.info(f"{len(made.verdicts)} expectations, {len(failed)} failed: {made.index}")
 
-    return _job(
+    return job_of(
         pipeline,
         _data_docs_name(pipeline),
         make_data_docs,
@@ -358,7 +358,7 @@ def _data_docs_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
     )
 
 
-def _job(pipeline: Pipeline, name: str, op: dg.OpDefinition, description: str) -> dg.JobDefinition:
+def job_of(pipeline: Pipeline, name: str, op: dg.OpDefinition, description: str) -> dg.JobDefinition:
     return dg.GraphDefinition(name=name, node_defs=[op], description=description).to_job(
         executor_def=dg.in_process_executor, tags={BESIDE: pipeline.name}
     )

@@ -86,7 +86,7 @@ class Tally:
         row = report.checkpoint
         self.epochs, self.newest = self.epochs + 1, report
         self.first = row.id if self.first is None else self.first
-        self.rows_read += sum(part["rows"] for part in row.slice.values())
+        self.rows_read += row.rows_read
         self.rows_late += sum(figures["rows_late"] for figures in row.operators.values())
         self.bytes_new += row.bytes_new
         self.bytes_full += row.bytes_total

@@ -221,6 +221,11 @@ class Checkpoint:
     lineage: list[list[int]] = field(default_factory=list)
     digest: str | None = field(default=None, compare=False)
 
+    @property
+    def rows_read(self) -> int:
+        """In this epoch, of all sources."""
+        return sum(int(part["rows"]) for part in self.slice.values())
+
     def to_dict(self) -> dict[str, Any]:
         """For people and programs: JSON-ready, times in ISO 8601 UTC."""
         raw = dataclasses.asdict(self)

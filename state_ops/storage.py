@@ -14,7 +14,9 @@ it survives the death of every process. Machines that may die want an object sto
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -195,6 +197,15 @@ class Storage:
                 where=self.full(path),
                 next=_DAMAGED,
             )
+
+    @contextmanager
+    def fetched(self, path: str, within: Path, *, digest: str | None = None) -> Iterator[Path]:
+        """A copy of an object for a while, alone in a new directory below `within`, where others may be put beside it. Raises as `get_file`."""
+        within.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="weir-fetched-", dir=within) as scratch:
+            local = Path(scratch) / "file"
+            self.get_file(path, local, digest=digest)
+            yield local
 
     def _receive(self, path: str, local: Path, cancelled: Cancelled | None) -> str:
         seen = hashlib.sha256()

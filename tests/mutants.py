@@ -46,7 +46,7 @@ MUTANTS = [
     Mutant(
         "let a branch read ahead of its pipeline",
         "pipelines/runtime/tenure.py",
-        "    return lambda name: name in seen or (floor is not None and name <= floor)\n",
+        "    return has_read(head.offsets.get(source) if head else None)\n",
         "    return lambda name: True\n",
         "tests/recovery/test_forks.py::test_a_branch_reads_what_its_pipeline_has_read_and_no_more",
     ),
@@ -130,8 +130,8 @@ MUTANTS = [
     Mutant(
         "replace more than a range",
         "pipelines/runtime/promotion.py",
-        "        rows = overwriting.only(local, kept, column, only, inside=True)\n",
-        "        rows = overwriting.only(local, kept, column, Range(0, 1 << 62), inside=True)\n",
+        "        rows = overwriting.only(local, kept, table.column, only, inside=True)\n",
+        "        rows = overwriting.only(local, kept, table.column, Range(0, 1 << 62), inside=True)\n",
         "tests/recovery/test_backfill.py::test_a_range_leaves_state_and_other_days_alone",
     ),
     Mutant(
@@ -339,8 +339,8 @@ MUTANTS = [
     ),
     Mutant(
         "let a rewind forget what was requested since",
-        "pipelines/runtime/rewind.py",
-        "        totals={**to.totals, **shop.requested()},\n",
+        "pipelines/runtime/decided.py",
+        "        totals={**like.totals, **shop.requested()},\n",
         "",
         "tests/runtime/test_traffic.py::test_a_rewind_takes_the_chain_back_and_not_what_was_requested",
     ),
@@ -458,9 +458,9 @@ MUTANTS = [
     ),
     Mutant(
         "let the lineage of a rewind forget what it abandons, whose published files then look like leftovers",
-        "pipelines/runtime/rewind.py",
-        "lineage=spans_with(head, shop.generation, id),",
-        "lineage=spans_with(to, shop.generation, id),",
+        "pipelines/runtime/decided.py",
+        "lineage=spans_with(after, shop.generation, id),",
+        "lineage=spans_with(after and like, shop.generation, id),",
         "tests/recovery/test_rewind.py::test_rewinds_may_follow_each_other_and_be_taken_back",
     ),
     Mutant(

@@ -72,6 +72,11 @@ def branch_name(start: datetime, end: datetime) -> str:
     return f"{_PREFIX}{start.astimezone(UTC):{_HOUR}}-{end.astimezone(UTC):{_HOUR}}"
 
 
+def said(report: EpochReport) -> str:
+    """An epoch of the replay, as a line for people."""
+    return f"epoch {report.checkpoint.id} on the branch: {report.checkpoint.rows_read:,} rows"
+
+
 def range_of(name: str) -> tuple[datetime, datetime] | None:
     """The range of a backfill's branch; None: the branch is none."""
     first, _, second = name.removeprefix(_PREFIX).partition("-")

@@ -375,7 +375,7 @@ def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None
         if not epochs:
             err.print("(seconds: from an epoch's trigger to its commit; epochs overlap, so these do not add up)")
         epochs += 1
-        rows += _rows_read(report)
+        rows += report.checkpoint.rows_read
         late += _rows_late(report)
     storage, registry = open_storage(pipeline, settings)
     head = registry.head()
@@ -434,10 +434,6 @@ def _short(path: str) -> str:
     return path.removeprefix(here)
 
 
-def _rows_read(report: EpochReport) -> int:
-    return sum(part["rows"] for part in report.checkpoint.slice.values())
-
-
 def _rows_late(report: EpochReport) -> int:
     return sum(figures["rows_late"] for figures in report.checkpoint.operators.values())
 
@@ -445,7 +441,7 @@ def _rows_late(report: EpochReport) -> int:
 def progress_line(report: EpochReport) -> str:
     """One epoch on one line."""
     row = report.checkpoint
-    read, late = _rows_read(report), _rows_late(report)
+    read, late = report.checkpoint.rows_read, _rows_late(report)
     aside = sum(len(rows) for part in row.slice.values() for rows in part.get("excluded", {}).values())
     took = row.ms.get("to_commit", 0.0) / 1000
     return (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,7 @@ from rich.table import Table
 from pipelines.runtime import backfill as backfills
 from pipelines.runtime import fork_diff, promotion
 from pipelines.runtime import forks as branches
-from pipelines.runtime.console import Json, Name, err, out, print_json, waiting
+from pipelines.runtime.console import Json, Name, confirm, moment, out, print_json, waiting
 from pipelines.runtime.fork_diff import BranchDiff
 from pipelines.runtime.forks import Fork
 from pipelines.runtime.loading import find
@@ -51,8 +50,7 @@ def fork(
     found, settings = find(pipeline)
     with waiting("waiting for the coordinator's next barrier"):
         if name is not None:
-            at = int(origin) if origin is not None and origin.isdigit() else origin
-            made = branches.fork(found, settings, name, at, reason)
+            made = branches.fork(found, settings, name, moment(origin) if origin is not None else None, reason)
         else:
             assert drop is not None
             made = branches.drop(found, settings, drop)
@@ -184,8 +182,7 @@ def backfill(
 
     def told(epoch: EpochReport) -> None:
         if not json:
-            rows = sum(one["rows"] for one in epoch.checkpoint.slice.values())
-            out.print(f"epoch {epoch.checkpoint.id} on the branch: {rows:,} rows")
+            out.print(backfills.said(epoch))
 
     done = backfills.backfill(
         found,
@@ -237,11 +234,7 @@ def promote(
             print_json({**plan.to_dict(), "checkpoint": None})
         return
     promotion.check(plan, pipeline, force)
-    if not yes and not json and sys.stdin.isatty() and not typer.confirm("Promote?", err=True):
-        err.print("Nothing was changed.")
-        raise typer.Exit(1)
-    if not yes and (json or not sys.stdin.isatty()):
-        raise ConfigurationError("Nobody can be asked here.", next="Give --yes to promote without a question.")
+    confirm("promote", yes=yes, json=json)
     with waiting("catching up, then promoting"):
         does = backfills.approve if backfills.range_of(branch) is not None else promotion.promote
         done = does(found, settings, branch, force=force, reason=reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -12,7 +11,7 @@ from rich.table import Table
 from pipelines.runtime import restore as restoring
 from pipelines.runtime import rewind as rewinding
 from pipelines.runtime import upkeep
-from pipelines.runtime.console import Json, Name, err, moment, out, print_json, waiting
+from pipelines.runtime.console import Json, Name, confirm, moment, out, print_json, waiting
 from pipelines.runtime.loading import find
 from pipelines.runtime.restore import RestorePlan
 from pipelines.runtime.rewind import RewindPlan
@@ -106,11 +105,7 @@ def rewind(
             print_json({**plan.to_dict(), "checkpoint": None})
         return
     rewinding.check(plan, pipeline, force)
-    if not yes and not json and sys.stdin.isatty() and not typer.confirm("Rewind?", err=True):
-        err.print("Nothing was changed.")
-        raise typer.Exit(1)
-    if not yes and (json or not sys.stdin.isatty()):
-        raise ConfigurationError("Nobody can be asked here.", next="Give --yes to rewind without a question.")
+    confirm("rewind", yes=yes, json=json)
     with waiting("checking the checkpoint, then rewinding"):
         done = upkeep.rewind(found, settings, int(meant.id), force=force, reason=reason)
     if json:

@@ -143,7 +143,8 @@ def _publish(shop: Workshop, checkpoint: Checkpoint, sink: str, files: Sequence[
     if checkpoint.kind in TAKES_BACK:
         shop.tables.pop(sink, None)
         if "column" in checkpoint.sinks[sink]:
-            return overwriting.overwrite(shop.storage, shop.pipeline.app_id, sink, checkpoint, files)
+            scratch = shop.settings.work_dir
+            return overwriting.overwrite(shop.storage, shop.pipeline.app_id, sink, checkpoint, files, scratch)
         return rewinding.rewind(shop.storage, shop.pipeline.app_id, sink, checkpoint, files)
     return delta.publish(shop.storage, shop.pipeline.app_id, sink, checkpoint, before, files, shop.tables)
 

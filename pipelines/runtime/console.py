@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from state_ops.errors import ConfigurationError
+
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -20,6 +22,20 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and 
 def waiting(what: str) -> AbstractContextManager[Any]:
     """Shows on a terminal that something is waited for."""
     return err.status(what)
+
+
+def confirm(what: str, *, yes: bool, json: bool) -> None:
+    """Ask on a terminal whether to go on; a no ends the command. what: a verb. yes, json: the command's options.
+
+    Raises ConfigurationError where nobody can be asked and --yes is missing.
+    """
+    if yes:
+        return
+    if json or not sys.stdin.isatty():
+        raise ConfigurationError("Nobody can be asked here.", next=f"Give --yes to {what} without a question.")
+    if not typer.confirm(f"{what.capitalize()}?", err=True):
+        err.print("Nothing was changed.")
+        raise typer.Exit(1)
 
 
 def moment(text: str) -> int | str:

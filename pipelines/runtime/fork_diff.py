@@ -7,7 +7,6 @@ depend on the order in which rows arrive.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,7 +136,7 @@ def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True)
         within = (decided.only, one.column) if decided.only is not None and one.column is not None else None
         if within is not None:  # the pipeline's rows of a range may have come before the fork
             ours = promotion.rows_of(storage, one.table)[0]
-        tables.append(_table(pipeline, one.table, (storage, ours), (source, one.comes), within))
+        tables.append(_table(pipeline, one.table, (storage, ours), (source, one.comes), within, settings.work_dir))
     return BranchDiff(
         pipeline.title,
         name,
@@ -156,10 +155,11 @@ def _table(
     ours: tuple[Storage, Sequence[DataFile]],
     theirs: tuple[Storage, Sequence[DataFile]],
     within: tuple[Range, str] | None,
+    scratch: Path,
 ) -> TableDiff:
     with database() as connection:
-        first = _loaded(connection, "ours", table, *ours, within)
-        second = _loaded(connection, "theirs", table, *theirs, within)
+        first = _loaded(connection, "ours", table, *ours, within, scratch)
+        second = _loaded(connection, "theirs", table, *theirs, within, scratch)
         known = [schema for schema in (first, second) if schema is not None]
         rows = (_count(connection, "ours", first), _count(connection, "theirs", second))
         if not known:
@@ -202,16 +202,15 @@ def _loaded(
     storage: Storage,
     files: Sequence[DataFile],
     within: tuple[Range, str] | None,
+    scratch: Path,
 ) -> pa.Schema | None:
     """Load a side's rows, file by file, perhaps only those of a range; returns their columns, None where there are no files."""
     if not files:
         return None
 
     def read() -> Iterator[pa.Table]:
-        with tempfile.TemporaryDirectory(prefix="weir-diff-") as scratch:
-            local = Path(scratch) / "file"
-            for file in files:
-                storage.get_file(f"{table_path(table)}/{unquote(file.path)}", local)
+        for file in files:
+            with storage.fetched(f"{table_path(table)}/{unquote(file.path)}", scratch) as local:
                 found = pq.read_table(local, use_threads=False)
                 yield found if within is None else found.filter(within[0].of(found, within[1]))
 

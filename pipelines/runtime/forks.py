@@ -14,23 +14,22 @@ import json
 import shutil
 import uuid
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import structlog
 
 from configs.settings import Settings
 from pipelines.runtime import upkeep
-from pipelines.runtime.commit import prune
+from pipelines.runtime.decided import lasting
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.sinks.overwriting import Range
 from pipelines.runtime.stage_job import local_directory
-from pipelines.runtime.start_from import planted, waiting_paths
+from pipelines.runtime.start_from import planted
 from pipelines.runtime.state_reader import At, chosen
 from pipelines.runtime.tenure import claimed, open_storage, readers, storage_errors
-from pipelines.runtime.workshop import Workshop
 from state_ops.branches import BRANCHES, Branch, inherited, pinned
-from state_ops.checkpoint import FORK, STATE, Checkpoint
+from state_ops.checkpoint import FORK, Checkpoint
 from state_ops.errors import ConfigurationError, DamageError, PrunedError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.lease import Request
@@ -39,7 +38,7 @@ from state_ops.storage import Storage
 
 log = structlog.get_logger("weir.fork")
 
-ONLY = "promotes.json"  # in a branch's storage: the range whose rows alone it is to replace
+_ONLY = "promotes.json"  # in a branch's storage: the range whose rows alone it is to replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,8 @@ def fork(
 ) -> Fork:
     """Fork a pipeline from one of its checkpoints, by number, by a savepoint's name, or the newest. Its coordinator may live.
 
-    only: whoever promotes the branch replaces rows of this range alone. Asked for again, it finishes what was cut off. Raises WeirError when there is no such checkpoint or the name is taken.
+    only: whoever promotes the branch replaces rows of this range alone. Asked for again, it finishes what was cut off. Raises WeirError when
+    there is no such checkpoint or the name is taken.
     """
     _check_trunk(pipeline)
     upkeep.check_name(name)
@@ -107,13 +107,15 @@ def _forked(
 ) -> Fork:
     pin, base = registry.pinned(BRANCH, name), chosen(pipeline, registry, at)
     if pin is None:
-        wanted = Pin(BRANCH, name, base.id, base.commit_id, datetime.now(UTC), f"{uuid.uuid4().hex} {reason}".strip())
-
-        def alone(shop: Workshop) -> None:
-            shop.registry.pin(shop.generation, replace(wanted))
-
-        asked = Request(upkeep.FORK, savepoint=name, checkpoint=int(base.id), reason=wanted.reason)
-        upkeep.asked(pipeline, settings, asked, alone, settings.checkpoints.timeout_seconds)
+        named = f"{uuid.uuid4().hex} {reason}".strip()
+        asked = Request(upkeep.FORK, savepoint=name, checkpoint=int(base.id), reason=named)
+        upkeep.asked(
+            pipeline,
+            settings,
+            asked,
+            lambda shop: upkeep.pin_branch(shop, asked),
+            settings.checkpoints.timeout_seconds,
+        )
         pin = registry.pinned(BRANCH, name)
         if pin is None:
             raise PrunedError(
@@ -140,15 +142,14 @@ def _plant(pipeline: Pipeline, settings: Settings, pin: Pin, only: Range | None)
             f"Checkpoint {pin.checkpoint_id}, of which {pipeline.title} has the branch {pin.name!r}, is gone.",
             next=f"`weir fsck {pipeline.title}` says what else is. The branch is of no use: weir fork {pipeline.title} --drop {pin.name}",
         )
-    waiting = waiting_paths(base.operators)
-    listing = [file for file in registry.files(base) if file.kind == STATE or file.path in waiting]
+    listing = lasting(registry.files(base), base.operators)
     named = [(file, replace(file, path=inherited(file.path), new=False)) for file in listing]
     here = replace(pipeline, branch=_branch(pin))
     with claimed(here, settings) as tenure:
         if tenure.head is None:
             tenure.heartbeat.begin(base.id)
             if only is not None:
-                tenure.shop.storage.put_bytes(ONLY, json.dumps({"start": only.start, "end": only.end}).encode())
+                tenure.shop.storage.put_bytes(_ONLY, json.dumps({"start": only.start, "end": only.end}).encode())
             reason = f"checkpoint {base.id} of {pipeline.title}"
             planted(tenure, base, base.id, named, kind=FORK, trigger="fork", reason=reason)
 
@@ -175,13 +176,12 @@ def _dropped(pipeline: Pipeline, settings: Settings, storage: Storage, registry:
             pass  # who runs it and is not seen to live commits nothing any more
     storage.delete_tree(f"{BRANCHES}/{found.branch.id}")
     shutil.rmtree(local_directory(settings, here, own), ignore_errors=True)
-
-    def alone(shop: Workshop) -> None:
-        shop.registry.unpin(shop.generation, BRANCH, name)
-        prune(shop)
-
     upkeep.asked(
-        pipeline, settings, Request(upkeep.UNFORK, savepoint=name), alone, settings.checkpoints.timeout_seconds
+        pipeline,
+        settings,
+        Request(upkeep.UNFORK, savepoint=name),
+        lambda shop: upkeep.unname(shop, BRANCH, name),
+        settings.checkpoints.timeout_seconds,
     )
     if registry.pinned(BRANCH, name) is not None:
         raise WeirError(
@@ -189,6 +189,12 @@ def _dropped(pipeline: Pipeline, settings: Settings, storage: Storage, registry:
             next="It failed over that: its log, and `weir status`, say why. Then ask again.",
         )
     return found
+
+
+def range_of(branch: Storage) -> Range | None:
+    """The rows that a branch is to replace; None: all since the fork, and the state. branch: its own storage."""
+    raw = branch.read_bytes(_ONLY)
+    return Range(**json.loads(raw)) if raw else None
 
 
 def behind(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> dict[str, int]:

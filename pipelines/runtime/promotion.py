@@ -13,14 +13,10 @@ A backfill may replace less: the rows of a range of event time alone. Then state
 
 from __future__ import annotations
 
-import json
-import tempfile
 import time
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -32,9 +28,10 @@ from deltalake.exceptions import TableNotFoundError
 from configs.settings import Settings
 from pipelines.runtime import run as runtime
 from pipelines.runtime.commit import prune, publish_missing
+from pipelines.runtime.decided import lasting, made_of, pointed
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.executor import Executor
-from pipelines.runtime.forks import ONLY, behind, branched
+from pipelines.runtime.forks import behind, branched, range_of
 from pipelines.runtime.lanes import Lanes
 from pipelines.runtime.recovery import owning
 from pipelines.runtime.rewind import hindrances
@@ -42,8 +39,8 @@ from pipelines.runtime.run import RunOptions
 from pipelines.runtime.sinks import delta, overwriting, rewinding
 from pipelines.runtime.sinks.overwriting import Range
 from pipelines.runtime.sinks.rewinding import TableRewind
-from pipelines.runtime.sources.files import nothing_read
-from pipelines.runtime.start_from import copied, copy, pointed, waiting_paths
+from pipelines.runtime.sources.files import has_read
+from pipelines.runtime.start_from import copied, copy
 from pipelines.runtime.tenure import Tenure, claimed, open_storage, storage_errors
 from pipelines.runtime.upkeep import STOP
 from pipelines.runtime.workshop import Workshop
@@ -51,12 +48,10 @@ from state_ops import delta_log, halt, held, lease
 from state_ops.checkpoint import (
     OUTPUT,
     PROMOTION,
-    STATE,
     WITH_PROMOTION,
     Checkpoint,
     StateFile,
     abandoned,
-    spans_with,
 )
 from state_ops.errors import BusyError, WeirError
 from state_ops.ids import CheckpointId, epoch_dir, new_attempt_id
@@ -156,16 +151,11 @@ def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
         if not any(waiting.values()):  # else it catches up first, and is looked at again
             _check_range(here, head, tip)
         written = {sink.table for sink in pipeline.sinks}
-        tables = tuple(_ranged(pipeline, storage, source, one, only) for one in tables if one.table in written)
+        kept = [one for one in tables if one.table in written]
+        tables = tuple(_ranged(pipeline, storage, source, one, only, settings.work_dir) for one in kept)
         return PromotionPlan(name, head, base, tip, waiting, tables, (), only)
     found = hindrances([one.back for one in tables if one.back is not None])
     return PromotionPlan(name, head, base, tip, waiting, tables, tuple(found))
-
-
-def range_of(source: Storage) -> Range | None:
-    """The rows that a branch is to replace; None: all since the fork, and the state."""
-    raw = source.read_bytes(ONLY)
-    return Range(**json.loads(raw)) if raw else None
 
 
 def _check_range(here: Pipeline, head: Checkpoint, tip: Checkpoint) -> None:
@@ -176,8 +166,8 @@ def _check_range(here: Pipeline, head: Checkpoint, tip: Checkpoint) -> None:
     if any(figures.get("waiting") for row in (head, tip) for figures in row.operators.values()):
         why = "rows wait in front of a stage (unaligned checkpoints); `weir savepoint` lets stages apply them"
     for name, position in tip.offsets.items():
-        known = head.offsets.get(name) or {"seen": [], "floor": None}
-        more = [one for one in position["seen"] if one not in set(known["seen"]) and one > (known["floor"] or "")]
+        read = has_read(head.offsets.get(name))
+        more = [one for one in position["seen"] if not read(one)]
         if more:
             why = f"it has read files that the pipeline has not, e.g. {more[0]} of {name}; perhaps that was rewound"
     if why is not None:
@@ -189,7 +179,7 @@ def _check_range(here: Pipeline, head: Checkpoint, tip: Checkpoint) -> None:
 
 
 def _ranged(
-    pipeline: Pipeline, storage: Storage, source: Storage, table: TablePromotion, only: Range
+    pipeline: Pipeline, storage: Storage, source: Storage, table: TablePromotion, only: Range, scratch: Path
 ) -> TablePromotion:
     """The same for a range alone, with the rows that it takes and brings."""
     name = table.table
@@ -202,14 +192,14 @@ def _ranged(
         )
     overwriting.check_bounds(name, schema, column, only)
     before = rewinding.files_at(storage, name, table.back.then) if table.back is not None else []
-    lost = overwriting.touched(storage, name, before, column, only)
+    lost = overwriting.touched(storage, name, before, column, only, scratch)
     if lost:
         raise WeirError(
             f"{lost:,} rows of {only} were in the table {name} before the branch was forked: they would go and not come back.",
             next="Nothing was changed. Backfill a range that begins later, or replace all since then (backfill.replaces: since).",
         )
-    goes = overwriting.touched(storage, name, rows_of(storage, name)[0], column, only)
-    comes = overwriting.touched(source, name, table.comes, column, only)
+    goes = overwriting.touched(storage, name, rows_of(storage, name)[0], column, only, scratch)
+    comes = overwriting.touched(source, name, table.comes, column, only, scratch)
     return replace(table, column=column, ranged=(goes, comes))
 
 
@@ -316,20 +306,15 @@ def _owned(pipeline: Pipeline, settings: Settings) -> Iterator[Tenure]:
             while lease.watch(storage) and time.monotonic() < deadline:
                 time.sleep(settings.run.poll_seconds)
             lease.take(storage, sent)
-        owner = owning(pipeline, settings, epochs=False)
-        try:
-            tenure = owner.__enter__()
-            break
-        except BusyError:
-            if time.monotonic() > deadline:
-                raise
-    try:
-        yield tenure
-    except BaseException as error:
-        if not owner.__exit__(type(error), error, error.__traceback__):
-            raise
-    else:
-        owner.__exit__(None, None, None)
+        with ExitStack() as owned:
+            try:
+                tenure = owned.enter_context(owning(pipeline, settings, epochs=False))
+            except BusyError:
+                if time.monotonic() > deadline:
+                    raise
+                continue
+            yield tenure
+            return
 
 
 def _carry_out(tenure: Tenure, here: Pipeline, decided: PromotionPlan, reason: str) -> Checkpoint:
@@ -362,11 +347,8 @@ def _row(
     tenure: Tenure, source: Storage, listing: list[StateFile], decided: PromotionPlan, id: CheckpointId, reason: str
 ) -> tuple[Checkpoint, tuple[StateFile, ...]]:
     """The promotion's row and listing, when all that they name is here: state and rows are copied, but for what the branch inherited."""
-    shop, tip, now = tenure.shop, decided.tip, datetime.now(UTC)
-    waiting = waiting_paths(tip.operators)
-    named = copied(
-        shop, source, [file for file in listing if file.kind == STATE or file.path in waiting], id, returning=True
-    )
+    shop, tip = tenure.shop, decided.tip
+    named = copied(shop, source, lasting(listing, tip.operators), id, returning=True)
     files = [new for _, new in named]
     sinks = dict(decided.head.sinks)
     for table in decided.tables:
@@ -379,29 +361,19 @@ def _row(
                 "to": (decided.base.sinks.get(table.table) or {}).get("id"),
                 "at": table.back.version if table.back is not None else 0,
             }
-    moved = {old.path: new.path for old, new in named}
-    row = replace(
+    row = made_of(
+        shop,
         tip,
-        id=id,
-        parent_id=decided.base.id,
+        id,
+        files,
+        after=decided.head,
+        parent=decided.base.id,
         kind=PROMOTION,
-        generation=shop.generation,
-        commit_id=uuid.uuid4().hex,
-        triggered_at=now,
-        completed_at=now,
-        epoch_now=max(tip.epoch_now, decided.head.epoch_now),
         trigger="promotion",
         reason=f"of {shop.pipeline.title}@{decided.branch}" + (f": {reason}" if reason else ""),
-        slice={name: nothing_read() for name in tip.slice},
-        operators={uid: pointed(figures, moved) for uid, figures in tip.operators.items()},
+        operators=pointed(tip.operators, named),
         sinks=sinks,
-        ms={},
-        totals={**tip.totals, **shop.requested()},
-        files=len(files),
-        bytes_new=sum(file.bytes for file in files if file.kind == STATE and file.new),
-        run_id=shop.run_id,
         format_version=WITH_PROMOTION,
-        lineage=spans_with(decided.head, shop.generation, id),
     )
     return row, tuple(files)
 
@@ -410,11 +382,8 @@ def _range_row(
     tenure: Tenure, source: Storage, decided: PromotionPlan, only: Range, id: CheckpointId, reason: str
 ) -> tuple[Checkpoint, tuple[StateFile, ...]]:
     """The same where only rows of a range are replaced: state and positions are the pipeline's own."""
-    shop, head, now = tenure.shop, decided.head, datetime.now(UTC)
-    waiting = waiting_paths(head.operators)
-    files = [
-        replace(file, new=False) for file in shop.registry.files(head) if file.kind == STATE or file.path in waiting
-    ]
+    shop, head = tenure.shop, decided.head
+    files = [replace(file, new=False) for file in lasting(shop.registry.files(head), head.operators)]
     sinks = dict(head.sinks)
     for table in decided.tables:
         files += _brought(tenure, source, table, id, only)
@@ -426,27 +395,19 @@ def _range_row(
             "start": only.start,
             "end": only.end,
         }
-    row = replace(
+    row = made_of(
+        shop,
         head,
-        id=id,
-        parent_id=head.id,
+        id,
+        files,
+        after=head,
+        parent=head.id,
         kind=PROMOTION,
-        generation=shop.generation,
-        commit_id=uuid.uuid4().hex,
-        triggered_at=now,
-        completed_at=now,
         trigger="promotion",
         reason=f"{only} of {shop.pipeline.title}@{decided.branch}" + (f": {reason}" if reason else ""),
-        slice={name: nothing_read() for name in head.slice},
         offsets={name: _as_read(position, decided.tip.offsets.get(name)) for name, position in head.offsets.items()},
         sinks=sinks,
-        ms={},
-        totals={**head.totals, **shop.requested()},
-        files=len(files),
-        bytes_new=0,
-        run_id=shop.run_id,
         format_version=WITH_PROMOTION,
-        lineage=spans_with(head, shop.generation, id),
     )
     return row, tuple(files)
 
@@ -480,8 +441,7 @@ def _brought(
         if only is None:
             size, digest, rows = copy(shop, source, there, path)
         else:
-            assert table.column is not None
-            size, digest, rows = _copied_range(shop, source, there, path, table.column, only)
+            size, digest, rows = _copied_range(shop, source, there, path, table, only)
         return StateFile(
             "", number, OUTPUT, table.table, path, size, digest, True, attempt, sink=table.table, rows=rows
         )
@@ -491,11 +451,10 @@ def _brought(
 
 
 def _copied_range(
-    shop: Workshop, source: Storage, there: str, here: str, column: str, only: Range
+    shop: Workshop, source: Storage, there: str, here: str, table: TablePromotion, only: Range
 ) -> tuple[int, str, int]:
-    shop.settings.work_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="weir-range-", dir=shop.settings.work_dir) as scratch:
-        local, kept = Path(scratch) / "file", Path(scratch) / "kept"
-        source.get_file(there, local)
-        rows = overwriting.only(local, kept, column, only, inside=True)
+    assert table.column is not None, "the plan has found one, or refused"
+    with source.fetched(there, shop.settings.work_dir) as local:
+        kept = local.with_name("kept")
+        rows = overwriting.only(local, kept, table.column, only, inside=True)
         return (*shop.storage.put_file(kept, here), rows) if rows else (0, "", 0)

@@ -22,9 +22,9 @@ import structlog
 
 from configs.settings import Settings
 from pipelines.runtime import expectations, rewind
+from pipelines.runtime.decided import waiting_paths
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.stage_job import backend_options, local_directory, objects
-from pipelines.runtime.start_from import waiting_paths
 from pipelines.runtime.tenure import Tenure
 from pipelines.runtime.workshop import Workshop
 from state_ops import restores, snapshot

@@ -10,25 +10,22 @@ it, like rows that are published after their checkpoint, by whoever comes next i
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.commit import prune, publish_missing
+from pipelines.runtime.decided import lasting, made_of
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.sinks import delta, rewinding
 from pipelines.runtime.sinks.rewinding import TableRewind
-from pipelines.runtime.sources.files import nothing_read
-from pipelines.runtime.start_from import waiting_paths
 from pipelines.runtime.state_reader import chosen
 from pipelines.runtime.tenure import Tenure, open_storage, readers
 from pipelines.runtime.workshop import Workshop
-from state_ops.checkpoint import REWIND, STATE, WITH_PARTS, Checkpoint, StateFile, spans_with
+from state_ops.checkpoint import REWIND, WITH_PARTS, Checkpoint, StateFile
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.registry import Registry
@@ -194,36 +191,25 @@ def carry_out(tenure: Tenure, decided: RewindPlan, reason: str = "") -> Checkpoi
 def _row(
     shop: Workshop, decided: RewindPlan, id: CheckpointId, reason: str
 ) -> tuple[Checkpoint, tuple[StateFile, ...]]:
-    to, head, now = decided.to, decided.head, datetime.now(UTC)
-    waiting = waiting_paths(to.operators)
-    listed = [file for file in shop.registry.files(to) if file.kind == STATE or file.path in waiting]
+    to, head = decided.to, decided.head
     sinks = dict(head.sinks)
     for table in decided.tables:
         before = (head.sinks.get(table.table) or {}).get("id")
         then = (to.sinks.get(table.table) or {}).get("id")
         if before is not None:
             sinks[table.table] = {"id": int(id), "before": before, "to": then, "at": table.version}
-    files = tuple(replace(file, new=False) for file in listed)
-    row = replace(
+    files = tuple(replace(file, new=False) for file in lasting(shop.registry.files(to), to.operators))
+    row = made_of(
+        shop,
         to,
-        id=id,
-        parent_id=to.id,
+        id,
+        files,
+        after=head,
+        parent=to.id,
         kind=REWIND,
-        generation=shop.generation,
-        commit_id=uuid.uuid4().hex,
-        triggered_at=now,
-        completed_at=now,
-        epoch_now=max(to.epoch_now, head.epoch_now),
         trigger="rewind",
         reason=f"to checkpoint {to.id}" + (f": {reason}" if reason else ""),
-        slice={name: nothing_read() for name in to.slice},
         sinks=sinks,
-        ms={},
-        totals={**to.totals, **shop.requested()},
-        files=len(files),
-        bytes_new=0,
-        run_id=shop.run_id,
         format_version=max(to.format_version, WITH_PARTS),
-        lineage=spans_with(head, shop.generation, id),
     )
     return row, files

@@ -11,24 +11,19 @@ pipeline has published stays its own.
 from __future__ import annotations
 
 import json
-import tempfile
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import structlog
 
 from configs.settings import Settings
-from pipelines.runtime.sources.files import nothing_read
+from pipelines.runtime.decided import lasting, made_of, pointed
 from pipelines.runtime.tenure import Tenure
 from pipelines.runtime.workshop import Workshop
 from state_ops.branches import is_inherited, own_of_parent
-from state_ops.checkpoint import START, STATE, Checkpoint, StateFile, spans_with
+from state_ops.checkpoint import START, STATE, Checkpoint, StateFile
 from state_ops.errors import ConfigurationError, PipelineError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id
 from state_ops.pins import Hold
@@ -93,8 +88,7 @@ def seed(
     with Hold(
         source, registry, saved, f"{shop.pipeline.title} starts from it", settings.lease.heartbeat_seconds
     ) as hold:
-        waiting = waiting_paths(saved.operators)
-        moved = copied(shop, source, [file for file in listing if file.kind == STATE or file.path in waiting], epoch)
+        moved = copied(shop, source, lasting(listing, saved.operators), epoch)
         hold.check()
     return planted(tenure, saved, epoch, moved, kind=START, trigger="savepoint", reason=reason)
 
@@ -111,30 +105,21 @@ def planted(
 ) -> Checkpoint:
     """Commit a checkpoint of another storage as the first one here, with no rows in any table. named: each of its files as it is named
     there, and here."""
-    shop, now = tenure.shop, datetime.now(UTC)
-    moved = {old.path: new.path for old, new in named}
-    made = replace(
+    shop, files = tenure.shop, [new for _, new in named]
+    made = made_of(
+        shop,
         saved,
-        id=epoch,
-        parent_id=None,
+        epoch,
+        files,
+        after=None,
+        parent=None,
         kind=kind,
-        generation=shop.generation,
-        commit_id=uuid.uuid4().hex,
-        triggered_at=now,
-        completed_at=now,
         trigger=trigger,
         reason=reason,
-        slice={name: nothing_read() for name in saved.slice},
         sinks={},
-        ms={},
-        totals={**saved.totals, **shop.requested()},
-        operators={uid: pointed(figures, moved) for uid, figures in saved.operators.items()},
-        files=len(named),
-        bytes_new=sum(file.bytes for _, file in named if file.kind == STATE and file.new),
-        run_id=shop.run_id,
-        lineage=spans_with(None, shop.generation, epoch),
+        operators=pointed(saved.operators, named),
     )
-    shop.registry.commit(made, [new for _, new in named])
+    shop.registry.commit(made, files)
     return made
 
 
@@ -201,24 +186,6 @@ def copy(
 
     digest: DamageError if it has another one.
     """
-    shop.settings.work_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="weir-start-", dir=shop.settings.work_dir) as scratch:
-        local = Path(scratch) / "file"
-        source.get_file(there, local, digest=digest)
+    with source.fetched(there, shop.settings.work_dir, digest=digest) as local:
         rows = pq.read_metadata(local).num_rows if there.endswith(".parquet") else None
         return *shop.storage.put_file(local, here), rows
-
-
-def waiting_paths(operators: Mapping[str, Any]) -> set[str]:
-    """The paths of rows that wait for stages. operators: figures by stage, as a checkpoint has them."""
-    waiting = [one for figures in operators.values() for one in figures.get("waiting") or ()]
-    return {path for one in waiting for layer in one["layers"] for path in layer}
-
-
-def pointed(figures: dict[str, Any], moved: Mapping[str, str]) -> dict[str, Any]:
-    """A stage's figures with the rows that wait for it where they are now."""
-    waiting = [
-        {**one, "layers": [[moved[path] for path in layer] for layer in one["layers"]]}
-        for one in figures.get("waiting") or ()
-    ]
-    return {**figures, "waiting": waiting}

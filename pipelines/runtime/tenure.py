@@ -19,7 +19,7 @@ from pipelines.runtime.commit import raise_if_fenced
 from pipelines.runtime.definition import FileSource, Pipeline
 from pipelines.runtime.executor import Executor
 from pipelines.runtime.sinks import delta
-from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.files import FilesReader, has_read
 from pipelines.runtime.spark_executor import SparkExecutor
 from pipelines.runtime.workshop import Workshop
 from state_ops import lease, retention
@@ -68,9 +68,7 @@ def readers(pipeline: Pipeline, settings: Settings) -> dict[str, FilesReader]:
 def _read_by(trunk: Registry, source: str) -> Callable[[str], bool]:
     """Which files of a source, by name, a pipeline has read up to its newest checkpoint."""
     head = trunk.head()
-    position = (head.offsets.get(source) if head else None) or {"seen": (), "floor": None}
-    seen, floor = set(position["seen"]), position["floor"]
-    return lambda name: name in seen or (floor is not None and name <= floor)
+    return has_read(head.offsets.get(source) if head else None)
 
 
 @contextmanager

@@ -63,13 +63,11 @@ def carry_out(shop: Workshop, request: Request) -> None:
     """One request that needs no epoch. An error ends the run, as it would beside an epoch; the next run is not asked again."""
     try:
         if request.kind == UNNAME:
-            shop.registry.unpin(shop.generation, SAVEPOINT, request.savepoint)
-            prune(shop)
+            unname(shop, SAVEPOINT, request.savepoint)
         elif request.kind == FORK:
-            _pin_branch(shop, request)
+            pin_branch(shop, request)
         elif request.kind == UNFORK:
-            shop.registry.unpin(shop.generation, BRANCH, request.savepoint)
-            prune(shop)
+            unname(shop, BRANCH, request.savepoint)
         elif request.kind == UPKEEP:
             prune(shop)
             remove_leftovers(shop)
@@ -81,7 +79,13 @@ def carry_out(shop: Workshop, request: Request) -> None:
         lease.take(shop.storage, request)
 
 
-def _pin_branch(shop: Workshop, request: Request) -> None:
+def unname(shop: Workshop, kind: str, name: str) -> None:
+    """Take a savepoint's or a branch's name away, and prune what only it kept."""
+    shop.registry.unpin(shop.generation, kind, name)
+    prune(shop)
+
+
+def pin_branch(shop: Workshop, request: Request) -> None:
     """Keep a checkpoint for a branch, unless it is gone or the name was taken meanwhile: then who asked finds none."""
     base = next((row for row in shop.registry.checkpoints(own=True) if row.id == request.checkpoint), None)
     if base is None:
@@ -175,12 +179,13 @@ def drop_savepoint(pipeline: Pipeline, settings: Settings, name: str, patience: 
     if found is None:
         names = ", ".join(pin.name for pin in registry.pins() if pin.kind == SAVEPOINT) or "none"
         raise WeirError(f"{pipeline.title} has no savepoint {name!r}.", next=f"Its savepoints: {names}.")
-
-    def alone(shop: Workshop) -> None:
-        shop.registry.unpin(shop.generation, SAVEPOINT, name)
-        prune(shop)
-
-    asked(pipeline, settings, Request(UNNAME, savepoint=name), alone, patience)
+    asked(
+        pipeline,
+        settings,
+        Request(UNNAME, savepoint=name),
+        lambda shop: unname(shop, SAVEPOINT, name),
+        patience,
+    )
     if found in registry.pins():
         raise WeirError(
             f"The coordinator of {pipeline.title} did not drop the savepoint {name!r}.",

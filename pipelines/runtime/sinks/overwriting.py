@@ -7,13 +7,11 @@ respected. A try that was cut off leaves files that no log names, which are remo
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -23,8 +21,9 @@ from deltalake.exceptions import CommitFailedError
 
 from pipelines.runtime.keyed_stage import staged_writer
 from pipelines.runtime.sinks.delta import CHECKPOINT, table_path
+from pipelines.runtime.sources.footers import Times, times
 from state_ops import delta_log
-from state_ops.checkpoint import Checkpoint, StateFile, from_micros, to_micros
+from state_ops.checkpoint import Checkpoint, StateFile, from_micros
 from state_ops.errors import DamageError, WeirError
 from state_ops.ids import epoch_dir, new_attempt_id
 from state_ops.log_entries import DataFile, active_files
@@ -85,11 +84,11 @@ def only(local: Path, target: Path, column: str, wanted: Range, inside: bool) ->
 
 
 def overwrite(
-    storage: Storage, app_id: str, table: str, checkpoint: Checkpoint, files: Sequence[StateFile]
+    storage: Storage, app_id: str, table: str, checkpoint: Checkpoint, files: Sequence[StateFile], scratch: Path
 ) -> Publication:
     """Carry out a promotion of a range that is committed, on one table, exactly once however often this is called.
 
-    files: the rows of the range that come. Raises DamageError when the table is not where the registry says.
+    files: the rows of the range that come. scratch: a directory for the table's files, one for each transfer at a time. Raises DamageError when the table is not where the registry says.
     """
     started = time.perf_counter()
     decided, sink_app, prefix = checkpoint.sinks[table], f"{app_id}/{table}", f"{table_path(table)}/"
@@ -103,7 +102,7 @@ def overwrite(
         if version != decided["before"]:
             raise _unreachable(storage, table, f"its last published checkpoint is {version}, not {decided['before']}")
         active = active_files(handle)
-        goes, rests = _apart(storage, table, checkpoint, active, column, wanted)
+        goes, rests = _apart(storage, table, checkpoint, active, column, wanted, scratch)
         try:
             metadata = {CHECKPOINT: str(checkpoint.id), _RANGE: f"{column}: {wanted}"}
             delta_log.commit(handle, sink_app, checkpoint.id, [*rests, *adds], goes, metadata)
@@ -115,16 +114,14 @@ def overwrite(
     raise _unreachable(storage, table, f"{_MAX_RACES} commits in a row met another writer")
 
 
-def touched(storage: Storage, table: str, active: Sequence[DataFile], column: str, wanted: Range) -> int:
-    """How many rows of a table lie in a range; reads the files that have some."""
+def touched(storage: Storage, table: str, active: Sequence[DataFile], column: str, wanted: Range, scratch: Path) -> int:
+    """How many rows of a table lie in a range; reads the files that have some. scratch: as `overwrite` takes it."""
 
     def one(file: DataFile, _: object) -> int:
-        low, high = _bounds(storage, table, file, column)
-        if _misses(low, high, wanted):
+        path = _path(table, file)
+        if _within(storage, path, column, wanted) is False:
             return 0
-        with tempfile.TemporaryDirectory(prefix="weir-range-") as scratch:
-            local = Path(scratch) / "file"
-            storage.get_file(f"{table_path(table)}/{unquote(file.path)}", local)
+        with storage.fetched(path, scratch) as local:
             found = wanted.of(pq.read_table(local, columns=[column], use_threads=False), column)
             return int(pc.sum(found).as_py() or 0)
 
@@ -132,7 +129,13 @@ def touched(storage: Storage, table: str, active: Sequence[DataFile], column: st
 
 
 def _apart(
-    storage: Storage, table: str, checkpoint: Checkpoint, active: Sequence[DataFile], column: str, wanted: Range
+    storage: Storage,
+    table: str,
+    checkpoint: Checkpoint,
+    active: Sequence[DataFile],
+    column: str,
+    wanted: Range,
+    scratch: Path,
 ) -> tuple[list[DataFile], list[DataFile]]:
     """The files that go, and what comes instead of those that have rows outside of the range as well."""
     attempt = new_attempt_id()
@@ -140,20 +143,11 @@ def _apart(
 
     def one(numbered: tuple[int, DataFile], _: object) -> tuple[DataFile | None, DataFile | None]:
         number, file = numbered
-        low, high = _bounds(storage, table, file, column)
-        if _misses(low, high, wanted):
-            return None, None
-        if (
-            low is not None
-            and high is not None
-            and low >= wanted.start
-            and high < wanted.end
-            and not _nulls(storage, table, file, column)
-        ):
-            return file, None
-        with tempfile.TemporaryDirectory(prefix="weir-range-") as scratch:
-            local, rest = Path(scratch) / "file", Path(scratch) / "rest"
-            storage.get_file(f"{table_path(table)}/{unquote(file.path)}", local)
+        within = _within(storage, _path(table, file), column, wanted)
+        if within is not None:
+            return (file if within else None), None
+        with storage.fetched(_path(table, file), scratch) as local:
+            rest = local.with_name("rest")
             rows, before = only(local, rest, column, wanted, inside=False), pq.read_metadata(local).num_rows
             if rows == before:
                 return None, None
@@ -168,38 +162,25 @@ def _apart(
     return [goes for goes, _ in found if goes is not None], [rest for _, rest in found if rest is not None]
 
 
-def _bounds(storage: Storage, table: str, file: DataFile, column: str) -> tuple[int | None, int | None]:
-    """The least and the greatest event time of a file's rows, by its statistics; None: they do not tell."""
-    footer = storage.parquet_footer(f"{table_path(table)}/{unquote(file.path)}")
+def _within(storage: Storage, path: str, column: str, wanted: Range) -> bool | None:
+    """Whether all rows of a file lie in a range (True) or none does (False), by its statistics; None: its rows have to be looked at."""
+    footer = storage.parquet_footer(path)
     if footer.num_rows == 0:
-        return 0, -1
-    low: list[int] = []
-    high: list[int] = []
-    places = [index for index in range(footer.num_columns) if footer.schema.column(index).path == column]
-    for group in range(footer.num_row_groups):
-        statistics = footer.row_group(group).column(places[0]).statistics if len(places) == 1 else None
-        if statistics is None or not statistics.has_min_max:
-            return None, None
-        low.append(_micros(statistics.min))
-        high.append(_micros(statistics.max))
-    return min(low), max(high)
+        return False
+    found = times(footer, column)
+    if found is None:
+        return None
+    if found.greatest < wanted.start or found.least >= wanted.end:
+        return False
+    return True if _all_in(found, wanted) else None
 
 
-def _nulls(storage: Storage, table: str, file: DataFile, column: str) -> bool:
-    footer = storage.parquet_footer(f"{table_path(table)}/{unquote(file.path)}")
-    place = next(index for index in range(footer.num_columns) if footer.schema.column(index).path == column)
-    counts = [footer.row_group(group).column(place).statistics.null_count for group in range(footer.num_row_groups)]
-    return any(count is None or count > 0 for count in counts)
+def _all_in(found: Times, wanted: Range) -> bool:
+    return found.least >= wanted.start and found.greatest < wanted.end and not found.nulls
 
 
-def _micros(moment: Any) -> int:
-    if isinstance(moment, date) and not isinstance(moment, datetime):
-        moment = datetime(moment.year, moment.month, moment.day, tzinfo=UTC)
-    return to_micros(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
-
-
-def _misses(low: int | None, high: int | None, wanted: Range) -> bool:
-    return low is not None and high is not None and (high < wanted.start or low >= wanted.end)
+def _path(table: str, file: DataFile) -> str:
+    return f"{table_path(table)}/{unquote(file.path)}"
 
 
 def _remove_left(storage: Storage, table: str, checkpoint: Checkpoint, kept: Sequence[DataFile]) -> None:

@@ -12,7 +12,6 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import structlog
 
 from configs.settings import EpochSettings, S3Settings
 from pipelines.runtime.definition import FileSource
+from pipelines.runtime.sources.footers import times
 from state_ops import frames
 from state_ops.checkpoint import to_micros
 from state_ops.errors import ConfigurationError, InputError, TransientError
@@ -119,6 +119,13 @@ class Slice:
 def nothing_read() -> dict[str, Any]:
     """`Slice.to_dict` of a checkpoint that reads nothing."""
     return {"files": [], "rows": 0, "limited": False}
+
+
+def has_read(position: dict[str, Any] | None) -> Callable[[str], bool]:
+    """Which files, by name, have been read at a position; all at or below its floor count as read."""
+    known = position or {"seen": (), "floor": None}
+    seen, floor = set(known["seen"]), known["floor"]
+    return lambda name: name in seen or (floor is not None and name <= floor)
 
 
 class FilesReader:
@@ -254,9 +261,10 @@ class FilesReader:
                 )
             )
             rows, size = rows + footer.num_rows, size + file.size
-            stat = _newest(footer, self.source.event_time)
-            told = told and (stat is not None or footer.num_rows == 0)
-            newest = stat if newest is None else max(newest, stat if stat is not None else newest)
+            found = times(footer, self.source.event_time) if self.source.event_time is not None else None
+            told = told and (found is not None or footer.num_rows == 0)
+            if found is not None:
+                newest = found.greatest if newest is None else max(newest, found.greatest)
         return Slice(tuple(chosen), limited, newest if told else None, schema)
 
     def advance(
@@ -533,25 +541,3 @@ def _first_line(error: Exception) -> str:
 def _nanos(footer: pq.FileMetaData) -> tuple[str, ...]:
     schema = footer.schema.to_arrow_schema()
     return tuple(field.name for field in schema if pa.types.is_timestamp(field.type) and field.type.unit == "ns")
-
-
-def _newest(footer: pq.FileMetaData, column: str | None) -> int | None:
-    """The newest event time by the row groups' statistics, in microseconds; None if one of them has none."""
-    if column is None:
-        return None
-    # By path: a field of the same name inside a struct is another column. Two of one path are a column "a.b" and a struct's.
-    places = [index for index in range(footer.num_columns) if footer.schema.column(index).path == column]
-    if len(places) != 1:
-        return None
-    found = []
-    for group in range(footer.num_row_groups):
-        statistics = footer.row_group(group).column(places[0]).statistics
-        if statistics is None or not statistics.has_min_max:
-            return None
-        found.append(statistics.max)
-    return max([_micros(moment) for moment in found], default=None)
-
-
-def _micros(moment: Any) -> int:
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return aware.value // 1000 if hasattr(aware, "value") else to_micros(aware)  # pandas gives nanoseconds whole
