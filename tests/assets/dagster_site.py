@@ -163,6 +163,18 @@ def page(site):
         browser.close()
 
 
+def pictures(page) -> Callable[[str], None]:
+    """What keeps a picture of the page under a name, in the directory that PAGES_SHOTS names; without that, nothing."""
+    directory = os.environ.get("PAGES_SHOTS")
+
+    def shot(name: str) -> None:
+        if directory:
+            page.wait_for_timeout(1500)
+            page.screenshot(path=str(Path(directory) / f"{name}.png"))
+
+    return shot
+
+
 def shows(page, path: str, *words: str) -> None:
     """Go to a page and wait until it shows all of these; it is loaded again meanwhile, as a person would."""
     deadline = time.monotonic() + _PATIENCE

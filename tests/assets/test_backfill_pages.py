@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ from pipelines import flights
 from pipelines.runtime import state_reader
 from state_ops import lease
 from state_ops.checkpoint import PROMOTION
-from tests.assets.dagster_site import Site, shows
+from tests.assets.dagster_site import Site, pictures, shows
 from tests.replay import flights as replay
 
 BACKFILL = {"start": "2013-01-01", "keep": 8, "promote": "automatic"}
@@ -54,12 +53,7 @@ def arrive(site: Site, table: pa.Table, name: str) -> None:
 
 @pytest.mark.timeout(900)
 def test_days_are_backfilled_at_the_partitions_page(site, page, days):
-    shots = os.environ.get("PAGES_SHOTS")
-
-    def shot(name: str) -> None:
-        if shots:
-            page.wait_for_timeout(1500)
-            page.screenshot(path=str(Path(shots) / f"{name}.png"))
+    shot = pictures(page)
 
     site.land(days, 3)
     spoil(site, days)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,18 +15,13 @@ import pytest
 from configs.settings import PROJECT
 from infra import dagster_home
 from state_ops import lease
-from tests.assets.dagster_site import Site, shows
+from tests.assets.dagster_site import Site, pictures, shows
 from tests.replay import flights as replay
 
 
 @pytest.mark.timeout(900)
 def test_a_day_at_the_pages(site, page, days):
-    shots = os.environ.get("PAGES_SHOTS")
-
-    def shot(name: str) -> None:
-        if shots:
-            page.wait_for_timeout(1500)
-            page.screenshot(path=str(Path(shots) / f"{name}.png"))
+    shot = pictures(page)
 
     # The graph is there, and the sensor is on without anybody having turned it on.
     site.land(days, 6)

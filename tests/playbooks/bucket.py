@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import boto3
-
-from tests.storage.conftest import serving
+from tests.storage.conftest import s3_client, serving
 
 KEY, SECRET = "WEIR_KEY", "WEIR_SECRET"
 
@@ -97,13 +95,7 @@ class Bucket:
 @contextmanager
 def bucket() -> Iterator[Bucket]:
     with serving("s3_server") as port:
-        client = boto3.client(
-            "s3",
-            endpoint_url=f"http://127.0.0.1:{port}",
-            region_name="us-east-1",
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-        )
+        client = s3_client(port)
         made = Bucket(f"weir-{uuid.uuid4().hex[:12]}", Door(port), client)
         client.create_bucket(Bucket=made.name)
         made.door.open()

@@ -76,19 +76,24 @@ def s3_port() -> Iterator[int]:
         yield port
 
 
+def s3_client(port: int) -> Any:
+    """A client of a server of ours on this port, with keys that it does not look at."""
+    return boto3.client(
+        "s3",
+        endpoint_url=f"http://127.0.0.1:{port}",
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
+
+
 @pytest.fixture
 def bucket(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(KEY, "test-key")
     monkeypatch.setenv(SECRET, "test-secret")
-    client = boto3.client(
-        "s3",
-        endpoint_url=f"http://127.0.0.1:{s3_port}",
-        region_name="us-east-1",
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )
+    client = s3_client(s3_port)
     name = f"weir-{uuid.uuid4().hex[:12]}"
     client.create_bucket(Bucket=name)
     return Bucket(name, s3_port, client)
