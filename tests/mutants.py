@@ -408,6 +408,13 @@ MUTANTS = [
         "tests/recovery/test_rescale.py::test_a_subtask_has_its_own_key_groups_and_no_others",
     ),
     Mutant(
+        "merge in the epoch that clips",
+        "state_ops/backends/rocksdb.py",
+        "            if not self._clipped:  #",
+        "            if True:  #",
+        "tests/state_ops/test_compaction.py::test_an_epoch_that_clips_merges_nothing_although_merges_are_due",
+    ),
+    Mutant(
         "sweep the local snapshots of subtasks that are no more before others have linked them",
         "pipelines/runtime/keyed_stage.py",
         "return {base.attempt, *(file.snapshot or file.attempt for file in base.files)}",

@@ -231,7 +231,7 @@ class RocksDBBackend:
         return sum(shard.property_int_value("rocksdb.estimate-num-keys") or 0 for shard in self._shards)
 
     def keep_only(self, start: bytes, end: bytes) -> None:
-        """Drop shards outside, and delete ranges: no value is read or written again before a merge comes to it."""
+        """Drop shards outside, and delete ranges. Merges wait for the next epoch: in this one no value is read or written again."""
         self._release()
         uppers = [*self._starts[1:], BEYOND]
         try:
@@ -240,7 +240,10 @@ class RocksDBBackend:
                 if index and (high <= start or end <= low):
                     self._drop(index)
                     continue
-                for first, last in ((low, min(high, start)), (max(low, end), high)):
+                outside = [(low, min(high, start)), (max(low, end), high)]
+                if any(first < last for first, last in outside):
+                    self._shards[index].set_options({"disable_auto_compactions": "true"})
+                for first, last in outside:
                     if first < last:
                         self._shards[index].delete_range(first, last)
         except Exception as error:
@@ -261,19 +264,23 @@ class RocksDBBackend:
                 self._ingest(self._held)
                 self._held = None
             self._flush()
-            self._settle()
-            split = False if self._clipped else self._split()  # files look larger than what is left of them
-            merges = shards.due(self._sizes())
-            for index in merges:
-                self._shards[index].compact_range(None, None)
-            if split or merges:
-                self._settle()
+            if not self._clipped:  # files look larger than what is left of them, and whoever rescales waits
+                self._merge()
             Checkpoint(self._db).create_checkpoint(str(target))
         except WeirError:
             raise
         except Exception as error:
             raise self._failed("take its snapshot", error) from error
         return [file for file in target.iterdir() if is_table(file.name) or file.name.startswith(_STATE_FILES)]
+
+    def _merge(self) -> None:
+        self._settle()
+        split = self._split()
+        merges = shards.due(self._sizes())
+        for index in merges:
+            self._shards[index].compact_range(None, None)
+        if split or merges:
+            self._settle()
 
     def _settle(self) -> None:
         # A compaction that closing the database cuts off is work thrown away, and would be due again next epoch.

@@ -4,7 +4,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,12 +40,15 @@ class Subtask:
         self.number = 0
 
     def epoch(self, puts: Entries, deletes: Iterable[bytes] = ()) -> Snapshot:
+        return self.changed(lambda backend: backend.write(list(puts.items()), list(deletes)))
+
+    def changed(self, change: Callable[[RocksDBBackend], None]) -> Snapshot:
         self.number += 1
         attempt = self._attempt(self.number)
         forked = snapshot.fork(self.storage, attempt, self.base)
         backend = self._open(forked.db)
         try:
-            backend.write(list(puts.items()), list(deletes))
+            change(backend)
             files = snapshot.take(attempt, backend)
         finally:
             backend.close()
@@ -322,6 +325,26 @@ def test_an_epoch_does_not_wait_for_a_merge_that_rocksdb_calls_pending_but_never
     finally:
         backend.close()
     assert took < 10
+
+
+def test_an_epoch_that_clips_merges_nothing_although_merges_are_due(subtask, monkeypatch):
+    state = filled(keys(6000))
+    subtask.epoch(state)
+    monkeypatch.setattr(shards, "due", lambda _: [])  # so that they gather
+    for seed in range(1, 8):
+        some = filled(random.Random(seed).sample(sorted(state), 600), seed)
+        state |= some
+        subtask.epoch(some)
+    monkeypatch.undo()
+    low, high = (10).to_bytes(2, "big"), (41).to_bytes(2, "big")
+    clipped = subtask.changed(lambda backend: backend.keep_only(low, high))
+    assert uploaded(clipped) < bytes_of(clipped) / 20
+    left = {key: value for key, value in state.items() if low <= key < high}
+    assert subtask.scan() == sorted(left.items())
+    key = min(left)
+    later = subtask.epoch({key: b"later"})  # merges what was due
+    assert uploaded(later) > bytes_of(later) / 10
+    assert subtask.scan() == sorted((left | {key: b"later"}).items())
 
 
 def test_a_merge_that_meets_a_damaged_file_says_damage(subtask):
