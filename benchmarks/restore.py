@@ -8,6 +8,9 @@ runtime in one process. Storage and work directory are on the same local disk. R
 
 - copy: the checkpoint's objects copied file by file into a new directory, in as many threads as a restore uses.
 - restore: `restore.restore` on a host that has nothing: fetch, every digest, open, check. again: on the same host, nothing to fetch.
+- from the disk: none of the storage's pages are in memory before a copy or a restore, as on a host that takes over. in memory: all are, as
+  just after they were written, which is the strictest measure: then a copy is the kernel's alone.
+- through a process: a copy whose bytes a process reads and writes, with and without their sha256: what a restore that checks cannot do without.
 - rescale: the first, empty epoch at another parallelism, on a host that has nothing; same: the same epoch at the same parallelism.
 - first epoch: from the call of `run` to the first report of an epoch of one row, after the work directory is gone or still there.
 - increments: restore of checkpoints whose files come from more and more earlier ones.
@@ -16,6 +19,7 @@ runtime in one process. Storage and work directory are on the same local disk. R
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -23,9 +27,10 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +46,7 @@ from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, run
 from pipelines.runtime.tenure import open_storage
 from state_ops.checkpoint import STATE
+from state_ops.stores import LOCAL_CHUNK
 
 _ROWS = 250_000
 _THREADS = 16
@@ -124,17 +130,44 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def copied(site: Site) -> None:
-    """The objects of the newest checkpoint, file by file."""
+def objects(site: Site) -> list[str]:
+    """Where the newest checkpoint's objects are."""
     storage, registry = open_storage(PIPELINE, site.settings())
     head = registry.head()
     assert head is not None
+    return [storage.full(file.path) for file in registry.files(head) if file.kind == STATE]
+
+
+def copied(site: Site, copy: Callable[[str, Path], object] = shutil.copyfile) -> float:
+    """The objects of the newest checkpoint, file by file; returns the seconds it took, and leaves nothing."""
     target = site.root / "copy"
-    shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
-    paths = [storage.full(file.path) for file in registry.files(head) if file.kind == STATE]
+    paths = objects(site)
     with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(lambda item: shutil.copyfile(item[1], target / str(item[0])), enumerate(paths)))
+        took = seconds(lambda: list(pool.map(lambda item: copy(item[1], target / str(item[0])), enumerate(paths))))
+    shutil.rmtree(target)
+    return took
+
+
+def through(source: str, target: Path, hashed: bool) -> None:
+    """Copy a file's bytes through this process, perhaps with their sha256."""
+    seen = hashlib.sha256()
+    with open(source, "rb") as read, target.open("wb") as written:
+        while chunk := read.read(LOCAL_CHUNK):
+            if hashed:
+                seen.update(chunk)
+            written.write(chunk)
+
+
+def forgotten(paths: Iterable[str]) -> None:
+    """Have the kernel keep no page of these files."""
+    for path in paths:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(file)
 
 
 def restored(site: Site, work: str) -> restore.Restored:
@@ -156,8 +189,14 @@ def of_size(root: Path, gigabytes: float, reps: int) -> dict[str, float]:
 
     one = np.array([0])
     for rep in range(reps):
-        note("copy", seconds(lambda: copied(site)))
-        shutil.rmtree(site.root / "copy")
+        forgotten(objects(site))
+        note("copy from the disk", copied(site))
+        forgotten(objects(site))
+        site.forget("fresh")
+        note("restore from the disk", seconds(lambda: restored(site, "fresh")))
+        note("through a process", copied(site, partial(through, hashed=False)))
+        note("with sha256", copied(site, partial(through, hashed=True)))
+        note("copy", copied(site))
         site.forget("fresh")
         clock = time.perf_counter()
         size = restored(site, "fresh").bytes_total
@@ -272,13 +311,20 @@ def main() -> None:
 def write(target: Path, found: dict) -> None:
     lines = ["# Restore", "", f"{found['machine']}, medians of {found['reps']}; `python -m benchmarks.restore`.", ""]
     lines += [
-        "| state | copy, s | restore, s | of a copy's rate | restore again, s | first epoch, local files, s | nothing local, s |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| state | storage | copy, s | restore, s | of a copy's rate | through a process, s | with sha256, s |",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
     for one in found.get("sizes", {}).values():
+        size, cold, warm = f"{one['bytes'] / 1e9:.2f} GB", "from the disk", one["copy"] / one["restore"]
+        copy, restore = one[f"copy {cold}"], one[f"restore {cold}"]
+        lines += [
+            f"| {size} | {cold} | {copy:.2f} | {restore:.2f} | {copy / restore:.0%} | | |",
+            f"| {size} | in memory | {one['copy']:.2f} | {one['restore']:.2f} | {warm:.0%} | {one['through a process']:.2f} | {one['with sha256']:.2f} |",
+        ]
+    lines += ["", "| state | restore again, s | first epoch, local files, s | nothing local, s |", "|---|---:|---:|---:|"]
+    for one in found.get("sizes", {}).values():
         lines.append(
-            f"| {one['bytes'] / 1e9:.2f} GB | {one['copy']:.2f} | {one['restore']:.2f} | {one['copy'] / one['restore']:.0%} | "
-            f"{one['again']:.2f} | {one['first epoch, local files']:.2f} | {one['first epoch, nothing local']:.2f} |"
+            f"| {one['bytes'] / 1e9:.2f} GB | {one['again']:.2f} | {one['first epoch, local files']:.2f} | {one['first epoch, nothing local']:.2f} |"
         )
     if "rescale" in found:
         lines += ["", f"## Another parallelism, {found['keys']:,} keys", ""]

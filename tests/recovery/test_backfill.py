@@ -334,6 +334,22 @@ def test_a_range_is_not_replaced_where_a_drain_has_closed_its_windows(plant):
     pd.testing.assert_frame_equal(plant.site.table("daily"), before)
 
 
+def test_a_range_is_not_replaced_while_rows_wait_in_front_of_a_stage(tmp_path):
+    plant = Plant.at(tmp_path)
+    plant.site.options["WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS"] = "0"
+    plant.land(1, 2, 3, 4)
+    epochs = run(plant.site.pipeline, plant.site.settings, RunOptions(until_caught_up=True), InMemoryExecutor())
+    for report in epochs:
+        if report.checkpoint.id >= 4 and any(one.get("waiting") for one in report.checkpoint.operators.values()):
+            break
+    epochs.close()
+    assert any(one.get("waiting") for one in plant.head.operators.values())
+    with pytest.raises(WeirError, match="rows wait in front of a stage"):
+        plant.backfill(3, 4, replaces="range", promote=True)
+    plant.run()
+    plant.assert_exact()
+
+
 def test_rows_of_a_range_that_were_there_before_the_fork_are_not_given_up(tmp_path):
     @stage(
         "devices",
