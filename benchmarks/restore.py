@@ -321,7 +321,11 @@ def write(target: Path, found: dict) -> None:
             f"| {size} | {cold} | {copy:.2f} | {restore:.2f} | {copy / restore:.0%} | | |",
             f"| {size} | in memory | {one['copy']:.2f} | {one['restore']:.2f} | {warm:.0%} | {one['through a process']:.2f} | {one['with sha256']:.2f} |",
         ]
-    lines += ["", "| state | restore again, s | first epoch, local files, s | nothing local, s |", "|---|---:|---:|---:|"]
+    lines += [
+        "",
+        "| state | restore again, s | first epoch, local files, s | nothing local, s |",
+        "|---|---:|---:|---:|",
+    ]
     for one in found.get("sizes", {}).values():
         lines.append(
             f"| {one['bytes'] / 1e9:.2f} GB | {one['again']:.2f} | {one['first epoch, local files']:.2f} | {one['first epoch, nothing local']:.2f} |"
