@@ -38,10 +38,11 @@ lint: $(STAMP) ## Check style, format, types and the direction of imports
 ui: $(STAMP) ## Open Dagster on the demo's pipeline
 	@$(PY) -m infra.ui
 
-matrix: $(STAMP) ## Kill and disturb a run at every single call, and compare what recovers with a replay (25 minutes)
+matrix: $(STAMP) ## Kill and disturb a run at every single call, and compare what recovers with a replay (35 minutes)
 	@$(PY) -m tests.recovery.matrix
 	@$(PY) -m tests.recovery.matrix --unaligned --sample
 	@$(PY) -m tests.recovery.matrix --rewinds --sample
+	@$(PY) -m tests.recovery.matrix --rewinds --calls 190 --only kill
 	@$(PY) -m tests.recovery.matrix --promotions --sample
 
 schedules: $(STAMP) ## Play 1,000 random orders of the steps of overlapping epochs, with faults and kills (1 hour)

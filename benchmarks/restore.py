@@ -152,7 +152,7 @@ def copied(site: Site, copy: Callable[[str, Path], object] = shutil.copyfile) ->
 def through(source: str, target: Path, hashed: bool) -> None:
     """Copy a file's bytes through this process, perhaps with their sha256."""
     seen = hashlib.sha256()
-    with open(source, "rb") as read, target.open("wb") as written:
+    with Path(source).open("rb") as read, target.open("wb") as written:
         while chunk := read.read(LOCAL_CHUNK):
             if hashed:
                 seen.update(chunk)

@@ -445,7 +445,9 @@ class FencedTable:
         if data is None:
             raise FileNotFoundError(self.storage.full(f"{self.path}/{file.path}"))
         try:
-            table = pq.read_table(pa.BufferReader(data), use_threads=False, page_checksum_verification=True)
+            # `read_table` would make a dataset of it first, which takes longer than the rest.
+            with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as opened:
+                table = opened.read(use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise DamageError(
                 f"A file of the registry is damaged: {str(error).splitlines()[0]}",

@@ -21,6 +21,7 @@ def main() -> int:
         "--unaligned", action="store_true", help="checkpoints that do not wait for slow stages; in memory"
     )
     parser.add_argument("--rewinds", action="store_true", help="runs that begin with a rewind; in memory")
+    parser.add_argument("--calls", type=int, help="only blows at the first so many calls")
     parser.add_argument("--minutes", type=float, help="end after this time")
     parser.add_argument("--seed", type=int, default=1, help="of the order in which trials are played")
     parser.add_argument("--zygotes", type=int, default=min(os.cpu_count() or 1, 8))
@@ -50,9 +51,14 @@ def in_memory(arguments: argparse.Namespace) -> int:
     with matrix.zygotes(arguments.zygotes) as ready:
         points = ready[0].points
         chosen = plan.sample(points) if arguments.sample else plan.everything(points)
-        chosen = [trial for trial in chosen if arguments.only in str(trial)]
-        random.Random(arguments.seed).shuffle(chosen)
         numbers = {point: index for index, point in enumerate(points, 1)}
+        chosen = [
+            trial
+            for trial in chosen
+            if arguments.only in str(trial)
+            and (not arguments.calls or numbers[trial.disturbance.at] <= arguments.calls)
+        ]
+        random.Random(arguments.seed).shuffle(chosen)
         print(f"{len(points)} calls of {len({point.operation for point in points})} operations; {len(chosen)} trials")
         done = 0
 
