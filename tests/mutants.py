@@ -254,6 +254,13 @@ MUTANTS = [
         "tests/assets/test_backfills.py::test_the_schedule_asks_for_the_newest_days_in_one_run",
     ),
     Mutant(
+        "fail what is due while no code server can start it",
+        "infra/dagster.yaml",
+        "    max_user_code_failure_retries: 12\n",
+        "",
+        "tests/assets/test_code_server.py::test_a_run_goes_on_without_its_code_server_and_ticks_come_back",
+    ),
+    Mutant(
         "compare nothing in a drill",
         "pipelines/runtime/drill.py",
         "        differing = [place for place in first.keys() | second.keys() if first.get(place) != second.get(place)]\n",
