@@ -22,7 +22,6 @@ def main() -> None:
     port = _free_port(os.environ.get("PORT", "3000"))
     dagster_home.prepare()
     environment = dagster_home.environment()
-    where = ["-w", str(dagster_home.WORKSPACE), "-h", _HOST, "-p", str(port)]
     base = f"http://{_HOST}:{port}"
     out.print(f"Dagster on the configuration [bold]{environment['WEIR_ENV']}[/], in some 15 s: [bold]{base}[/]")
     out.print(f"  the pipeline as a graph     {base}/asset-groups")
@@ -31,17 +30,26 @@ def main() -> None:
     out.print(f"  runs                        {base}/runs")
     if dagster_home.holder() is not None:
         out.print("Another process runs the daemon already: this is a window on it. Ctrl-C closes the window.")
-        command = ["dagster-webserver", *where]
+        command = ["dagster-webserver", *_where(port)]
     else:
         out.print("The sensor is on: files that land are read within seconds. Ctrl-C ends Dagster and what it runs.")
         dagster_home.claim(os.getpid())
-        # Its level info would scroll these links away before they work.
-        command = ["dagster", "dev", "--log-level", "warning", *where]
+        command = dagster_dev(port)
     # Dagster advertises its newer command line, which wants another layout of the project.
     environment.setdefault("PYTHONWARNINGS", "ignore:Function `dev_command` is superseded")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it, and Dagster would with them
     sys.stdout.flush()
     os.execve(dagster_home.program(command[0]), command, environment)
+
+
+def dagster_dev(port: int) -> list[str]:
+    """Web server and daemon. The daemon has a code server of its own, which it makes anew every minute: one that both share would stay dead."""
+    # Its level info would scroll the links away before they work.
+    return ["dagster", "dev", "--use-legacy-code-server-behavior", "--log-level", "warning", *_where(port)]
+
+
+def _where(port: int) -> list[str]:
+    return ["-w", str(dagster_home.WORKSPACE), "-h", _HOST, "-p", str(port)]
 
 
 def _free_port(text: str) -> int:

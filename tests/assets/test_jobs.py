@@ -15,7 +15,7 @@ from state_ops import halt, lease
 from state_ops.checkpoint import STATE
 from state_ops.errors import TransientError
 from state_ops.registry import SAVEPOINT
-from tests.assets.without_spark import House
+from tests.assets.without_spark import CHECKPOINT, House
 from tests.recovery.small import until
 
 
@@ -282,6 +282,20 @@ def test_a_run_observes_its_source_with_its_columns(house):
         ("id", "string"),
         ("at", "int64"),
         ("amount", "int64"),
+    ]
+
+
+def test_epochs_that_come_fast_share_an_observation_that_leaves_none_of_their_rows_out(house):
+    site = house.bank.site
+    house.bank.site = replace(site, options={**site.options, "WEIR_DAGSTER__OBSERVE_SECONDS": "3600"})
+    house.bank.land(4, 5, 6, 7)
+    result = house.execute("small_job")
+    records = house.instance.get_records_for_run(result.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION).records
+    seen = [record.event_log_entry.asset_observation for record in records]
+    shown = [one.metadata for one in seen if one.asset_key == CHECKPOINT]
+    assert [(one["checkpoint"].value, one["epochs"].value, one["rows read"].value) for one in shown] == [
+        (4, 1, 10),
+        (7, 3, 30),
     ]
 
 

@@ -70,3 +70,12 @@ def test_a_port_in_use_is_refused_with_the_command_that_helps():
     assert f"PORT={port + 1} make ui" in str(raised.value)
     with pytest.raises(ConfigurationError):
         ui._free_port("http")
+
+
+def test_the_daemon_behind_the_pages_makes_a_code_server_anew_that_died():
+    from dagster._cli.dev import dev_command
+
+    program, command, *arguments = ui.dagster_dev(3000)
+    assert (program, command) == ("dagster", dev_command.name)
+    understood = dev_command.make_context(command, arguments)
+    assert understood.params["use_legacy_code_server_behavior"]

@@ -1,0 +1,41 @@
+"""What the code server of test_code_server loads: the small pipeline in Dagster, its stages run without Spark, at the test's pace."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+
+from assets.factory import weir_definitions
+from configs.settings import Settings, load
+from pipelines.runtime import tenure
+from pipelines.runtime.executor import Channel, Landed
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.keyed_stage import KeyedTask
+from state_ops.checkpoint import Ack
+from tests.recovery.small import pipeline
+
+HOLD, HELD = "hold", "held"  # files: while the first is there, an epoch that has begun waits, and makes the second
+
+
+class Held(InMemoryExecutor):
+    """Waits in the middle of each epoch for as long as the test wants that."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self._root = Path(settings.resolve(pipeline.name, "{landing}")).parent
+
+    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: float) -> list[Ack]:
+        while (self._root / HOLD).exists():
+            (self._root / HELD).touch()
+            time.sleep(0.02)
+        return super().run(task, rows, columns, deadline)
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    """Made where the code server and its runs load them, not where the test imports this."""
+    tenure.SparkExecutor = lambda settings, **_: Held(settings)  # type: ignore[assignment,misc]
+    return dg.Definitions.merge(weir_definitions([pipeline], load()), dg.Definitions(executor=dg.in_process_executor))
