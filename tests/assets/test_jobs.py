@@ -63,9 +63,11 @@ def test_a_restore_proves_reports_and_resumes(house):
 
 def test_a_restore_of_what_is_damaged_changes_nothing_and_says_what_next(house):
     path, before = damaged(house), house.bank.ids()
+    generation = house.bank.registry.generation()
     house.bank.land(4)
     result = house.execute("small_restore_job")
     assert not result.success
+    assert house.bank.registry.generation() == generation, "no run began"
     told = failed_with(result)
     assert told["kind"] == "DamageError"
     assert path in told["where"] + told["what"]
