@@ -1,6 +1,6 @@
 """A link between clients and an S3 server: every request waits, all bytes of both directions share one rate.
 
-    python -m benchmarks.asynchronous.link HOST PORT MB_PER_SECOND DELAY_MS        0: without that limit
+    python -m benchmarks.asynchronous.link HOST PORT MB_PER_SECOND DELAY_MS STALL_SECONDS        0: without that limit
 
     client -> [request: head, delay, body by the bucket] -> server
     client <- [answer: bytes by the same bucket]         <- server
@@ -8,6 +8,9 @@
 Prints its port, serves until its stdin ends, then prints its counters as JSON. Without limits it does the same work, so
 that what it costs by itself is on both sides of a comparison. The head of a request is counted and waits; a body follows
 at the link's rate, however many connections there are.
+
+A stall: from the sixteenth write below `tables` on, nothing that is asked for there goes through for so long. Then it does, also what its client has
+given up and asked again meanwhile, as in a network that loses nothing.
 """
 
 from __future__ import annotations
@@ -20,17 +23,19 @@ from dataclasses import asdict, dataclass, field
 
 _CHUNK = 64 << 10
 _LARGEST_HEAD = 1 << 20
+_STALLS, _STALLS_AT = "tables", 16
 
 
 @dataclass(slots=True)
 class Counters:
     """What went over the link. requests: by method and by what is asked for, the directory two levels below the bucket's
-    prefix, or a listing. busy: seconds that the bytes take at its rate; 0 without one."""
+    prefix, or a listing. busy: seconds that the bytes take at its rate; 0 without one. stalled: requests that met a stall."""
 
     requests: dict[str, int] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
     busy: float = 0.0
+    stalled: int = 0
 
 
 class Rate:
@@ -49,8 +54,9 @@ class Rate:
 
 
 class Link:
-    def __init__(self, host: str, port: int, bytes_per_second: float, delay: float) -> None:
+    def __init__(self, host: str, port: int, bytes_per_second: float, delay: float, stall: float) -> None:
         self._server, self._delay = (host, port), delay
+        self._stall, self._over = stall, 0.0
         self.counters = Counters()
         self._rate = Rate(bytes_per_second, self.counters)
 
@@ -76,6 +82,7 @@ class Link:
                 head = await client.readuntil(b"\r\n\r\n")
                 kind = _kind(head.split(b"\r\n", 1)[0].decode())
                 self.counters.requests[kind] = self.counters.requests.get(kind, 0) + 1
+                await self._stalled(kind)
                 if self._delay:
                     await asyncio.sleep(self._delay)
                 await self._up(head, to_server)
@@ -84,6 +91,16 @@ class Link:
                     await self._chunked(client, to_server)
                 else:
                     await self._body(client, to_server, int(fields.get(b"content-length", b"0")))
+
+    async def _stalled(self, kind: str) -> None:
+        if not self._stall or not kind.endswith(f" {_STALLS}"):
+            return
+        now = asyncio.get_running_loop().time()
+        if not self._over and self.counters.requests.get(f"PUT {_STALLS}", 0) >= _STALLS_AT:
+            self._over = now + self._stall
+        if now < self._over:
+            self.counters.stalled += 1
+            await asyncio.sleep(self._over - now)
 
     async def _body(self, client: asyncio.StreamReader, to_server: asyncio.StreamWriter, left: int) -> None:
         while left:
@@ -129,8 +146,8 @@ def _kind(line: str) -> str:
     return f"{method} {parts[4] if len(parts) > 4 else ''}".strip()
 
 
-async def main(host: str, port: str, megabytes: str, milliseconds: str) -> None:
-    link = Link(host, int(port), float(megabytes) * 1e6, float(milliseconds) / 1e3)
+async def main(host: str, port: str, megabytes: str, milliseconds: str, stall: str) -> None:
+    link = Link(host, int(port), float(megabytes) * 1e6, float(milliseconds) / 1e3, float(stall))
     listening = await asyncio.start_server(link.connect, "127.0.0.1", 0, limit=_LARGEST_HEAD)
     print(listening.sockets[0].getsockname()[1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)

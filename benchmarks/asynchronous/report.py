@@ -33,7 +33,7 @@ def load(log: Path) -> list[Row]:
 def said(one: Row) -> str:
     """A line for one measurement."""
     wrong = f"; {one['differing']:,} OF {one['keys']:,} KEYS DIFFER" if one["differing"] else ""
-    if one["kind"] == "throughput":
+    if one["kind"] != "latency":
         return f"{one['steady']:,.0f} events/s, at most {max(one['high_water']) / 1e6:,.0f} MB of local disk{wrong}"
     median, high = np.percentile(one["ms"], [50, 95])
     return f"median {median:,.0f} ms, p95 {high:,.0f} ms, {one['commits']} commits{wrong}"
@@ -46,6 +46,7 @@ def write(measured: Sequence[Row], target: Path, command: str) -> None:
         "command": command,
         "machine": machine(),
         "throughput": [_throughput(ones) for ones in _grouped(good, "throughput", ("variant",))],
+        "stall": [_stall(ones) for ones in _grouped(good, "stall", ("variant",))],
         "latency": [_latency(ones) for ones in _grouped(good, "latency", ("engine", "interval"))],
         "measurements": list(measured),
     }
@@ -94,6 +95,18 @@ def _throughput(ones: list[Row]) -> Row:
     }  # fmt: skip
 
 
+def _stall(ones: list[Row]) -> Row:
+    return {
+        "variant": ones[-1]["variant"],
+        "seconds": statistics.median(sum(one["epoch_ms"]) / 1e3 for one in ones),
+        "longest": max(max(one["epoch_ms"]) / 1e3 for one in ones),
+        "stalled": statistics.median(one["counters"]["stalled"] for one in ones),
+        "high_water": [max(one["high_water"][half] for one in ones) for half in (0, 1)],
+        "memory": [max(one["memory"][half] for one in ones) for half in (0, 1)],
+        "differing": max(one["differing"] for one in ones),
+    }
+
+
 def _latency(ones: list[Row]) -> Row:
     ms = [value for one in ones for value in one["ms"]]
     p50, p95, p99 = np.percentile(ms, [50, 95, 99])
@@ -120,6 +133,7 @@ def _markdown(facts: Row) -> str:
         f"{facts['machine']}. Made by `{facts['command']}`; what is measured stands in `benchmarks/README.md`.",
         "",
         *_on_slow_storage(facts["throughput"]),
+        *_stalled(facts["stall"]),
         *_landed_to_visible(facts["latency"]),
     ]
     errors = [f"- {one['key']}: {one['error']}" for one in facts["measurements"] if one["error"]]
@@ -162,6 +176,26 @@ def _on_slow_storage(rows: list[Row]) -> list[str]:
         lines.append(
             f"- {row['variant']}: {phases}. Bytes at the link's rate {row['link_ms']:,.0f}; processor time of server and link"
             f" {row['server_cpu_ms']:,.0f}. Requests: {kinds}. Load before: {row['load']:.1f}."
+        )
+    return [*lines, ""]
+
+
+def _stalled(rows: list[Row]) -> list[str]:
+    if not rows:
+        return []
+    lines = [
+        "## Tables that stand still",
+        "",
+        "All epochs but the first; from the fifth or so on nothing that is asked for below `tables` goes through for a minute, rows, logs and listings.",
+        "",
+        "| tables | seconds in all | longest epoch, s | requests that waited | local disk at most, MB: first half, second | memory at most, MB: first half, second | result |",
+        "|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for row in rows:
+        disk, memory = (", ".join(f"{size / 1e6:,.0f}" for size in row[what]) for what in ("high_water", "memory"))
+        right = "equal to DuckDB's" if not row["differing"] else f"**{row['differing']:,} keys differ**"
+        lines.append(
+            f"| {row['variant']} | {row['seconds']:,.1f} | {row['longest']:,.1f} | {row['stalled']:,.0f} | {disk} | {memory} | {right} |"
         )
     return [*lines, ""]
 

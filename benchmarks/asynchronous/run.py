@@ -28,6 +28,7 @@ from benchmarks.asynchronous.throughput import Throughput, Variant
 from benchmarks.state.workload import Workload
 
 LIMITS = (Limits(), Limits(20, 50))
+STALLS = (Limits(), Limits(stall=60))
 LOAD = Workload("asynchronous", 1_000_000, epochs=12, events=500_000)
 QUICK = Workload("asynchronous-quick", 200_000, epochs=4, events=100_000)
 INTERVALS = (0.0, 1.0, 5.0)
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="a look: small epochs, one or two at a time, a few seconds"
     )
-    parser.add_argument("--part", choices=["throughput", "latency"], help="only this one")
+    parser.add_argument("--part", choices=["throughput", "stall", "latency"], help="only this one")
     parser.add_argument("--reps", type=int, default=1, help="repetitions (1)")
     parser.add_argument("--concurrent", default="1,2,3", help="values of checkpoints.max_concurrent")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "weir-bench-async")
@@ -61,9 +62,11 @@ def main() -> None:
         with log.open("a") as file:
             file.write(json.dumps(one) + "\n")
         print(f"{key}: {one['error'] or report.said(one)}", flush=True)
-    defaults = (False, None, 1, "1,2,3")
-    plain = (given.quick, given.part, given.reps, given.concurrent) == defaults
-    command = "make bench-async" if plain else f"python -m benchmarks.asynchronous.run {' '.join(sys.argv[1:])}"
+    asked = [f"--part {given.part}"] if given.part else []
+    asked += ["--quick"] if given.quick else []
+    asked += [f"--reps {given.reps}"] if given.reps != 1 else []
+    asked += [f"--concurrent {given.concurrent}"] if given.concurrent != "1,2,3" else []
+    command = f"python -m benchmarks.asynchronous.run {' '.join(asked)}" if asked else "make bench-async"
     report.write(report.load(log), given.results, command)
     print(given.results.with_suffix(".md").read_text())
 
@@ -75,11 +78,14 @@ def _all(scratch: Path, quick: bool, part: str | None, concurrent: list[int], re
     """Kind, key and call of every measurement, in the order in which they alternate."""
     load, arrivals = (QUICK, replace(Arrivals(), measured=10.0)) if quick else (LOAD, Arrivals())
     for repetition in range(repetitions):
-        for number in concurrent if part != "latency" else ():
+        for limits in STALLS if part in (None, "stall") else ():
+            variant = Variant(limits, 2)
+            yield _one("stall", variant.name, repetition, throughput.once, scratch, variant, load)
+        for number in concurrent if part in (None, "throughput") else ():
             for limits in LIMITS:
                 variant = Variant(limits, number)
                 yield _one("throughput", variant.name, repetition, throughput.once, scratch, variant, load)
-        for interval in INTERVALS if part != "throughput" else ():
+        for interval in INTERVALS if part in (None, "latency") else ():
             for engine in ENGINES:
                 name = f"{engine} every {interval:g} s" if interval else f"{engine} as soon as possible"
                 yield _one("latency", name, repetition, latency.once, scratch, engine, interval, arrivals)
@@ -88,7 +94,7 @@ def _all(scratch: Path, quick: bool, part: str | None, concurrent: list[int], re
 def _one(
     kind: str, name: str, repetition: int, once: Callable[..., Any], *arguments: Any
 ) -> tuple[str, str, Callable[[], Any]]:
-    return kind, f"{name}, {repetition + 1}", lambda: once(*arguments, repetition)
+    return kind, f"{kind}: {name}, {repetition + 1}", lambda: once(*arguments, repetition)
 
 
 if __name__ == "__main__":

@@ -35,13 +35,16 @@ _BUILD_SECONDS = 1800
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of the link: megabytes (10^6 bytes) per second, milliseconds per request; 0: none."""
+    """Of the link: megabytes (10^6 bytes) per second, milliseconds per request, seconds for which tables stand still once; 0: none."""
 
     megabytes: float = 0.0
     delay_ms: float = 0.0
+    stall: float = 0.0
 
     @property
     def title(self) -> str:
+        if self.stall:
+            return f"tables stand still for {self.stall:g} s"
         return f"{self.megabytes:g} MB/s, {self.delay_ms:g} ms" if self.megabytes or self.delay_ms else "no limit"
 
 
@@ -86,7 +89,9 @@ def opened(limits: Limits, scratch: Path, data: Path) -> Iterator[Store]:
     binary = gateway(scratch)
     with (
         _process("tests.storage.s3_server") if binary is None else _serving(binary, data) as server,
-        _process("benchmarks.asynchronous.link", "127.0.0.1", server.port, limits.megabytes, limits.delay_ms) as link,
+        _process(
+            "benchmarks.asynchronous.link", "127.0.0.1", server.port, limits.megabytes, limits.delay_ms, limits.stall
+        ) as link,
     ):
         client = boto3.client(
             "s3",

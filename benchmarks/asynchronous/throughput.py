@@ -7,12 +7,14 @@ import shutil
 import statistics
 import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.asynchronous.store import Limits, opened
 from benchmarks.state import measure, workload
@@ -40,7 +42,8 @@ class Variant:
 class Throughput:
     """steady: events/s between the ends of the first and the last epoch. drained: of the epochs after the first, from the
     trigger of the second to the end of the last, so that nothing that overlaps with neither is left out. high_water: bytes
-    below the work directory, hard links once: the most in the first and in the second half of the run."""
+    below the work directory, hard links once: the most in the first and in the second half of the run; memory: resident bytes of the engine's
+    processes, alike."""
 
     variant: str
     repetition: int
@@ -51,6 +54,7 @@ class Throughput:
     epoch_ms: list[float] = field(default_factory=list)
     phases: dict[str, float] = field(default_factory=dict)
     high_water: tuple[int, int] = (0, 0)
+    memory: tuple[int, int] = (0, 0)
     counters: dict[str, Any] = field(default_factory=dict)
     state_bytes: int = 0
     keys: int = 0
@@ -98,12 +102,12 @@ def _once(scratch: Path, run: Path, variant: Variant, load: Workload, repetition
                 },
             },
         )
-        with _sampled(run / "work") as samples:
+        with _sampled(lambda: _bytes(str(run / "work"))) as samples, _sampled(_resident) as resident:
             place = environment(None, scratch)
             result = measure.start(task, "benchmarks.state.weir", place, run, _LIMIT_SECONDS)
         store.fetch("weir/bench/tables/totals/", run / "output")
     verdict = workload.verify(scratch, load, slices, [f"{run}/output/*.parquet"])
-    return _figures(variant, load, repetition, result, samples, store.counters, verdict, busy)
+    return _figures(variant, load, repetition, result, samples, resident, store.counters, verdict, busy)
 
 
 def _figures(
@@ -112,12 +116,12 @@ def _figures(
     repetition: int,
     result: Result,
     samples: list[int],
+    resident: list[int],
     counters: dict[str, Any],
     verdict: dict[str, int],
     busy: float,
 ) -> Throughput:
     (begun, first), (ended, total) = result.progress[0], result.progress[-1]
-    half = len(samples) // 2
     return Throughput(
         variant=variant.name,
         repetition=repetition,
@@ -129,7 +133,8 @@ def _figures(
         phases={
             name: statistics.median(epoch.get(name, 0.0) for epoch in result.phases[1:]) for name in result.phases[-1]
         },
-        high_water=(max(samples[:half], default=0), max(samples[half:], default=0)),
+        high_water=_halves(samples),
+        memory=_halves(resident),
         counters=counters,
         state_bytes=result.figures["state_bytes"],
         keys=verdict["keys"],
@@ -138,15 +143,21 @@ def _figures(
     )
 
 
+def _halves(samples: list[int]) -> tuple[int, int]:
+    """The most in the first and in the second half."""
+    half = len(samples) // 2
+    return max(samples[:half], default=0), max(samples[half:], default=0)
+
+
 @contextmanager
-def _sampled(directory: Path) -> Iterator[list[int]]:
-    """Look at the bytes below a directory ten times a second."""
+def _sampled(bytes: Callable[[], int]) -> Iterator[list[int]]:
+    """Look at a size ten times a second."""
     samples: list[int] = []
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(_SAMPLE_SECONDS):
-            samples.append(_bytes(str(directory)))
+            samples.append(bytes())
 
     sampler = threading.Thread(target=look)
     sampler.start()
@@ -155,6 +166,15 @@ def _sampled(directory: Path) -> Iterator[list[int]]:
     finally:
         over.set()
         sampler.join()
+
+
+def _resident() -> int:
+    """Resident bytes of all that this process has started: the engine with its JVM and workers, server and link. Shared pages count in each."""
+    found = 0
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            found += process.memory_info().rss
+    return found
 
 
 def _bytes(directory: str) -> int:
