@@ -33,7 +33,7 @@ from state_ops.ids import CheckpointId, Generation
 from state_ops.layout import is_registry_data
 from state_ops.log_entries import Known
 from state_ops.storage import Storage
-from state_ops.transfers import at_once
+from state_ops.transfers import at_once, together
 
 _TIME = pa.timestamp("us", tz="UTC")
 _JSON_COLUMNS = ("offsets", "slice", "watermarks", "operators", "sinks", "inputs", "ms", "totals", "lineage")
@@ -219,7 +219,12 @@ class _Rows(Generic[Row]):
         )
 
     def _of(self, files: list[DataFile]) -> dict[str, tuple[Row, ...]]:
-        return {file.path: self.of(file) for file in files}
+        storage = self._table.storage
+        if storage.is_local:
+            rows = [self.of(file) for file in files]
+        else:  # a file for each retained checkpoint, and each waits for storage
+            rows = together(lambda file, _: self.of(file), files, at_once=storage.transfers)
+        return {file.path: own for file, own in zip(files, rows, strict=True)}
 
 
 class Registry:

@@ -24,10 +24,31 @@ from state_ops.storage import Storage, UnavailableError
 from tests.state_ops.test_registry import APP, a_checkpoint, a_file, put
 from tests.storage import counting
 from tests.storage.conftest import Bucket
+from tests.storage.proxy import Proxy, Request
 
 CAUGHT_UP = RunOptions(until_caught_up=True)
 Opened = Callable[[], Storage]
 Misbehaving = Callable[[str], int]
+
+
+# -- the registry
+
+
+def test_the_rows_of_many_checkpoints_are_asked_for_together(bucket: Bucket, proxy: Proxy):
+    registry = Registry(bucket.storage(), APP)
+    registry.take_over()
+    for id in range(1, 9):
+        put(registry, id, id - 1 or None, [a_file(f"{id}.sst")])
+    met = threading.Barrier(4)
+
+    def behave(request: Request) -> None:
+        if request.method == "GET" and request.at("registry/checkpoints/data/"):
+            met.wait(10)  # where they come one by one it breaks, and so does the answer
+
+    proxy.behave = behave
+    reader = Registry(bucket.storage(proxy.port, max_attempts=1), APP)
+    assert [row.id for row in reader.checkpoints()] == list(range(1, 9))
+    assert not met.broken
 
 
 # -- fencing
