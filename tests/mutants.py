@@ -450,6 +450,13 @@ MUTANTS = [
         "tests/recovery/test_rescale.py::test_a_subtask_has_its_own_key_groups_and_no_others",
     ),
     Mutant(
+        "merge databases in the middle in the epoch that clips",
+        "state_ops/backends/joined.py",
+        "        for at, part in enumerate(self._parts):\n",
+        "        for at, part in ((0, self._parts[0]), (last, self._parts[-1])):\n",
+        "tests/recovery/test_rescale.py::test_the_first_epoch_leaves_merges_to_the_one_after",
+    ),
+    Mutant(
         "merge in the epoch that clips",
         "state_ops/backends/rocksdb.py",
         "            if not self._clipped:  #",

@@ -132,9 +132,10 @@ class Joined:
         return sum(part.approximate_entries() for part in self._parts)
 
     def keep_only(self, start: bytes, end: bytes) -> None:
-        clip(self._parts[0], start, end if len(self._parts) == 1 else BEYOND)
-        if len(self._parts) > 1:
-            clip(self._parts[-1], b"", end)
+        last = len(self._parts) - 1
+        # Those in the middle as well: so they learn to leave merges for later.
+        for at, part in enumerate(self._parts):
+            clip(part, start if at == 0 else b"", end if at == last else BEYOND)
 
     def fold(self, sizes: Sequence[int]) -> None:
         """Copy databases that are small, or too many, into the one beside them. sizes: of each, in bytes."""

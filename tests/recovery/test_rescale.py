@@ -14,6 +14,7 @@ from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.tenure import open_storage
 from state_ops.backends import joined
+from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.checkpoint import STATE, WITH_PARTS, Checkpoint
 from state_ops.errors import StageError
 from state_ops.storage import Storage
@@ -134,6 +135,21 @@ def test_what_is_there_is_named_again_and_not_uploaded(tmp_path, monkeypatch):
         assert len([file for file in listed if file.new]) <= 2 * len({file.name for file in listed})
         tables = again
     bank.assert_exact(1, 2, 3, 15, 12, 11, 18)
+
+
+def test_the_first_epoch_leaves_merges_to_the_one_after(tmp_path, monkeypatch):
+    monkeypatch.setattr(joined, "SMALL_BYTES", 0)
+    bank = Bank.at(tmp_path, WEIR_SPARK__PARALLELISM="7")
+    bank.epochs(1, 2, 3)
+    asked: list[Path] = []
+    merge = RocksDBBackend._merge
+    monkeypatch.setattr(RocksDBBackend, "_merge", lambda self: asked.append(self.path) or merge(self))
+    bank.site = at(bank.site, 3)
+    bank.epochs(4)
+    assert asked == [], "also of databases in the middle, of which nothing is clipped"
+    bank.epochs(5)
+    assert len(asked) > 3
+    bank.assert_exact(1, 2, 3, 4, 5)
 
 
 def test_one_copy_of_an_object_serves_all_subtasks_of_a_host(tmp_path, monkeypatch):
