@@ -15,7 +15,7 @@ from tests.playbooks import page as reading
 from tests.playbooks.actions import act
 from tests.playbooks.project import Project
 
-_SAID_BY_OTHERS = {"file is not a database", "No space left on device"}
+_SAID_BY_OTHERS = {"Unable to reach the user code server", "file is not a database", "No space left on device"}
 
 
 @pytest.mark.parametrize("page", reading.pages(), ids=lambda page: page.stem)
