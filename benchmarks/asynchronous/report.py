@@ -159,11 +159,10 @@ def _on_slow_storage(rows: list[Row]) -> list[str]:
     for row in rows:
         against = free.get(row["variant"].rpartition(", ")[2])
         share = f"{row['steady'] / against['steady']:.0%}" if against else "-"
-        right = "equal to DuckDB's" if not row["differing"] else f"**{row['differing']:,} keys differ**"
         first, second = (f"{size / 1e6:,.0f}" for size in row["high_water"])
         lines.append(
             f"| {row['variant']} | {row['steady']:,.0f} | {share} | {row['drained']:,.0f} | {row['epoch_ms']:,.0f}"
-            f" | {row['megabytes']:,.1f} | {row['requests']:,.0f} | {first}, {second} | {right} |"
+            f" | {row['megabytes']:,.1f} | {row['requests']:,.0f} | {first}, {second} | {_verdict(row)} |"
         )
     lines += [
         "",
@@ -180,6 +179,10 @@ def _on_slow_storage(rows: list[Row]) -> list[str]:
     return [*lines, ""]
 
 
+def _verdict(row: Row) -> str:
+    return "equal to DuckDB's" if not row["differing"] else f"**{row['differing']:,} keys differ**"
+
+
 def _stalled(rows: list[Row]) -> list[str]:
     if not rows:
         return []
@@ -193,9 +196,8 @@ def _stalled(rows: list[Row]) -> list[str]:
     ]
     for row in rows:
         disk, memory = (", ".join(f"{size / 1e6:,.0f}" for size in row[what]) for what in ("high_water", "memory"))
-        right = "equal to DuckDB's" if not row["differing"] else f"**{row['differing']:,} keys differ**"
         lines.append(
-            f"| {row['variant']} | {row['seconds']:,.1f} | {row['longest']:,.1f} | {row['stalled']:,.0f} | {disk} | {memory} | {right} |"
+            f"| {row['variant']} | {row['seconds']:,.1f} | {row['longest']:,.1f} | {row['stalled']:,.0f} | {disk} | {memory} | {_verdict(row)} |"
         )
     return [*lines, ""]
 

@@ -441,7 +441,7 @@ def _rows_late(report: EpochReport) -> int:
 def progress_line(report: EpochReport) -> str:
     """One epoch on one line."""
     row = report.checkpoint
-    read, late = report.checkpoint.rows_read, _rows_late(report)
+    read, late = row.rows_read, _rows_late(report)
     aside = sum(len(rows) for part in row.slice.values() for rows in part.get("excluded", {}).values())
     took = row.ms.get("to_commit", 0.0) / 1000
     return (

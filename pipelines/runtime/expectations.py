@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +12,7 @@ from deltalake.exceptions import TableNotFoundError
 from configs.settings import Settings
 from pipelines.runtime import gates, state_reader
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.sinks.delta import table_path
+from pipelines.runtime.sinks.delta import file_path, table_path
 from state_ops import delta_log
 from state_ops.checkpoint import Checkpoint
 from state_ops.errors import DamageError, GateError
@@ -75,7 +74,7 @@ def newest_rows(storage: Storage, name: str) -> Iterator[pa.Table]:
         return
     files = [file for file in active_files(handle) if file.bytes <= _LARGEST_BYTES]
     for file in sorted(files, key=lambda file: _epoch(file.path), reverse=True):
-        data = storage.read_bytes(f"{table_path(name)}/{unquote(file.path)}")
+        data = storage.read_bytes(file_path(name, file))
         if data is not None:
             yield pq.read_table(pa.BufferReader(data), use_threads=False)
 

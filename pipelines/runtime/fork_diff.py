@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +20,7 @@ from pipelines.runtime import promotion
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.forks import branched
 from pipelines.runtime.operators.windows import START
-from pipelines.runtime.sinks.delta import table_path
+from pipelines.runtime.sinks.delta import file_path
 from pipelines.runtime.sinks.overwriting import Range
 from pipelines.runtime.state_database import database, load, quoted
 from pipelines.runtime.state_diff import ADDED, CHANGED, REMOVED, compared
@@ -210,7 +209,7 @@ def _loaded(
 
     def read() -> Iterator[pa.Table]:
         for file in files:
-            with storage.fetched(f"{table_path(table)}/{unquote(file.path)}", scratch) as local:
+            with storage.fetched(file_path(table, file), scratch) as local:
                 found = pq.read_table(local, use_threads=False)
                 yield found if within is None else found.filter(within[0].of(found, within[1]))
 

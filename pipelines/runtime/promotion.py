@@ -19,7 +19,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 import structlog
@@ -437,7 +436,7 @@ def _brought(
     def one(numbered: tuple[int, DataFile], _: object) -> StateFile:
         number, file = numbered
         path = f"{prefix}/{number}-{attempt}.parquet"
-        there = f"{top}/{unquote(file.path)}"
+        there = delta.file_path(table.table, file)
         if only is None:
             size, digest, rows = copy(shop, source, there, path)
         else:

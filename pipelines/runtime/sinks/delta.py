@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable, PostCommitHookProperties
@@ -52,6 +53,11 @@ class Left:
 
 def table_path(table: str) -> str:
     return f"tables/{table}"
+
+
+def file_path(table: str, file: DataFile) -> str:
+    """Where a file of a sink's table lies, which its log names as in a URI."""
+    return f"{table_path(table)}/{unquote(file.path)}"
 
 
 def ensure(storage: Storage, table: str, schema: pa.Schema, left: Left | None = None) -> None:

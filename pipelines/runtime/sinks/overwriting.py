@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,8 +19,8 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import CommitFailedError
 
 from pipelines.runtime.keyed_stage import staged_writer
-from pipelines.runtime.sinks.delta import CHECKPOINT, table_path
-from pipelines.runtime.sources.footers import Times, times
+from pipelines.runtime.sinks.delta import CHECKPOINT, file_path, table_path
+from pipelines.runtime.sources.footers import times
 from state_ops import delta_log
 from state_ops.checkpoint import Checkpoint, StateFile, from_micros
 from state_ops.errors import DamageError, WeirError
@@ -88,7 +87,8 @@ def overwrite(
 ) -> Publication:
     """Carry out a promotion of a range that is committed, on one table, exactly once however often this is called.
 
-    files: the rows of the range that come. scratch: a directory for the table's files, one for each transfer at a time. Raises DamageError when the table is not where the registry says.
+    files: the rows of the range that come. scratch: a directory for the table's files, one for each transfer at a time. Raises DamageError when
+    the table is not where the registry says.
     """
     started = time.perf_counter()
     decided, sink_app, prefix = checkpoint.sinks[table], f"{app_id}/{table}", f"{table_path(table)}/"
@@ -118,7 +118,7 @@ def touched(storage: Storage, table: str, active: Sequence[DataFile], column: st
     """How many rows of a table lie in a range; reads the files that have some. scratch: as `overwrite` takes it."""
 
     def one(file: DataFile, _: object) -> int:
-        path = _path(table, file)
+        path = file_path(table, file)
         if _within(storage, path, column, wanted) is False:
             return 0
         with storage.fetched(path, scratch) as local:
@@ -143,10 +143,10 @@ def _apart(
 
     def one(numbered: tuple[int, DataFile], _: object) -> tuple[DataFile | None, DataFile | None]:
         number, file = numbered
-        within = _within(storage, _path(table, file), column, wanted)
+        within = _within(storage, file_path(table, file), column, wanted)
         if within is not None:
             return (file if within else None), None
-        with storage.fetched(_path(table, file), scratch) as local:
+        with storage.fetched(file_path(table, file), scratch) as local:
             rest = local.with_name("rest")
             rows, before = only(local, rest, column, wanted, inside=False), pq.read_metadata(local).num_rows
             if rows == before:
@@ -172,15 +172,8 @@ def _within(storage: Storage, path: str, column: str, wanted: Range) -> bool | N
         return None
     if found.greatest < wanted.start or found.least >= wanted.end:
         return False
-    return True if _all_in(found, wanted) else None
-
-
-def _all_in(found: Times, wanted: Range) -> bool:
-    return found.least >= wanted.start and found.greatest < wanted.end and not found.nulls
-
-
-def _path(table: str, file: DataFile) -> str:
-    return f"{table_path(table)}/{unquote(file.path)}"
+    whole = wanted.start <= found.least and found.greatest < wanted.end and not found.nulls
+    return True if whole else None
 
 
 def _remove_left(storage: Storage, table: str, checkpoint: Checkpoint, kept: Sequence[DataFile]) -> None:

@@ -14,13 +14,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from urllib.parse import unquote
 
 import structlog
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from pipelines.runtime.sinks.delta import CHECKPOINT, table_path
+from pipelines.runtime.sinks.delta import CHECKPOINT, file_path, table_path
 from state_ops import delta_log
 from state_ops.checkpoint import Checkpoint, StateFile
 from state_ops.errors import DamageError
@@ -128,7 +127,7 @@ def kept_for(storage: Storage, table: str) -> timedelta | None:
 
 def _described(storage: Storage, table: str, file: DataFile) -> DataFile:
     """A file as the log is to name it again: with its number of rows, and without bounds, of which only half are known here."""
-    rows = storage.parquet_footer(f"{table_path(table)}/{unquote(file.path)}").num_rows
+    rows = storage.parquet_footer(file_path(table, file)).num_rows
     return replace(file, rows=rows, bounds=())
 
 
@@ -176,7 +175,7 @@ def _difference(
     back = [file for file in then if file.path not in known]
 
     def there(file: DataFile, _: object) -> bool:
-        return storage.size(f"{table_path(table)}/{unquote(file.path)}") is not None
+        return storage.size(file_path(table, file)) is not None
 
     found = together(there, back, at_once=storage.transfers)
     comes = tuple(file for file, here in zip(back, found, strict=True) if here)
