@@ -18,7 +18,18 @@ from dagster import DagsterRunStatus
 from assets import checks
 from assets.coordination import KIND
 from assets.jobs import RestoreConfig
-from assets.names import COORDINATES, GENERATION, PROCESS, REASON, TICK, TRIGGER, AssetJob, job_name, restore_job_name
+from assets.names import (
+    ANSWERED_BY,
+    COORDINATES,
+    GENERATION,
+    PROCESS,
+    REASON,
+    TICK,
+    TRIGGER,
+    AssetJob,
+    job_name,
+    restore_job_name,
+)
 from configs.settings import Settings
 from pipelines.runtime import sensor as decisions
 from pipelines.runtime import upkeep
@@ -58,9 +69,10 @@ def checkpoint_sensor(
     keys: Sequence[dg.AssetKey],
 ) -> dg.SensorDefinition:
     """The sensor that triggers epochs. keys: the assets that its runs materialize."""
+    name = f"{pipeline.name}_checkpoint_sensor"
 
     @dg.sensor(
-        name=f"{pipeline.name}_checkpoint_sensor",
+        name=name,
         jobs=[epochs_job, restore_job],
         minimum_interval_seconds=settings.dagster.sensor_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
@@ -83,6 +95,10 @@ def checkpoint_sensor(
         if decision.action is Action.BARRIER:
             decisions.ask(pipeline, settings, decision)
             return dg.SkipReason(f"asked the running coordinator for a barrier: {decision.reason}")
+        if sight.failed_run is not None and decision.memory.runs == 1:  # after a pause it asks, whoever answered
+            other = _answers(context.instance, sight.failed_run, name)
+            if other is not None:
+                return dg.SkipReason(f"{other} sees to run {sight.failed_run[:8]}: {decision.reason}")
         tags = {TRIGGER: "sensor", REASON: decision.reason, TICK: str(decision.memory.tick)}
         if decision.action is Action.RUN:
             return dg.RunRequest(run_key=_run_key(pipeline, decision), job_name=job_name(pipeline), tags=tags)
@@ -96,9 +112,10 @@ def run_failure_sensor(
     pipeline: Pipeline, settings: Settings, restore_job: dg.JobDefinition, keys: Sequence[dg.AssetKey]
 ) -> dg.SensorDefinition:
     """The sensor that answers failed runs of the pipeline, from its jobs or from Materialize."""
+    name = f"{pipeline.name}_run_failure_sensor"
 
     @dg.run_failure_sensor(
-        name=f"{pipeline.name}_run_failure_sensor",
+        name=name,
         request_job=restore_job,
         default_status=dg.DefaultSensorStatus.RUNNING,
         minimum_interval_seconds=settings.dagster.sensor_seconds,
@@ -143,6 +160,9 @@ def run_failure_sensor(
             return dg.SkipReason(f"{halted.how} by a person ({halted.why})")
         if holder.run_id != run.run_id:
             return dg.SkipReason(f"generation {holder.generation} was not its own: the checkpoint sensor sees to it")
+        other = _answers(context.instance, run.run_id, name)
+        if other is not None:
+            return dg.SkipReason(f"{other} sees to it: {what}")
         tags = {TRIGGER: "sensor", REASON: f"run {run.run_id[:8]} failed: {what}"}
         return _restore(pipeline, holder.generation, tags, f"{pipeline.name}-{restore_key(holder.generation)}")
 
@@ -240,6 +260,21 @@ def _newest(instance: dg.DagsterInstance, pipeline: Pipeline, keys: set[dg.Asset
     found = [record for where in _filters(pipeline) for record in instance.get_run_records(where, limit=5)]
     mine = [record for record in found if _coordinates(record.dagster_run, pipeline, keys)]
     return max(mine, key=lambda record: record.storage_id).dagster_run if mine else None
+
+
+def _answers(instance: dg.DagsterInstance, run_id: str, sensor: str) -> str | None:
+    """Who asks for what follows a run that did not end well: None if this sensor does, else the one that does already.
+
+    Sensors tick beside each other, and what one asks for is a run only once its tick is over. Two that look within the same few
+    milliseconds both ask; the second run then finds that the first one was there.
+    """
+    run = instance.get_run_by_id(run_id)
+    if run is None:
+        return None
+    other = run.tags.get(ANSWERED_BY)
+    if other is None:
+        instance.add_run_tags(run_id, {ANSWERED_BY: sensor})
+    return None if other in (None, sensor) else other
 
 
 def _end_dead(context: dg.SensorEvaluationContext, run_ids: Sequence[str]) -> Iterator[str]:

@@ -30,6 +30,20 @@ class Mutant:
 
 MUTANTS = [
     Mutant(
+        "let two sensors answer the same failed run",
+        "assets/sensors.py",
+        "    return None if other in (None, sensor) else other\n",
+        "    return None\n",
+        "tests/assets/test_sensors.py::test_one_of_two_sensors_that_tick_beside_each_other_asks_for_what_follows",
+    ),
+    Mutant(
+        "wait for ever for what the other sensor asked for",
+        "assets/sensors.py",
+        " and decision.memory.runs == 1:",
+        ":",
+        "tests/assets/test_sensors.py::test_one_of_two_sensors_that_tick_beside_each_other_asks_for_what_follows",
+    ),
+    Mutant(
         "let a branch write where its pipeline is",
         "state_ops/storage.py",
         "        if self._parent is not None and is_inherited(path):\n            raise DamageError(",

@@ -24,6 +24,7 @@ from state_ops.lease import DEAD_AFTER_HEARTBEATS, Lease, Request
 # A run that brought no checkpoint is asked for again after 2, 4, 8 ... ticks: input that fails every run must not fill
 # the orchestrator with runs, and needs nobody once it is repaired.
 _LONGEST_PAUSE = 32
+_NOT_WELL = ("failed", "interrupted")
 
 
 class Action(StrEnum):
@@ -54,6 +55,12 @@ class Sight:
     unapplied: bool = False
     held: str | None = None
     halted: Halt | None = None
+
+    @property
+    def failed_run(self) -> str | None:
+        """The orchestrator's run that coordinated last, if it did not end well."""
+        holder = self.holder
+        return holder.run_id if holder is not None and (self.died or holder.outcome in _NOT_WELL) else None
 
     @property
     def died(self) -> bool:

@@ -70,6 +70,37 @@ def test_the_checkpoint_sensor_asks_under_the_same_key(house):
     assert (request.job_name, request.run_key) == ("small_restore_job", f"small-restore-g{holder.generation}")
 
 
+@pytest.mark.parametrize("changes", [{}, {"stopped": True, "outcome": "failed"}], ids=["died", "failed"])
+@pytest.mark.parametrize("first", ["checkpoint_sensor", "run_failure_sensor"])
+def test_one_of_two_sensors_that_tick_beside_each_other_asks_for_what_follows(house, first, changes):
+    """What the first has asked for is not a run yet when the second looks."""
+    house.bank.land(4)
+    run = failed_run(house)
+    dead_holder(house, run.run_id, **changes)
+    if first == "checkpoint_sensor":
+        assert len(house.tick("checkpoint_sensor")[0]) == 1
+        assert (
+            "small_checkpoint_sensor sees to it" in answer(house, house.instance.get_run_by_id(run.run_id)).skip_message
+        )
+        return
+    assert answer(house, run).job_name == "small_restore_job"
+    runs, said, cursor = house.tick("checkpoint_sensor")
+    assert runs == []
+    assert f"small_run_failure_sensor sees to run {run.run_id[:8]}" in said
+    # Nothing came of it, as if the daemon had died before it began the run: whoever looks next does not wait for ever.
+    runs, said, cursor = house.tick("checkpoint_sensor", cursor)
+    assert runs == []
+    assert "brought no checkpoint" in said
+    assert len(house.tick("checkpoint_sensor", cursor)[0]) == 1
+
+
+def test_a_run_that_ended_well_is_not_marked_as_answered(house):
+    assert house.execute("small_job").success
+    house.bank.land(4)
+    assert len(house.tick("checkpoint_sensor")[0]) == 1
+    assert all("weir/answered-by" not in run.tags for run in house.instance.get_runs())
+
+
 def test_a_failure_that_only_a_person_can_mend_is_said_and_left(house):
     (stage,) = house.pipeline.stages
     broken = house.with_pipeline(stages=(replace(stage, function=_raises),))
