@@ -1,6 +1,6 @@
 """`make soak`: thousands of epochs with a coordinator that is killed, frozen and stopped at random; exit 1 on any violation.
 
-python -m tests.soak [--epochs 2000] [--long 600] [--seed N] [--root DIRECTORY]
+python -m tests.soak [--epochs 2000] [--long 600] [--unaligned] [--seed N] [--root DIRECTORY]
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--epochs", type=int, default=int(os.environ.get("EPOCHS") or 2000))
     parser.add_argument("--long", type=int, default=600, help="epochs of the one coordinator that lives long")
+    parser.add_argument("--unaligned", action="store_true", help="checkpoints that do not wait for the second stage")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("SEED") or random.randrange(10**6)))
     parser.add_argument("--root", type=Path, help="where; kept. Default: a temporary directory, kept on a violation")
     given = parser.parse_args()
@@ -33,7 +34,10 @@ def main() -> int:
     print(f"{given.epochs} epochs, seed {given.seed}; SEED={given.seed} repeats input and plan. In {root}", flush=True)
     chance = random.Random(given.seed)
     try:
-        outcome = soak(root, given.seed, given.epochs, lives(chance, given.long), lambda line: print(line, flush=True))
+        plan = lives(chance, given.long, given.unaligned)
+        outcome = soak(
+            root, given.seed, given.epochs, plan, lambda line: print(line, flush=True), unaligned=given.unaligned
+        )
         problems = growing(outcome.samples) + list(filter(None, map(swelling, outcome.rss)))
     except Violation as error:
         print(f"VIOLATION, with SEED={given.seed}; all is left in {root}\n{error}", file=sys.stderr)
@@ -56,7 +60,8 @@ def _show(outcome: Outcome) -> None:
         *[(f"  {name}", number) for name, number in sorted(outcome.ends.items())],
         ("files read", outcome.files),
         ("rows compared", outcome.rows),
-        ("checks of all tables, of state too", f"{outcome.checks}, {outcome.states}"),
+        ("epochs that left rows to a later one", outcome.waited),
+        ("checks of all tables, of accounts, of windows", f"{outcome.checks}, {outcome.states}, {outcome.windows}"),
         *[_extent(outcome.samples, *measure) for measure in _MEASURES],
         *[("resident MiB of a long life", _memory(rss)) for rss in outcome.rss],
     ):

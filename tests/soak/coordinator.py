@@ -22,7 +22,7 @@ import structlog
 
 from configs import settings
 from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, open_storage, run
+from pipelines.runtime.run import RunOptions, open_storage, run, unapplied
 from pipelines.runtime.sources import files
 from state_ops.errors import BusyError, FencedError, WeirError
 from tests.soak import clock
@@ -89,6 +89,7 @@ def _once(order: Order, options: RunOptions) -> dict[str, Any]:
                     generation=checkpoint.generation,
                     trigger=checkpoint.trigger,
                     epoch_now=checkpoint.epoch_now.timestamp(),
+                    waiting=sum(unapplied(checkpoint).values()),
                     files=checkpoint.offsets.get("landing", {}).get("files", 0),
                     rss=process.memory_info().rss,
                 )

@@ -43,10 +43,13 @@ class Life:
     max_files: int = 2
     batch_rows: int = 65_536
     mode: str = "incremental"
+    max_concurrent: int = 2
+    unaligned: bool = False
 
 
-def lives(chance: random.Random, long: int) -> Iterator[Life]:
-    """Lives without end, as a soak has them: the sixth is a long one of so many epochs."""
+def lives(chance: random.Random, long: int, unaligned: bool = False) -> Iterator[Life]:
+    """Lives without end, as a soak has them: the sixth is a long one of so many epochs. unaligned: most of them stop stages at every
+    batch, the long one too."""
     number = 0
     while True:
         number += 1
@@ -58,19 +61,24 @@ def lives(chance: random.Random, long: int) -> Iterator[Life]:
             chance.choice([1, 2, 3]),
             chance.choice([7, 65_536]),
             chance.choice(["incremental", "incremental", "full"]),
+            chance.choice([1, 2, 2, 3]),
+            unaligned and chance.random() < 0.8,
         )
-        yield Life("kill", long, 2, 1) if number == 6 else life
+        long_one = Life("kill", long, 2, 1, 7 if unaligned else 65_536, unaligned=unaligned)
+        yield long_one if number == 6 else life
 
 
 @dataclass
 class Outcome:
-    """What a soak has seen. rss: of each long life, its resident bytes by its own epochs."""
+    """What a soak has seen. waited: epochs that left rows to a later one. rss: of each long life, its resident bytes by its own epochs."""
 
     seed: int
     epochs: int = 0
     checks: int = 0
     states: int = 0
+    windows: int = 0
     rows: int = 0
+    waited: int = 0
     files: int = 0
     generations: int = 0
     seconds: float = 0.0
@@ -79,10 +87,12 @@ class Outcome:
     rss: list[list[int]] = field(default_factory=list)
 
 
-def soak(root: Path, seed: int, epochs: int, plan: Iterator[Life], say: Callable[[str], None]) -> Outcome:
-    """Run until so many epochs are completed, then drain. Raises Violation as soon as something is wrong."""
+def soak(
+    root: Path, seed: int, epochs: int, plan: Iterator[Life], say: Callable[[str], None], *, unaligned: bool = False
+) -> Outcome:
+    """Run until so many epochs are completed, then drain. Raises Violation as soon as something is wrong. unaligned: lives may be."""
     with started(root / "children") as another:
-        return _Soak(root, seed, epochs, plan, say, another).run()
+        return _Soak(root, seed, epochs, plan, say, another, unaligned).run()
 
 
 class _Soak:
@@ -94,13 +104,14 @@ class _Soak:
         plan: Iterator[Life],
         say: Callable[[str], None],
         another: Callable[[], Child],
+        unaligned: bool,
     ) -> None:
         self.site = Site(root, pipeline=pipeline, module="tests.soak.accounts")
         self.storage = Storage(str(self.site.storage))
         self.chance = random.Random(f"{seed}/hands")
         self.target, self.plan, self.say, self.another = epochs, plan, say, another
         self.feed = Feed(seed, self.site.landing)
-        self.verifier = Verifier(self.site, Replay(seed))
+        self.verifier = Verifier(self.site, Replay(seed), unaligned)
         self.outcome = Outcome(seed)
         self.hosts = ["here", "there"]
         self.spare: Child = another()
@@ -135,8 +146,11 @@ class _Soak:
             "WEIR_LEASE__HEARTBEAT_SECONDS": str(HEARTBEAT),
             "WEIR_CHECKPOINTS__NUM_RETAINED": str(life.num_retained),
             "WEIR_CHECKPOINTS__MODE": life.mode,
+            "WEIR_CHECKPOINTS__MAX_CONCURRENT": str(life.max_concurrent),
             "WEIR_EPOCH__MAX_FILES": str(life.max_files),
         }
+        if life.unaligned:
+            env["WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS"] = "0"
         child.go(Order(env, self.hosts[0], life.batch_rows, remembered=_REMEMBERED))
         return child, life
 
@@ -254,4 +268,5 @@ class _Soak:
         out = self.outcome
         out.samples.append(sample(self.site, self.newest))
         out.epochs, out.rows, out.states = self.completed, self.verifier.rows, self.verifier.states
+        out.windows, out.waited = self.verifier.windows, self.verifier.waited
         out.files, out.seconds = self.read, time.monotonic() - self.started

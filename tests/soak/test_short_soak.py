@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain, repeat
 
 import pytest
@@ -28,6 +29,19 @@ def test_killed_frozen_and_stopped_coordinators_lose_and_double_nothing(tmp_path
     assert outcome.ends["kill"] + outcome.ends["early"] >= 6
     assert outcome.ends["zombies fenced"] == 1
     assert outcome.rows > 1000 and outcome.states >= outcome.checks / 2
+
+
+def test_they_lose_and_double_nothing_where_checkpoints_do_not_wait_for_the_second_stage(tmp_path):
+    plan = (
+        replace(life, unaligned=life.end != "stop", batch_rows=7, max_concurrent=1 + number % 3)
+        for number, life in enumerate(_PLAN)
+    )
+    outcome = soak(
+        tmp_path, 11, 40, chain(plan, repeat(Life("kill", 12, batch_rows=7, unaligned=True))), print, unaligned=True
+    )
+    assert outcome.waited >= 10
+    assert outcome.ends["zombies fenced"] == 1
+    assert outcome.rows > 500 and outcome.states >= outcome.checks / 2 and outcome.windows >= 1
 
 
 def test_what_grows_is_noticed():
