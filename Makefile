@@ -24,7 +24,7 @@ demo-clean: $(STAMP) ## Remove what the demo left
 	@$(PY) -m infra.demo --clean
 
 test: $(STAMP) ## Run the tests
-	@$(PY) -m pytest tests
+	@$(PY) -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
 
 s3: $(STAMP) ## Run a pipeline with Spark on S3 (moto's server)
 	@$(PY) -m pytest tests/storage -m s3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -128,25 +129,24 @@ def test_whatever_is_read_and_written_around_runs_a_dict_says_the_same(tmp_path_
     entries = st.dictionaries(keys, st.binary(max_size=5), min_size=1, max_size=8)
     known: Entries = {}
     path = tmp_path_factory.mktemp("runs")
-    backend = RocksDBBackend(path, 16)
-    for step in data.draw(
-        st.lists(st.sampled_from(["run", "puts", "deletes", "get", "scan", "snapshot"]), max_size=12)
-    ):
-        if step in ("run", "puts"):
-            changed = data.draw(entries)
-            backend.write(run_of(changed) if step == "run" else list(changed.items()))
-            known |= changed
-            assert backend.written
-        elif step == "deletes":
-            gone = data.draw(st.lists(keys, min_size=1, max_size=3))
-            backend.write([], gone)
-            known = {key: value for key, value in known.items() if key not in gone}
-        elif step == "get":
-            asked = [*known, b"not there"]
-            assert backend.multi_get(asked) == [known.get(key) for key in asked]
-        elif step == "scan":
-            assert list(backend.scan(b"", b"\xff" * 4)) == sorted(known.items())
-        else:
-            backend.snapshot(path / f"snapshot{len(list(path.glob('snapshot*')))}")
-    assert list(backend.scan(b"", b"\xff" * 4)) == sorted(known.items())
-    backend.close()
+    with closing(RocksDBBackend(path, 16)) as backend:  # also where hypothesis gives an example up
+        for step in data.draw(
+            st.lists(st.sampled_from(["run", "puts", "deletes", "get", "scan", "snapshot"]), max_size=12)
+        ):
+            if step in ("run", "puts"):
+                changed = data.draw(entries)
+                backend.write(run_of(changed) if step == "run" else list(changed.items()))
+                known |= changed
+                assert backend.written
+            elif step == "deletes":
+                gone = data.draw(st.lists(keys, min_size=1, max_size=3))
+                backend.write([], gone)
+                known = {key: value for key, value in known.items() if key not in gone}
+            elif step == "get":
+                asked = [*known, b"not there"]
+                assert backend.multi_get(asked) == [known.get(key) for key in asked]
+            elif step == "scan":
+                assert list(backend.scan(b"", b"\xff" * 4)) == sorted(known.items())
+            else:
+                backend.snapshot(path / f"snapshot{len(list(path.glob('snapshot*')))}")
+        assert list(backend.scan(b"", b"\xff" * 4)) == sorted(known.items())
