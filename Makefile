@@ -45,11 +45,12 @@ matrix: $(STAMP) ## Kill and disturb a run at every single call, and compare wha
 	@$(PY) -m tests.recovery.matrix --rewinds --calls 190 --only kill
 	@$(PY) -m tests.recovery.matrix --promotions --sample
 
-schedules: $(STAMP) ## Play 1,000 random orders of the steps of overlapping epochs, with faults and kills (1 hour)
+schedules: $(STAMP) ## Play 1,000 random orders of overlapping epochs' steps, with faults and kills; FROM=N: the next (1 hour)
 	@WEIR_SCHEDULES=1000 $(PY) -m pytest tests/recovery/test_schedules.py
 
-soak: $(STAMP) ## Run 2,000 epochs while coordinators are killed and frozen; SEED=N repeats one (15 minutes)
+soak: $(STAMP) ## Run 3,000 epochs while coordinators are killed and frozen; SEED=N repeats one (25 minutes)
 	@$(PY) -m tests.soak
+	@$(PY) -m tests.soak --unaligned --epochs 1000 --long 300
 
 memory: $(STAMP) ## Show a worker's memory while its state is 20 times the budget (1 minute)
 	@$(PY) -m tests.memory

@@ -20,7 +20,7 @@ from pipelines import flights
 from pipelines.runtime.tenure import open_storage
 from tests.servers import needs
 
-_PATIENCE = 240.0  # a JVM and Great Expectations start within it, on two busy processors
+_PATIENCE = 400.0  # JVMs and Great Expectations start within it, on two busy processors
 _SHOT = {"width": 1440, "height": 900}
 
 

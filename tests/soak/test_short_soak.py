@@ -1,4 +1,4 @@
-"""The soak in half a minute: `make soak` runs the same for 2,000 epochs."""
+"""The soak in half a minute: `make soak` runs the same for thousands of epochs."""
 
 from __future__ import annotations
 
