@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--rewinds", action="store_true", help="runs that begin with a rewind; in memory")
     parser.add_argument("--calls", type=int, help="only blows at the first so many calls")
     parser.add_argument("--minutes", type=float, help="end after this time")
+    parser.add_argument("--skip", type=int, default=0, help="so many trials of the order, which another run has played")
     parser.add_argument("--seed", type=int, default=1, help="of the order in which trials are played")
     parser.add_argument("--zygotes", type=int, default=min(os.cpu_count() or 1, 8))
     parser.add_argument(
@@ -59,6 +60,7 @@ def in_memory(arguments: argparse.Namespace) -> int:
             and (not arguments.calls or numbers[trial.disturbance.at] <= arguments.calls)
         ]
         random.Random(arguments.seed).shuffle(chosen)
+        del chosen[: arguments.skip]
         print(f"{len(points)} calls of {len({point.operation for point in points})} operations; {len(chosen)} trials")
         done = 0
 
