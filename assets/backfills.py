@@ -186,7 +186,6 @@ def job_and_schedules(pipeline: Pipeline, configured: BackfillSettings) -> tuple
         description=f"Replays days of {pipeline.name} on a branch. All days that are chosen together are one run.",
         executor_def=dg.in_process_executor,
         tags={BESIDE: pipeline.name},
-        partitions_def=partitions(configured),
     )
     if configured.cron is None:
         return job, []
