@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, repeat
 
 import pytest
 
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.sinks import delta
+from tests.recovery.harness import Site
+from tests.soak import accounts
 from tests.soak.bounds import growing, swelling
-from tests.soak.checks import Sample
+from tests.soak.checks import Sample, Verifier
 from tests.soak.driver import Life, soak
+from tests.soak.feed import Feed
+from tests.soak.replay import Replay
 
 _PLAN = (
     Life("kill", 6, num_retained=3),
@@ -42,6 +50,36 @@ def test_they_lose_and_double_nothing_where_checkpoints_do_not_wait_for_the_seco
     assert outcome.waited >= 10
     assert outcome.ends["zombies fenced"] == 1
     assert outcome.rows > 500 and outcome.states >= outcome.checks / 2 and outcome.windows >= 1
+
+
+def test_a_table_that_is_ahead_of_the_ledger_when_a_coordinator_is_killed_is_no_violation(tmp_path, monkeypatch):
+    """Tables are published beside each other."""
+    site = Site(tmp_path, {"WEIR_EPOCH__MAX_FILES": "1"}, accounts.pipeline, "tests.soak.accounts")
+    feed, verifier = Feed(3, site.landing), Verifier(site, Replay(3))
+    publish, cut = delta.publish, False
+
+    def cut_off(storage, app_id, table, *rest):
+        if cut and table == "ledger":
+            raise KeyboardInterrupt
+        return publish(storage, app_id, table, *rest)
+
+    def check_after(files: int) -> bool:
+        """Whether late rows wait to be judged."""
+        feed.land(files)
+        with suppress(KeyboardInterrupt):
+            list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
+        verifier.check()
+        return bool(verifier._found["turnover_late"])
+
+    monkeypatch.setattr(delta, "publish", cut_off)
+    assert not check_after(30)
+    ahead = 0
+    for _ in range(4):
+        cut = True
+        ahead += check_after(1)
+        cut = False
+        assert not check_after(1)
+    assert ahead, "late rows were published before the ledger's"
 
 
 def test_what_grows_is_noticed():
