@@ -31,7 +31,7 @@ _TEN_MINUTES = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class Sample:
-    """How much there is at one moment, without the tables' rows, which grow by right. epoch: the newest by then."""
+    """How much there is at one moment, without the tables' rows and the host's cache of objects, which grow by right. epoch: the newest."""
 
     epoch: int
     state_bytes: int
@@ -47,7 +47,7 @@ class Sample:
 def sample(site: Site, epoch: int) -> Sample:
     state = _extent(site.storage / "state", site.storage / "channels")
     registry = _extent(site.storage / "registry")
-    work = _extent(*(path for path in site.root.glob("work*")))
+    work = _extent(*(path for path in site.root.glob("work*/*") if path.name != "objects"))  # that has its own bound
     log = sum(1 for _ in (site.storage / "registry").glob("*/_delta_log/*.json"))
     sink_log = sum(1 for _ in (site.storage / "tables").glob("*/_delta_log/*.json"))
     return Sample(epoch, *state, *registry, log, *work, sink_log)
