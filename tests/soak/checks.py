@@ -126,11 +126,12 @@ class Verifier:
         if waits and not self.unaligned:
             raise Violation(f"rows wait in checkpoint {head.id}: {unapplied(head)}")
         for table in TABLES:
+            self._check_published(table, published[table] or 0)
             if self.unaligned and table != "ledger":
                 named = head.sinks.get(table, {"id": None})["id"]
                 self._compare_sum(table, known, whole=not waits and known == head.id and published[table] == named)
             else:
-                self._compare(table, published[table] or 0, known)
+                self._compare(table, min(published[table] or 0, known))
         self._check_chain()
         if published["ledger"] == ledger:
             self._check_state(head)
@@ -175,21 +176,18 @@ class Verifier:
             self._wanted[table][epoch] = rows
         self._wanted["turnover_late"][epoch] = output.turnover_late
 
-    def _compare(self, table: str, published: int, known: int) -> None:
+    def _check_published(self, table: str, published: int) -> None:
+        for epoch, rows in sorted(self._found[table].items()):
+            if rows and epoch > published:
+                raise Violation(f"{table} has rows of epoch {epoch}, but {published} was published last")
+
+    def _compare(self, table: str, upto: int) -> None:
+        """Of each epoch up to this one, the rows that are wanted and no others."""
         found, wanted = self._found[table], self._wanted[table]
-        for epoch in sorted({*found, *wanted}):
-            if epoch > published:
-                if found.get(epoch):
-                    raise Violation(f"{table} has rows of epoch {epoch}, but {published} was published last")
-                continue
-            if epoch > known:
-                continue
-            mine, theirs = found.pop(epoch, []), wanted.pop(epoch, [])
-            extra, missing = _counted(mine) - _counted(theirs), _counted(theirs) - _counted(mine)
-            if extra or missing:
-                shown = f"not wanted: {list(extra.items())[:3]}\nmissing: {list(missing.items())[:3]}"
-                raise Violation(f"epoch {epoch} of {table} is not what the replay says:\n{shown}")
-            self.rows += len(mine)
+        for epoch in sorted(epoch for epoch in {*found, *wanted} if epoch <= upto):
+            mine, theirs = _counted(found.pop(epoch, [])), _counted(wanted.pop(epoch, []))
+            _check_same(f"epoch {epoch} of {table}", mine - theirs, theirs - mine)
+            self.rows += mine.total()
 
     def _compare_sum(self, table: str, known: int, whole: bool) -> None:
         """No row that is not wanted by now; if all has been applied and published, every one that is."""
@@ -201,10 +199,7 @@ class Verifier:
         self._wanted[table].clear()
         extra = found - owed
         owed.subtract(found)
-        missing = +owed if whole else Counter()
-        if extra or missing:
-            shown = f"not wanted: {list(extra.items())[:3]}\nmissing: {list(missing.items())[:3]}"
-            raise Violation(f"{table} is not what the replay says:\n{shown}")
+        _check_same(table, extra, +owed if whole else Counter())
         self._owed[table] = +owed
         self.rows += found.total()
 
@@ -273,6 +268,12 @@ def log_in_order(table: Path, app_id: str) -> list[int]:
     if versions != sorted(set(versions)):
         raise Violation(f"{table.name} was published out of order: {versions}")
     return versions
+
+
+def _check_same(what: str, extra: Counter, missing: Counter) -> None:
+    if extra or missing:
+        shown = f"not wanted: {list(extra.items())[:3]}\nmissing: {list(missing.items())[:3]}"
+        raise Violation(f"{what} is not what the replay says:\n{shown}")
 
 
 def _counted(rows: list[Row]) -> Counter:
