@@ -429,9 +429,9 @@ def _brought(
     tenure: Tenure, source: Storage, table: TablePromotion, id: CheckpointId, only: Range | None
 ) -> list[StateFile]:
     """Copies of a branch's rows, perhaps of those of a range alone, in the directory of the pipeline's table; its log does not name them yet."""
-    shop, top = tenure.shop, delta.table_path(table.table)
+    shop = tenure.shop
     attempt = new_attempt_id()
-    prefix = f"{top}/data/{epoch_dir(shop.generation, id)}"
+    prefix = f"{delta.table_path(table.table)}/data/{epoch_dir(shop.generation, id)}"
 
     def one(numbered: tuple[int, DataFile], _: object) -> StateFile:
         number, file = numbered
