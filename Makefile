@@ -45,7 +45,7 @@ matrix: $(STAMP) ## Kill and disturb a run at every single call, and compare wha
 	@$(PY) -m tests.recovery.matrix --rewinds --calls 190 --only kill
 	@$(PY) -m tests.recovery.matrix --promotions --sample
 
-schedules: $(STAMP) ## Play 1,000 random orders of overlapping epochs' steps, with faults and kills; FROM=N: the next (1 hour)
+schedules: $(STAMP) ## Play 1,000 random orders of overlapping epochs' steps, with faults and kills; FROM=N: the next (half an hour)
 	@WEIR_SCHEDULES=1000 $(PY) -m pytest -n 2 tests/recovery/test_schedules.py
 
 soak: $(STAMP) ## Run 3,000 epochs while coordinators are killed and frozen; SEED=N repeats one (25 minutes)

@@ -111,13 +111,17 @@ def schema_of(rows: DataFrame, stage: Stage | None = None) -> pa.Schema:
     from pyspark.errors import PySparkTypeError
     from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
+    unknown = (
+        PySparkTypeError,
+        ValueError,
+    )  # the second for the items of `array()`, which are of no type and never null
     try:
         schema = to_arrow_schema(rows.schema, timezone="UTC")
-    except PySparkTypeError as error:
+    except unknown as error:
         for field in rows.schema:
             try:
                 to_arrow_type(field.dataType, timezone="UTC")
-            except PySparkTypeError:
+            except unknown:
                 raise _unsupported(
                     field.name, field.dataType.simpleString(), f"stage {stage.uid}" if stage else None, "transform="
                 ) from error

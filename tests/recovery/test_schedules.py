@@ -183,7 +183,7 @@ def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }
     if number % 3 == 1:  # every stage that reads another one stops after a row
         options |= {"WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS": "0"}
-    played = gated if number % 4 == 2 else pipeline
+    played = gated if number % 10 == 2 else pipeline
     site = Site(root / "site", options, played, "tests.recovery.test_schedules")
     rows, clock = _land(site, chance), Clock()
     faults, kills = chance.choice([0.0, 0.05, 0.1]), chance.choice([0.0, 0.01, 0.02])

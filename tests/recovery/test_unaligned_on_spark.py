@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
 from pipelines.runtime.run import unapplied
 from tests.recovery.harness import Site, child
 
 _DAYS = 6
+_ODD = {
+    "nothing": (None, pa.null()),
+    "part": ("named_struct('v', v, 'nothing', null)", pa.struct([("v", pa.int64()), ("nothing", pa.null())])),
+    "parts": ("map('a', array(null))", pa.map_(pa.string(), pa.list_(pa.null()))),
+    "span": ("make_dt_interval(0, 0, 0, v)", pa.duration("us")),
+    "local": ("timestamp_ntz'2026-01-02 03:04:05'", pa.timestamp("us", tz="UTC")),
+    "document": ("parse_json('[1, 2]')", pa.struct([("value", pa.binary()), ("metadata", pa.binary())])),
+}
+"""Columns of a transform, by their SQL, and their types in a stage's function."""
+
+
+class Seen(State):
+    """Of one key."""
+
+    rows: int = 0
+
+
+@stage("passed", source=files("{landing}/*.parquet", name="landing"), key="k", state=Seen)
+def passed(rows: pa.Table, state: ValueState, epoch: Epoch) -> pa.Table:
+    """Every row as it came."""
+    state.fold(rows, rows=agg.count())
+    return rows
+
+
+def _widened(rows):
+    return rows.selectExpr("*", *(f"{sql or 'null'} AS {name}" for name, (sql, _) in _ODD.items()))
+
+
+@stage("odd", source=passed, key="k", state=Seen, transform=_widened, sink=delta.append("odd"))
+def odd(rows: pa.Table, state: ValueState, epoch: Epoch) -> pa.Table:
+    """The seconds of each row's span, once its columns are what the transform has made of them."""
+    assert {name: rows.schema.field(name).type for name in _ODD} == {name: type for name, (_, type) in _ODD.items()}
+    state.fold(rows, rows=agg.count())
+    return rows.select(["k"]).append_column("seconds", rows["span"].cast(pa.int64()))
 
 
 @pytest.fixture
@@ -46,3 +85,24 @@ def test_a_run_that_is_killed_while_rows_wait_goes_on_exactly(site, days):
 
     site.assert_exact(_DAYS)
     site.assert_no_orphans()
+
+
+@pytest.mark.usefixtures("spark")
+def test_rows_wait_with_every_column_that_a_transform_can_make(tmp_path):
+    options = {
+        "WEIR_SPARK__BATCH_ROWS": "50",
+        "WEIR_EPOCH__MAX_FILES": "1",
+        "WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS": "0",
+    }
+    site = Site(tmp_path / "site", options, Pipeline("odd", (passed, odd), max_parallelism=4))
+    site.landing.mkdir(parents=True)
+    values = np.arange(600)
+    for number, part in enumerate(np.split(values, 3)):
+        pq.write_table(pa.table({"k": part % 7, "v": part}), site.landing / f"{number}.parquet")
+
+    history = [report.checkpoint for report in site.run(drain=True)]
+
+    assert sum(bool(unapplied(checkpoint)) for checkpoint in history) >= 2
+    found = DeltaTable(site.storage / "tables" / "odd").to_pyarrow_table().to_pandas()
+    assert sorted(found["seconds"]) == (values * 1_000_000).tolist()
+    assert (found["k"] == found["seconds"] // 1_000_000 % 7).all()

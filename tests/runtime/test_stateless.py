@@ -172,9 +172,13 @@ def test_keys_and_order_may_have_any_name(spark, name):
 # -- types
 
 
-def test_an_input_column_that_arrow_does_not_have_is_named(spark):
-    data = spark.sql("select 1 as a, interval 2 months as span")
-    with pytest.raises(PipelineError, match="'span' is interval month") as raised:
+@pytest.mark.parametrize(
+    ("value", "type"),
+    [("interval 2 months", "interval month"), ("array()", "array<void>"), ("map()", "map<void,void>")],
+)
+def test_an_input_column_that_arrow_does_not_have_is_named(spark, value, type):
+    data = spark.sql(f"select 1 as a, {value} as odd")
+    with pytest.raises(PipelineError, match=f"'odd' is {type}") as raised:
         stateless.schema_of(data, _stage())
     assert raised.value.where == "stage checked"
     assert "transform=" in raised.value.next
