@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
@@ -438,6 +439,10 @@ class Registry:
             ]
         )
         self._listings = {key: value for key, value in self._listings.items() if key in kept.values()}
+
+    def keep_up(self, generation: Generation) -> None:
+        """Shorten the tables' logs where that is due. For the owner, now and then after commits, when nothing waits for it."""
+        at_once([partial(table.keep_up, generation) for table in self._tables])
 
     def remove_unnamed(self, generation: Generation) -> None:
         """Delete files in the registry's directories that no table names: left by a crash beside a commit, or by a probe.

@@ -97,6 +97,7 @@ def finish(
     handover.clear(done_with)
     for request in flight.cut.requests:
         _answer(shop, checkpoint, request)
+    shop.registry.keep_up(shop.generation)
     lap(ms, "prune", clock)
     return EpochReport(checkpoint, tuple(flight.verdicts), ms, tuple(publications), pruned)
 

@@ -1,10 +1,11 @@
-"""What an epoch's control plane asks of storage: how many requests, and how many of them one after the other. Counted, not timed."""
+"""What an epoch's control plane asks of storage: how many requests, how many of them one after the other, what waits for which. Counted, not timed."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,9 @@ from pipelines.runtime import commit, epoch, in_flight
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.lanes import Ended
 from pipelines.runtime.lanes import run as run_step
-from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.run import RunOptions, open_storage, run
 from pipelines.runtime.sinks import delta
-from state_ops import delta_log, handover, registry
+from state_ops import delta_log, handover, log_upkeep, registry
 from state_ops.storage import Storage
 from tests.recovery.small import Bank
 
@@ -141,3 +142,26 @@ def _more(found: tuple[int, int], allowed: tuple[int, int]) -> bool:
 def test_a_warm_epoch_opens_no_delta_table(warm):
     """delta-rs lists and replays a log each time, and holds Python's lock while it waits."""
     assert [through for _, _, through in warm] == [Counter()] * len(_WARM)
+
+
+def test_no_commit_waits_for_the_upkeep_of_the_logs(tmp_path, monkeypatch):
+    """That of the next epoch does, but its state goes to storage meanwhile."""
+    monkeypatch.setattr(log_upkeep, "INTERVAL", 4)
+    bank, begun = Bank.at(tmp_path / "site"), []
+    bank.land(*range(1, _EPOCHS + 1))
+    for module, name in ((in_flight, "commit"), (epoch, "prune"), (log_upkeep, "clean_up")):
+        monkeypatch.setattr(module, name, _noted(getattr(module, name), name, begun))
+    list(run(bank.site.pipeline, bank.site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(), Inline()))
+    assert begun.count("clean_up") >= 2 * 3, "in the logs of three tables"
+    assert all(earlier != "commit" for earlier, later in pairwise(begun) if later == "clean_up")
+    storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
+    logs = [log_upkeep.log_names(storage, f"registry/{table}") for table in ("checkpoints", "state_files")]
+    assert max(map(len, logs)) <= 2 * log_upkeep.INTERVAL + 5
+
+
+def _noted(real: Callable, name: str, begun: list[str]) -> Callable:
+    def noted(*args, **kwargs):
+        begun.append(name)
+        return real(*args, **kwargs)
+
+    return noted

@@ -425,6 +425,7 @@ def test_only_what_no_table_names_is_removed(storage, monkeypatch):
         dead.take_over()
         kept = put(dead, 1, None, [a_file("1.sst")])
         dead.record_publications(Generation(1), [published(1)])
+        dead.keep_up(Generation(1))
     successor = Registry(storage, APP)
     generation = successor.take_over()
     root = Path(storage.uri)

@@ -46,13 +46,14 @@ def taken(storage: Storage) -> Registry:
 
 
 def epoch(registry: Registry, id: int, generation: int = 1) -> None:
-    """What one epoch does to the registry: commit, record the publication, prune."""
+    """What one epoch does to the registry: commit, record the publication, prune, keep the logs short."""
     put(registry, id, id - 1 or None, [a_file("1.sst"), a_file(f"{id}.sst")], generation)
     registry.record_publications(Generation(generation), [published(id)])
     beyond = [row.id for row in registry.checkpoints()[:-KEPT]]
     registry.drop_rows(Generation(generation), beyond)
     if strays := registry.strays():
         registry.drop_listings(Generation(generation), strays)
+    registry.keep_up(Generation(generation))
 
 
 def epochs(registry: Registry, first: int, last: int, generation: int = 1) -> None:
@@ -434,6 +435,17 @@ def test_upkeep_that_fails_fails_no_commit_and_is_done_later(storage, often, mon
     epochs(registry, 13, 20)
     assert Registry(storage, APP).head().id == 20
     assert max(len(log_of(storage, table)) for table in TABLES) <= 2 * often + 5
+
+
+def test_who_owns_the_registry_no_more_leaves_its_logs_alone(storage, often):
+    zombie = taken(storage)
+    for id in range(1, 2 * often):
+        put(zombie, id, id - 1 or None, [a_file(f"{id}.sst")])
+    taken(storage)
+    before = log_of(storage, "checkpoints")
+    with pytest.raises(FencedError, match=r"generation 1, but .* belongs to generation 2"):
+        zombie.keep_up(Generation(1))
+    assert log_of(storage, "checkpoints") == before
 
 
 def _raises(error: Exception) -> Callable:
