@@ -143,6 +143,7 @@ class _Soak:
         env = {
             **self.site.env,
             "WEIR_LOCAL__WORK_DIR": str(self.site.root / f"work-{self.hosts[0]}"),
+            "WEIR_LOCAL__OBJECTS_MB": "1",  # so little that objects are evicted
             "WEIR_LEASE__HEARTBEAT_SECONDS": str(HEARTBEAT),
             "WEIR_CHECKPOINTS__NUM_RETAINED": str(life.num_retained),
             "WEIR_CHECKPOINTS__MODE": life.mode,
