@@ -185,7 +185,7 @@ class Wrapped:
         for name, function in _public(delta_log, "delta_log"):
             self._rebind(function, self._delta_function(name, function))
         self._rebind(log_entries.append, self._delta_function("append", log_entries.append))
-        for name in ("update_incremental", "history"):
+        for name in ("update_incremental", "history", "create_checkpoint"):
             setattr(DeltaTable, name, self._handle_method(name, getattr(DeltaTable, name)))
         for name, method in _public(RocksDBBackend, "RocksDBBackend"):
             setattr(RocksDBBackend, name, self._backend_method(name, method))
