@@ -163,7 +163,7 @@ class FencedTable:
         self.storage, self.path, self.schema, self.app_id = storage, path, schema, app_id
         self._partition_by, self._optional = tuple(partition_by), frozenset(optional)
         self._known: Known | None = None
-        self._due = False
+        self.upkeep_due = False  # by a commit of this object
 
     def ensure(self) -> None:
         ensure_table(self.storage, self.path, self.schema, self._partition_by, log_upkeep.PROPERTIES)
@@ -294,7 +294,7 @@ class FencedTable:
         Raises FencedError when a higher generation owns the table. Any other exception means: outcome unknown.
         """
         made = self._appended(generation, adds, removes, check)
-        self._due = self._due or log_upkeep.is_due(made.number)
+        self.upkeep_due = self.upkeep_due or log_upkeep.is_due(made.number)
 
     def _appended(
         self,
@@ -359,12 +359,7 @@ class FencedTable:
     # -- upkeep, by the owner
 
     def keep_up(self, generation: Generation) -> None:
-        """Shorten the log, if a commit of this object has made that due. Whatever fails in it is done by the next upkeep.
-
-        Raises FencedError when a higher generation owns the table.
-        """
-        if not self._due:
-            return
+        """Shorten the log. Whatever fails in it is done by the next upkeep. Raises FencedError when a higher generation owns the table."""
         try:
             newest = self.newest()
             assert newest is not None, f"{self.path} was not ensured"
@@ -373,7 +368,7 @@ class FencedTable:
             log_upkeep.clean_up(self.storage, self.path)
         except (DeltaError, OSError) as error:
             log.warning("the log of a registry table was not cleaned up", table=self.path, error=str(error))
-        self._due = False
+        self.upkeep_due = False
 
     def upgrade(self, generation: Generation) -> None:
         """Give a table of an older release this one's properties and columns, and its log the upkeep that it lacks."""
@@ -392,7 +387,6 @@ class FencedTable:
         if lacking:
             self._alter(generation, lambda handle: _add_columns(handle, self.app_id, generation, lacking))
         if log_upkeep.is_overdue(log_upkeep.log_names(self.storage, self.path)):
-            self._due = True
             self.keep_up(generation)
 
     def _check_columns(self, handle: DeltaTable) -> None:

@@ -442,7 +442,7 @@ class Registry:
 
     def keep_up(self, generation: Generation) -> None:
         """Shorten the tables' logs where that is due. For the owner, now and then after commits, when nothing waits for it."""
-        at_once([partial(table.keep_up, generation) for table in self._tables])
+        at_once([partial(table.keep_up, generation) for table in self._tables if table.upkeep_due])
 
     def remove_unnamed(self, generation: Generation) -> None:
         """Delete files in the registry's directories that no table names: left by a crash beside a commit, or by a probe.

@@ -921,8 +921,8 @@ MUTANTS = [
     Mutant(
         "let the commit wait for the upkeep of the logs",
         "state_ops/delta_log.py",
-        "        self._due = self._due or log_upkeep.is_due(made.number)\n",
-        "        self._due = self._due or log_upkeep.is_due(made.number)\n        self.keep_up(generation)\n",
+        "        self.upkeep_due = self.upkeep_due or log_upkeep.is_due(made.number)\n",
+        "        if log_upkeep.is_due(made.number):\n            self.keep_up(generation)\n",
         "tests/runtime/test_requests.py::test_no_commit_waits_for_the_upkeep_of_the_logs",
     ),
     Mutant(
