@@ -420,24 +420,29 @@ class Registry:
             self._drop_files(self._pins, generation, chosen)
         return named is not None
 
-    def drop_rows(self, generation: Generation, ids: Iterable[CheckpointId]) -> None:
-        """Remove checkpoints' rows: from then on they do not exist. Their listings and objects are still there."""
+    def drop_rows(self, generation: Generation, ids: Iterable[CheckpointId], later: list[str] | None = None) -> None:
+        """Remove checkpoints' rows: from then on they do not exist. Their listings and objects are still there.
+
+        later: takes the files that the table names no more, which are else deleted here.
+        """
         gone = set(ids)
         if gone:
-            self._drop_files(self._checkpoints, generation, lambda file: _bound(file, "id") in gone)
+            self._drop_files(self._checkpoints, generation, lambda file: _bound(file, "id") in gone, later)
 
-    def drop_listings(self, generation: Generation, strays: Iterable[Stray]) -> None:
-        """Remove listings that no row names, and publications of checkpoints that have no row. No object is deleted."""
+    def drop_listings(self, generation: Generation, strays: Iterable[Stray], later: list[str] | None = None) -> None:
+        """Remove listings that no row names, and publications of checkpoints that have no row. No object is deleted.
+
+        later: as of `drop_rows`; and it is proved that the generation owns the registry, so that what they named may be deleted too.
+        """
         gone = {stray.path for stray in strays}
         kept = {row.id: row.commit_id for row in self.checkpoints(own=True)}
-        at_once(
-            [
-                lambda: self._drop_files(self._files, generation, lambda file: file.path in gone),
-                lambda: self._drop_files(
-                    self._publications, generation, lambda file: _bound(file, "checkpoint_id") not in kept
-                ),
-            ]
-        )
+        drops = [
+            lambda: self._drop_files(self._files, generation, lambda file: file.path in gone, later),
+            lambda: self._drop_files(
+                self._publications, generation, lambda file: _bound(file, "checkpoint_id") not in kept, later
+            ),
+        ]
+        at_once(drops if later is None else [*drops, lambda: self.prove(generation)])
         self._listings = {key: value for key, value in self._listings.items() if key in kept.values()}
 
     def keep_up(self, generation: Generation) -> None:
@@ -460,11 +465,17 @@ class Registry:
         remove_probes(self._checkpoints.storage, generation)
 
     @staticmethod
-    def _drop_files(table: FencedTable, generation: Generation, chosen: Callable[[DataFile], bool]) -> None:
+    def _drop_files(
+        table: FencedTable, generation: Generation, chosen: Callable[[DataFile], bool], later: list[str] | None = None
+    ) -> None:
         removes = table.read(lambda files: [file for file in files if chosen(file)], own=True)
         if removes:
             table.commit(generation, removes=removes)
-            table.storage.delete_files([f"{table.path}/{file.path}" for file in removes])
+            unnamed = [f"{table.path}/{file.path}" for file in removes]
+            if later is None:
+                table.storage.delete_files(unnamed)
+            else:
+                later += unnamed
 
     # -- rows
 

@@ -144,7 +144,8 @@ def apply(
 
     watcher: what this process knows of running restores. What one of them still reads stays, until a later call.
     """
-    registry.drop_rows(generation, decided.drop)
+    unnamed: list[str] = []  # of the registry's own: deleted with the objects, in one request
+    registry.drop_rows(generation, decided.drop, unnamed)
     # Only now, after the rows: a restore that comes later finds no row, one that came before is seen here.
     held = {hold.commit_id for hold in watcher.live(storage).values()}
     rows = registry.checkpoints(own=True)
@@ -152,12 +153,13 @@ def apply(
     strays = [stray for stray in registry.strays(own=True) if stray.checkpoint_id <= newest]
     gone = [stray for stray in strays if stray.commit_id not in held]
     if not gone:
+        storage.delete_files(unnamed)
         return ()
     kept = [registry.files(row) for row in rows] + [stray.files for stray in strays if stray.commit_id in held]
     delete = unreferenced([stray.files for stray in gone], kept)
-    registry.drop_listings(generation, gone)
-    registry.prove(generation)  # a successor may have dropped those listings: then they are its to deal with
-    storage.delete_files([file.path for file in delete])
+    # Owned still, after the rows went: else a successor may have dropped those listings, and they are its to deal with.
+    registry.drop_listings(generation, gone, unnamed)
+    storage.delete_files([*unnamed, *(file.path for file in delete)])
     return tuple(delete)
 
 

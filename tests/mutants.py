@@ -781,9 +781,16 @@ MUTANTS = [
     Mutant(
         "delete the objects before the rows",
         "state_ops/retention.py",
-        "    registry.drop_listings(generation, gone)\n    registry.prove(generation)  # a successor may have dropped those listings: then they are its to deal with\n    storage.delete_files([file.path for file in delete])\n",
-        "    storage.delete_files([file.path for file in delete])\n    registry.drop_listings(generation, gone)\n",
+        "    registry.drop_listings(generation, gone, unnamed)\n    storage.delete_files([*unnamed, *(file.path for file in delete)])\n",
+        "    storage.delete_files([*unnamed, *(file.path for file in delete)])\n    registry.drop_listings(generation, gone, unnamed)\n",
         "tests/state_ops/test_retention.py::test_rows_go_before_objects_and_checkpoints_before_their_listings",
+    ),
+    Mutant(
+        "delete objects without a proof that the registry is owned",
+        "state_ops/registry.py",
+        "        at_once(drops if later is None else [*drops, lambda: self.prove(generation)])\n",
+        "        at_once(drops)\n",
+        "tests/state_ops/test_retention.py::test_who_is_being_replaced_deletes_no_object",
     ),
     Mutant(
         "prune what is pinned",
@@ -970,8 +977,8 @@ MUTANTS = [
     Mutant(
         "look for running restores before the rows go",
         "state_ops/retention.py",
-        "    registry.drop_rows(generation, decided.drop)\n    # Only now, after the rows: a restore that comes later finds no row, one that came before is seen here.\n    held = {hold.commit_id for hold in watcher.live(storage).values()}\n",
-        "    held = {hold.commit_id for hold in watcher.live(storage).values()}\n    registry.drop_rows(generation, decided.drop)\n",
+        "    registry.drop_rows(generation, decided.drop, unnamed)\n    # Only now, after the rows: a restore that comes later finds no row, one that came before is seen here.\n    held = {hold.commit_id for hold in watcher.live(storage).values()}\n",
+        "    held = {hold.commit_id for hold in watcher.live(storage).values()}\n    registry.drop_rows(generation, decided.drop, unnamed)\n",
         "tests/state_ops/test_pins.py::test_a_restore_that_comes_right_before_the_row_goes_is_seen",
     ),
     Mutant(

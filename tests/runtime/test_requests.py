@@ -26,8 +26,8 @@ _REQUESTS = ("put_file", "put_bytes", "create", "get_file", "read_bytes", "diges
 _EPOCHS, _WARM = 7, range(4, 8)  # no table's log needs upkeep in the warm ones
 
 # Requests and the longest chain of one epoch with one stage of two subtasks, one sink, one checkpoint pruned.
-ALLOWED = {"seal": (6, 4), "commit": (6, 5), "publish": (5, 5), "prune": (14, 11)}
-ALLOWED_CHAIN = 30  # from one report to the next
+ALLOWED = {"seal": (6, 4), "commit": (6, 5), "publish": (5, 5), "prune": (11, 7)}
+ALLOWED_CHAIN = 26  # from one report to the next
 
 
 class Inline:

@@ -225,8 +225,8 @@ def test_rows_go_before_objects_and_checkpoints_before_their_listings(storage, m
     keeper.prune()
     assert seen == [
         "rows of registry/checkpoints",
-        "file of registry/checkpoints",
         "rows of registry/state_files",
+        "file of registry/checkpoints",
         "file of registry/state_files",
         "object",
     ]
@@ -288,6 +288,19 @@ def test_a_fenced_coordinator_prunes_nothing(storage):
         keeper.prune()
     assert keeper.objects() == {"1", "2"}
     assert len(Registry(storage, APP).checkpoints()) == 2
+
+
+def test_who_is_being_replaced_deletes_no_object(storage):
+    """Its rows have gone; its successor has claimed no more than the first table, so that the listings could go, too."""
+    keeper = Keeper(storage, keep=1)
+    keeper.commit(1, None, files("cp1", "1"))
+    keeper.commit(2, 1, files("cp2", "2"))
+    keeper.registry.drop_rows(keeper.generation, [CheckpointId(1)])
+    Registry(storage, APP)._checkpoints.claim()
+    nothing = retention.RetentionPlan((), ())
+    with pytest.raises(FencedError):
+        retention.apply(keeper.registry, storage, keeper.generation, nothing, keeper.watcher)
+    assert keeper.objects() == {"1", "2"}
 
 
 def test_a_damaged_listing_stops_every_deletion(storage):
