@@ -1733,10 +1733,24 @@ MUTANTS = [
         "tests/runtime/test_operators_run.py::test_windows_of_windows_lose_nothing_whether_files_tell_their_newest_event_time_or_not",
     ),
     Mutant(
-        "upload what the epoch before has not confirmed",
+        "upload what refers to objects that are not in storage yet",
         "pipelines/runtime/in_flight.py",
-        "            and self._free(_UPLOADS, flight, stage.uid)\n            and self._follows_confirmed(flight)",
+        "            and self._free(_UPLOADS, flight, stage.uid)\n            and self._follows_stored(flight)",
         "            and self._free(_UPLOADS, flight, stage.uid)",
+        "tests/recovery/test_schedules.py::test_every_checkpoint_of_a_schedule_is_a_replay_of_its_files",
+    ),
+    Mutant(
+        "count what refers to objects that no confirmed checkpoint names",
+        "pipelines/runtime/in_flight.py",
+        "        if self._follows_confirmed(flight):\n            self._count_uploads(flight)\n",
+        "        self._count_uploads(flight)\n",
+        "tests/recovery/test_overlap.py::test_state_goes_to_storage_while_the_epoch_before_is_committed",
+    ),
+    Mutant(
+        "forget what was uploaded before it could count",
+        "pipelines/runtime/in_flight.py",
+        "                self._count_uploads(follower)\n",
+        "                pass\n",
         "tests/recovery/test_schedules.py::test_every_checkpoint_of_a_schedule_is_a_replay_of_its_files",
     ),
     Mutant(

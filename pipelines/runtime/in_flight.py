@@ -3,7 +3,7 @@
     lane of a stage    1 2 3 4        a stage takes epochs in order, each on the snapshot that the one before left
     next stage           1 2 3 4      ... and after the stage upstream; what it leaves comes first in its next epoch
     gates                1 2 3 4      of the stages' rows: before a stage that reads them, and beside the next epoch
-    uploads                1 2 3      state is uploaded once the epoch before is confirmed: it refers to its objects
+    uploads                1 2 3      state is uploaded once that of the epoch before is: it refers to its objects, and counts once that is confirmed
     commits                 1 2 3     commit, publish, prune, answer: one epoch after the other
 
 Nothing of an epoch waits for a later one. If one fails, every later one falls with it; earlier ones go on to their end; then
@@ -236,8 +236,7 @@ class InFlight:
                 if self._may_work(flight, stage):
                     self._begin_stage(flight, stage)
                 elif self._may_upload(flight, stage):
-                    uploading = partial(epoch.upload, self._shop, flight, stage, self._bases[stage.uid])
-                    self._begin(_UPLOADS, flight, stage.uid, uploading, partial(self._uploaded, stage))
+                    self._begin_upload(flight, stage)
                 if self._may_judge(flight, stage):
                     judging = partial(judge, self._shop, stage, to_judge(flight, stage))
                     self._begin(_GATES, flight, stage.uid, judging, partial(self._judged, stage))
@@ -280,11 +279,11 @@ class InFlight:
         return stage.uid in flight.acks and stage.uid not in flight.judged and self._free(_GATES, flight, stage.uid)
 
     def _may_upload(self, flight: Flight, stage: Stage) -> bool:
-        """One after the other, and not before what the epoch builds on is confirmed."""
+        """One after the other, and not before what the epoch builds on is in storage."""
         return (
             any(ack.handover is not None for ack in flight.acks.get(stage.uid, ()))
             and self._free(_UPLOADS, flight, stage.uid)
-            and self._follows_confirmed(flight)
+            and self._follows_stored(flight)
             # What the stages downstream leave of its rows is uploaded with it.
             and (not self._may_wait or all(other.uid in flight.acks for other in self._shop.pipeline.stages))
         )
@@ -306,6 +305,18 @@ class InFlight:
     def _follows_confirmed(self, flight: Flight) -> bool:
         before = self._before(flight)
         return before is None or before.confirmed is not None
+
+    def _follows_stored(self, flight: Flight) -> bool:
+        """Whether all of the epoch before is in storage, and it is the next to be confirmed."""
+        before = self._before(flight)
+        return before is None or (before.pending.complete and self._follows_confirmed(before))
+
+    def _stored_base(self, flight: Flight, stage: Stage) -> dict[int, Snapshot]:
+        """What the epoch builds on, by subtask, as the epoch before names it."""
+        before = self._before(flight)
+        if before is None or before.confirmed is not None:
+            return self._bases[stage.uid]
+        return snapshots_of(before.pending.files(), stage.uid)
 
     def _before(self, flight: Flight) -> Flight | None:
         index = self._flights.index(flight)
@@ -332,6 +343,13 @@ class InFlight:
         flight.work[stage.uid] = plan(self._shop, flight, stage, tip)
         step = partial(run_stage, self._shop, flight, stage, tip, frozenset(keep), here, self._may_wait)
         self._begin(stage.uid, flight, _JOB, step, partial(self._worked, stage))
+
+    def _begin_upload(self, flight: Flight, stage: Stage) -> None:
+        first = all(lane != _UPLOADS for lane, _ in flight.begun)
+        if first and self._before(flight) is not None:  # it has waited for that one's uploads
+            self._prolong(flight)
+        uploading = partial(epoch.upload, self._shop, flight, stage, self._stored_base(flight, stage))
+        self._begin(_UPLOADS, flight, stage.uid, uploading, partial(self._uploaded, stage))
 
     # -- what follows a step
 
@@ -395,9 +413,16 @@ class InFlight:
             raise declined(received.error)
 
     def _uploaded(self, stage: Stage, flight: Flight, acks: list[Ack]) -> None:
-        for ack in acks:
-            self._receive(flight, ack)
+        flight.uploaded[stage.uid] = acks
         flight.ms[f"upload:{stage.uid}"] = max(ack.ms.get("upload", 0.0) for ack in acks)
+        if self._follows_confirmed(flight):
+            self._count_uploads(flight)
+
+    def _count_uploads(self, flight: Flight) -> None:
+        """What is uploaded counts once that is confirmed which it refers to."""
+        for ack in [ack for acks in flight.uploaded.values() for ack in acks]:
+            self._receive(flight, ack)
+        flight.uploaded.clear()
 
     def _seal(self, flight: Flight, sealed: tuple[Checkpoint, tuple[StateFile, ...]]) -> None:
         flight.sealed = sealed
@@ -426,6 +451,11 @@ class InFlight:
             if follower is None or uid not in follower.acks:  # the tip is this epoch's
                 self._tips[uid] = tip.confirmed(self._bases[uid])
         self._renew()
+        if follower is not None and follower in self._flights:
+            try:
+                self._count_uploads(follower)
+            except WeirError as error:
+                self._fail(follower, error)
 
     def _not_committed(self, flight: Flight, error: BaseException) -> None:
         self._note_failures()

@@ -208,7 +208,7 @@ class Flight:
     """One epoch between its trigger and its end. frontier: after its slices. acks: by stage, as its subtasks gave them, once all are
     in; what is uploaded meanwhile does not change them. shapes: by stage, as this epoch knew them; a later one may know more.
 
-    judged: uids of stages whose rows no gate refuses. begun: steps, by lane and kind. elsewhere: uids of stages that run again, once what they build on is in storage. sealed: the row
+    uploaded: acks whose files are in storage, by stage, until the epoch before is confirmed. judged: uids of stages whose rows no gate refuses. begun: steps, by lane and kind. elsewhere: uids of stages that run again, once what they build on is in storage. sealed: the row
     and the listing, ready for the commit; confirmed: the checkpoint, once the registry has it.
     work: by stage, what it applies; waiting: what it has not applied after that. applied: which epoch it was at.
     losers: objects of attempts that do not count. started: on time.perf_counter(); deadline: on time.monotonic().
@@ -221,6 +221,7 @@ class Flight:
     started: float
     deadline: float
     acks: dict[str, list[Ack]] = field(default_factory=dict)
+    uploaded: dict[str, list[Ack]] = field(default_factory=dict)
     judged: set[str] = field(default_factory=set)
     begun: set[tuple[str, str]] = field(default_factory=set)
     elsewhere: set[str] = field(default_factory=set)
@@ -239,7 +240,8 @@ class Flight:
 
     def waiting_bytes(self, full: bool) -> int:
         """Of what is still to be uploaded, at most. full: the files of the base too."""
-        return sum(ack.handover.bytes(full) for ack in self.pending.acks.values() if ack.handover is not None)
+        waiting = [ack for ack in self.pending.acks.values() if ack.operator not in self.uploaded]
+        return sum(ack.handover.bytes(full) for ack in waiting if ack.handover is not None)
 
     @property
     def waiting_paths(self) -> set[str]:

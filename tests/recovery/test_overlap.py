@@ -20,7 +20,9 @@ from pipelines.runtime.run import RunOptions
 from pipelines.runtime.workshop import EpochReport, bottleneck
 from state_ops import handover, lease
 from state_ops.checkpoint import LocalSnapshot
+from state_ops.coordinator import Coordinator
 from state_ops.errors import GateError, InputError, TransientError
+from state_ops.registry import Registry
 from tests.recovery.small import Bank, accounts, pipeline, until
 
 
@@ -100,6 +102,42 @@ def test_stages_work_on_beside_what_is_slow_and_never_more_epochs_than_allowed(
     thread.join(60)
     assert [report.checkpoint.id for report in reports] == list(range(1, 8))
     bank.assert_exact(*range(1, 8))
+    bank.site.assert_no_orphans()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_state_goes_to_storage_while_the_epoch_before_is_committed(bank, monkeypatch, lost):
+    """It counts once that one is confirmed, to whose objects it refers; if that one falls, so does what was uploaded."""
+    commit, upload, uploaded, counted = Registry.commit, handover.upload, threading.Event(), []
+    receive = Coordinator.receive
+
+    def waiting(registry, checkpoint, *others, **given):
+        if checkpoint.id == 2:
+            assert uploaded.wait(30), "the third epoch's state waits for the second one's commit"
+            assert not counted
+            if lost:
+                raise OSError("the store was away")
+        commit(registry, checkpoint, *others, **given)
+
+    def noted(storage, acks, *others, **given):
+        found = upload(storage, acks, *others, **given)
+        if acks[0].epoch == 3:
+            uploaded.set()
+        return found
+
+    def received(coordinator, ack):
+        if ack.epoch == 3 and ack.handover is None:
+            counted.append(ack.subtask)
+        return receive(coordinator, ack)
+
+    monkeypatch.setattr(Registry, "commit", waiting)
+    monkeypatch.setattr(handover, "upload", noted)
+    monkeypatch.setattr(Coordinator, "receive", received)
+    tolerated = replace(bank.site, options={**bank.site.options, "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "1"})
+    bank = limited(Bank(tolerated), 2)
+    ids = [report.checkpoint.id for report in bank.epochs(1, 2, 3, 4)]
+    assert ids == ([1, 4, 5, 6] if lost else [1, 2, 3, 4])
+    bank.assert_exact(1, 2, 3, 4)
     bank.site.assert_no_orphans()
 
 
