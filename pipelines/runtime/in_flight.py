@@ -454,7 +454,7 @@ class InFlight:
         if follower is not None and follower in self._flights:
             try:
                 self._count_uploads(follower)
-            except WeirError as error:
+            except Exception as error:  # this epoch stands
                 self._fail(follower, error)
 
     def _not_committed(self, flight: Flight, error: BaseException) -> None:
