@@ -111,10 +111,7 @@ def schema_of(rows: DataFrame, stage: Stage | None = None) -> pa.Schema:
     from pyspark.errors import PySparkTypeError
     from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
-    unknown = (
-        PySparkTypeError,
-        ValueError,
-    )  # the second for the items of `array()`, which are of no type and never null
+    unknown = (PySparkTypeError, ValueError)  # ValueError for `array()`: items of no type that are never null
     try:
         schema = to_arrow_schema(rows.schema, timezone="UTC")
     except unknown as error:
