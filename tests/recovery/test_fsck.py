@@ -411,7 +411,7 @@ LEFTOVERS: dict[str, tuple[Kind, Callable[[Bank], None]]] = {
     ),
     "killed while pruning, rows gone": (
         Kind.STRAY_LISTING,
-        killed_in(Registry, "drop_listings", lambda _, __, strays: bool(strays)),
+        killed_in(Registry, "drop_listings", lambda _, __, strays, *___: bool(strays)),
     ),
     "killed while pruning, listings gone": (
         Kind.ORPHAN_OBJECT,
