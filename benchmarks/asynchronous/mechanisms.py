@@ -188,8 +188,8 @@ def once(mechanism: str, link: Limits, load: Workload, scratch: Path, repetition
             began.append(time.time())
             spent.append(_cpu_seconds())
         lost = 0
-        if quiet:
-            uploads[0].exception()
+        # Any other error is no lost upload: it ends the measurement.
+        if quiet and isinstance(uploads[0].exception(), TimeoutError):
             lost = SUBTASKS - len(list(Path(engine.home).glob("*/UPLOADED")))
         ended = [] if lost else [upload.result() for upload in uploads]
         engine.spark.stop()

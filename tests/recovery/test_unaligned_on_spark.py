@@ -14,7 +14,7 @@ from tests.recovery.harness import Site, child
 
 _DAYS = 6
 _ODD = {
-    "nothing": (None, pa.null()),
+    "nothing": ("null", pa.null()),
     "part": ("named_struct('v', v, 'nothing', null)", pa.struct([("v", pa.int64()), ("nothing", pa.null())])),
     "parts": ("map('a', array(null))", pa.map_(pa.string(), pa.list_(pa.null()))),
     "span": ("make_dt_interval(0, 0, 0, v)", pa.duration("us")),
@@ -38,7 +38,7 @@ def passed(rows: pa.Table, state: ValueState, epoch: Epoch) -> pa.Table:
 
 
 def _widened(rows):
-    return rows.selectExpr("*", *(f"{sql or 'null'} AS {name}" for name, (sql, _) in _ODD.items()))
+    return rows.selectExpr("*", *(f"{sql} AS {name}" for name, (sql, _) in _ODD.items()))
 
 
 @stage("odd", source=passed, key="k", state=Seen, transform=_widened, sink=delta.append("odd"))
