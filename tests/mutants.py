@@ -30,6 +30,20 @@ class Mutant:
 
 MUTANTS = [
     Mutant(
+        "let pruning wait for ever",
+        "pipelines/runtime/in_flight.py",
+        "        return could_begin and not asked and not self._pruning_waits\n",
+        "        return could_begin and not asked\n",
+        "tests/recovery/test_overlap.py::test_a_commit_that_could_begin_goes_before_pruning_but_never_twice_in_a_row",
+    ),
+    Mutant(
+        "let commits wait for pruning",
+        "pipelines/runtime/in_flight.py",
+        "        could_begin = follower is not None and follower.pending.complete\n",
+        "        could_begin = False\n",
+        "tests/recovery/test_overlap.py::test_a_commit_that_could_begin_goes_before_pruning_but_never_twice_in_a_row",
+    ),
+    Mutant(
         "let two sensors answer the same failed run",
         "assets/sensors.py",
         "    return None if other in (None, sensor) else other\n",

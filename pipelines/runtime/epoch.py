@@ -51,6 +51,7 @@ from state_ops.frames import schema_to_json
 from state_ops.held import Held
 from state_ops.ids import CheckpointId
 from state_ops.lease import Request
+from state_ops.registry import Publication
 from state_ops.value_types import type_name
 
 log = structlog.get_logger("weir.epoch")
@@ -73,33 +74,42 @@ def upload(shop: Workshop, flight: Flight, stage: Stage, bases: Mapping[int, Sna
     return handover.upload(shop.storage, acks, bases, full=full, channels=waits, deadline=flight.deadline)
 
 
+def publish(shop: Workshop, flight: Flight, checkpoint: Checkpoint) -> tuple[Publication, ...]:
+    """Make its rows visible after the commit. If this fails the epoch stands: recovery does it again, in the next run."""
+    clock = time.perf_counter()
+    publications = publish_missing(shop, [checkpoint])
+    lap(flight.ms, "publish", clock)
+    return tuple(publications)
+
+
 def finish(
     shop: Workshop,
     flight: Flight,
     checkpoint: Checkpoint,
-    also: Mapping[CheckpointId, Sequence[str]],
+    publications: tuple[Publication, ...],
     done_with: Sequence[Ack],
+    also: Mapping[CheckpointId, Sequence[str]] | None,
 ) -> EpochReport:
-    """Publish, prune and answer after the commit. If this fails the epoch stands: recovery does it again, in the next run.
+    """Prune and answer after publishing. If this fails the epoch stands, as above.
 
-    also: what epochs in flight need, as `Coordinator.needed` says. done_with: acks of which nobody needs what lies on this disk.
+    done_with: acks of which nobody needs what lies on this disk. also: what epochs in flight need, as `Coordinator.needed` says; None:
+    pruning, and the upkeep of the registry's logs, are left to the next epoch.
     """
     ms = dict(flight.ms)
     clock = time.perf_counter()
-    publications = publish_missing(shop, [checkpoint])
-    clock = lap(ms, "publish", clock)
     if shop.held:
         shop.held = not held.clear(shop.storage)
-    pruned = prune(shop, also=also)
+    pruned = prune(shop, also=also) if also is not None else ()
     for name in shop.discarded:  # once more: tasks of a cancelled job may have gone on writing for a moment
         delete_staged(shop, name)
     shop.discarded.clear()
     handover.clear(done_with)
     for request in flight.cut.requests:
         _answer(shop, checkpoint, request)
-    shop.registry.keep_up(shop.generation)
+    if also is not None:
+        shop.registry.keep_up(shop.generation)
     lap(ms, "prune", clock)
-    return EpochReport(checkpoint, tuple(flight.verdicts), ms, tuple(publications), pruned)
+    return EpochReport(checkpoint, tuple(flight.verdicts), ms, publications, pruned)
 
 
 def hold(shop: Workshop, flight: Flight, error: GateError) -> None:

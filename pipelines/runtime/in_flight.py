@@ -49,11 +49,12 @@ from state_ops.errors import FencedError, GateError, LocalBaseError, RunEndedErr
 from state_ops.ids import AttemptId
 from state_ops.lease import Heartbeat
 from state_ops.pending import FailureReason, Refusal, owns
+from state_ops.registry import Publication
 
 log = structlog.get_logger("weir.run")
 
 _GATES, _UPLOADS, _COMMITS = "gates of rows", "uploads", "commits"  # lanes, besides the stages'
-_JOB, _SEAL, _COMMIT, _FINISH = "job", "seal", "commit", "finish"
+_JOB, _SEAL, _COMMIT, _PUBLISH, _FINISH = "job", "seal", "commit", "publish", "finish"
 _MARK = "coordinator-"
 _MIB = 1 << 20
 _GOODBYE_SECONDS = 30.0
@@ -111,6 +112,7 @@ class InFlight:
         self._channels: dict[str, StateFile] = {}
         self.again: Cut | None = None
         self._kept: list[Ack] = []
+        self._pruning_waits = False
         self._tips: dict[str, Tip] = {}
         self._stand_on_head()
 
@@ -245,8 +247,11 @@ class InFlight:
                 self._begin(_UPLOADS, flight, _SEAL, sealing, self._seal)
             if flight.sealed is not None and self._free(_COMMITS, flight, _COMMIT):
                 self._commit(flight, *flight.sealed)
-            if flight.confirmed is not None and self._free(_COMMITS, flight, _FINISH):
-                self._finish(flight, flight.confirmed)
+            if flight.confirmed is not None and self._free(_COMMITS, flight, _PUBLISH):
+                step = partial(epoch.publish, self._shop, flight, flight.confirmed)
+                self._begin(_COMMITS, flight, _PUBLISH, step, self._published, self._not_finished)
+            if flight.published is not None and self._free(_COMMITS, flight, _FINISH):
+                self._finish(flight, flight.published)
 
     def _begin(
         self,
@@ -466,7 +471,10 @@ class InFlight:
         self._fall(flight, _Failure(flight.pending.id, error, keep=keep))
         self._renew()
 
-    def _finish(self, flight: Flight, checkpoint: Checkpoint) -> None:
+    def _published(self, flight: Flight, publications: tuple[Publication, ...]) -> None:
+        flight.published = publications
+
+    def _finish(self, flight: Flight, publications: tuple[Publication, ...]) -> None:
         others = [other.local_rows() for other in self._flights if other is not flight]
         read = local_rows(file for tip in self._tips.values() for one in tip.waiting for file in one.files).union(
             *others
@@ -474,8 +482,18 @@ class InFlight:
         ended = [*self._kept, *flight.handed_over]
         self._kept = [ack for ack in ended if not read.isdisjoint(handover.locals_of(ack))]
         done_with = [ack for ack in ended if ack not in self._kept]
-        step = partial(epoch.finish, self._shop, flight, checkpoint, self._coordinator.needed(), done_with)
+        self._pruning_waits = self._may_wait_with_pruning(flight)
+        also = None if self._pruning_waits else self._coordinator.needed()
+        assert flight.confirmed is not None, "it is what was published"
+        step = partial(epoch.finish, self._shop, flight, flight.confirmed, publications, done_with, also)
         self._begin(_COMMITS, flight, _FINISH, step, self._finished, self._not_finished)
+
+    def _may_wait_with_pruning(self, flight: Flight) -> bool:
+        """Whether the next epoch's commit would wait for it: that one then prunes for both. Never twice in a row."""
+        follower = next((other for other in self._flights if other is not flight), None)
+        asked = bool(flight.cut.requests)  # whoever asked for it waits
+        could_begin = follower is not None and follower.pending.complete
+        return could_begin and not asked and not self._pruning_waits
 
     def _finished(self, flight: Flight, report: EpochReport) -> None:
         self._coordinator.pruned(report.pruned)

@@ -209,7 +209,7 @@ class Flight:
     in; what is uploaded meanwhile does not change them. shapes: by stage, as this epoch knew them; a later one may know more.
 
     uploaded: acks whose files are in storage, by stage, until the epoch before is confirmed. judged: uids of stages whose rows no gate refuses. begun: steps, by lane and kind. elsewhere: uids of stages that run again, once what they build on is in storage. sealed: the row
-    and the listing, ready for the commit; confirmed: the checkpoint, once the registry has it.
+    and the listing, ready for the commit; confirmed: the checkpoint, once the registry has it; published: what its sinks have of it.
     work: by stage, what it applies; waiting: what it has not applied after that. applied: which epoch it was at.
     losers: objects of attempts that do not count. started: on time.perf_counter(); deadline: on time.monotonic().
     """
@@ -227,6 +227,7 @@ class Flight:
     elsewhere: set[str] = field(default_factory=set)
     sealed: tuple[Checkpoint, tuple[StateFile, ...]] | None = None
     confirmed: Checkpoint | None = None
+    published: tuple[Publication, ...] | None = None
     shapes: dict[str, Shapes] = field(default_factory=dict)
     work: dict[str, Work] = field(default_factory=dict)
     waiting: dict[str, tuple[Unapplied, ...]] = field(default_factory=dict)

@@ -149,6 +149,33 @@ def gated(bank: Bank, refused: int, *behind: Stage) -> Bank:
     return Bank(replace(bank.site, pipeline=checked))
 
 
+def test_a_commit_that_could_begin_goes_before_pruning_but_never_twice_in_a_row(bank, monkeypatch):
+    """Else pruning, which nobody waits for, bounds the rate on slow storage. What was left is pruned with the next epoch."""
+    commit, upload, last = Registry.commit, handover.upload, 6
+    uploaded = {epoch: threading.Event() for epoch in range(1, last + 1)}
+
+    def waiting(registry, checkpoint, *others, **given):
+        assert checkpoint.id == last or uploaded[checkpoint.id + 1].wait(30)
+        commit(registry, checkpoint, *others, **given)
+
+    def noted(storage, acks, *others, **given):
+        found = upload(storage, acks, *others, **given)
+        uploaded[acks[0].epoch].set()
+        return found
+
+    pruned_by, prune = [], steps.prune
+    monkeypatch.setattr(Registry, "commit", waiting)
+    monkeypatch.setattr(handover, "upload", noted)
+    monkeypatch.setattr(steps, "prune", lambda shop, **given: pruned_by.append(shop.head.id) or prune(shop, **given))
+    bank = limited(bank, 2)
+    bank.epochs(*range(1, last + 1))
+    assert pruned_by == [2, 4, 6]
+    retained = bank.site.settings.checkpoints.num_retained
+    assert bank.ids() == list(range(last + 1 - retained, last + 1))
+    bank.assert_exact(*range(1, last + 1))
+    bank.site.assert_no_orphans()
+
+
 def test_the_next_epoch_is_worked_on_beside_the_gates_and_nothing_is_committed_before_them(bank, monkeypatch):
     bank, gate, executor = gated(limited(bank, 2), 9), Gate(monkeypatch, in_flight, "judge"), Noting()
     bank.land(1, 2, 3)
