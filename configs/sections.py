@@ -154,7 +154,7 @@ class CheckpointSettings(Section):
         le=8,
         description="Epochs between their trigger and their commit, beside which one more may publish and prune; with 1 nothing overlaps.",
         json_schema_extra=_advice(
-            "2: the upload of one epoch beside the work of the next. 3 or 4 where an upload takes longer than an epoch's work. More hides no more: a store that is too slow for the rate stays so, and a failure replays all that are under way."
+            "2: the upload of one epoch beside the work of the next. 3 or 4 where upload and commit together take longer than an epoch's work, as on a store that answers after 50 ms; rows that land then wait a little longer. More hides no more: a store that is too slow for the rate stays so, and a failure replays all that are under way."
         ),
     )
     max_pending_mb: int = Field(

@@ -7,6 +7,7 @@ import shutil
 import statistics
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from benchmarks.state.workload import Slices, Workload
 _LIMIT_SECONDS = 600
 _SAMPLE_SECONDS = 0.1
 
+Samples = list[tuple[float, int]]
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -42,8 +45,8 @@ class Variant:
 class Throughput:
     """steady: events/s between the ends of the first and the last epoch. drained: of the epochs after the first, from the
     trigger of the second to the end of the last, so that nothing that overlaps with neither is left out. high_water: bytes
-    below the work directory, hard links once: the most in the first and in the second half of the run; memory: resident bytes of the engine's
-    processes, alike."""
+    below the work directory, hard links once: the most in the first and in the second half of that time; memory: resident bytes of the
+    engine's processes, alike."""
 
     variant: str
     repetition: int
@@ -115,8 +118,8 @@ def _figures(
     load: Workload,
     repetition: int,
     result: Result,
-    samples: list[int],
-    resident: list[int],
+    samples: Samples,
+    resident: Samples,
     counters: dict[str, Any],
     verdict: dict[str, int],
     busy: float,
@@ -133,8 +136,8 @@ def _figures(
         phases={
             name: statistics.median(epoch.get(name, 0.0) for epoch in result.phases[1:]) for name in result.phases[-1]
         },
-        high_water=_halves(samples),
-        memory=_halves(resident),
+        high_water=_halves(samples, begun, ended),
+        memory=_halves(resident, begun, ended),
         counters=counters,
         state_bytes=result.figures["state_bytes"],
         keys=verdict["keys"],
@@ -143,21 +146,22 @@ def _figures(
     )
 
 
-def _halves(samples: list[int]) -> tuple[int, int]:
-    """The most in the first and in the second half."""
-    half = len(samples) // 2
-    return max(samples[:half], default=0), max(samples[half:], default=0)
+def _halves(samples: Samples, begun: float, ended: float) -> tuple[int, int]:
+    """The most in the first and in the second half of the time between."""
+    half = (begun + ended) / 2
+    first, second = ([size for at, size in samples if low <= at < high] for low, high in ((begun, half), (half, ended)))
+    return max(first, default=0), max(second, default=0)
 
 
 @contextmanager
-def _sampled(bytes: Callable[[], int]) -> Iterator[list[int]]:
-    """Look at a size ten times a second."""
-    samples: list[int] = []
+def _sampled(bytes: Callable[[], int]) -> Iterator[Samples]:
+    """Look at a size ten times a second. Each with the wall clock's seconds."""
+    samples: Samples = []
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(_SAMPLE_SECONDS):
-            samples.append(bytes())
+            samples.append((time.time(), bytes()))
 
     sampler = threading.Thread(target=look)
     sampler.start()
