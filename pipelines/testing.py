@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.runtime.definition import Pipeline, Stage
+from pipelines.runtime.definition import MAX_PARALLELISM, Pipeline, Stage
 from pipelines.runtime.slicings import assert_slicing_does_not_matter
 from pipelines.runtime.unit_runs import PipelineRun, Rows, StageRun
 from state_ops.state_class import State
@@ -35,7 +35,7 @@ def run(
     *,
     parallelism: int = 1,
     batch_rows: int = 65_536,
-    max_parallelism: int = 128,
+    max_parallelism: int = MAX_PARALLELISM,
     schema: pa.Schema | Mapping[str, pa.DataType] | None = None,
 ) -> StageRun:
     """Start one stage on its own.

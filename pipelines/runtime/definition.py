@@ -48,6 +48,7 @@ class DeltaSink:
 
 HOLD, WARN, QUARANTINE = "hold", "warn", "quarantine"
 ROWS, STATE, FIGURES = "rows", "state", "figures"
+MAX_PARALLELISM = 128  # key groups, unless a pipeline says how many
 ROW = "_weir_row"  # where a row of a source comes from: its file's number in the slice << 40 | its number in the file
 _POLICIES, _LOOKED_AT = (HOLD, WARN, QUARANTINE), (ROWS, STATE, FIGURES)
 _SHARE = 0.1
@@ -290,7 +291,7 @@ class Pipeline:
 
     name: str
     stages: tuple[Stage, ...]
-    max_parallelism: int = 128
+    max_parallelism: int = MAX_PARALLELISM
     description: str = ""
     owners: tuple[str, ...] = ()
     retired: tuple[str, ...] = ()

@@ -13,14 +13,13 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pipelines.runtime.definition import FileSource, Pipeline, Stage, source_of
+from pipelines.runtime.definition import MAX_PARALLELISM, FileSource, Pipeline, Stage, source_of
 from pipelines.runtime.in_memory import ordered
 from pipelines.runtime.operators import EPOCH
 from pipelines.runtime.unit_runs import FIRST_NOW, PipelineRun, Rows, StageRun, canonical, stacked, table_of
 from state_ops.state_class import State
 
 _CLOSE = 1e-9  # relative; sums of floats differ in their last bits with the order of adding
-_MAX_PARALLELISM = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ def _player(target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], sch
         epochs = {name: _cut(table, readers[name], slicing, chance) for name, table in tables.items()}
         number = len(slicing.cuts) + 1
         if isinstance(target, Stage):
-            one = StageRun(target, state, slicing.parallelism, _MAX_PARALLELISM, slicing.batch_rows, fixed)
+            one = StageRun(target, state, slicing.parallelism, MAX_PARALLELISM, slicing.batch_rows, fixed)
             outs, lates = [], []
             for index in range(number + 1):
                 drain = index == number
