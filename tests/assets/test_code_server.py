@@ -248,10 +248,10 @@ def test_a_run_that_dies_with_its_code_server_is_resumed_once_that_is_kept_up(se
     served.let_go()
     served.serve()
 
-    served.until(lambda: served.head() == 4, "what was resumed")
+    served.until(lambda: served.head() == 5, "what was resumed, under ids of its own")
     lease.send(served.storage, lease.Request("stop"))
     served.until(lambda: served.runs().get("restore_job") == ["SUCCESS"], "the end of the restore")
     assert served.runs()["job"] == ["FAILURE"]
     assert served.lease.generation == holder.generation + 1
-    assert [row.generation for row in served.bank.registry.checkpoints()] == [1, 1, 2, 2]
+    assert [(row.id, row.generation) for row in served.bank.registry.checkpoints()] == [(1, 1), (2, 1), (4, 2), (5, 2)]
     served.bank.assert_exact(1, 2, 3, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -601,21 +602,18 @@ def test_no_mix_of_rubbish_makes_a_repair_touch_what_is_live(made, tmp_path, cha
 
 def test_nothing_is_wrong_at_any_moment_of_a_running_coordinator(bank, monkeypatch):
     """Between its epochs, and before every single write, commit, publication and deletion within them."""
-    watching, seen = False, 0
+    seen, one_at_a_time = 0, threading.Lock()  # epochs' steps run beside each other
 
-    def look(*_, **__) -> None:
-        nonlocal watching, seen
+    def look() -> None:
+        nonlocal seen
         storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
-        if watching or not lease.watch(storage):
+        if not lease.watch(storage):
             return
-        watching = True
-        try:
+        with one_at_a_time:
             report = check(bank, quick=True)
             seen += 1
             # What it is deleting at this very moment is not named any more: left over, as long as it is there.
             assert report.alive and kinds(report) <= {Kind.ORPHAN_OBJECT}, report.findings
-        finally:
-            watching = False
 
     for owner, name in (
         (Storage, "put_file"),

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from configs.settings import PROJECT
+from state_ops import lease
 from tests.recovery.matrix import matrix
 from tests.recovery.matrix.matrix import Played, Zygote
 from tests.recovery.matrix.points import Disturbance, Point, reached
@@ -31,6 +32,7 @@ _PATIENCE = 240.0
 _IN_COORDINATOR, _IN_WORKERS = 22, 14
 _SPREAD = ("host dies before", "host dies after")
 _WORKER = ("host dies after", "kill before", "EIO", "kill after", "host dies before", "ENOSPC")
+_CHANCE = ("local.", f"Storage.list {lease.REQUESTS}")
 _HANGS = {"host dies before": "hang", "host dies after": "zombie after"}  # there it is held, and all of it is killed
 
 
@@ -82,9 +84,10 @@ def recorded(zygote: Zygote) -> list[Noted]:
 def planned(noted: Sequence[Noted]) -> list[Trial]:
     """Calls spread over the run: over all operations of the coordinator, and over those of the workers.
 
-    In a worker only calls count whose label says subtask and epoch: which worker takes which task is chance.
+    Only calls that every run makes: not the polls between epochs, whose number is chance, and in a worker those whose label says
+    subtask and epoch, since which worker takes which task is chance.
     """
-    coordinator = [one.point for one in noted if one.by_coordinator and not one.point.operation.startswith("local.")]
+    coordinator = [one.point for one in noted if one.by_coordinator and not one.point.label.startswith(_CHANCE)]
     workers = [one.point for one in noted if not one.by_coordinator and one.point.n == 1 and "/g2-e" in one.point.label]
     trials = []
     for points, number, faults in ((coordinator, _IN_COORDINATOR, _SPREAD), (workers, _IN_WORKERS, _WORKER)):
