@@ -98,7 +98,7 @@ def checkpoint_of(id: int, files: tuple[StateFile, ...]) -> Checkpoint:
     )
 
 
-def epochs(registry: Registry, count: int) -> list[Block]:
+def epochs(storage: Storage, registry: Registry, count: int) -> list[Block]:
     """Commit, publish and prune `count` epochs; one block per thousand of them."""
     listing = files_of(_FILES)
     blocks: list[Block] = []
@@ -111,7 +111,7 @@ def epochs(registry: Registry, count: int) -> list[Block]:
         _timed(spent, "commit", lambda: registry.commit(checkpoint, files))  # noqa: B023 (called at once)
         row = Publication(CheckpointId(id), "counts", id, 1, 1000, _NOON, 2.0)
         _timed(spent, "publications", lambda: registry.record_publications(Generation(1), [row]))  # noqa: B023
-        _timed(spent, "drop", lambda: _prune(registry))
+        _timed(spent, "drop", lambda: _prune(storage, registry))
         if id % _BLOCK == 0 or id == count:
             size = id - first + 1
             now = time.process_time()
@@ -123,13 +123,14 @@ def epochs(registry: Registry, count: int) -> list[Block]:
     return blocks
 
 
-def _prune(registry: Registry) -> None:
+def _prune(storage: Storage, registry: Registry) -> None:
     """As retention does it, without objects: the rows, then the listings that they leave."""
     beyond = [row.id for row in registry.checkpoints()[:-_RETAINED]]
-    registry.drop_rows(Generation(1), beyond)
+    unnamed = registry.drop_rows(Generation(1), beyond)
     strays = registry.strays()
     if strays:
-        registry.drop_listings(Generation(1), strays)
+        unnamed += registry.drop_listings(Generation(1), strays)
+    storage.delete_files(unnamed)
 
 
 def commits(number: int, repeats: int) -> tuple[list[float], dict[str, float]]:
@@ -238,7 +239,7 @@ def main() -> None:
         storage = Storage(root)
         registry = Registry(storage, _APP)
         registry.take_over()
-        blocks = epochs(registry, options.epochs)
+        blocks = epochs(storage, registry, options.epochs)
         page = report(blocks, storage, time.perf_counter() - started)
     options.results.parent.mkdir(parents=True, exist_ok=True)
     options.results.write_text(page)

@@ -417,33 +417,33 @@ class Registry:
             return any((pin.kind, pin.name) == (kind, name) for pin in self._named.of(file))
 
         if named is not None:
-            self._drop_files(self._pins, generation, chosen)
+            self._pins.storage.delete_files(_removed(self._pins, generation, chosen))
         return named is not None
 
-    def drop_rows(self, generation: Generation, ids: Iterable[CheckpointId], later: list[str] | None = None) -> None:
+    def drop_rows(self, generation: Generation, ids: Iterable[CheckpointId]) -> list[str]:
         """Remove checkpoints' rows: from then on they do not exist. Their listings and objects are still there.
 
-        later: takes the files that the table names no more, which are else deleted here.
+        Returns the files that the table names no more, for the caller to delete.
         """
         gone = set(ids)
-        if gone:
-            self._drop_files(self._checkpoints, generation, lambda file: _bound(file, "id") in gone, later)
+        return _removed(self._checkpoints, generation, lambda file: _bound(file, "id") in gone) if gone else []
 
-    def drop_listings(self, generation: Generation, strays: Iterable[Stray], later: list[str] | None = None) -> None:
+    def drop_listings(self, generation: Generation, strays: Iterable[Stray]) -> list[str]:
         """Remove listings that no row names, and publications of checkpoints that have no row. No object is deleted.
 
-        later: as of `drop_rows`; and it is proved that the generation owns the registry, so that what they named may be deleted too.
+        Returns the files that the tables name no more, for the caller to delete: with what the listings named, since it is proved
+        meanwhile that the generation owns the registry.
         """
         gone = {stray.path for stray in strays}
         kept = {row.id: row.commit_id for row in self.checkpoints(own=True)}
-        drops = [
-            lambda: self._drop_files(self._files, generation, lambda file: file.path in gone, later),
-            lambda: self._drop_files(
-                self._publications, generation, lambda file: _bound(file, "checkpoint_id") not in kept, later
-            ),
+        steps: list[Callable[[], list[str] | None]] = [
+            lambda: _removed(self._files, generation, lambda file: file.path in gone),
+            lambda: _removed(self._publications, generation, lambda file: _bound(file, "checkpoint_id") not in kept),
+            lambda: self.prove(generation),
         ]
-        at_once(drops if later is None else [*drops, lambda: self.prove(generation)])
+        unnamed = at_once(steps)
         self._listings = {key: value for key, value in self._listings.items() if key in kept.values()}
+        return [path for paths in unnamed for path in paths or ()]
 
     def keep_up(self, generation: Generation) -> None:
         """Shorten the tables' logs where that is due. For the owner, now and then after commits, when nothing waits for it."""
@@ -464,19 +464,6 @@ class Registry:
             table.storage.delete_files(unnamed)
         remove_probes(self._checkpoints.storage, generation)
 
-    @staticmethod
-    def _drop_files(
-        table: FencedTable, generation: Generation, chosen: Callable[[DataFile], bool], later: list[str] | None = None
-    ) -> None:
-        removes = table.read(lambda files: [file for file in files if chosen(file)], own=True)
-        if removes:
-            table.commit(generation, removes=removes)
-            unnamed = [f"{table.path}/{file.path}" for file in removes]
-            if later is None:
-                table.storage.delete_files(unnamed)
-            else:
-                later += unnamed
-
     # -- rows
 
     def _parse_checkpoint(self, row: dict[str, Any]) -> Checkpoint:
@@ -495,6 +482,14 @@ class Registry:
             where=self._files.storage.full(f"{self._files.path}/checkpoint_id={checkpoint.id}"),
             next="Nothing was deleted. `weir checkpoints` shows which older checkpoints are retained.",
         )
+
+
+def _removed(table: FencedTable, generation: Generation, chosen: Callable[[DataFile], bool]) -> list[str]:
+    """Commit that the table names these files no more; returns their paths."""
+    removes = table.read(lambda files: [file for file in files if chosen(file)], own=True)
+    if removes:
+        table.commit(generation, removes=removes)
+    return [f"{table.path}/{file.path}" for file in removes]
 
 
 def _optional(row: type) -> frozenset[str]:

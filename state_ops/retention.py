@@ -144,8 +144,7 @@ def apply(
 
     watcher: what this process knows of running restores. What one of them still reads stays, until a later call.
     """
-    unnamed: list[str] = []  # of the registry's own: deleted with the objects, in one request
-    registry.drop_rows(generation, decided.drop, unnamed)
+    unnamed = registry.drop_rows(generation, decided.drop)  # files of its own: deleted with the objects, in one request
     # Only now, after the rows: a restore that comes later finds no row, one that came before is seen here.
     held = {hold.commit_id for hold in watcher.live(storage).values()}
     rows = registry.checkpoints(own=True)
@@ -158,7 +157,7 @@ def apply(
     kept = [registry.files(row) for row in rows] + [stray.files for stray in strays if stray.commit_id in held]
     delete = unreferenced([stray.files for stray in gone], kept)
     # Owned still, after the rows went: else a successor may have dropped those listings, and they are its to deal with.
-    registry.drop_listings(generation, gone, unnamed)
+    unnamed += registry.drop_listings(generation, gone)
     storage.delete_files([*unnamed, *(file.path for file in delete)])
     return tuple(delete)
 

@@ -795,15 +795,15 @@ MUTANTS = [
     Mutant(
         "delete the objects before the rows",
         "state_ops/retention.py",
-        "    registry.drop_listings(generation, gone, unnamed)\n    storage.delete_files([*unnamed, *(file.path for file in delete)])\n",
-        "    storage.delete_files([*unnamed, *(file.path for file in delete)])\n    registry.drop_listings(generation, gone, unnamed)\n",
+        "    unnamed += registry.drop_listings(generation, gone)\n    storage.delete_files([*unnamed, *(file.path for file in delete)])\n",
+        "    storage.delete_files([*unnamed, *(file.path for file in delete)])\n    unnamed += registry.drop_listings(generation, gone)\n",
         "tests/state_ops/test_retention.py::test_rows_go_before_objects_and_checkpoints_before_their_listings",
     ),
     Mutant(
         "delete objects without a proof that the registry is owned",
         "state_ops/registry.py",
-        "        at_once(drops if later is None else [*drops, lambda: self.prove(generation)])\n",
-        "        at_once(drops)\n",
+        "            lambda: self.prove(generation),\n",
+        "",
         "tests/state_ops/test_retention.py::test_who_is_being_replaced_deletes_no_object",
     ),
     Mutant(
@@ -991,8 +991,8 @@ MUTANTS = [
     Mutant(
         "look for running restores before the rows go",
         "state_ops/retention.py",
-        "    registry.drop_rows(generation, decided.drop, unnamed)\n    # Only now, after the rows: a restore that comes later finds no row, one that came before is seen here.\n    held = {hold.commit_id for hold in watcher.live(storage).values()}\n",
-        "    held = {hold.commit_id for hold in watcher.live(storage).values()}\n    registry.drop_rows(generation, decided.drop, unnamed)\n",
+        "    unnamed = registry.drop_rows(generation, decided.drop)  # files of its own: deleted with the objects, in one request\n    # Only now, after the rows: a restore that comes later finds no row, one that came before is seen here.\n    held = {hold.commit_id for hold in watcher.live(storage).values()}\n",
+        "    held = {hold.commit_id for hold in watcher.live(storage).values()}\n    unnamed = registry.drop_rows(generation, decided.drop)\n",
         "tests/state_ops/test_pins.py::test_a_restore_that_comes_right_before_the_row_goes_is_seen",
     ),
     Mutant(

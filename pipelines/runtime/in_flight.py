@@ -327,6 +327,9 @@ class InFlight:
         index = self._flights.index(flight)
         return self._flights[index - 1] if index else None
 
+    def _after(self, flight: Flight) -> Flight | None:
+        return next(iter(self._flights[self._flights.index(flight) + 1 :]), None)
+
     def _begin_stage(self, flight: Flight, stage: Stage) -> None:
         keep = {
             AttemptId(name)
@@ -449,7 +452,7 @@ class InFlight:
         self._shop.head = checkpoint
         flight.confirmed = checkpoint
         self._bases = {stage.uid: snapshots_of(files, stage.uid) for stage in self._shop.pipeline.stages}
-        follower = next((other for other in self._flights if other.pending.id > checkpoint.id), None)
+        follower = self._after(flight)
         if follower is not None:  # it has waited for this one: from now on the time is its own
             self._prolong(follower)
         for uid, tip in self._tips.items():
@@ -490,7 +493,7 @@ class InFlight:
 
     def _may_wait_with_pruning(self, flight: Flight) -> bool:
         """Whether the next epoch's commit would wait for it: that one then prunes for both. Never twice in a row."""
-        follower = next((other for other in self._flights if other is not flight), None)
+        follower = self._after(flight)
         asked = bool(flight.cut.requests)  # whoever asked for it waits
         could_begin = follower is not None and follower.pending.complete
         return could_begin and not asked and not self._pruning_waits

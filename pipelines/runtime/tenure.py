@@ -132,7 +132,7 @@ def remove_leftovers(shop: Workshop) -> int:
     for left in set(there) - branches:  # what somebody wrote who ran a branch that was dropped
         shop.storage.delete_tree(f"{BRANCHES}/{left}")
     shop.registry.drop_listings(shop.generation, [stray for stray in strays if stray.commit_id not in held])
-    shop.registry.remove_unnamed(shop.generation)
+    shop.registry.remove_unnamed(shop.generation)  # with what those listings were in
     for path in (*(orphan.path for orphan in gone), *unpublishable):
         shop.storage.delete(path)
     return len(gone) + len(unpublishable)

@@ -83,7 +83,7 @@ def carry_out(storage: Storage, registry: Registry, generation: Generation, plan
     listings = {finding.path for finding in plan.drop if finding.kind is Kind.STRAY_LISTING}
     if plan.drop:
         strays = [stray for stray in registry.strays() if f"registry/state_files/{stray.path}" in listings]
-        registry.drop_listings(generation, strays)
+        storage.delete_files(registry.drop_listings(generation, strays))
     deleted = 0
     for number, finding in enumerate(plan.delete):
         if number % _BATCH == 0 and registry.generation() != generation:

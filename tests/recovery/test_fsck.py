@@ -528,7 +528,8 @@ def test_what_a_running_restore_reads_is_kept(bank, weir):
     oldest = next(row for row in registry.checkpoints() if row.id == 4)
     with Hold(storage, registry, oldest, "a restore") as hold:
         named = {file.path for file in registry.files(oldest) if file.kind != OUTPUT}
-        registry.drop_rows(registry.generation(), [oldest.id])  # pruning drops the row, sees the hold, leaves the rest
+        # Pruning drops the row, sees the hold, leaves the rest.
+        storage.delete_files(registry.drop_rows(registry.generation(), [oldest.id]))
         assert check(bank).findings == ()
         plant_orphans(bank)
         assert weir(bank.site, "fsck", "small", "--repair", "--yes").code == 0

@@ -415,10 +415,10 @@ def test_a_zombie_that_cleans_up_leaves_what_a_restore_reads(tmp_path, monkeypat
         found = strays(self)
         monkeypatch.setattr(Registry, "strays", strays)
 
-        def after_a_restore_began(self: Registry, generation, ids, *others):
+        def after_a_restore_began(self: Registry, generation, ids):
             if held.id in ids and not any(one.path.startswith(HOLDS) for one in storage.list(HOLDS)):
                 hold.__enter__()
-            drop_rows(self, generation, ids, *others)
+            return drop_rows(self, generation, ids)
 
         with monkeypatch.context() as patched:
             patched.setattr(lease, "watch", lambda _: False)

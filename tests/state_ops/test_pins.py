@@ -95,7 +95,7 @@ def test_a_restore_that_comes_right_before_the_row_goes_is_seen(keeper, monkeypa
 
     def drop_rows(*arguments):
         held.__enter__()
-        real(*arguments)
+        return real(*arguments)
 
     with monkeypatch.context() as patched:
         patched.setattr(Registry, "drop_rows", drop_rows)

@@ -69,8 +69,9 @@ def put(
 
 def drop(registry: Registry, ids: list[int], generation: int = 1) -> None:
     """What pruning does to the registry when nothing else holds these checkpoints."""
-    registry.drop_rows(Generation(generation), [CheckpointId(id) for id in ids])
-    registry.drop_listings(Generation(generation), registry.strays())
+    unnamed = registry.drop_rows(Generation(generation), [CheckpointId(id) for id in ids])
+    unnamed += registry.drop_listings(Generation(generation), registry.strays())
+    registry._files.storage.delete_files(unnamed)
 
 
 def published(id: int) -> Publication:
@@ -136,7 +137,7 @@ def test_a_listing_without_a_row_does_not_count(storage, registry, monkeypatch):
     retried = replace(lost, commit_id="retried", files=1)
     registry.commit(retried, [a_file("4.sst")])
     assert [file.name for file in Registry(storage, APP).files(retried)] == ["4.sst"]
-    registry.drop_listings(Generation(1), registry.strays())
+    storage.delete_files(registry.drop_listings(Generation(1), registry.strays()))
     assert len(list(storage.list("registry/state_files/checkpoint_id=2"))) == 1
     assert [file.name for file in Registry(storage, APP).files(retried)] == ["4.sst"]
     assert [file.name for file in Registry(storage, APP).files(first)] == ["1.sst"]

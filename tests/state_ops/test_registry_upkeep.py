@@ -50,9 +50,10 @@ def epoch(registry: Registry, id: int, generation: int = 1) -> None:
     put(registry, id, id - 1 or None, [a_file("1.sst"), a_file(f"{id}.sst")], generation)
     registry.record_publications(Generation(generation), [published(id)])
     beyond = [row.id for row in registry.checkpoints()[:-KEPT]]
-    registry.drop_rows(Generation(generation), beyond)
+    unnamed = registry.drop_rows(Generation(generation), beyond)
     if strays := registry.strays():
-        registry.drop_listings(Generation(generation), strays)
+        unnamed += registry.drop_listings(Generation(generation), strays)
+    registry._files.storage.delete_files(unnamed)
     registry.keep_up(Generation(generation))
 
 
