@@ -286,6 +286,14 @@ class SparkSettings(Section):
     master: str = Field("local[2]", description="Spark master URL.")
     parallelism: int = Field(2, ge=1, le=32768, description="Subtasks of every keyed stage.")
     batch_rows: int = Field(65_536, ge=1, description="Largest Arrow batch that a stage function gets, in rows.")
+    direct_read_mb: int = Field(
+        32,
+        ge=0,
+        description="Slices of up to so many MiB of files are read by every subtask itself, each for its own keys, instead of through Spark's shuffle: where there are at most 8 subtasks, no where= or transform=, columns of plain types, and files on disks or S3. 0: Spark reads all.",
+        json_schema_extra=_advice(
+            "Left at 32. Less where a worker is short of memory: a stage with `order_by` holds its share of the slice, decoded, at once."
+        ),
+    )
     driver_memory: str = Field("2g", pattern=r"^\d+[kmgt]$", description="Heap of the driver's JVM.")
     conf: dict[str, str] = Field(default_factory=dict, description="Further Spark properties, as they are.")
 

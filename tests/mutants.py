@@ -30,6 +30,34 @@ class Mutant:
 
 MUTANTS = [
     Mutant(
+        "give a subtask that reads by itself the rows of others",
+        "pipelines/runtime/direct.py",
+        "    return rows.filter(pa.array(np.asarray(subtask_of(groups, parallelism, max_parallelism)) == subtask))\n",
+        "    return rows\n",
+        "tests/runtime/test_direct.py::test_each_row_goes_to_the_subtask_of_its_key_in_full_batches",
+    ),
+    Mutant(
+        "number a file's rows anew in each of its batches",
+        "pipelines/runtime/direct.py",
+        "            first += batch.num_rows\n",
+        "",
+        "tests/runtime/test_direct.py::test_each_row_goes_to_the_subtask_of_its_key_in_full_batches",
+    ),
+    Mutant(
+        "leave out a where that only Spark evaluates",
+        "pipelines/runtime/direct.py",
+        "    if not rows.as_seen and (stage.where is not None or stage.transform is not None):\n",
+        "    if not rows.as_seen and stage.transform is not None:\n",
+        "tests/runtime/test_direct.py::test_what_spark_has_to_evaluate_or_many_would_read_goes_through_spark",
+    ),
+    Mutant(
+        "do not sort what a subtask reads by itself",
+        "pipelines/runtime/direct.py",
+        "    yield from _packed(_sorted(stage, own) if stage.order_by else own, batch_rows)\n",
+        "    yield from _packed(own, batch_rows)\n",
+        "tests/runtime/test_direct.py::test_rows_come_in_the_stages_order_over_all_files",
+    ),
+    Mutant(
         "let pruning wait for ever",
         "pipelines/runtime/in_flight.py",
         "        return could_begin and not asked and not self._pruning_waits\n",
@@ -339,9 +367,9 @@ MUTANTS = [
     ),
     Mutant(
         "leave out rows of the slice's first file in place of others",
-        "pipelines/runtime/in_memory.py",
-        "    positions = position(number, 0) + np.arange(table.num_rows)\n",
-        "    positions = position(0, 0) + np.arange(table.num_rows)\n",
+        "pipelines/runtime/direct.py",
+        "                positions = position(number, first) + np.arange(batch.num_rows)\n",
+        "                positions = position(0, first) + np.arange(batch.num_rows)\n",
         "tests/runtime/test_quarantine.py::test_setting_rows_aside_is_no_failure",
     ),
     Mutant(
@@ -1805,8 +1833,8 @@ MUTANTS = [
     Mutant(
         "take a plan without rows for lost tasks",
         "pipelines/runtime/spark_executor.py",
-        "            if not acks:\n",
-        "            if False:\n",
+        "            return acks or self._acks(task, None)\n",
+        "            return acks\n",
         "tests/runtime/test_spark_executor.py::test_every_subtask_acks_when_no_row_is_taken[as Spark sees in the plan]",
     ),
     Mutant(

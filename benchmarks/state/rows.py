@@ -44,6 +44,13 @@ ROWS = (
     Row("weir-aggregate", "Weir, `aggregate`", "weir", "weir", {"form": "aggregate"}),
     Row("weir-stage", "Weir, `@stage` with `state.fold`", "weir", "weir", {"form": "stage"}),
     Row(
+        "weir-shuffled",
+        "Weir, `aggregate`, rows through Spark's shuffle",
+        "weir",
+        "weir",
+        {"form": "aggregate", "settings": {"spark": {"direct_read_mb": 0}}},
+    ),
+    Row(
         "spark-changelog",
         "Spark aggregation, changelog on, Parquet",
         "a",

@@ -7,17 +7,16 @@ real keyed task on the real backend. For unit tests of pipelines (`pipelines.tes
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pipelines.runtime import keyed_stage
-from pipelines.runtime.definition import ROW, Stage
-from pipelines.runtime.executor import Channel, Landed, staged_table
+from pipelines.runtime import direct, keyed_stage
+from pipelines.runtime.definition import Stage
+from pipelines.runtime.executor import Channel, Landed
 from pipelines.runtime.keyed_stage import KeyedTask
-from pipelines.runtime.sources.files import position
+from pipelines.runtime.sorting import ordered
 from state_ops import frames
 from state_ops.checkpoint import Ack
 from state_ops.errors import PipelineError, TransientError
@@ -39,9 +38,11 @@ class InMemoryExecutor:
         return filtered(stage, frames.canonical(schema.empty_table())).schema
 
     def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: float) -> list[Ack]:
-        table = columns.empty_table() if rows is None else _read(rows)
-        if rows is not None and not rows.as_seen:
-            table = filtered(task.stage, table)
+        table = columns.empty_table()
+        if rows is not None:
+            table = pa.concat_tables([rows.schema.empty_table(), *direct.tables(rows, self._batch_rows)])
+            if not rows.as_seen:
+                table = filtered(task.stage, table)
         parts = routed(task.stage, table, task.parallelism, task.max_parallelism, self._batch_rows)
         acks = []
         for subtask, batches in enumerate(parts):
@@ -53,24 +54,6 @@ class InMemoryExecutor:
 
     def cancel(self) -> None:
         """Subtasks run to their end here: they are short."""
-
-
-def _read(rows: Landed | Channel) -> pa.Table:
-    if isinstance(rows, Landed):
-        parts = [_numbered(rows, number) for number in range(len(rows.files))]
-    else:
-        parts = [staged_table(rows.storage, file) for file in rows.files]
-    return pa.concat_tables([frames.canonical(part).select(rows.schema.names).cast(rows.schema) for part in parts])
-
-
-def _numbered(rows: Landed, number: int) -> pa.Table:
-    """One file of a slice, with its rows' positions, without those that are left out."""
-    table = rows.reader.table(rows.files[number])
-    if not (rows.tracked or rows.left_out):
-        return table
-    positions = position(number, 0) + np.arange(table.num_rows)
-    table = table.append_column(ROW, pa.array(positions))
-    return table.filter(pa.array(~np.isin(positions, rows.left_out)))
 
 
 def routed(
@@ -104,15 +87,4 @@ def filtered(stage: Stage, rows: pa.Table) -> pa.Table:
         f"The where of {stage.uid} cannot be evaluated without Spark: {problem}",
         where=f"stage {stage.uid}, where={stage.where!r}",
         next="Write it in SQL that Polars knows too, or test the function without the where.",
-    )
-
-
-def ordered(rows: pa.Table, columns: Sequence[str]) -> np.ndarray:
-    """The rows' numbers in Spark's ascending order: nulls first, NaN last; rows that tie stay as they are."""
-    frame = frames.polars(rows.select(list(columns)))
-    return (
-        frame.with_row_index(_ROW)
-        .sort(list(columns), nulls_last=False, maintain_order=True)[_ROW]
-        .to_numpy()
-        .astype(np.int64)
     )

@@ -14,8 +14,8 @@ import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.definition import MAX_PARALLELISM, FileSource, Pipeline, Stage, source_of
-from pipelines.runtime.in_memory import ordered
 from pipelines.runtime.operators import EPOCH
+from pipelines.runtime.sorting import ordered
 from pipelines.runtime.unit_runs import FIRST_NOW, PipelineRun, Rows, StageRun, canonical, stacked, table_of
 from state_ops.state_class import State
 

@@ -1,4 +1,7 @@
-"""A stage as one Spark job: read, filter, shuffle by key group, keyed tasks in `mapInArrow`, acks back."""
+"""A stage as one Spark job: read, filter, shuffle by key group, keyed tasks in `mapInArrow`, acks back.
+
+Slices that are small enough are read by the keyed tasks themselves (`direct`).
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from configs.settings import Settings
-from pipelines.runtime import gates, spark, stateless
+from pipelines.runtime import direct, gates, spark, stateless
 from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.executor import Channel, Landed, uri
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.sources.files import literal, position
-from pipelines.runtime.spark_task import with_rows, without_rows
+from pipelines.runtime.spark_task import reading_rows, with_rows
 from state_ops.checkpoint import Ack, StagedFile, StateFile
 from state_ops.errors import InputError, TransientError, WeirError
 
@@ -55,8 +58,10 @@ class SparkExecutor:
         columns: pa.Schema,  # noqa: ARG002 - Spark finds them itself
         deadline: float,
     ) -> list[Ack]:
+        configured = self._settings.spark
+        alone = rows is None or direct.fits(task.stage, rows, task.parallelism, configured.direct_read_mb << 20)
         frame = None
-        if rows is not None:
+        if rows is not None and not alone:
             frame = self._read(rows)
             if not rows.as_seen:
                 frame = stateless.prepared(task.stage, frame)
@@ -65,27 +70,29 @@ class SparkExecutor:
         done = threading.Event()
         threading.Thread(target=_cancel_late, args=(self.session, deadline, done), daemon=True).start()
         try:
-            acks = self._acks(task, frame)
-            if not acks:
-                # Spark sees by itself that some plans give no row (where="1 = 0") and runs no task then. Every task that
-                # runs gives an ack or fails the job, so this is no lost one; and every subtask has to ack.
-                acks = self._acks(task, None)
-            return acks
+            if frame is None:
+                return self._acks(task, rows)
+            keyed = stateless.exchanged(task.stage, frame, task.parallelism, task.max_parallelism)
+            acks = self._collected(task, keyed.mapInArrow(lambda batches: with_rows(task, batches), _ACK))
+            # Spark sees by itself that some plans give no row (where="1 = 0") and runs no task then. Every task that
+            # runs gives an ack or fails the job, so this is no lost one; and every subtask has to ack.
+            return acks or self._acks(task, None)
         finally:
             done.set()
 
-    def _acks(self, task: KeyedTask, rows: DataFrame | None) -> list[Ack]:
-        """One job; without rows there is nothing to shuffle, and a task for each subtask."""
+    def _acks(self, task: KeyedTask, rows: Landed | Channel | None) -> list[Ack]:
+        """Of a job without a shuffle: a task for each subtask, which reads by itself what there is."""
+        batch_rows = self._settings.spark.batch_rows
+        tasks = self.session.range(0, task.parallelism, 1, task.parallelism)
+        return self._collected(
+            task, tasks.mapInArrow(lambda numbers: reading_rows(task, rows, batch_rows, numbers), _ACK)
+        )
+
+    @staticmethod
+    def _collected(task: KeyedTask, acks: DataFrame) -> list[Ack]:
         from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
 
-        if rows is None:
-            acks = self.session.range(0, task.parallelism, 1, task.parallelism).mapInArrow(
-                lambda numbers: without_rows(task, numbers), _ACK
-            )
-        else:
-            keyed = stateless.exchanged(task.stage, rows, task.parallelism, task.max_parallelism)
-            acks = keyed.mapInArrow(lambda batches: with_rows(task, batches), _ACK)
         try:
             return [Ack.from_json(row.ack) for row in acks.collect()]
         except (PySparkException, Py4JJavaError) as error:  # without Connect, a job's own failure comes untranslated

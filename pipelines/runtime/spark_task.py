@@ -10,7 +10,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.runtime import keyed_stage
+from pipelines.runtime import direct, keyed_stage
+from pipelines.runtime.executor import Channel, Landed
 from pipelines.runtime.keyed_stage import KeyedTask
 from state_ops.errors import ConfigurationError
 from state_ops.key_groups import group_range
@@ -18,26 +19,39 @@ from state_ops.state import GROUP
 
 
 def with_rows(task: KeyedTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of one subtask to its ack, as the one row of the column `ack` (JSON)."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None, "it runs in a Spark task"
-    subtask = context.partitionId()
-    ack = keyed_stage.run(task, subtask, _routed(task, subtask, batches))
-    ack = replace(ack, traffic=task.storage.traffic.take())
-    _settle()
-    yield pa.RecordBatch.from_pydict({"ack": [ack.to_json()]})
+    """The rows of one subtask, as Spark has routed them, to its ack, as the one row of the column `ack` (JSON)."""
+    subtask = _subtask()
+    yield _acked(task, subtask, _routed(task, subtask, batches))
 
 
-def without_rows(task: KeyedTask, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same for an epoch without data. numbers: what made Spark start the tasks.
+def reading_rows(
+    task: KeyedTask, rows: Landed | Channel | None, batch_rows: int, numbers: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The same for rows that each subtask reads by itself, or for none. numbers: what made Spark start the tasks.
 
     They are read all the same: Spark ends a worker that leaves some of its input, and the next epoch would wait for another.
     """
     for _ in numbers:
         pass
-    return with_rows(task, iter(()))
+    subtask, own = _subtask(), iter(())
+    if rows is not None:
+        own = direct.own_batches(task.stage, rows, subtask, task.parallelism, task.max_parallelism, batch_rows)
+    yield _acked(task, subtask, own)
+
+
+def _subtask() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "it runs in a Spark task"
+    return context.partitionId()
+
+
+def _acked(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
+    ack = keyed_stage.run(task, subtask, batches)
+    ack = replace(ack, traffic=task.storage.traffic.take())
+    _settle()
+    return pa.RecordBatch.from_pydict({"ack": [ack.to_json()]})
 
 
 def _routed(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -97,6 +97,7 @@ def test_a_run_leaves_no_secret_anywhere(planted: Bucket, heard: io.StringIO, tm
     assert storage.delta_options is not None and CANARY_SECRET in storage.delta_options.values(), "it is in use"
     reader = FilesReader(FileSource("landing"), f"s3://{planted.name}/landing/*.parquet", configured.storage.s3)
     assert_silent(repr(storage), pickle.dumps(storage), repr(vars(storage)), repr(reader), repr(reports))
+    assert_silent(pickle.dumps(reader))
     assert_silent(repr(configured), configured.model_dump(), configured.model_dump_json(), pickle.dumps(configured))
     assert_silent(repr(s3.credentials(configured.storage.s3)), spark._properties(configured))
     assert_silent(*everything_in(planted), heard.getvalue() + ".")
@@ -130,7 +131,8 @@ def test_a_run_leaves_no_secret_anywhere(planted: Bucket, heard: io.StringIO, tm
 
 
 @pytest.mark.s3
-def test_spark_reads_a_bucket_and_shows_no_secret(planted: Bucket, tmp_path: Path):
+@pytest.mark.parametrize("direct", [0, 32], ids=["Spark reads", "subtasks read"])
+def test_a_run_on_spark_reads_a_bucket_and_shows_no_secret(planted: Bucket, tmp_path: Path, direct: int):
     """`weir run` in a process of its own, with Spark's event log and its own log at INFO."""
     counting.land(planted, 1, 2)
     events, work = tmp_path / "events", tmp_path / "work"
@@ -143,7 +145,12 @@ def test_spark_reads_a_bucket_and_shows_no_secret(planted: Bucket, tmp_path: Pat
     }
     given = counting.environment(
         planted,
-        **with_token(WEIR_LOCAL__WORK_DIR=str(work), WEIR_SPARK__CONF=json.dumps(conf), WEIR_SPARK__PARALLELISM="1"),
+        **with_token(
+            WEIR_LOCAL__WORK_DIR=str(work),
+            WEIR_SPARK__CONF=json.dumps(conf),
+            WEIR_SPARK__PARALLELISM="1",
+            WEIR_SPARK__DIRECT_READ_MB=str(direct),
+        ),
     )
     command = [sys.executable, "-m", "pipelines.runtime.cli", "--debug", "run", "counting", "--until-caught-up"]
     child = subprocess.Popen(

@@ -11,6 +11,7 @@ import fnmatch
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ _HASH_BITS = 64
 _TAIL = 1 << 16  # bytes; as much as Arrow itself reads at first, and most footers fit
 _GLOB = re.compile(r"[\\{}\[\]*?]")
 _OBJECT_STORES = frozenset({"abfs", "gcs", "s3"})  # where a directory is no more than the names in it
+_OPENED_ALIKE = frozenset({"local", "s3"})
 
 log = structlog.get_logger("weir.source")
 
@@ -142,7 +144,7 @@ class FilesReader:
         s3: S3Settings | None = None,
         only: Callable[[], Callable[[str], bool]] | None = None,
     ) -> None:
-        self.source, self.pattern, self._only = source, pattern, only
+        self.source, self.pattern, self._s3, self._only = source, pattern, s3, only
         directory, _, self._names = pattern.rpartition("/")
         refuse_secrets(directory, f"source {source.name}")
         if any(mark in directory for mark in "*?["):
@@ -164,6 +166,15 @@ class FilesReader:
             self._place = directory
         self._warned: set[tuple[Any, ...]] = set()
         self._bucket_seen = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without secrets, as S3Settings name them, and without `only`: elsewhere it reads files that were planned here.
+        return FilesReader, (self.source, self.pattern, self._s3)
+
+    @property
+    def opens_in_workers(self) -> bool:
+        """Whether its files can be opened in other processes as in this one. Other file systems may need what only this host or only the JVM has."""
+        return self._fs.type_name in _OPENED_ALIKE
 
     def uri(self, file: SourceFile) -> str:
         """The file's place as people read it."""
@@ -323,10 +334,27 @@ class FilesReader:
         return replace(planned, left_out=left_out, newest=newest)
 
     def table(self, file: SourceFile, columns: Sequence[str] | None = None) -> pa.Table:
-        """One file's rows, whole in memory. Spark reads files itself; this is for who runs without it."""
-        with self._fs.open_input_file(f"{self._path}/{file.name}") as stream:
-            wanted = None if columns is None else list(columns)
-            return pq.read_table(stream, columns=wanted, use_threads=False, page_checksum_verification=True)
+        """One file's rows, whole in memory. Large slices are read by Spark; this is for who needs one file alone. Raises as `batches`."""
+        with self._decoded(file) as parquet:
+            return parquet.read(None if columns is None else list(columns), use_threads=False)
+
+    def batches(self, file: SourceFile, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """One file's rows, so many at a time; its bytes are whole in memory.
+
+        Raises InputError if it is gone or damaged, and TransientError if storage fails.
+        """
+        with self._decoded(file) as parquet:
+            yield from parquet.iter_batches(rows, columns=list(columns), use_threads=False)
+
+    @contextmanager
+    def _decoded(self, file: SourceFile) -> Iterator[pq.ParquetFile]:
+        # Read first and parse then: Arrow raises OSError for a damaged page as well as for broken storage.
+        with self._reading(file), self._fs.open_input_file(f"{self._path}/{file.name}") as stream:
+            data = stream.read_buffer()
+        with self._parsing(file):
+            yield pq.ParquetFile(
+                pa.BufferReader(data), page_checksum_verification=True, coerce_int96_timestamp_unit="us"
+            )
 
     def verify(self, planned: Slice) -> None:
         """InputError if a file of the slice is gone or is not the file that was planned."""
@@ -374,9 +402,16 @@ class FilesReader:
                 yield SourceFile(info.base_name, info.size, info.mtime_ns or 0)
 
     def _footer(self, file: SourceFile) -> tuple[pq.FileMetaData, pa.Schema]:
-        # Read first and parse then: Arrow raises OSError for a broken footer as well as for broken storage.
-        try:
+        with self._reading(file):
             end = self._end(file)
+        with self._parsing(file):
+            footer = pq.read_metadata(pa.BufferReader(end))
+            return footer, self._schema(footer)
+
+    @contextmanager
+    def _reading(self, file: SourceFile) -> Iterator[None]:
+        try:
+            yield
         except FileNotFoundError as error:
             raise InputError(
                 f"The input file {file.name} vanished before it was read.",
@@ -389,9 +424,11 @@ class FilesReader:
                 where=self.uri(file),
                 next="Look at the storage and at who may read the file, and run again; nothing of this epoch was applied.",
             ) from error
+
+    @contextmanager
+    def _parsing(self, file: SourceFile) -> Iterator[None]:
         try:
-            footer = pq.read_metadata(pa.BufferReader(end))
-            return footer, self._schema(footer)
+            yield
         except (pa.ArrowException, OSError) as error:
             problem = "is empty" if file.size == 0 else "is not a readable Parquet file"
             raise InputError(

@@ -1,0 +1,233 @@
+"""Small slices that subtasks read by themselves: the same rows, in the same order and batches, as through Spark's shuffle."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
+from pipelines.runtime import direct, stateless
+from pipelines.runtime.definition import ROW
+from pipelines.runtime.executor import Channel, Landed
+from pipelines.runtime.sources.files import FilesReader, SourceFile, position
+from state_ops.errors import InputError
+from state_ops.key_groups import key_groups, subtask_of
+from state_ops.state import GROUP
+from state_ops.storage import Storage
+from tests.recovery.harness import Site
+
+SOURCE = files("{landing}/*.parquet", name="landing")
+_NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
+MAX_PARALLELISM = 16
+
+
+class Seen(State):
+    """Of one key."""
+
+    rows: int = 0
+
+
+@stage("first", source=SOURCE, key=["id", "day"], state=Seen, order_by=["number", "ratio"], sink=delta.append("first"))
+def first(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Says of each row which subtask got it, and at which place of its batch."""
+    state.fold(rows, rows=agg.count())
+    return rows.with_columns(subtask=pl.lit(epoch.subtask), place=pl.int_range(pl.len()))
+
+
+@stage("second", source=first, key="name", null_keys="drop", state=Seen, sink=delta.append("second"))
+def second(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    state.fold(rows, rows=agg.count())
+    return rows.select("id", "number", "name", second=pl.lit(epoch.subtask))
+
+
+pipeline = Pipeline("plain", (first, second), max_parallelism=MAX_PARALLELISM)
+
+
+def plain_rows(count: int, seed: int) -> pa.Table:
+    """Every plain type, as files may have it, with nulls and the values at its ends."""
+    rng = np.random.default_rng(seed)
+
+    def some(values: list[Any], kind: pa.DataType, nulls: bool = True) -> pa.Array:
+        chosen = [values[at] for at in rng.integers(len(values), size=count)]
+        gone = rng.random(count) < 0.2
+        return pa.array(
+            [None if nulls and missing else value for value, missing in zip(chosen, gone, strict=True)], kind
+        )
+
+    return pa.table(
+        {
+            "id": some(list(range(40)), pa.int64(), nulls=False),
+            "day": some([date(1969, 12, 31), date(2024, 2, 29)], pa.date32(), nulls=False),
+            "number": pa.array(rng.permutation(count), pa.int32()),
+            "ratio": some([0.0, -1.5, math.nan, math.inf, -math.inf], pa.float64()),
+            "name": some(["", "a", "Z", "ä", "ab", "\U0001f600"], pa.string()),
+            "raw": some([b"", b"\x00", b"\xff\x00"], pa.binary()),
+            "right": some([True, False], pa.bool_()),
+            "tiny": some([-128, 127], pa.int8()),
+            "small": some([-(2**15), 2**15 - 1], pa.int16()),
+            "half": some([0.5, -math.inf], pa.float32()),
+            "unsigned": some([0, 2**32 - 1], pa.uint32()),
+            "price": some([Decimal("-1.25"), Decimal("99999999999999.75")], pa.decimal128(16, 2)),
+            "wide": some([Decimal(10) ** 30, Decimal(-1)], pa.decimal128(38, 0)),
+            "at": some([_NOON, _NOON - timedelta(days=40_000)], pa.timestamp("ms", tz="Europe/Berlin")),
+            "local": some([_NOON.replace(tzinfo=None)], pa.timestamp("us")),
+            "coded": some(["x", "y"], pa.string()).dictionary_encode(),
+        }
+    )
+
+
+def landed(site: Site) -> None:
+    site.landing.mkdir(parents=True)
+    for number, count in enumerate((150, 0, 90)):
+        rows = plain_rows(count, number)
+        pq.write_table(rows, site.landing / f"{number}.parquet", row_group_size=40, compression="zstd")
+
+
+@pytest.fixture
+def exchanges(monkeypatch) -> list[str]:
+    """Of which stages Spark has shuffled rows."""
+    found: list[str] = []
+    real = stateless.exchanged
+
+    def noted(asked, *rest):
+        found.append(asked.uid)
+        return real(asked, *rest)
+
+    monkeypatch.setattr(stateless, "exchanged", noted)
+    return found
+
+
+def test_subtasks_that_read_by_themselves_see_what_spark_hands_out(tmp_path: Path, spark, exchanges):
+    tables: list[list[pd.DataFrame]] = []
+    for megabytes, shuffled in ((0, ["first", "second"]), (32, [])):
+        options = {
+            "WEIR_SPARK__DIRECT_READ_MB": str(megabytes),
+            "WEIR_SPARK__PARALLELISM": "3",
+            "WEIR_SPARK__BATCH_ROWS": "25",
+        }
+        exchanges.clear()
+        site = Site(tmp_path / str(megabytes), options, pipeline, __name__)
+        landed(site)
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "25")  # the tests' session is there already
+        try:
+            site.run()
+        finally:
+            spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+        assert exchanges == shuffled
+        tables.append(
+            [
+                site.table(name).sort_values(["subtask", "number", "id"] if name == "first" else ["number", "id"])
+                for name in ("first", "second")
+            ]
+        )
+    for through_spark, by_itself in zip(*tables, strict=True):
+        assert len(by_itself) > 150
+        pd.testing.assert_frame_equal(through_spark.reset_index(drop=True), by_itself.reset_index(drop=True))
+
+
+# -- without Spark
+
+
+def slice_of(root: Path, **changed: Any) -> Landed:
+    reader = FilesReader(SOURCE, f"{root}/*.parquet")
+    found = tuple(
+        SourceFile(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(root.iterdir())
+    )
+    schema = pa.schema([("id", pa.int64()), ("number", pa.int64()), (ROW, pa.int64())])
+    return replace(Landed(schema, reader, found), **changed)
+
+
+def write(root: Path, *counts: int) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    for number, count in enumerate(counts):
+        rows = pa.table({"id": [one * 7 % 31 for one in range(count)], "number": list(range(count))})
+        pq.write_table(rows, root / f"{number}.parquet", write_page_checksum=True)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 5, 8])
+@pytest.mark.parametrize("batch_rows", [1, 7, 1000])
+def test_each_row_goes_to_the_subtask_of_its_key_in_full_batches(tmp_path, parallelism, batch_rows):
+    write(tmp_path, 40, 0, 25)
+    gone = (position(0, 3), position(2, 24))
+    rows = slice_of(tmp_path, left_out=gone)
+    asked = replace(first, key=("id",), order_by=())
+    seen = []
+    for subtask in range(parallelism):
+        batches = list(direct.own_batches(asked, rows, subtask, parallelism, MAX_PARALLELISM, batch_rows))
+        assert all(batch.num_rows == batch_rows for batch in batches[:-1])
+        assert all(0 < batch.num_rows <= batch_rows for batch in batches)
+        for batch in batches:
+            groups = key_groups([batch.column("id")], MAX_PARALLELISM)
+            assert batch.column(GROUP).to_pylist() == groups.tolist()
+            assert set(subtask_of(groups, parallelism, MAX_PARALLELISM).tolist()) == {subtask}
+            seen += batch.column(ROW).to_pylist()
+    everything = {position(0, row) for row in range(40)} | {position(2, row) for row in range(25)}
+    assert sorted(seen) == sorted(everything - set(gone))
+
+
+def test_rows_come_in_the_stages_order_over_all_files(tmp_path):
+    write(tmp_path, 40, 25)
+    asked = replace(first, key=("id",), order_by=("number",))
+    (batch,) = direct.own_batches(asked, slice_of(tmp_path), 0, 1, MAX_PARALLELISM, 1000)
+    places = list(zip(batch.column("id").to_pylist(), batch.column("number").to_pylist(), strict=True))
+    assert places == sorted(places) and len(places) == 65
+
+
+def test_a_damaged_or_missing_file_is_named(tmp_path):
+    write(tmp_path, 40, 25)
+    rows = slice_of(tmp_path)
+    asked = replace(first, key=("id",), order_by=())
+    damaged = tmp_path / "1.parquet"
+    content = bytearray(damaged.read_bytes())
+    content[30] ^= 0xFF
+    damaged.write_bytes(content)
+    with pytest.raises(InputError, match=r"1\.parquet is not a readable Parquet file"):
+        list(direct.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10))
+    damaged.unlink()
+    with pytest.raises(InputError, match=r"1\.parquet vanished"):
+        list(direct.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10))
+
+
+def staged(root: Path, as_seen: bool = False) -> Channel:
+    return Channel(pa.schema([("id", pa.int64())]), Storage(str(root)), (), as_seen)
+
+
+@pytest.mark.parametrize(
+    ("changed", "parallelism", "fits"),
+    [
+        ({}, 8, True),
+        ({}, 9, False),
+        ({"where": "id > 1"}, 2, False),
+        ({"transform": lambda frame: frame}, 2, False),
+    ],
+)
+def test_what_spark_has_to_evaluate_or_many_would_read_goes_through_spark(tmp_path, changed, parallelism, fits):
+    write(tmp_path, 10)
+    asked = replace(first, **changed)
+    assert direct.fits(asked, slice_of(tmp_path), parallelism, 1 << 20) is fits
+    assert direct.fits(asked, staged(tmp_path), parallelism, 1 << 20) is fits
+    assert direct.fits(asked, staged(tmp_path, as_seen=True), parallelism, 1 << 20) is (parallelism <= 8)
+
+
+def test_a_slice_is_read_by_itself_up_to_its_size_and_if_its_types_are_plain(tmp_path):
+    write(tmp_path, 10, 20)
+    rows = slice_of(tmp_path)
+    size = sum(file.size for file in rows.files)
+    assert direct.fits(first, rows, 2, size) and not direct.fits(first, rows, 2, size - 1)
+    nested = pa.schema([*rows.schema, ("tags", pa.list_(pa.string()))])
+    assert not direct.fits(first, replace(rows, schema=nested), 2, size)
+    elsewhere = FilesReader(SOURCE, "mock:///landing/*.parquet")
+    assert not direct.fits(first, replace(rows, reader=elsewhere), 2, size)
+    nanos = tuple(replace(file, nanos=("at",)) for file in rows.files)
+    assert not direct.fits(first, replace(rows, files=nanos), 2, size)
