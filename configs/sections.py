@@ -291,7 +291,7 @@ class SparkSettings(Section):
         ge=0,
         description="Slices of up to so many MiB of files are read by every subtask itself, each for its own keys, instead of through Spark's shuffle: where there are at most 8 subtasks, no where= or transform=, columns of plain types, and files on disks or S3. 0: Spark reads all.",
         json_schema_extra=_advice(
-            "Left at 32. Less where a worker is short of memory: a stage with `order_by` holds its share of the slice, decoded, at once."
+            "Left at 32. 0 where a worker is short of memory: a stage with `order_by` holds its share of the slice, decoded, at once."
         ),
     )
     driver_memory: str = Field("2g", pattern=r"^\d+[kmgt]$", description="Heap of the driver's JVM.")

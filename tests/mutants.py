@@ -39,7 +39,7 @@ MUTANTS = [
     Mutant(
         "number a file's rows anew in each of its batches",
         "pipelines/runtime/direct.py",
-        "            first += batch.num_rows\n",
+        "                first += len(positions)\n",
         "",
         "tests/runtime/test_direct.py::test_each_row_goes_to_the_subtask_of_its_key_in_full_batches",
     ),
@@ -49,6 +49,20 @@ MUTANTS = [
         "    if not rows.as_seen and (stage.where is not None or stage.transform is not None):\n",
         "    if not rows.as_seen and stage.transform is not None:\n",
         "tests/runtime/test_direct.py::test_what_spark_has_to_evaluate_or_many_would_read_goes_through_spark",
+    ),
+    Mutant(
+        "take staged rows whose pages have changed",
+        "pipelines/runtime/executor.py",
+        "pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)",
+        "pq.ParquetFile(pa.BufferReader(data))",
+        "tests/runtime/test_direct.py::test_staged_rows_with_a_flipped_bit_are_not_taken_for_others",
+    ),
+    Mutant(
+        "read in subtasks what Spark reads in a way of its own",
+        "pipelines/runtime/direct.py",
+        "    if any(file.by_spark for file in rows.files) or not",
+        "    if not",
+        "tests/runtime/test_direct.py::test_a_slice_is_read_by_itself_up_to_its_size_and_if_its_types_are_plain",
     ),
     Mutant(
         "do not sort what a subtask reads by itself",
@@ -368,8 +382,8 @@ MUTANTS = [
     Mutant(
         "leave out rows of the slice's first file in place of others",
         "pipelines/runtime/direct.py",
-        "                positions = position(number, first) + np.arange(batch.num_rows)\n",
-        "                positions = position(0, first) + np.arange(batch.num_rows)\n",
+        "                positions = position(number, first) + np.arange(table.num_rows)\n",
+        "                positions = position(0, first) + np.arange(table.num_rows)\n",
         "tests/runtime/test_quarantine.py::test_setting_rows_aside_is_no_failure",
     ),
     Mutant(

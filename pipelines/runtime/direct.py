@@ -20,6 +20,7 @@ from state_ops.key_groups import key_groups, subtask_of
 from state_ops.state import GROUP
 
 MOST_SUBTASKS = 8
+_MOST_CELLS = 16_000_000  # rows x columns: how much small files may be when they are decoded
 _PLAIN = (
     pa.types.is_boolean,
     pa.types.is_integer,
@@ -36,15 +37,17 @@ _PLAIN = (
 def fits(stage: Stage, rows: Landed | Channel, parallelism: int, most_bytes: int) -> bool:
     """Whether the subtasks read these rows themselves, exactly as Spark would hand them out.
 
-    Not what Spark has to evaluate (where, transform) or reads in a way of its own (nested types, timestamps in nanoseconds).
+    Not what Spark has to evaluate (where, transform) or reads in a way of its own, nor nested types.
     """
     if parallelism > MOST_SUBTASKS or not all(any(plain(one) for plain in _PLAIN) for one in rows.schema.types):
         return False
     if not rows.as_seen and (stage.where is not None or stage.transform is not None):
         return False
+    if sum(file.rows or 0 for file in rows.files) * len(rows.schema) > _MOST_CELLS:
+        return False
     if isinstance(rows, Channel):
         return sum(file.bytes for file in rows.files) <= most_bytes
-    if not rows.reader.opens_in_workers or any(file.nanos for file in rows.files):
+    if any(file.by_spark for file in rows.files) or not rows.reader.opens_in_workers(len(rows.files)):
         return False
     return sum(file.size for file in rows.files) <= most_bytes
 
@@ -70,30 +73,29 @@ def tables(rows: Landed | Channel, batch_rows: int) -> Iterator[pa.Table]:
     """All rows, in the files' order, with their positions where these are asked for; raises as `own_batches`."""
     if isinstance(rows, Channel):
         for file in rows.files:
-            yield _fitted(staged_table(rows.storage, file), rows.schema)
+            table = staged_table(rows.storage, file)
+            yield frames.canonical(table.select(rows.schema.names)).cast(rows.schema)
         return
-    stored = [name for name in rows.schema.names if name != ROW]
+    stored = pa.schema([field for field in rows.schema if field.name != ROW])
+    left_out = np.array(rows.left_out, np.int64)
     for number, landed in enumerate(rows.files):
         first = 0
-        for batch in rows.reader.batches(landed, stored, batch_rows):
-            table = pa.Table.from_batches([batch])
+        for table in rows.reader.batches(landed, stored, batch_rows):
             if rows.tracked or rows.left_out:
-                positions = position(number, first) + np.arange(batch.num_rows)
+                positions = position(number, first) + np.arange(table.num_rows)
                 table = table.append_column(ROW, pa.array(positions))
-                table = table.filter(pa.array(~np.isin(positions, rows.left_out)))
-            first += batch.num_rows
-            yield _fitted(table, rows.schema)
-
-
-def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    return frames.canonical(table.select(schema.names)).cast(schema)
+                table = table.filter(pa.array(~np.isin(positions, left_out)))
+                first += len(positions)
+            yield table.select(rows.schema.names)
 
 
 def _sorted(stage: Stage, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    found = list(tables)
-    if found:
-        whole = pa.concat_tables(found)
-        yield whole.take(ordered(whole, [*stage.key, *stage.order_by]))
+    parts = list(tables)
+    if parts:
+        whole = pa.concat_tables(parts)
+        parts.clear()  # one copy at a time
+        whole = whole.take(ordered(whole, [*stage.key, *stage.order_by]))
+        yield whole
 
 
 def _packed(tables: Iterable[pa.Table], batch_rows: int) -> Iterator[pa.RecordBatch]:

@@ -14,7 +14,7 @@ from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.sources.files import FilesReader, SourceFile
 from state_ops.checkpoint import Ack, StagedFile, StateFile
-from state_ops.errors import InputError
+from state_ops.errors import DamageError, InputError, TransientError
 from state_ops.storage import Storage
 
 
@@ -61,7 +61,11 @@ def uri(storage: Storage, file: StagedFile | StateFile) -> str:
 
 
 def staged_table(storage: Storage, file: StagedFile | StateFile, columns: Sequence[str] | None = None) -> pa.Table:
-    """Staged rows, read in this process; columns: only those of them that are there. Raises InputError if they are gone."""
+    """Staged rows, read in this process; columns: only those of them that are there.
+
+    Raises InputError if they are gone, and TransientError or DamageError if they are damaged: on a local disk, from which a replay writes them
+    anew, or in storage.
+    """
     if isinstance(file, StagedFile):
         try:
             data: bytes | None = Path(file.local).read_bytes()
@@ -75,11 +79,20 @@ def staged_table(storage: Storage, file: StagedFile | StateFile, columns: Sequen
             where=uri(storage, file),
             next="Run again, which plans anew; the epoch was declined.",
         )
-    buffer = pa.BufferReader(data)
-    if columns is not None:
-        known = pq.read_schema(pa.BufferReader(data)).names
-        columns = [name for name in known if name in columns]
-    return pq.read_table(buffer, columns=columns, use_threads=False)  # why not: see state_ops.delta_log
+    try:
+        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
+            if columns is not None:
+                columns = [name for name in parquet.schema_arrow.names if name in columns]
+            return parquet.read(columns, use_threads=False)  # why not: see state_ops.delta_log
+    except (pa.ArrowException, OSError) as error:
+        kind = TransientError if isinstance(file, StagedFile) else DamageError
+        raise kind(
+            f"Rows that a stage has staged cannot be read: {str(error).splitlines()[0]}",
+            where=uri(storage, file),
+            next="The epoch was declined and is replayed. Look at that disk if it happens again."
+            if isinstance(file, StagedFile)
+            else "Nothing was applied. `weir fsck` says what else is damaged; put the object back, or rewind.",
+        ) from error
 
 
 class Executor(Protocol):

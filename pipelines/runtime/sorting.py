@@ -9,15 +9,10 @@ import pyarrow as pa
 
 from state_ops import frames
 
-_ROW = "__weir_row"
-
 
 def ordered(rows: pa.Table, columns: Sequence[str]) -> np.ndarray:
-    """The rows' numbers in Spark's ascending order: nulls first, NaN last; rows that tie stay as they are."""
-    frame = frames.polars(rows.select(list(columns)))
-    return (
-        frame.with_row_index(_ROW)
-        .sort(list(columns), nulls_last=False, maintain_order=True)[_ROW]
-        .to_numpy()
-        .astype(np.int64)
-    )
+    """The rows' numbers in Spark's ascending order: nulls first, NaN last; rows that tie stay as they are. A column may be named twice."""
+    chosen = list(dict.fromkeys(columns))
+    plain = [f"c{number}" for number in range(len(chosen))]  # Polars takes some names for patterns
+    frame = frames.polars(rows.select(chosen).rename_columns(plain)).with_row_index("row")
+    return frame.sort(plain, nulls_last=False, maintain_order=True)["row"].to_numpy().astype(np.int64)

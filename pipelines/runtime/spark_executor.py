@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 _ACK = "ack string"
+# Properties of spark.conf that ask Spark to read files in another way.
+_HOW_SPARK_READS = ("spark.sql.files.", "spark.sql.parquet.", "spark.sql.legacy.parquet.", "spark.hadoop.parquet.")
 _FILE, _INDEX, _FIRST = "__weir_file", "__weir_index", "__weir_first"
 
 
@@ -58,10 +60,8 @@ class SparkExecutor:
         columns: pa.Schema,  # noqa: ARG002 - Spark finds them itself
         deadline: float,
     ) -> list[Ack]:
-        configured = self._settings.spark
-        alone = rows is None or direct.fits(task.stage, rows, task.parallelism, configured.direct_read_mb << 20)
         frame = None
-        if rows is not None and not alone:
+        if rows is not None and not self._read_by_subtasks(task, rows):
             frame = self._read(rows)
             if not rows.as_seen:
                 frame = stateless.prepared(task.stage, frame)
@@ -79,6 +79,12 @@ class SparkExecutor:
             return acks or self._acks(task, None)
         finally:
             done.set()
+
+    def _read_by_subtasks(self, task: KeyedTask, rows: Landed | Channel) -> bool:
+        configured = self._settings.spark
+        if any(name.startswith(_HOW_SPARK_READS) for name in configured.conf):
+            return False
+        return direct.fits(task.stage, rows, task.parallelism, configured.direct_read_mb << 20)
 
     def _acks(self, task: KeyedTask, rows: Landed | Channel | None) -> list[Ack]:
         """Of a job without a shuffle: a task for each subtask, which reads by itself what there is."""

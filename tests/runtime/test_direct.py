@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from configs import settings
+from configs.settings import EpochSettings, S3Settings
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
 from pipelines.runtime import direct, stateless
 from pipelines.runtime.definition import ROW
 from pipelines.runtime.executor import Channel, Landed
+from pipelines.runtime.keyed_stage import staged_writer
+from pipelines.runtime.sorting import ordered
 from pipelines.runtime.sources.files import FilesReader, SourceFile, position
-from state_ops.errors import InputError
+from pipelines.runtime.spark_executor import SparkExecutor
+from state_ops.checkpoint import CHANNEL, StagedFile
+from state_ops.errors import InputError, TransientError
 from state_ops.key_groups import key_groups, subtask_of
 from state_ops.state import GROUP
 from state_ops.storage import Storage
@@ -38,7 +46,7 @@ class Seen(State):
     rows: int = 0
 
 
-@stage("first", source=SOURCE, key=["id", "day"], state=Seen, order_by=["number", "ratio"], sink=delta.append("first"))
+@stage("first", source=SOURCE, key=["id", "day"], state=Seen, order_by=["number", "id"], sink=delta.append("first"))
 def first(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
     """Says of each row which subtask got it, and at which place of its batch."""
     state.fold(rows, rows=agg.count())
@@ -48,7 +56,7 @@ def first(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
 @stage("second", source=first, key="name", null_keys="drop", state=Seen, sink=delta.append("second"))
 def second(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
     state.fold(rows, rows=agg.count())
-    return rows.select("id", "number", "name", second=pl.lit(epoch.subtask))
+    return rows.select("unique", "name", second=pl.lit(epoch.subtask))
 
 
 pipeline = Pipeline("plain", (first, second), max_parallelism=MAX_PARALLELISM)
@@ -69,7 +77,10 @@ def plain_rows(count: int, seed: int) -> pa.Table:
         {
             "id": some(list(range(40)), pa.int64(), nulls=False),
             "day": some([date(1969, 12, 31), date(2024, 2, 29)], pa.date32(), nulls=False),
-            "number": pa.array(rng.permutation(count), pa.int32()),
+            "number": pa.array(
+                rng.permutation(count) // 2 * 10 + seed, pa.int32()
+            ),  # pairs, which keys and the next column tell apart
+            "unique": pa.array(range(seed * 1000, seed * 1000 + count), pa.int64()),
             "ratio": some([0.0, -1.5, math.nan, math.inf, -math.inf], pa.float64()),
             "name": some(["", "a", "Z", "ä", "ab", "\U0001f600"], pa.string()),
             "raw": some([b"", b"\x00", b"\xff\x00"], pa.binary()),
@@ -125,12 +136,7 @@ def test_subtasks_that_read_by_themselves_see_what_spark_hands_out(tmp_path: Pat
         finally:
             spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
         assert exchanges == shuffled
-        tables.append(
-            [
-                site.table(name).sort_values(["subtask", "number", "id"] if name == "first" else ["number", "id"])
-                for name in ("first", "second")
-            ]
-        )
+        tables.append([site.table(name).sort_values("unique") for name in ("first", "second")])
     for through_spark, by_itself in zip(*tables, strict=True):
         assert len(by_itself) > 150
         pd.testing.assert_frame_equal(through_spark.reset_index(drop=True), by_itself.reset_index(drop=True))
@@ -145,6 +151,7 @@ def slice_of(root: Path, **changed: Any) -> Landed:
         SourceFile(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(root.iterdir())
     )
     schema = pa.schema([("id", pa.int64()), ("number", pa.int64()), (ROW, pa.int64())])
+    found = tuple(replace(file, rows=pq.read_metadata(root / file.name).num_rows) for file in found)
     return replace(Landed(schema, reader, found), **changed)
 
 
@@ -194,13 +201,36 @@ def test_a_damaged_or_missing_file_is_named(tmp_path):
     damaged.write_bytes(content)
     with pytest.raises(InputError, match=r"1\.parquet is not a readable Parquet file"):
         list(direct.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10))
+    damaged.write_bytes(content + b"x")
+    with pytest.raises(InputError, match="changed while an epoch was reading it"):
+        list(direct.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10))
     damaged.unlink()
     with pytest.raises(InputError, match=r"1\.parquet vanished"):
         list(direct.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10))
 
 
-def staged(root: Path, as_seen: bool = False) -> Channel:
-    return Channel(pa.schema([("id", pa.int64())]), Storage(str(root)), (), as_seen)
+def staged(root: Path, as_seen: bool = False, size: int = 1) -> Channel:
+    file = StagedFile(CHANNEL, "main", str(root / "staged"), "channels/staged", size, None, 3)
+    return Channel(pa.schema([("id", pa.int64())]), Storage(str(root)), (file,), as_seen)
+
+
+def test_staged_rows_with_a_flipped_bit_are_not_taken_for_others(tmp_path):
+    rows = pa.table({"id": range(1000)}, schema=staged(tmp_path).schema)
+    with staged_writer(tmp_path / "staged", rows.schema) as writer:
+        writer.write_table(rows)
+    asked = replace(first, key=("id",), order_by=())
+    (batch,) = direct.own_batches(asked, staged(tmp_path), 0, 1, MAX_PARALLELISM, 1000)
+    assert batch.column("id").to_pylist() == rows.column("id").to_pylist()
+    content = bytearray((tmp_path / "staged").read_bytes())
+    content[len(content) // 3] ^= 1
+    (tmp_path / "staged").write_bytes(content)
+    with pytest.raises(TransientError, match="Rows that a stage has staged cannot be read"):
+        list(direct.own_batches(asked, staged(tmp_path), 0, 1, MAX_PARALLELISM, 1000))
+
+
+def test_an_order_may_name_a_key_once_more_and_names_are_no_patterns():
+    rows = pa.table({"^x$": [2, 1, 1], "x": [0, 5, 4], "row": [1, 2, 3]})
+    assert ordered(rows, ["^x$", "x", "^x$"]).tolist() == [2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -218,6 +248,7 @@ def test_what_spark_has_to_evaluate_or_many_would_read_goes_through_spark(tmp_pa
     assert direct.fits(asked, slice_of(tmp_path), parallelism, 1 << 20) is fits
     assert direct.fits(asked, staged(tmp_path), parallelism, 1 << 20) is fits
     assert direct.fits(asked, staged(tmp_path, as_seen=True), parallelism, 1 << 20) is (parallelism <= 8)
+    assert not direct.fits(asked, staged(tmp_path, as_seen=True, size=2 << 20), parallelism, 1 << 20)
 
 
 def test_a_slice_is_read_by_itself_up_to_its_size_and_if_its_types_are_plain(tmp_path):
@@ -229,5 +260,48 @@ def test_a_slice_is_read_by_itself_up_to_its_size_and_if_its_types_are_plain(tmp
     assert not direct.fits(first, replace(rows, schema=nested), 2, size)
     elsewhere = FilesReader(SOURCE, "mock:///landing/*.parquet")
     assert not direct.fits(first, replace(rows, reader=elsewhere), 2, size)
-    nanos = tuple(replace(file, nanos=("at",)) for file in rows.files)
-    assert not direct.fits(first, replace(rows, files=nanos), 2, size)
+    one, other = rows.files
+    assert not direct.fits(first, replace(rows, files=(one, replace(other, by_spark=True))), 2, size)
+    assert not direct.fits(first, replace(rows, files=(one, replace(other, rows=16_000_000 // 3))), 2, size)
+
+
+def test_a_slice_on_s3_is_read_by_itself_if_its_files_are_few():
+    reader = FilesReader(SOURCE, "s3://bucket/landing/*.parquet", S3Settings(region="eu-west-1"))
+    rows = Landed(pa.schema([("id", pa.int64())]), reader, tuple(SourceFile(f"{n}", 1, 1, 1) for n in range(9)))
+    assert direct.fits(replace(first, order_by=()), replace(rows, files=rows.files[:8]), 2, 100)
+    assert not direct.fits(replace(first, order_by=()), rows, 2, 100)
+
+
+@pytest.mark.parametrize(
+    ("column", "metadata", "by_spark"),
+    [
+        (pa.array([1], pa.int64()), {}, False),
+        (pa.array([1], pa.int64()), {"org.apache.spark.version": "3.5.1"}, False),
+        (pa.array([1], pa.int64()), {"org.apache.spark.version": "2.4.8"}, True),
+        (pa.array([1], pa.int64()), {"org.apache.spark.version": "3.5.1", "org.apache.spark.legacyDateTime": ""}, True),
+        (pa.array([1], pa.uint64()), {}, True),
+        (pa.array([1], pa.timestamp("ns")), {}, True),
+        (pa.array([1], pa.timestamp("us")), {}, False),
+    ],
+)
+def test_a_slice_knows_which_files_spark_reads_in_a_way_of_its_own(tmp_path, column, metadata, by_spark):
+    table = pa.table({"x": column})
+    with pq.ParquetWriter(tmp_path / "1.parquet", table.schema) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(metadata)
+    (file,) = FilesReader(SOURCE, f"{tmp_path}/*.parquet").plan(None, EpochSettings(), None).files
+    assert file.by_spark is by_spark
+
+
+@pytest.mark.parametrize(
+    ("name", "asks"),
+    [
+        ("spark.sql.files.ignoreCorruptFiles", True),
+        ("spark.hadoop.parquet.crypto.factory.class", True),
+        ("spark.executor.memory", False),
+    ],
+)
+def test_whoever_tells_spark_how_to_read_has_it_read(tmp_path, name, asks):
+    executor = SparkExecutor(settings.load({"WEIR_SPARK__CONF": json.dumps({name: "x"})}), "weir-tests")
+    task = SimpleNamespace(stage=first, parallelism=2)
+    assert executor._read_by_subtasks(task, staged(tmp_path)) is not asks

@@ -36,7 +36,7 @@ _HASH_BITS = 64
 _TAIL = 1 << 16  # bytes; as much as Arrow itself reads at first, and most footers fit
 _GLOB = re.compile(r"[\\{}\[\]*?]")
 _OBJECT_STORES = frozenset({"abfs", "gcs", "s3"})  # where a directory is no more than the names in it
-_OPENED_ALIKE = frozenset({"local", "s3"})
+_MOST_REMOTE = 8
 
 log = structlog.get_logger("weir.source")
 
@@ -50,7 +50,8 @@ def literal(path: str) -> str:
 class SourceFile:
     """One file as the slice saw it. size in bytes, mtime in ns since 1970; rows from its footer.
 
-    nanos: timestamp columns that it stores in nanoseconds.
+    nanos: timestamp columns that it stores in nanoseconds. by_spark: it stores something that Spark reads in a way of its own: those,
+    unsigned numbers of 64 bits, or old dates by a calendar that Spark shifts.
     """
 
     name: str
@@ -58,6 +59,7 @@ class SourceFile:
     mtime_ns: int
     rows: int = 0
     nanos: tuple[str, ...] = ()
+    by_spark: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,14 @@ class Slice:
         return sorted(position(number[one.file], one.row) for one in self.left_out)
 
     def to_dict(self) -> dict[str, Any]:
-        files = [{**asdict(file), "nanos": list(file.nanos)} for file in self.files]  # as JSON gives it back
+        files = [
+            {
+                name: list(value) if name == "nanos" else value
+                for name, value in asdict(file).items()
+                if name != "by_spark"
+            }
+            for file in self.files
+        ]  # as JSON gives it back
         raw: dict[str, Any] = {"files": files, "rows": self.rows, "limited": self.limited}
         if self.left_out:
             raw["excluded"] = {
@@ -171,10 +180,10 @@ class FilesReader:
         # Without secrets, as S3Settings name them, and without `only`: elsewhere it reads files that were planned here.
         return FilesReader, (self.source, self.pattern, self._s3)
 
-    @property
-    def opens_in_workers(self) -> bool:
-        """Whether its files can be opened in other processes as in this one. Other file systems may need what only this host or only the JVM has."""
-        return self._fs.type_name in _OPENED_ALIKE
+    def opens_in_workers(self, files: int) -> bool:
+        """Whether so many files can be opened in other processes as in this one, one after the other. Other file systems may need what only this host
+        or only the JVM has; an object store takes its time for each."""
+        return self._fs.type_name == "local" or (self._fs.type_name == "s3" and files <= _MOST_REMOTE)
 
     def uri(self, file: SourceFile) -> str:
         """The file's place as people read it."""
@@ -266,11 +275,8 @@ class FilesReader:
                 break
             schema = found if schema is None else self._check_schema(file, schema, found)
             self._check_event_time(file, found)
-            chosen.append(
-                replace(
-                    file, rows=footer.num_rows, nanos=tuple(name for name in _nanos(footer) if name in schema.names)
-                )
-            )
+            nanos = tuple(name for name in _nanos(footer) if name in schema.names)
+            chosen.append(replace(file, rows=footer.num_rows, nanos=nanos, by_spark=bool(nanos) or _by_spark(footer)))
             rows, size = rows + footer.num_rows, size + file.size
             found = times(footer, self.source.event_time) if self.source.event_time is not None else None
             told = told and (found is not None or footer.num_rows == 0)
@@ -338,19 +344,24 @@ class FilesReader:
         with self._decoded(file) as parquet:
             return parquet.read(None if columns is None else list(columns), use_threads=False)
 
-    def batches(self, file: SourceFile, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """One file's rows, so many at a time; its bytes are whole in memory.
+    def batches(self, file: SourceFile, columns: pa.Schema, rows: int) -> Iterator[pa.Table]:
+        """One file's columns, so many rows at a time; its bytes are whole in memory. columns: as the slice was planned.
 
-        Raises InputError if it is gone or damaged, and TransientError if storage fails.
+        Raises InputError if it is gone, damaged or not what was planned, and TransientError if storage fails.
         """
         with self._decoded(file) as parquet:
-            yield from parquet.iter_batches(rows, columns=list(columns), use_threads=False)
+            if any(name not in parquet.schema_arrow.names for name in columns.names):
+                raise self._changed(file)
+            for batch in parquet.iter_batches(rows, columns=columns.names, use_threads=False):
+                yield frames.canonical(pa.Table.from_batches([batch]).select(columns.names)).cast(columns)
 
     @contextmanager
     def _decoded(self, file: SourceFile) -> Iterator[pq.ParquetFile]:
         # Read first and parse then: Arrow raises OSError for a damaged page as well as for broken storage.
         with self._reading(file), self._fs.open_input_file(f"{self._path}/{file.name}") as stream:
             data = stream.read_buffer()
+        if data.size != file.size:
+            raise self._changed(file)
         with self._parsing(file):
             yield pq.ParquetFile(
                 pa.BufferReader(data), page_checksum_verification=True, coerce_int96_timestamp_unit="us"
@@ -368,11 +379,14 @@ class FilesReader:
                     next="Put it back, or let its producer write under temporary names and rename; the epoch was declined.",
                 )
             if (found.size, found.mtime_ns) != (file.size, file.mtime_ns):
-                raise InputError(
-                    "A file changed while an epoch was reading it.",
-                    where=self.uri(file),
-                    next="Files must not change after they arrive: deliver corrections under a new name. The epoch was declined.",
-                )
+                raise self._changed(file)
+
+    def _changed(self, file: SourceFile) -> InputError:
+        return InputError(
+            "A file changed while an epoch was reading it.",
+            where=self.uri(file),
+            next="Files must not change after they arrive: deliver corrections under a new name. The epoch was declined.",
+        )
 
     # -- how
 
@@ -429,6 +443,12 @@ class FilesReader:
     def _parsing(self, file: SourceFile) -> Iterator[None]:
         try:
             yield
+        except pa.ArrowMemoryError as error:
+            raise TransientError(
+                f"There was no memory to read the input file {file.name}: {_first_line(error)}",
+                where=self.uri(file),
+                next="Cut smaller slices (epoch.max_rows, epoch.max_bytes), or let Spark read them (spark.direct_read_mb: 0).",
+            ) from error
         except (pa.ArrowException, OSError) as error:
             problem = "is empty" if file.size == 0 else "is not a readable Parquet file"
             raise InputError(
@@ -573,6 +593,16 @@ def _hash(name: str) -> int:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _by_spark(footer: pq.FileMetaData) -> bool:
+    """Whether Spark reads unsigned numbers of 64 bits, as signed ones, or dates of before 1582 or times of before 1900, which it
+    shifts if a Spark has written them by the old calendar."""
+    told = footer.metadata or {}
+    written_by = told.get(b"org.apache.spark.version")
+    old = written_by is not None and int(written_by.partition(b".")[0]) < 3
+    old |= b"org.apache.spark.legacyDateTime" in told or b"org.apache.spark.legacyINT96" in told
+    return old or pa.uint64() in footer.schema.to_arrow_schema().types
 
 
 def _nanos(footer: pq.FileMetaData) -> tuple[str, ...]:
