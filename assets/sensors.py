@@ -289,10 +289,12 @@ def _end_dead(context: dg.SensorEvaluationContext, run_ids: Sequence[str]) -> It
 
 
 def _last_passed(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> bool:
-    """What a check said last; one that never said anything has not failed."""
-    found = instance.event_log_storage.get_latest_asset_check_execution_by_key([check]).get(check)
-    event = found.event.dagster_event if found is not None and found.event is not None else None
-    return event is None or event.asset_check_evaluation_data.passed
+    """What a check said last; one that never said anything has not failed. One that a run has only planned has said nothing yet."""
+    history = instance.event_log_storage.get_asset_check_execution_history(check, limit=20)
+    events = [record.event.dagster_event for record in history if record.event is not None]
+    evaluated = dg.DagsterEventType.ASSET_CHECK_EVALUATION
+    said = [event for event in events if event is not None and event.event_type == evaluated]
+    return not said or said[0].asset_check_evaluation_data.passed
 
 
 def _is_over(instance: dg.DagsterInstance, run_id: str | None) -> bool:

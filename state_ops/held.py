@@ -1,8 +1,8 @@
 """`coordinator/held.json`: that a gate holds the pipeline, for who would start it again and for who looks.
 
 It is advice and gives no right: whoever runs the pipeline again plans the same slice and asks the same gates. A run that is killed before it
-has written it leaves none, one that is killed before it has removed it leaves one too many; the next run mends either. No failure to read,
-write or remove it ends a run.
+has written it leaves none, which the next run mends; one that is killed before it has removed it leaves one too many, which the newest
+checkpoint belies. No failure to read, write or remove it ends a run.
 """
 
 from __future__ import annotations
@@ -46,8 +46,11 @@ class Held:
         }
 
 
-def read(storage: Storage) -> Held | None:
-    """What holds the pipeline, as far as can be told; None if nothing does, or nobody can tell."""
+def read(storage: Storage, head: int | None) -> Held | None:
+    """What holds the pipeline, as far as can be told; None if nothing does, or nobody can tell.
+
+    head: the newest checkpoint's id. Where that is above the epoch's, a run has gone on, and was ended before it could remove the note.
+    """
     try:
         data = storage.read_bytes(PATH)
         if data is None:
@@ -55,7 +58,8 @@ def read(storage: Storage) -> Held | None:
         raw = json.loads(data)
         known = {name: raw[name] for name in Held.__dataclass_fields__ if name in raw}
         files = {source: tuple(names) for source, names in known.pop("files", {}).items()}
-        return Held(**{**known, "verdicts": tuple(known.get("verdicts", ()))}, files=files)
+        held = Held(**{**known, "verdicts": tuple(known.get("verdicts", ()))}, files=files)
+        return None if head is not None and head > held.epoch else held
     except (OSError, ValueError, TypeError, AttributeError) as error:
         log.warning("nobody can tell whether a gate holds the pipeline", where=storage.full(PATH), error=str(error))
         return None

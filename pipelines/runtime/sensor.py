@@ -117,7 +117,8 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
     storage, registry = runtime.open_storage(pipeline, settings)
     holder = lease.read(storage)
     # The lease is read before the head: a coordinator that ends in between is seen alive, which the next tick corrects.
-    alive, head, found = lease.alive(holder), registry.head(), held.read(storage)
+    alive, head = lease.alive(holder), registry.head()
+    found = held.read(storage, head.id if head else None)
     return Sight(
         holder=holder,
         alive=alive,

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationPlanned
 
 from pipelines.api import expect
 from pipelines.runtime import upkeep
@@ -254,6 +255,23 @@ def test_input_that_waits_for_too_long_is_overdue(house, waits):
     verdicts = house.history("on_time")
     house.tick("lease_watchdog", cursor)
     assert house.history("on_time") == verdicts, "only what has changed is reported"
+
+
+def test_a_check_that_a_run_has_only_planned_does_not_stop_the_watchdog(house):
+    site = house.bank.site
+    house.bank.site = replace(site, options={**site.options, "WEIR_DAGSTER__OVERDUE_SECONDS": "0.000001"})
+    house.bank.land(4)
+    cursor = house.tick("lease_watchdog")[2]
+    run = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"))
+    planned = AssetCheckEvaluationPlanned(CHECKPOINT, "on_time")
+    event = dg.DagsterEvent(
+        dg.DagsterEventType.ASSET_CHECK_EVALUATION_PLANNED.value, "small_job", event_specific_data=planned
+    )
+    house.instance.report_dagster_event(event, run.run_id)
+    before = house.history("on_time")
+
+    assert "1 files are waiting" in house.tick("lease_watchdog", cursor)[1]
+    assert house.history("on_time") == before, "it had said so already"
 
 
 def test_pages_of_all_expectations_are_made(house, tmp_path):

@@ -309,7 +309,7 @@ def test_a_gate_that_holds_turns_its_check_red_and_sensors_wait_for_a_person(hou
     assert not result.success
     assert not gated.checked()["column_values_to_be_between_amount"]
     assert "10 of 10 rows" in gated.said("column_values_to_be_between_amount")
-    assert held.read(gated.storage) is not None
+    assert held.read(gated.storage, None) is not None
     runs, said, cursor = gated.tick("checkpoint_sensor")
     assert runs == []
     assert "held: A quality gate of the stage accounts failed" in said

@@ -26,7 +26,7 @@ def _order(root: Path, site: Site, host: str, until_files: int | None = None) ->
     env = {
         **site.env,
         "WEIR_LOCAL__WORK_DIR": str(root / f"work-{host}"),
-        "WEIR_LEASE__HEARTBEAT_SECONDS": "1",
+        "WEIR_LEASE__HEARTBEAT_SECONDS": "2",  # a busy machine may hold up a thread for three seconds
         "WEIR_EPOCH__MAX_FILES": "1",
         "WEIR_CHECKPOINTS__NUM_RETAINED": "2",
     }

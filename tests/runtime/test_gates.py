@@ -12,9 +12,11 @@ import pytest
 from configs import settings
 from pipelines.api import Pipeline, Stage, agg, aggregate, delta, expect, files, on_table
 from pipelines.runtime import gates, loading, sealing
+from pipelines.runtime.cli import status_of
 from pipelines.runtime.definition import Gate
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import open_storage
+from pipelines.runtime.sensor import observe
 from state_ops import held
 from state_ops.errors import ConfigurationError, GateError, PipelineError
 from tests.recovery.harness import Site
@@ -67,7 +69,7 @@ def test_a_gate_that_warns_lets_the_epoch_go_on_and_its_verdict_is_recorded(tmp_
         },
         passed.to_dict(),
     ]
-    assert held.read(storage_of(bank)) is None
+    assert held.read(storage_of(bank), None) is None
 
 
 def test_a_gate_that_holds_says_all_verdicts_of_its_stage(tmp_path):
@@ -138,7 +140,7 @@ def test_a_hold_is_noted_until_the_next_checkpoint(tmp_path, weir):
     bank = gated(tmp_path, between("amount", 0, 3))
     with pytest.raises(GateError):
         bank.epochs(1, 2, 7, run_id="r-1")
-    note = held.read(storage_of(bank))
+    note = held.read(storage_of(bank), None)
     assert note is not None
     assert (note.stage, note.run_id, note.files) == ("accounts", "r-1", {"landing": ("00007.parquet",)})
     assert note.epoch > 2 and [one["passed"] for one in note.verdicts] == [False] and "10 of 10 rows" in note.message
@@ -153,13 +155,30 @@ def test_a_hold_is_noted_until_the_next_checkpoint(tmp_path, weir):
 
     (bank.site.landing / "00007.parquet").unlink()
     bank.epochs()
-    assert held.read(storage_of(bank)) == note, "nothing was committed"
+    assert held.read(storage_of(bank), None) == note, "nothing was committed"
     bank.epochs(3)
-    assert held.read(storage_of(bank)) is None
+    assert held.read(storage_of(bank), None) is None
     bank.assert_exact(1, 2, 3)
     assert json.loads(weir(bank.site, "status", "small", "--json").out)["held"] is None
     bank.site.assert_no_orphans()
     assert weir(bank.site, "fsck", "small").code == 0
+
+
+def test_a_note_that_a_run_could_not_remove_before_it_was_ended_holds_nobody(tmp_path, monkeypatch):
+    """Cancelled between the commit of the first epoch after the hold and its end: the sensor must not wait for a person for ever."""
+    bank = gated(tmp_path, between("amount", 0, 3))
+    with pytest.raises(GateError):
+        bank.epochs(1, 7)
+    assert observe(bank.site.pipeline, bank.site.settings).held is not None
+    (bank.site.landing / "00007.parquet").unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(held, "clear", lambda _: False)
+        bank.epochs(2)
+    assert held.read(storage_of(bank), None) is not None, "the note is there"
+    assert observe(bank.site.pipeline, bank.site.settings).held is None
+    assert status_of(bank.site.pipeline, bank.site.settings)["held"] is None
+    bank.epochs(3)
+    assert held.read(storage_of(bank), None) is None
 
 
 def test_a_note_that_cannot_be_written_or_read_changes_nothing_else(tmp_path):
@@ -172,7 +191,7 @@ def test_a_note_that_cannot_be_written_or_read_changes_nothing_else(tmp_path):
     bank.assert_exact(1, 2)
     (bank.site.storage / held.PATH).rmdir()
     (bank.site.storage / held.PATH).write_text("{half")
-    assert held.read(storage_of(bank)) is None
+    assert held.read(storage_of(bank), None) is None
     bank.epochs(3)
     assert not (bank.site.storage / held.PATH).exists(), "what cannot be read is outdated after a commit too"
 
@@ -198,7 +217,7 @@ def test_figures_that_a_gate_refuses_hold_the_epoch_and_leave_nothing(tmp_path):
     with pytest.raises(GateError, match="1 of 1 rows"):
         bank.epochs(1)
     assert not bank.ids() and not (bank.site.storage / "tables").exists()
-    assert held.read(storage_of(bank)) is not None
+    assert held.read(storage_of(bank), None) is not None
     assert not (bank.site.storage / "state").exists(), "what was uploaded is discarded"
 
 

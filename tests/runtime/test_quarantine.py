@@ -138,7 +138,7 @@ def test_what_is_left_is_a_replay_without_the_rows_that_were_set_aside(tmp_path,
     parts += landed(site, 2, seed=3, first=4)
     ran(site, executor(batch_rows=5))
     assert_replay(site, parts)
-    assert held.read(open_storage(site.pipeline, site.settings)[0]) is None
+    assert held.read(open_storage(site.pipeline, site.settings)[0], None) is None
     assert weir(site, "fsck", "aside").code == 0
     ran(site, drain=True)
     windows = site.table("hours").groupby("id")["total"].sum()
@@ -198,7 +198,7 @@ def test_more_rows_than_the_share_are_not_set_aside(tmp_path):
         ran(site)
     assert raised.value.verdicts[0]["on_failure"] == "quarantine"
     storage, registry = open_storage(site.pipeline, site.settings)
-    note = held.read(storage)
+    note = held.read(storage, None)
     assert note is not None and note.stage == "accounts" and registry.head() is None
     assert not (site.storage / "tables").exists()
 
