@@ -263,7 +263,7 @@ def test_a_check_that_a_run_has_only_planned_does_not_stop_the_watchdog(house):
     house.bank.land(4)
     cursor = house.tick("lease_watchdog")[2]
     run = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"))
-    planned = AssetCheckEvaluationPlanned(CHECKPOINT, "on_time")
+    planned = AssetCheckEvaluationPlanned(asset_key=CHECKPOINT, check_name="on_time")
     event = dg.DagsterEvent(
         dg.DagsterEventType.ASSET_CHECK_EVALUATION_PLANNED.value, "small_job", event_specific_data=planned
     )
