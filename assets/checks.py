@@ -114,8 +114,7 @@ def again(pipeline: Pipeline, settings: Settings, spec: dg.AssetCheckSpec) -> dg
         return ask[spec.name](pipeline, settings)
     stage = pipeline.stage(spec.asset_key.path[-1])
     storage, registry = open_storage(pipeline, settings)
-    head = registry.head()
-    holds = held.read(storage, head.id if head else None)
+    holds = held.read(storage, registry.head())
     refused = [Verdict.from_dict(str(one["stage"]), one) for one in holds.verdicts] if holds is not None else []
     verdicts = [*recorded(pipeline, settings, stage), *of_gates(pipeline, stage, refused)]
     found = {one.check_name: one for one in verdicts}  # what holds the pipeline now is newer

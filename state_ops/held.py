@@ -14,6 +14,7 @@ from typing import Any
 
 import structlog
 
+from state_ops.checkpoint import Checkpoint
 from state_ops.storage import Storage
 
 PATH = "coordinator/held.json"
@@ -46,10 +47,10 @@ class Held:
         }
 
 
-def read(storage: Storage, head: int | None) -> Held | None:
+def read(storage: Storage, head: Checkpoint | None) -> Held | None:
     """What holds the pipeline, as far as can be told; None if nothing does, or nobody can tell.
 
-    head: the newest checkpoint's id. Where that is above the epoch's, a run has gone on, and was ended before it could remove the note.
+    head: the newest checkpoint. Where its id is above the epoch's, a run has gone on, and was ended before it could remove the note.
     """
     try:
         data = storage.read_bytes(PATH)
@@ -59,7 +60,7 @@ def read(storage: Storage, head: int | None) -> Held | None:
         known = {name: raw[name] for name in Held.__dataclass_fields__ if name in raw}
         files = {source: tuple(names) for source, names in known.pop("files", {}).items()}
         held = Held(**{**known, "verdicts": tuple(known.get("verdicts", ()))}, files=files)
-        return None if head is not None and head > held.epoch else held
+        return None if head is not None and head.id > held.epoch else held
     except (OSError, ValueError, TypeError, AttributeError) as error:
         log.warning("nobody can tell whether a gate holds the pipeline", where=storage.full(PATH), error=str(error))
         return None

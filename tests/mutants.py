@@ -32,7 +32,7 @@ MUTANTS = [
     Mutant(
         "give a subtask that reads by itself the rows of others",
         "pipelines/runtime/direct.py",
-        "    return rows.filter(pa.array(np.asarray(subtask_of(groups, parallelism, max_parallelism)) == subtask))\n",
+        "    return rows.filter(pa.array(owners == subtask))\n",
         "    return rows\n",
         "tests/runtime/test_direct.py::test_each_row_goes_to_the_subtask_of_its_key_in_full_batches",
     ),

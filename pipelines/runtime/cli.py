@@ -270,7 +270,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
     """What `weir status` says, JSON-ready. Reads only; starts no JVM."""
     storage, registry = open_storage(pipeline, settings)
     head, holder = registry.head(), lease.read(storage)
-    holds, halted = held.read(storage, head.id if head else None), halt.read(storage)
+    holds, halted = held.read(storage, head), halt.read(storage)
     return {
         "pipeline": pipeline.title,
         "storage": storage.uri,

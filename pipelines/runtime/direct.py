@@ -19,7 +19,7 @@ from state_ops import frames
 from state_ops.key_groups import key_groups, subtask_of
 from state_ops.state import GROUP
 
-MOST_SUBTASKS = 8
+_MOST_SUBTASKS = 8
 _MOST_CELLS = 16_000_000  # rows x columns: how much small files may be when they are decoded
 _PLAIN = (
     pa.types.is_boolean,
@@ -39,7 +39,7 @@ def fits(stage: Stage, rows: Landed | Channel, parallelism: int, most_bytes: int
 
     Not what Spark has to evaluate (where, transform) or reads in a way of its own, nor nested types.
     """
-    if parallelism > MOST_SUBTASKS or not all(any(plain(one) for plain in _PLAIN) for one in rows.schema.types):
+    if parallelism > _MOST_SUBTASKS or not all(any(plain(one) for plain in _PLAIN) for one in rows.schema.types):
         return False
     if not rows.as_seen and (stage.where is not None or stage.transform is not None):
         return False
@@ -64,9 +64,15 @@ def own_batches(
 
 
 def _own(stage: Stage, rows: pa.Table, subtask: int, parallelism: int, max_parallelism: int) -> pa.Table:
+    rows, owners = with_owners(stage, rows, parallelism, max_parallelism)
+    return rows.filter(pa.array(owners == subtask))
+
+
+def with_owners(stage: Stage, rows: pa.Table, parallelism: int, max_parallelism: int) -> tuple[pa.Table, np.ndarray]:
+    """The rows with their key group as the first column, and int64[n], the subtask that owns each."""
     groups = key_groups([rows.column(name) for name in stage.key], max_parallelism)
     rows = rows.add_column(0, GROUP, pa.array(groups.astype(np.int32)))
-    return rows.filter(pa.array(np.asarray(subtask_of(groups, parallelism, max_parallelism)) == subtask))
+    return rows, subtask_of(groups, parallelism, max_parallelism)
 
 
 def tables(rows: Landed | Channel, batch_rows: int) -> Iterator[pa.Table]:
@@ -89,8 +95,8 @@ def tables(rows: Landed | Channel, batch_rows: int) -> Iterator[pa.Table]:
             yield table.select(rows.schema.names)
 
 
-def _sorted(stage: Stage, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    parts = list(tables)
+def _sorted(stage: Stage, own: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    parts = list(own)
     if parts:
         whole = pa.concat_tables(parts)
         parts.clear()  # one copy at a time
@@ -98,9 +104,9 @@ def _sorted(stage: Stage, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield whole
 
 
-def _packed(tables: Iterable[pa.Table], batch_rows: int) -> Iterator[pa.RecordBatch]:
+def _packed(own: Iterable[pa.Table], batch_rows: int) -> Iterator[pa.RecordBatch]:
     waiting: list[pa.Table] = []
-    for table in tables:
+    for table in own:
         waiting.append(table)
         if sum(one.num_rows for one in waiting) >= batch_rows:
             whole = pa.concat_tables(waiting).combine_chunks()

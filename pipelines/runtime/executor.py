@@ -85,14 +85,12 @@ def staged_table(storage: Storage, file: StagedFile | StateFile, columns: Sequen
                 columns = [name for name in parquet.schema_arrow.names if name in columns]
             return parquet.read(columns, use_threads=False)  # why not: see state_ops.delta_log
     except (pa.ArrowException, OSError) as error:
-        kind = TransientError if isinstance(file, StagedFile) else DamageError
-        raise kind(
-            f"Rows that a stage has staged cannot be read: {str(error).splitlines()[0]}",
-            where=uri(storage, file),
-            next="The epoch was declined and is replayed. Look at that disk if it happens again."
-            if isinstance(file, StagedFile)
-            else "Nothing was applied. `weir fsck` says what else is damaged; put the object back, or rewind.",
-        ) from error
+        what = f"Rows that a stage has staged cannot be read: {str(error).splitlines()[0]}"
+        if isinstance(file, StagedFile):
+            advice = "The epoch was declined and is replayed. Look at that disk if it happens again."
+            raise TransientError(what, where=uri(storage, file), next=advice) from error
+        advice = "Nothing was applied. `weir fsck` says what else is damaged; put the object back, or rewind."
+        raise DamageError(what, where=uri(storage, file), next=advice) from error
 
 
 class Executor(Protocol):

@@ -20,8 +20,6 @@ from pipelines.runtime.sorting import ordered
 from state_ops import frames
 from state_ops.checkpoint import Ack
 from state_ops.errors import PipelineError, TransientError
-from state_ops.key_groups import key_groups, subtask_of
-from state_ops.state import GROUP
 
 _ROW = "__weir_row"
 
@@ -62,9 +60,7 @@ def routed(
     """Each subtask's batches, as Spark's shuffle and sort hand them out."""
     if not rows.num_rows:
         return [[] for _ in range(parallelism)]
-    groups = key_groups([rows.column(name) for name in stage.key], max_parallelism)
-    rows = rows.add_column(0, GROUP, pa.array(groups.astype(np.int32)))
-    owners = np.asarray(subtask_of(groups, parallelism, max_parallelism))
+    rows, owners = direct.with_owners(stage, rows, parallelism, max_parallelism)
     order = np.arange(rows.num_rows)
     if stage.order_by:
         order = ordered(rows, [*stage.key, *stage.order_by])

@@ -157,7 +157,7 @@ class Watched:
             publications=registry.publications(),
             waiting={name: reader.backlog(offsets.get(name)) for name, reader in sources.items()},
             restored=restores.newest(storage),
-            held=held.read(storage, retained[-1].id if retained else None) is not None,
+            held=held.read(storage, retained[-1] if retained else None) is not None,
         )
 
     def _alive(self, holder: Lease | None, now: float) -> bool | None:

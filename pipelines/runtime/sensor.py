@@ -118,7 +118,7 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
     holder = lease.read(storage)
     # The lease is read before the head: a coordinator that ends in between is seen alive, which the next tick corrects.
     alive, head = lease.alive(holder), registry.head()
-    found = held.read(storage, head.id if head else None)
+    found = held.read(storage, head)
     return Sight(
         holder=holder,
         alive=alive,

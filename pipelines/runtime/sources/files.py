@@ -36,7 +36,8 @@ _HASH_BITS = 64
 _TAIL = 1 << 16  # bytes; as much as Arrow itself reads at first, and most footers fit
 _GLOB = re.compile(r"[\\{}\[\]*?]")
 _OBJECT_STORES = frozenset({"abfs", "gcs", "s3"})  # where a directory is no more than the names in it
-_MOST_REMOTE = 8
+_MOST_REMOTE = 8  # files
+_OLD_CALENDAR = frozenset({b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"})
 
 log = structlog.get_logger("weir.source")
 
@@ -275,8 +276,10 @@ class FilesReader:
                 break
             schema = found if schema is None else self._check_schema(file, schema, found)
             self._check_event_time(file, found)
-            nanos = tuple(name for name in _nanos(footer) if name in schema.names)
-            chosen.append(replace(file, rows=footer.num_rows, nanos=nanos, by_spark=bool(nanos) or _by_spark(footer)))
+            stored = footer.schema.to_arrow_schema()
+            nanos = tuple(name for name in _nanos(stored) if name in schema.names)
+            by_spark = bool(nanos) or pa.uint64() in stored.types or _shifts_dates(footer)
+            chosen.append(replace(file, rows=footer.num_rows, nanos=nanos, by_spark=by_spark))
             rows, size = rows + footer.num_rows, size + file.size
             found = times(footer, self.source.event_time) if self.source.event_time is not None else None
             told = told and (found is not None or footer.num_rows == 0)
@@ -595,16 +598,12 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _by_spark(footer: pq.FileMetaData) -> bool:
-    """Whether Spark reads unsigned numbers of 64 bits, as signed ones, or dates of before 1582 or times of before 1900, which it
-    shifts if a Spark has written them by the old calendar."""
+def _shifts_dates(footer: pq.FileMetaData) -> bool:
+    """Whether Spark shifts dates of before 1582 and times of before 1900 that it reads here: a Spark has written them by the old calendar."""
     told = footer.metadata or {}
-    written_by = told.get(b"org.apache.spark.version")
-    old = written_by is not None and int(written_by.partition(b".")[0]) < 3
-    old |= b"org.apache.spark.legacyDateTime" in told or b"org.apache.spark.legacyINT96" in told
-    return old or pa.uint64() in footer.schema.to_arrow_schema().types
+    written_by = told.get(b"org.apache.spark.version", b"").partition(b".")[0]
+    return written_by in (b"1", b"2") or not told.keys().isdisjoint(_OLD_CALENDAR)
 
 
-def _nanos(footer: pq.FileMetaData) -> tuple[str, ...]:
-    schema = footer.schema.to_arrow_schema()
-    return tuple(field.name for field in schema if pa.types.is_timestamp(field.type) and field.type.unit == "ns")
+def _nanos(stored: pa.Schema) -> tuple[str, ...]:
+    return tuple(field.name for field in stored if pa.types.is_timestamp(field.type) and field.type.unit == "ns")
