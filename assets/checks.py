@@ -204,7 +204,9 @@ def of_last_run(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluati
         return verdict(pipeline, LAST_RUN, True, "it has not run yet")
     if not holder.stopped:
         alive = lease.alive(holder)
-        said = {True: "is running", False: "died", None: "runs on another host, or died there"}[alive]
+        said = {True: "is running", False: "died", None: "runs on another host or in another container, or died there"}[
+            alive
+        ]
         return verdict(pipeline, LAST_RUN, alive is not False, f"generation {holder.generation} {said}")
     return verdict(pipeline, LAST_RUN, holder.outcome != "failed", f"generation {holder.generation}: {holder.outcome}")
 

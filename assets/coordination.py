@@ -72,7 +72,10 @@ def showing(what: str) -> Iterator[None]:
 def introduce(context: Context, pipeline: Pipeline) -> None:
     """Say which pipeline a run coordinates, and which process that is: sensors know it by that, whatever job it is of."""
     pid = os.getpid()
-    said = {COORDINATES: pipeline.name, PROCESS: f"{socket.gethostname()}|{pid}|{lease.born(pid)}"}
+    said = {
+        COORDINATES: pipeline.name,
+        PROCESS: f"{socket.gethostname()}|{pid}|{lease.born(pid)}|{lease.pid_namespace()}",
+    }
     with showing("whose run this is"):
         context.instance.add_run_tags(context.run.run_id, said)
 

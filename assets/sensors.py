@@ -281,11 +281,17 @@ def _end_dead(context: dg.SensorEvaluationContext, run_ids: Sequence[str]) -> It
     """Mark runs as failed whose process on this host is gone, also one that held no lease; yields what was done, in words."""
     for run_id in run_ids:
         run = context.instance.get_run_by_id(run_id)
-        host, _, rest = (run.tags.get(PROCESS) or "" if run is not None else "").partition("|")
-        pid, _, born = rest.partition("|")
-        if pid.isdigit() and lease.process_lives(host, int(pid), born) is False:
+        if run is not None and _is_gone(run.tags.get(PROCESS) or ""):
             _end(context, run_id)
             yield f"run {run_id[:8]} is marked as failed: its process is gone"
+
+
+def _is_gone(process: str) -> bool:
+    """Whether a process, as a run's tag names it, is gone. One of an earlier boot is: without a lease no heartbeat would ever tell."""
+    host, pid, born, pids = [*process.split("|"), "", "", "", ""][:4]
+    if not pid.isdigit():
+        return False
+    return lease.process_lives(host, int(pid), born, pids) is False or lease.is_of_earlier_boot(host, born)
 
 
 def _last_passed(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> bool:

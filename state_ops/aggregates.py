@@ -10,7 +10,7 @@ float64. A NaN counts in min and max only where there is nothing else.
 `first` and `last` have two meanings. In `aggregate` and `window` they have an order (`ordered`): they are the value of
 the row where the order columns are smallest or largest among all rows that ever came, so that slicing cannot change
 them; rows with a null in the value or in an order column are left out, and of rows that tie the smallest value is first
-and the largest last. Without one, in `state.fold`, rows count in the order in which they come, and `last` takes the last
+and the largest last; lists, maps and structs go by their first parts that differ. Without one, in `state.fold`, rows count in the order in which they come, and `last` takes the last
 row's value even if it is null.
 """
 
@@ -55,10 +55,17 @@ class Agg:
                     where=where,
                     next=f"Its columns are: {', '.join(schema.names)}.",
                 )
+        if self.column is None:
+            return
+        kind = schema.field(self.column).type
+        if self.kind in ("min", "max") and pa.types.is_nested(kind):
+            raise PipelineError(
+                f"{name} = {self.kind}({self.column!r}), but that column is {kind}, which has no order.",
+                where=where,
+                next="Take first or last of it, or what is in it as a column of its own, in transform=.",
+            )
         if self.kind not in ("sum", "mean"):
             return
-        assert self.column is not None
-        kind = schema.field(self.column).type
         numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal128)
         if not any(is_number(kind) for is_number in numbers):
             raise PipelineError(f"{name} = {self.kind}({self.column!r}), but that column is {kind}.", where=where)
@@ -120,8 +127,12 @@ class Agg:
         assert self.column is not None
         return [*self.order_by, self.column], [*self._by(name), name]
 
-    def merge(self, name: str, old: str, new: str) -> list[pl.Expr]:
-        """Expressions that merge the fields `<old>name` with the partials `<new>name`. Null means: nothing yet."""
+    def merge(self, name: str, old: str, new: str, ranked: bool = False) -> list[pl.Expr]:
+        """Expressions that merge the fields `<old>name` with the partials `<new>name`. Null means: nothing yet.
+
+        ranked: of first and last, to go by the column `rank_of(name)` of both sides. Fields that are lists, maps and structs can be
+        sorted, but an expression cannot compare two of them.
+        """
         if self.kind in ("count", "sum", "mean"):
             return [
                 (pl.col(old + field).fill_null(0) + pl.col(new + field)).alias(field) for field in self.fields(name)
@@ -130,7 +141,7 @@ class Agg:
             pick = pl.min_horizontal if self.kind == "min" else pl.max_horizontal
             return [pick(pl.col(old + name), pl.col(new + name)).alias(name)]
         if self.order_by:
-            better = self._better(name, old, new)
+            better = self._better(name, old, new, ranked)
             return [
                 pl.when(better).then(pl.col(new + field)).otherwise(pl.col(old + field)).alias(field)
                 for field in self.fields(name)
@@ -155,10 +166,10 @@ class Agg:
         rank = pl.col(rank_of(name))
         return rank.arg_min() if self.kind == "first" else rank.arg_max()
 
-    def _better(self, name: str, old: str, new: str) -> pl.Expr:
+    def _better(self, name: str, old: str, new: str, ranked: bool) -> pl.Expr:
         """Whether the new row comes before the old one (first), or after it (last)."""
         better: pl.Expr = pl.lit(False)
-        for field in reversed([*self._by(name), name]):
+        for field in [rank_of(name)] if ranked else reversed([*self._by(name), name]):
             mine, other = pl.col(new + field), pl.col(old + field)
             ahead = mine < other if self.kind == "first" else mine > other
             better = ahead | ((mine == other) & better)

@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 
 from state_ops import frames
+from state_ops.casts import cast
 from state_ops.errors import StageError
 from state_ops.keys import encode_keys
 from state_ops.kinds import GROUP
@@ -60,7 +61,7 @@ class Batch:
         return encode_keys([*ahead, *columns, *after], groups, kind)
 
     def codes(self, frame: pl.DataFrame, method: str) -> np.ndarray:
-        """For each row of the frame, the code of its key. StageError for a key that is not of this batch."""
+        """For each row of the frame, the code of its key. StageError for a key that is not of this batch, or cannot be one."""
         missing = [name for name in self.names if name not in frame.columns]
         if missing:
             raise StageError(
@@ -68,10 +69,14 @@ class Batch:
                 where=self.where,
                 next="Keep the key columns in the frame that you give to state methods.",
             )
-        keys = frame.select([pl.col(name).cast(self._frame.schema[name]) for name in self.names])
+        types = {name: self._frame.schema[name] for name in self.names}
+        what = f"{method}: the key column {{!r}} does not fit the stage's, which is {{}}"
+        keys = pl.DataFrame(
+            [cast(frame[name], type, what.format(name, type), self.where) for name, type in types.items()]
+        )
         codes = keys.join(self._frame, on=self.names, how="left", maintain_order="left")[_ROW]
         if codes.null_count():
-            strange = frame.filter(codes.is_null()).select(self.names).head(3).rows()
+            strange = _shown(frame.filter(codes.is_null()).select(self.names).head(3))
             raise StageError(
                 f"{method} was asked for keys that are not in this batch: {strange}.",
                 where=self.where,
@@ -85,7 +90,7 @@ class Batch:
 
     def sample(self, codes: np.ndarray) -> str:
         """The first keys of some codes, for errors."""
-        return str(self.keys[codes[:3]].rows())
+        return str(_shown(self.keys[codes[:3]]))
 
     def misuse(self, what: str, codes: np.ndarray, next: str) -> StageError:
         """An error about the keys of some codes."""
@@ -95,9 +100,9 @@ class Batch:
 def given_columns(
     frame: pl.DataFrame, wanted: Mapping[str, Any], named: Mapping[str, str], method: str, where: str
 ) -> dict[str, pl.Series]:
-    """The columns for some fields, cast to their Polars types: `named[field]` or the column of the field's own name.
+    """The columns for some fields, in their Polars types: `named[field]` or the column of the field's own name.
 
-    Fields that have neither are left out. StageError for a name that is no field, a missing column, or a type that misfits.
+    Fields that have neither are left out. StageError for a name that is no field, a missing column, or a value that misfits.
     """
     for name, column in named.items():
         if name not in wanted:
@@ -112,15 +117,14 @@ def given_columns(
     for name, type in wanted.items():
         column = named.get(name, name)
         if column in frame.columns:
-            try:
-                found[name] = frame[column].cast(type).alias(name)
-            except pl.exceptions.PolarsError as error:
-                raise StageError(
-                    f"{method}: the column {column!r} does not fit {name!r}, which is {type}: {error}",
-                    where=where,
-                    next="Cast the column first.",
-                ) from error
+            what = f"{method}: the column {column!r} does not fit {name!r}, which is {type}"
+            found[name] = cast(frame[column], type, what, where).alias(name)
     return found
+
+
+def _shown(keys: pl.DataFrame) -> list[tuple[Any, ...]]:
+    """Keys for people, also those that are times which no datetime of Python's can be."""
+    return [tuple(row.values()) for row in frames.python_rows(frames.arrow(keys))]
 
 
 def _repeated(number: int, times: int) -> pa.Array:

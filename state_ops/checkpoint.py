@@ -23,6 +23,7 @@ FORK, PROMOTION = "fork", "promotion"
 TAKES_BACK = (REWIND, PROMOTION)  # what lies between their parent and them is abandoned
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
 def to_micros(moment: datetime) -> int:
@@ -31,7 +32,14 @@ def to_micros(moment: datetime) -> int:
 
 
 def from_micros(micros: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=micros)
+    """The aware moment so many microseconds since 1970 UTC; of what Python's years 1 to 9999 do not reach, the nearest one.
+
+    Event times come from rows, and a watermark that stands at the year 12000 must stop neither an epoch nor a command.
+    """
+    try:
+        return _EPOCH + timedelta(microseconds=micros)
+    except OverflowError:
+        return _FIRST if micros < 0 else _LAST
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from functools import wraps
+from threading import RLock
+from typing import ParamSpec, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,6 +36,7 @@ from state_ops.storage import Storage
 log = structlog.get_logger("weir.delta_log")
 
 T = TypeVar("T")
+Params = ParamSpec("Params")
 
 _MAX_RACES = 20
 _MAX_OPENS = 3
@@ -144,6 +147,17 @@ def remove_probes(storage: Storage, generation: Generation) -> None:
             storage.delete_tree(f"registry/{name}")
 
 
+def _alone(method: Callable[Params, T]) -> Callable[Params, T]:
+    """One thread at a time: epochs are committed beside the publishing and pruning of older ones, on the same tables."""
+
+    @wraps(method)
+    def locked(*args: Params.args, **options: Params.kwargs) -> T:
+        with args[0]._lock:  # type: ignore[attr-defined]
+            return method(*args, **options)
+
+    return locked
+
+
 class FencedTable:
     """A Delta table that only the coordinator with the current generation can commit to.
 
@@ -163,6 +177,7 @@ class FencedTable:
         self.storage, self.path, self.schema, self.app_id = storage, path, schema, app_id
         self._partition_by, self._optional = tuple(partition_by), frozenset(optional)
         self._known: Known | None = None
+        self._lock = RLock()
         self.upkeep_due = False  # by a commit of this object
 
     def ensure(self) -> None:
@@ -170,6 +185,7 @@ class FencedTable:
 
     # -- reading
 
+    @_alone
     def newest(self) -> Known | None:
         """The table's newest version, or None if the table does not exist yet."""
         if self._known is not None:
@@ -195,6 +211,7 @@ class FencedTable:
             raise FileNotFoundError(self.storage.full(log_entries.entry_path(self.path, handle.version())))
         return found
 
+    @_alone
     def last_known(self) -> Known | None:
         """The version that this object saw or made last, without a request.
 
@@ -238,6 +255,7 @@ class FencedTable:
         """The generation that owns the table now; 0 if nobody ever claimed it."""
         return Generation(self.look(lambda version: version.transaction_version(self.app_id) or 0) or 0)
 
+    @_alone
     def _has_moved(self, version: int) -> bool:
         """Whether the table has a newer version than this one; it is opened anew."""
         self._known = None
@@ -246,6 +264,7 @@ class FencedTable:
 
     # -- writing
 
+    @_alone
     def claim(self, generation: Generation | None = None, *, after: Generation | None = None) -> Generation:
         """Take the table over: commit `generation` (default: one more than the recorded) on the handle that read the old one.
 
@@ -282,6 +301,7 @@ class FencedTable:
             next="Nothing to do: that one runs the pipeline.",
         )
 
+    @_alone
     def commit(
         self,
         generation: Generation,
@@ -336,6 +356,7 @@ class FencedTable:
             next="Find out who else writes to the registry; it belongs to the coordinator alone.",
         )
 
+    @_alone
     def _alter(self, generation: Generation, act: Callable[[DeltaTable], None]) -> None:
         """Let `act` commit through delta-rs, on a handle on which we own the table."""
         for _ in range(_MAX_RACES):
@@ -358,6 +379,7 @@ class FencedTable:
 
     # -- upkeep, by the owner
 
+    @_alone
     def keep_up(self, generation: Generation) -> None:
         """Shorten the log. Whatever fails in it is done by the next upkeep. Raises FencedError when a higher generation owns the table."""
         try:

@@ -150,4 +150,4 @@ def _twice(keys: pa.Table) -> Iterator[str]:
 def _shown(rows: pa.Table, numbers: pa.Array) -> str:
     """The first of some rows, with their numbers."""
     few = np.asarray(numbers)[:_SHOWN]
-    return ", ".join(f"row {number}: {rows.slice(int(number), 1).to_pylist()[0]}" for number in few)
+    return ", ".join(f"row {number}: {frames.python_rows(rows.slice(int(number), 1))[0]}" for number in few)

@@ -29,6 +29,11 @@ class Entries:
         self._settle()
         return self._backend.multi_get(keys)
 
+    def first(self, start: bytes, end: bytes) -> bytes | None:
+        """The first key with start <= key < end; None if there is none."""
+        self._settle()
+        return next((key for key, _ in self._backend.scan(start, end)), None)
+
     def below(self, prefixes: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
         """All entries whose keys begin with one of `prefixes` (distinct, none of them the beginning of another), in key order.
 

@@ -8,18 +8,22 @@ The names of the aggregates' fields are the same in partials and in state, so ea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from state_ops.aggregates import Agg, rank_of
-from state_ops.errors import InputError
+from state_ops.casts import cast
+from state_ops.errors import InputError, StageError
 from state_ops.kinds import GROUP
 
 Aggregates = Sequence[tuple[str, Agg]]
 
-_WAITING_BYTES, _PARTIAL_BYTES = 16 << 20, 64 << 20
-_OLD, _NEW, _GUARD = "__old_", "__new_", "__weir_guard_"
+PARTIAL_BYTES = 64 << 20  # of a subtask's partials, which wait in memory
+_WAITING_BYTES = 16 << 20
+_OLD, _NEW, _GUARD, _GIVEN = "__old_", "__new_", "__weir_guard_", "__weir_given_"
 _MOST_DIGITS = 1e38 * (1 - 1e-12)  # unscaled; what a float cannot tell from 10**38 is refused too
 _INT64 = (-(1 << 63), (1 << 63) - 1)
 
@@ -50,9 +54,9 @@ class Partials:
         if self._waiting_bytes <= _WAITING_BYTES:
             return
         self._reduce()
-        if self._have_gathered(1):
+        if have_gathered(self._parts, self._limit, 1):
             self._parts = [combined(self._aggregates, self._parts, self._by, self._where)]
-            self.full = self._have_gathered(2)  # else combining would soon be all that is done
+            self.full = have_gathered(self._parts, self._limit, 2)  # else combining would soon be all that is done
 
     def take(self) -> pl.DataFrame:
         """A row a key, in any order; then begin anew."""
@@ -61,16 +65,60 @@ class Partials:
         self._parts, self.full = [], False
         return taken
 
-    def _have_gathered(self, share: int) -> bool:
-        """Whether the partials are more than this share of what may gather."""
-        rows, size = sum(map(len, self._parts)), sum(part.estimated_size() for part in self._parts)
-        return rows > self._limit // share or size > _PARTIAL_BYTES // share
-
     def _reduce(self) -> None:
         if self._waiting:
             rows = pl.concat(self._waiting)
             self._waiting, self._waiting_bytes = [], 0
             self._parts.append(partials(self._aggregates, rows, self._by, self._where))
+
+
+def have_gathered(parts: Sequence[pl.DataFrame], limit: int, share: int) -> bool:
+    """Whether partials are more than this share of what may gather: of `limit` rows, and of bytes, since aggregates keep text."""
+    rows, size = sum(map(len, parts)), sum(part.estimated_size() for part in parts)
+    return rows > limit // share or size > PARTIAL_BYTES // share
+
+
+def fitting(
+    aggregates: Mapping[str, Agg], rows: pl.DataFrame, types: Mapping[str, Any], method: str, where: str
+) -> tuple[list[tuple[str, Agg]], pl.DataFrame]:
+    """The aggregates over columns in the types of their fields, and the rows with these columns: what a field cannot hold is
+    refused row by row, so that slicing cannot change what is kept.
+
+    Sums are made wider than their fields; see `fitted`. Raises StageError for a value that its field cannot hold.
+    """
+    wanted, columns = [], []
+    for name, agg in aggregates.items():
+        if agg.kind == "count" and not types[name].is_numeric():
+            raise StageError(
+                f"{method}: {name}=count(), but the field is {types[name]}.",
+                where=where,
+                next="Counts go into a field that is a number.",
+            )
+        if agg.column is not None:
+            given = rows[agg.column]
+            said = f"{method}: {name}={agg.kind}({agg.column!r})"
+            type = types[name] if agg.kind != "sum" else _summed(given.dtype, types[name], said, where)
+            if given.dtype != type:
+                what = f"{said}, but that column does not fit the field, which is {types[name]}"
+                columns.append(cast(given, type, what, where).alias(_GIVEN + name))
+                agg = replace(agg, column=_GIVEN + name)
+        wanted.append((name, agg))
+    return wanted, rows.with_columns(columns)
+
+
+def _summed(column: pl.DataType, field: pl.DataType, said: str, where: str) -> pl.DataType:
+    """In which type the numbers of a column are added for a field: its own, unless the sum would lose what the numbers have."""
+    if column == pl.Null:
+        return column
+    if not field.is_numeric():
+        raise StageError(
+            f"{said}, but the field is {field}.", where=where, next="Sums go into a field that is a number."
+        )
+    if field.is_integer() and (column.is_float() or column.is_decimal()):
+        return pl.Int64()
+    if isinstance(field, pl.Decimal) and (column.is_float() or column.is_decimal()):
+        return pl.Decimal(38, field.scale)
+    return column
 
 
 def partials(aggregates: Aggregates, rows: pl.DataFrame, by: Sequence[str], where: str) -> pl.DataFrame:
@@ -99,11 +147,20 @@ def merged(aggregates: Aggregates, old: pl.DataFrame, fresh: pl.DataFrame, where
 
     Raises InputError for a sum that its field cannot hold.
     """
-    exprs = [expr for name, agg in aggregates for expr in agg.merge(name, _OLD, _NEW)]
-    names = [expr.meta.output_name() for expr in exprs]
+    names = [field for name, agg in aggregates for field in agg.fields(name)]
     both = pl.concat(
         [old.select(pl.col(names).name.prefix(_OLD)), fresh.select(pl.col(names).name.prefix(_NEW))], how="horizontal"
     )
+    exprs: list[pl.Expr] = []
+    for name, agg in aggregates:
+        by = agg.rank_columns(name)[1]
+        ranked = any(old.schema[field].is_nested() for field in by)
+        if ranked:
+            ranks = _ranks(pl.concat([old.select(by), fresh.select(by)], how="vertical_relaxed"), by)
+            both = both.with_columns(
+                ranks[: len(old)].alias(_OLD + rank_of(name)), ranks[len(old) :].alias(_NEW + rank_of(name))
+            )
+        exprs += agg.merge(name, _OLD, _NEW, ranked)
     try:
         rows = both.select(exprs)
     except pl.exceptions.ComputeError as error:
@@ -121,15 +178,21 @@ def fitted(aggregates: Aggregates, rows: pl.DataFrame, types: Mapping[str, pl.Da
             raise _too_large([name], "int64", where)
     fields = [(field, name, agg) for name, agg in aggregates for field in agg.fields(name)]
     try:
-        return rows.select([pl.col(field).cast(types[field]) for field, _, _ in fields])
+        stored = rows.select([pl.col(field).cast(types[field]) for field, _, _ in fields])
     except pl.exceptions.InvalidOperationError:
         for field, name, agg in fields:  # which one it was
             if (
-                agg.kind == "sum"
+                agg.kind in ("sum", "count")
                 and rows[field].cast(types[field], strict=False).null_count() > rows[field].null_count()
             ):
-                raise _too_large([name], str(types[field]), where) from None
+                raise _too_large([name], str(types[field]), where, agg.kind) from None
         raise
+    for name, agg in aggregates:
+        if agg.kind != "sum" or types[name] not in (pl.Float32, pl.Float16):
+            continue
+        if (stored[name].is_infinite() & rows[name].cast(pl.Float64).is_finite()).any():
+            raise _too_large([name], str(types[name]), where)
+    return stored
 
 
 def _reduced(
@@ -165,9 +228,9 @@ def _ranks(rows: pl.DataFrame, by: Sequence[str]) -> pl.Series:
     return pl.select(pl.when(known).then(pl.Series(ranks))).to_series()
 
 
-def _too_large(names: Sequence[str], type: str, where: str) -> InputError:
+def _too_large(names: Sequence[str], type: str, where: str, kind: str = "sum") -> InputError:
     return InputError(
-        f"The sum {' or '.join(map(repr, names))} has become larger than {type} can hold.",
+        f"The {kind} {' or '.join(map(repr, names))} has become larger than {type} can hold.",
         where=where,
         next="Declare a wider field, or cast the column to double in transform=, or to a decimal where it is an integer; state, "
         "offsets and tables are as they were.",

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -81,10 +82,34 @@ def unstorable(type: pa.DataType, in_map: bool = False) -> pa.DataType | None:
     return next((found for part in parts if (found := unstorable(part, in_map)) is not None), None)
 
 
+def canonical_schema(schema: pa.Schema) -> pa.Schema:
+    """`schema` with canonical types, same names and order, no metadata."""
+    return pa.schema([(field.name, canonical_type(field.type)) for field in schema])
+
+
 def canonical(table: pa.Table) -> pa.Table:
-    """`table` with canonical types, same names and order, no metadata."""
-    schema = pa.schema([(field.name, canonical_type(field.type)) for field in table.schema])
-    return table if table.schema.equals(schema, check_metadata=True) else table.cast(schema)
+    """`table` with canonical types, same names and order, no metadata. Nanoseconds are cut to microseconds."""
+    schema = canonical_schema(table.schema)
+    if table.schema.equals(schema, check_metadata=True):
+        return table
+    for at, field in enumerate(table.schema):
+        if _has_nanoseconds(field.type):
+            table = table.set_column(at, field.name, _cut(table.column(at), schema.field(at).type))
+    return table.cast(schema)
+
+
+def _has_nanoseconds(type: pa.DataType) -> bool:
+    if pa.types.is_timestamp(type):
+        return bool(type.unit == "ns")
+    return any(_has_nanoseconds(type.field(part).type) for part in range(type.num_fields))
+
+
+def _cut(column: pa.ChunkedArray, type: pa.DataType) -> pa.Array:
+    """A column as a type in microseconds, cut down like the nanoseconds of files that Weir reads. Arrow refuses to lose any, or
+    cuts up before 1970."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ns", tz="UTC"))  # Polars does not know all zones: not +05:30
+    return pl.Series(pl.from_arrow(column)).cast(polars_type(type)).to_arrow(compat_level=pl.CompatLevel.oldest())
 
 
 def schema_to_json(schema: pa.Schema) -> dict[str, Any]:
@@ -96,7 +121,7 @@ def schema_to_json(schema: pa.Schema) -> dict[str, Any]:
 def schema_from_json(raw: dict[str, Any]) -> pa.Schema:
     """The inverse of `schema_to_json`, in the types that are canonical now."""
     written = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(raw["ipc"])))
-    return pa.schema([(field.name, canonical_type(field.type)) for field in written])
+    return canonical_schema(written)
 
 
 def arrow(frame: Any, where: str = "") -> pa.Table:
@@ -128,6 +153,44 @@ def from_arrow(table: pa.Table) -> pl.DataFrame:
     return pl.from_arrow(table)  # type: ignore[return-value]
 
 
+def polars_type(type: pa.DataType) -> pl.DataType:
+    """The Polars type of a column of an Arrow type."""
+    return from_arrow(pa.table({"": pa.array([], type)})).dtypes[0]
+
+
+def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """A column for people: as `to_pylist` gives it, but text for a time or date that Python's years 1 to 9999 do not reach."""
+    try:
+        return column.to_pylist()
+    except OverflowError:
+        return [_python_value(value) for value in column]
+
+
+def python_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """A table for people, a dict a row; see `python_values`."""
+    columns = [python_values(column) for column in table.columns]
+    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _python_value(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except OverflowError:
+        if isinstance(value, pa.StructScalar):
+            return {name: _python_value(part) for name, part in value.items()}
+        if isinstance(value, pa.MapScalar):
+            return [(_python_value(entry["key"]), _python_value(entry["value"])) for entry in value.values]
+        if isinstance(value, pa.ListScalar):
+            return [_python_value(part) for part in value.values]
+        # By NumPy: the text of Arrow has years of 16 bits.
+        if pa.types.is_timestamp(value.type):
+            text = str(np.datetime64(value.value, value.type.unit)).replace("T", " ")
+            return text + "Z" if value.type.tz else text
+        if pa.types.is_date(value.type):
+            return str(np.datetime64(value.value, "D" if pa.types.is_date32(value.type) else "ms").astype("M8[D]"))
+        return value.cast(pa.string()).as_py()
+
+
 def stored(frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:
     """The columns of `schema` in exactly its types, which need not be canonical: state keeps unsigned numbers, nanoseconds,
     time zones and fixed sizes. Raises ArrowInvalid for a value that its type cannot hold."""
@@ -143,6 +206,8 @@ def _pandas_type(type: pa.DataType) -> Any:
 
     With NumPy's, an integer or boolean column changes its dtype, and integers above 2**53 their value, where a batch holds
     a null; and a column of objects has no type where a batch is empty. The same rows would not give the same results.
+    Floats stay NumPy's, in which a null is NaN, so a NaN comes back as a null: dtypes that tell the two apart fail in np.where, and
+    their isna and fillna pass over NaN.
     """
     if pa.types.is_signed_integer(type):
         return {8: pd.Int8Dtype, 16: pd.Int16Dtype, 32: pd.Int32Dtype, 64: pd.Int64Dtype}[type.bit_width]()

@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from state_ops.lease import born, known, process_lives
+from state_ops.lease import born, known, pid_namespace, process_lives
 from state_ops.storage import Storage
 
 PATH = "coordinator/halt.json"
@@ -29,12 +29,13 @@ _FOR_A_WHILE = timedelta(hours=1)
 @dataclass(frozen=True, slots=True)
 class Halt:
     """how: "stopped", "drained" or "cancelled". why: in words. when: ISO 8601, UTC. process: host, pid and birth of the process for whose
-    time alone it holds; None: until somebody begins again."""
+    time alone it holds; None: until somebody begins again. pids: among which processes that pid counts, as in a lease."""
 
     how: str
     why: str
     process: list[Any] | None = None
     when: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    pids: str = ""
 
 
 def read(storage: Storage) -> Halt | None:
@@ -44,8 +45,8 @@ def read(storage: Storage) -> Halt | None:
     if found is None or found.process is None:
         return found
     host, pid, began = found.process
-    lives = process_lives(host, pid, began)
-    if lives is None:  # another host's: nobody promotes or rewinds for so long
+    lives = process_lives(host, pid, began, found.pids)
+    if lives is None:  # it cannot be seen from here: nobody promotes or rewinds for so long
         return found if datetime.now(UTC) - datetime.fromisoformat(found.when) < _FOR_A_WHILE else None
     return found if lives else None
 
@@ -68,7 +69,7 @@ def during(storage: Storage, why: str) -> Iterator[None]:
     if read(storage) is not None:
         yield
         return
-    own = Halt("stopped", why, [socket.gethostname(), os.getpid(), born(os.getpid())])
+    own = Halt("stopped", why, [socket.gethostname(), os.getpid(), born(os.getpid())], pids=pid_namespace())
     write(storage, own)
     try:
         yield

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
@@ -173,9 +174,12 @@ class KeyMap:
 class KeyTimers:
     """The timers of the current key: `state.timers`."""
 
-    def begin(self, handle: KeyedState, frame: pl.DataFrame) -> None:
-        self._handle, self._frame = handle.timers, frame
-        self._at: dict[int, list[datetime]] = {}
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def begin(self, handle: KeyedState, frame: pl.DataFrame, keys: Sequence[Any]) -> None:
+        self._handle, self._frame, self._keys = handle.timers, frame, keys
+        self._at: dict[int, list[datetime | int]] = {}
         self._after: dict[str | timedelta, list[int]] = {}
         self._cleared: set[int] = set()
         self.index = 0
@@ -183,9 +187,21 @@ class KeyTimers:
     def set(self, at: datetime | None = None, *, after: str | timedelta | None = None) -> None:
         """Have `on_timer` called for the key: at a moment of event time, or after e.g. "15m" of processing time."""
         if (at is None) == (after is None):
-            raise StageError("state.timers.set needs a moment.", next='Say either at=datetime or after="15m".')
+            raise StageError(
+                f"state.timers.set needs a moment, for the key {self._keys[self.index]!r}.",
+                where=self._where,
+                next='Say either at=datetime or after="15m".',
+            )
         if at is not None:
-            self._at.setdefault(self.index, []).append(at)
+            if not isinstance(at, datetime | np.datetime64) or at != at:  # NaT alone is not itself
+                raise StageError(
+                    f"state.timers.set was given {at!r:.200} for the key {self._keys[self.index]!r}.",
+                    where=self._where,
+                    next="Give a datetime; one without a time zone is in UTC.",
+                )
+            # Arrow takes no np.datetime64 for a column with a zone; a number of microseconds it does.
+            moment = at.astype("M8[us]").astype(int).item() if isinstance(at, np.datetime64) else at
+            self._at.setdefault(self.index, []).append(moment)
         else:
             self._after.setdefault(after, []).append(self.index)  # type: ignore[arg-type]
 

@@ -72,6 +72,11 @@ def encode_int64(value: int) -> bytes:
     return (value + (1 << 63)).to_bytes(8, "big")
 
 
+def last_int64(key: bytes) -> int:
+    """The last column of a key, which is an int64."""
+    return int.from_bytes(key[-8:], "big") - (1 << 63)
+
+
 def encode_keys(columns: Sequence[pa.Array | pa.ChunkedArray], groups: np.ndarray, state_id: int) -> list[bytes]:
     """One key per row. columns: the key's columns in order, n rows each; groups: uint16[n], from `key_groups`.
 

@@ -5,7 +5,7 @@
 
 A lease says whether a coordinator lives; it grants no right, only the generation does. No wall clocks are compared:
 a coordinator is dead when its counter did not change for 3 heartbeats on the observer's own monotonic clock. On the
-coordinator's own host a vanished process is seen at once.
+coordinator's own host a vanished process is seen at once, unless a container or a boot lies between: its number says nothing there.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -38,8 +39,9 @@ log = structlog.get_logger("weir.lease")
 class Lease:
     """last_id: the highest checkpoint id this coordinator has begun; a successor starts above it.
 
-    born: tells the process from a later one of the same pid. stopped: it ended by itself; outcome says how: "stopped" or
-    "drained" as it was asked to, "interrupted" by a signal, "ended" because there was nothing more to do, or "failed".
+    born: tells the process from a later one of the same pid. pids: among which processes that pid counts (`pid_namespace`). stopped: it
+    ended by itself; outcome says how: "stopped" or "drained" as it was asked to, "interrupted" by a signal, "ended" because there was
+    nothing more to do, or "failed".
     """
 
     generation: Generation
@@ -52,6 +54,7 @@ class Lease:
     run_id: str | None
     stopped: bool = False
     outcome: str | None = None
+    pids: str = ""  # as older releases wrote it
 
     @property
     def process(self) -> tuple[str, int, str]:
@@ -78,15 +81,15 @@ def remove_unfinished(storage: Storage) -> None:
 
 
 def alive(lease: Lease | None) -> bool | None:
-    """True, False, or None when only watching the counter can tell (the coordinator runs on another host)."""
+    """True, False, or None when only watching the counter can tell (the coordinator runs on another host, or in a container)."""
     if lease is None or lease.stopped:
         return False
-    return process_lives(lease.host, lease.pid, lease.born)
+    return process_lives(lease.host, lease.pid, lease.born, lease.pids)
 
 
-def process_lives(host: str, pid: int, began: str) -> bool | None:
-    """Whether a process lives, None if it is another host's. began: what `born` said of it."""
-    if host != socket.gethostname():
+def process_lives(host: str, pid: int, began: str, pids: str) -> bool | None:
+    """Whether a process lives; None if that cannot be seen from here. began, pids: what `born` and `pid_namespace` said of it."""
+    if host != socket.gethostname() or not pids or pids != pid_namespace():
         return None
     try:
         # A killed process that its parent has not collected yet is still listed, and does nothing any more.
@@ -102,8 +105,30 @@ def born(pid: int) -> str:
     stat = Path(f"/proc/{pid}/stat")
     if stat.exists():
         ticks = stat.read_text().rsplit(")", 1)[1].split()[19]
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{ticks}"
+        return f"{_boot()}/{ticks}"
     return f"{psutil.Process(pid).create_time():.0f}"
+
+
+def is_of_earlier_boot(host: str, began: str) -> bool:
+    """Whether a process of this host began before it was booted, if hosts of one name are one. began: what `born` said of it."""
+    return host == socket.gethostname() and "/" in began and began.partition("/")[0] != _boot()
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def pid_namespace() -> str:
+    """Among which processes the pids that this one sees count; "" where that cannot be told. Containers may share a host's name but not
+    its pids, and a machine of the same name may be another one, or the same after a boot."""
+    if sys.platform != "linux":
+        return sys.platform
+    try:
+        if Path("/proc/self").readlink().name != str(os.getpid()):
+            return ""  # what is mounted there shows another namespace's processes
+        return f"{_boot()}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return ""
 
 
 def watch(storage: Storage) -> bool:
@@ -142,6 +167,7 @@ class Heartbeat:
             born=born(os.getpid()),
             heartbeat_seconds=seconds,
             run_id=run_id,
+            pids=pid_namespace(),
         )
         self.outcome = "ended"
         self._lock = threading.Lock()

@@ -22,13 +22,14 @@ from state_ops.backends.base import Backend
 from state_ops.batch import Batch, Convert, given_columns
 from state_ops.entries import Entries, of_tag
 from state_ops.errors import DamageError, StageError
-from state_ops.keys import decode_keys
+from state_ops.keys import decode_keys, last_int64
 from state_ops.kinds import LIST_ENDS, LIST_STATE, Collection
 from state_ops.schema import TOUCHED, StateSchema
 from state_ops.ttl import Expiry, Ttl
 from state_ops.value import check_nulls
 
-_CODE = "__weir_code"
+_CODE, _FIRST, _NEXT = "__weir_code", "__weir_first", "__weir_next"
+_MANY = 64  # numbers that are cheaper to ask for than a scan, which takes 15-20 us
 _PLAIN_ENDS = StateSchema.build([("first", pa.int64(), False, 0), ("next", pa.int64(), False, 0)])
 _STAMPED_ENDS = ttl.stamped(_PLAIN_ENDS, Ttl(1))
 
@@ -129,6 +130,7 @@ class ListState:
             raise StageError(f"{self._name}.trim(frame, {keep}) cannot be.", where=self._where, next="Keep 0 or more.")
         codes = self._distinct(frames.polars(frame), f"{self._name}.trim")
         self._load()
+        self._advance(codes, None)
         first = np.maximum(self._first[codes], self._next[codes] - keep)  # type: ignore[index]
         self._elements.delete(self._entry_keys(*_expanded(codes, self._first[codes], first)))  # type: ignore[index]
         moved = first > self._first[codes]  # type: ignore[index]
@@ -167,8 +169,24 @@ class ListState:
         if self._expiry is not None:
             self._moved[here[self._expiry.stale(rows[TOUCHED], read=False)]] = True
 
+    def _advance(self, codes: np.ndarray, n: int | None) -> None:
+        """Move `first` to the first element that is stored, where many numbers, or many of the last n, would be asked for: the
+        sweep takes elements away without the ends, and appends alone never read what is before them."""
+        assert self._first is not None
+        sizes = self._next[codes] - self._first[codes]
+        if not self._swept or not (many := (sizes if n is None else np.minimum(sizes, n)) > _MANY).any():
+            return
+        codes = codes[many]
+        starts, ends = self._entry_keys(codes, self._first[codes]), self._entry_keys(codes, self._next[codes])
+        for code, start, end in zip(codes.tolist(), starts, ends, strict=True):
+            found = self._elements.first(start, end)
+            number = int(self._next[code]) if found is None else last_int64(found)
+            self._moved[code] |= number > self._first[code]
+            self._first[code] = number
+
     def _read(self, codes: np.ndarray, n: int | None) -> Any:
         self._load()
+        self._advance(codes, n)
         assert self._first is not None
         first, after = self._first[codes], self._next[codes]
         if n is not None:
@@ -251,11 +269,12 @@ def scan_list(
         _, columns = decode_keys([key for key, _ in ends], types)
         bounds, _ = ttl.decoded(of_ends, [value for _, value in ends], None)
         owners = pl.DataFrame(pl.from_arrow(pa.table(columns[1:], names=keys.names)))
-        owners = pl.concat([owners, bounds.select("first", "next")], how="horizontal")
+        # Key columns may have any names, "first" and "next" too.
+        owners = owners.with_columns(bounds["first"].alias(_FIRST), bounds["next"].alias(_NEXT))
         _, columns = decode_keys([key for key, _ in elements], [*types, pa.int64()])
         rows, alive = ttl.decoded_table(schema, [value for _, value in elements], expiry)
         found = pl.DataFrame(pl.from_arrow(pa.table(columns[1:], names=[*keys.names, _CODE])))
         bounded = found.join(owners, on=keys.names, how="left", maintain_order="left")
-        within = bounded.select((pl.col(_CODE) >= pl.col("first")) & (pl.col(_CODE) < pl.col("next"))).to_series()
+        within = bounded.select((pl.col(_CODE) >= pl.col(_FIRST)) & (pl.col(_CODE) < pl.col(_NEXT))).to_series()
         table = pa.table([*columns[1:-1], *rows.columns], names=[*keys.names, *rows.column_names])
         yield table.filter(pa.array(alive & within.fill_null(False).to_numpy()))

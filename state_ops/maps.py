@@ -143,12 +143,13 @@ class MapState:
         if not aggregates:
             raise StageError(f"{method} got no aggregate.", where=self._where, next="Add e.g. total=agg.sum(...).")
         by = [_CODE, _ENTRY]
+        wanted, given = folding.fitting(aggregates, given, self._types, method, self._where)
         coded = given.with_columns(pl.Series(_CODE, codes), keys.alias(_ENTRY))
-        fresh = folding.partials(list(aggregates.items()), coded, by, self._where).sort(by)
+        fresh = folding.partials(wanted, coded, by, self._where).sort(by)
         owners = fresh[_CODE].to_numpy()
         encoded = self._encoded(owners, fresh[_ENTRY])
         rows = self._rows(encoded)[0]
-        merged = folding.merged(list(aggregates.items()), rows, fresh, self._where)
+        merged = folding.merged(wanted, rows, fresh, self._where)
         check_nulls({name: merged[name] for name in aggregates}, self._nullable, owners, self._known(), method)
         self._put(encoded, rows.with_columns([merged[name] for name in aggregates]))
         keyed = self._known().of(owners).with_columns(fresh[_ENTRY].alias(self._declared.key_column))

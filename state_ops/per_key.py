@@ -89,7 +89,7 @@ class KeyStates:
         self._collections: dict[str, KeyList | KeyMap] = {
             one.name: (KeyList if one.kind == LIST else KeyMap)(one, where) for one in collections_of(state)
         }
-        self.timers = KeyTimers()
+        self.timers = KeyTimers(where)
         self._at = 0
 
     def begin(self, handle: KeyedState, keys: Sequence[Any]) -> None:
@@ -100,7 +100,7 @@ class KeyStates:
         self._changed: dict[int, Row | None] = {}
         for one in self._collections.values():
             one.begin(handle, self._frame, keys)
-        self.timers.begin(handle, self._frame)
+        self.timers.begin(handle, self._frame, keys)
 
     def at(self, index: int) -> None:
         """Make the batch's key of this number the current one."""

@@ -8,7 +8,7 @@ checkpoint is still there; pruning drops a checkpoint's row first and then looks
 the restore sees that the checkpoint is gone, or pruning sees the hold and leaves listing and objects where they are.
 
 A hold counts until its counter has not changed for 3 heartbeats on the observer's own monotonic clock, or its process is gone
-from the observer's own host. No wall clocks are compared.
+and the observer sees the processes of its host and container. No wall clocks are compared.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Held:
     born: str
     heartbeat_seconds: float
     counter: int = 0
+    pids: str = ""  # as older releases wrote it
 
 
 class Hold:
@@ -71,6 +72,7 @@ class Hold:
             os.getpid(),
             lease.born(os.getpid()),
             heartbeat_seconds,
+            pids=lease.pid_namespace(),
         )
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="weir-hold", daemon=True)
@@ -153,5 +155,5 @@ class Watcher:
 
     @staticmethod
     def _alive(held: Held, silent: float) -> bool:
-        known = lease.process_lives(held.host, held.pid, held.born)
+        known = lease.process_lives(held.host, held.pid, held.born, held.pids)
         return silent < DEAD_AFTER_HEARTBEATS * held.heartbeat_seconds if known is None else known

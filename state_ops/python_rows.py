@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Collection, Sequence
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 from itertools import pairwise
 from types import NoneType
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 
@@ -114,48 +118,157 @@ def _misfit(field: Field, values: Sequence[Any], name_of: Callable[[int], str], 
 
 
 def _array(values: Sequence[Any], field: Field) -> pa.Array:
-    if (plain := _plainer(field.type)) is not None:
-        values = [None if value is None else plain(value) for value in values]
+    plain = _plainer(field.type)
+    if plain is not None and not set(map(builtins.type, values)) <= _as_they_are(field.type):
+        values = [_made(value, plain) for value in values]
     array = pa.array(values, field.type)
     if array.null_count and not field.nullable:
         raise ValueError("the field is not `| None`")
     return array
 
 
+_Plain = Callable[[Any], Any]
+
+
 @lru_cache(maxsize=256)
-def _plainer(type: pa.DataType) -> Callable[[Any], Any] | None:
-    """What makes a value of a type one that Arrow takes: a State a dict, a map pairs, 1.0 in an integer 1; None: nothing need
-    be done."""
+def _plainer(type: pa.DataType) -> _Plain | None:
+    """What makes a value of a type one that Arrow takes: a State a dict, a map pairs, 1.0 in an integer 1; and refuses one that
+    Arrow would alter without a word. None: there is none."""
     if pa.types.is_struct(type):
         parts = {part.name: _plainer(part.type) for part in type}
         return lambda value: _struct(value, parts)
     if pa.types.is_map(type):
-        item = _plainer(type.item_type)
-        return lambda value: [(key, _made(one, item)) for key, one in dict(value).items()]
+        key, item = _plainer(type.key_type), _plainer(type.item_type)
+        return lambda value: _pairs(value, key, item)
     if pa.types.is_nested(type):
         element = _plainer(type.value_type)
-        return lambda value: [_made(one, element) for one in value]
-    return _whole if pa.types.is_integer(type) else None
+        return lambda value: _elements(value, element)
+    if pa.types.is_integer(type):
+        return _whole
+    if pa.types.is_date(type):
+        return _day
+    if pa.types.is_timestamp(type):
+        return lambda value: _moment(value, _MICROS[type.unit])
+    if pa.types.is_duration(type):
+        return lambda value: _span(value, _MICROS[type.unit])
+    if pa.types.is_time(type):
+        return lambda value: _clock(value, _MICROS[type.unit])
+    if pa.types.is_float32(type) or pa.types.is_float16(type):
+        return lambda value: _narrow(value, "<f" if pa.types.is_float32(type) else "<e")
+    return None
 
 
-def _made(value: Any, plain: Callable[[Any], Any] | None) -> Any:
-    return value if plain is None or value is None or value.__class__ is int else plain(value)
+@lru_cache(maxsize=256)
+def _as_they_are(type: pa.DataType) -> frozenset[Any]:
+    """The classes whose values need not be looked at, for speed: all that they can be fits the type, or Arrow refuses it."""
+    if pa.types.is_integer(type):
+        return frozenset({int, NoneType})
+    if pa.types.is_date(type):
+        return frozenset({date, NoneType})
+    if type in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
+        return frozenset({datetime, NoneType})
+    return frozenset({NoneType})
 
 
-def _struct(value: Any, parts: dict[str, Callable[[Any], Any] | None]) -> dict[str, Any]:
+# Microseconds of a unit; values of Python's have no smaller parts.
+_MICROS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
+
+
+def _made(value: Any, plain: _Plain | None) -> Any:
+    return value if plain is None or value is None else plain(value)
+
+
+def _struct(value: Any, parts: dict[str, _Plain | None]) -> dict[str, Any]:
     given = value.as_dict() if isinstance(value, State) else value
     if extra := given.keys() - parts.keys():
         raise ValueError(f"it has no field {min(extra)!r}")
     return {name: _made(given.get(name), plain) for name, plain in parts.items()}
 
 
+def _pairs(value: Any, key: _Plain | None, item: _Plain | None) -> list[tuple[Any, Any]]:
+    entries = value.items() if isinstance(value, Mapping) else list(value)
+    if not all(isinstance(entry, (tuple, list)) for entry in entries):
+        raise ValueError("it is no dict")
+    pairs = [(_made(name, key), _made(one, item)) for name, one in entries]
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key of it stands there twice")
+    return pairs
+
+
+def _elements(value: Any, element: _Plain | None) -> list[Any]:
+    if isinstance(value, (str, bytes, Mapping)):
+        raise ValueError("it is no list")
+    return [_made(one, element) for one in value]
+
+
 def _whole(value: Any) -> int:
     """A whole number as an int: Arrow would cut 1.5 down to 1 without a word."""
     if value.__class__ is int:
         return value
-    if isinstance(value, (bool, str)) or value != int(value):
+    if isinstance(value, (bool, str, np.datetime64, np.timedelta64)) or value != int(value):
         raise ValueError("it is no whole number")
     return int(value)
+
+
+def _day(value: Any) -> date | None:
+    """A date, also as a datetime at its midnight in UTC: Arrow would cut off the hours, and take a number for days."""
+    if value.__class__ is date:
+        return value
+    if value is pd.NaT:
+        return None
+    if not isinstance(value, date):
+        raise ValueError("it is no date")
+    if not isinstance(value, datetime):
+        return value
+    if value.tzinfo is not None:
+        value = value.astimezone(UTC)
+    if value.time() != time.min or getattr(value, "nanosecond", 0):
+        raise ValueError("it is no midnight in UTC")
+    return value.date()
+
+
+def _moment(value: Any, unit: int) -> Any:
+    """A datetime of whole units, each of so many microseconds. The nanoseconds of one of pandas' are cut to microseconds like
+    those of columns."""
+    if value is pd.NaT:
+        return None
+    if not isinstance(value, datetime | np.datetime64):
+        raise ValueError("it is no datetime")
+    if unit > 1 and isinstance(value, datetime) and (value.microsecond % unit or getattr(value, "nanosecond", 0)):
+        raise ValueError("its type has larger units")
+    return value
+
+
+def _span(value: Any, unit: int) -> Any:
+    """A timedelta of whole units; see `_moment`."""
+    if value is pd.NaT:
+        return None
+    if not isinstance(value, timedelta | np.timedelta64):
+        raise ValueError("it is no timedelta")
+    if unit > 1 and isinstance(value, timedelta) and (value.microseconds % unit or getattr(value, "nanoseconds", 0)):
+        raise ValueError("its type has larger units")
+    return value
+
+
+def _clock(value: Any, unit: int) -> time:
+    """A time of day of whole units, without a zone, which Arrow would leave away."""
+    if not isinstance(value, time) or value.tzinfo is not None:
+        raise ValueError("it is no time without a zone")
+    if value.microsecond % unit:
+        raise ValueError("its type has larger units")
+    return value
+
+
+def _narrow(value: Any, format: str) -> Any:
+    """A number that stays finite in a narrow float: Arrow would make it infinite. format: of `struct`, in
+    its standard size, without which it does not look."""
+    try:
+        struct.pack(format, value)
+    except OverflowError:
+        raise ValueError("it would become infinite") from None
+    except struct.error:
+        pass  # no number, as Arrow will say
+    return value
 
 
 _ATOMS = frozenset({int, float, str, bytes, bool, type(None)})

@@ -181,7 +181,8 @@ class _Rows(Generic[Row]):
 
     def all(self, own: bool) -> list[Row]:
         read = self._table.read(self._of, own=own)
-        self._read, self._written = read, {}
+        newest = max(read, default="")  # files are numbered: what comes after it is to be committed yet
+        self._read, self._written = read, {path: rows for path, rows in list(self._written.items()) if path > newest}
         return [row for rows in read.values() for row in rows]
 
     def write(self, rows: Sequence[dict[str, Any]], path: str, bounds: Sequence[tuple[str, int]]) -> DataFile:
@@ -378,14 +379,16 @@ class Registry:
         return any(row.commit_id == checkpoint.commit_id for row in self.checkpoints())
 
     def record_publications(self, generation: Generation, publications: Sequence[Publication]) -> None:
-        if publications:
-            newest = max(row.checkpoint_id for row in publications)
-            data = self._published.write(
-                [dataclasses.asdict(row) for row in publications],
-                f"data/{newest:020d}-{uuid.uuid4().hex}.parquet",
-                [("checkpoint_id", newest)],
-            )
-            self._publications.commit(generation, [data])
+        """In one commit; a file for each checkpoint, which goes with it."""
+        rows: dict[CheckpointId, list[dict[str, Any]]] = {}
+        for row in publications:
+            rows.setdefault(row.checkpoint_id, []).append(dataclasses.asdict(row))
+        data = [
+            self._published.write(own, f"data/{id:020d}-{uuid.uuid4().hex}.parquet", [("checkpoint_id", id)])
+            for id, own in sorted(rows.items())
+        ]
+        if data:
+            self._publications.commit(generation, data)
 
     def pin(self, generation: Generation, pin: Pin) -> None:
         """Give a checkpoint a name. Raises WeirError when the name is taken, PrunedError when the checkpoint is gone."""
@@ -442,7 +445,9 @@ class Registry:
             lambda: self.prove(generation),
         ]
         unnamed = at_once(steps)
-        self._listings = {key: value for key, value in self._listings.items() if key in kept.values()}
+        # One that is committed meanwhile is read anew, at worst.
+        for commit_id in self._listings.keys() - kept.values():
+            self._listings.pop(commit_id, None)
         return [path for paths in unnamed for path in paths or ()]
 
     def keep_up(self, generation: Generation) -> None:

@@ -38,7 +38,6 @@ import hashlib
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -46,14 +45,13 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import psutil
-
 from state_ops.backends.base import Backend
 from state_ops.backends.rocksdb import is_table
 from state_ops.checkpoint import STATE, LocalFile, LocalSnapshot, Snapshot, StateFile
 from state_ops.errors import DamageError, LocalBaseError, PipelineError, TransientError
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir
 from state_ops.object_cache import ObjectCache, is_object
+from state_ops.scratch import scratch
 from state_ops.storage import CancelledError, Storage
 from state_ops.sweep import attempts, directories, owner
 from state_ops.transfers import together
@@ -251,14 +249,6 @@ def is_sound(home: Path, base: Snapshot) -> bool:
     return False
 
 
-def _remove_left(home: Path) -> None:
-    """Remove what a process that was killed while it brought a snapshot home has left there."""
-    for left in home.glob(".*-*"):
-        number = left.name[1:].partition("-")[0]
-        if number.isdigit() and not psutil.pid_exists(int(number)):
-            shutil.rmtree(left, ignore_errors=True)
-
-
 def bring_home(
     storage: Storage,
     home: Path,
@@ -273,10 +263,8 @@ def bring_home(
     epoch: name for the directory's beginning, as of an attempt. check: called with a working copy, before anything vouches for it.
     Raises what `fetch` and `check` raise, with nothing left behind.
     """
-    _remove_left(home)
-    scratch = home / f".{os.getpid()}-{uuid.uuid4().hex}"
-    kept, db = scratch / "kept", scratch / "db"
-    try:
+    with scratch(home, ".") as own:
+        kept, db = own / "kept", own / "db"
         for directory in (kept / "snapshot", db):
             directory.mkdir(parents=True)
         fetched = fetch(storage, base, kept / "snapshot", None, is_immutable, objects, home.parent)
@@ -284,8 +272,6 @@ def bring_home(
         check(db)
         _settle(kept, home, base, epoch)
         return fetched
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _link_all(

@@ -14,7 +14,6 @@ it survives the death of every process. Machines that may die want an object sto
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -26,6 +25,7 @@ import stamina
 
 from state_ops.branches import PARENT, is_inherited, parent_uri
 from state_ops.errors import DamageError, TransientError
+from state_ops.scratch import scratch
 from state_ops.stores import (
     CHUNK,
     LOCAL_CHUNK,
@@ -201,9 +201,8 @@ class Storage:
     @contextmanager
     def fetched(self, path: str, within: Path, *, digest: str | None = None) -> Iterator[Path]:
         """A copy of an object for a while, alone in a new directory below `within`, where others may be put beside it. Raises as `get_file`."""
-        within.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="weir-fetched-", dir=within) as scratch:
-            local = Path(scratch) / "file"
+        with scratch(within, "weir-fetched-") as own:
+            local = own / "file"
             self.get_file(path, local, digest=digest)
             yield local
 
@@ -246,13 +245,20 @@ class Storage:
             return None
 
     def parquet_footer(self, path: str) -> pq.FileMetaData:
-        """The footer of a Parquet file; reads its end only. Raises pyarrow.ArrowException if it is none."""
+        """The footer of a Parquet file; reads its end only. Raises FileNotFoundError, and pyarrow.ArrowException if it is none."""
+        return self.parquet_end(path)[0]
+
+    def parquet_end(self, path: str) -> tuple[pq.FileMetaData, int]:
+        """The footer of a Parquet file, and the file's size in bytes, mostly with one request. Raises as `parquet_footer` does."""
         store, place = self._there(path)
-        end = self._retried(path, lambda: store.tail(place, _FOOTER))
+        end, size = self._retried(path, lambda: store.tail(place, _FOOTER))
         needed = int.from_bytes(end[-8:-4], "little") + 8
         if end[-4:] == b"PAR1" and needed > len(end):
-            end = self._retried(path, lambda: store.tail(place, needed))
-        return pq.read_metadata(pa.BufferReader(end))
+            end, size = self._retried(path, lambda: store.tail(place, needed))
+        try:
+            return pq.read_metadata(pa.BufferReader(end)), size
+        except OSError as error:  # Arrow's word for a footer that is garbled, which is no fault of the storage
+            raise pa.ArrowInvalid(str(error)) from error
 
     def size(self, path: str) -> int | None:
         """Size in bytes, or None if there is no such file."""

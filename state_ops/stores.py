@@ -59,8 +59,8 @@ class Store(Protocol):
     def read(self, path: str) -> Iterator[bytes]:
         """The object's content from the start. Raises FileNotFoundError."""
 
-    def tail(self, path: str, length: int) -> bytes:
-        """The last `length` bytes, all if there are fewer. Raises FileNotFoundError."""
+    def tail(self, path: str, length: int) -> tuple[bytes, int]:
+        """The last `length` bytes, all if there are fewer, and the object's size in bytes. Raises FileNotFoundError."""
 
     def size(self, path: str) -> int | None:
         """Size in bytes, None if there is no such object."""
@@ -182,10 +182,10 @@ class FileSystemStore:
             while chunk := source.read(LOCAL_CHUNK):
                 yield chunk
 
-    def tail(self, path: str, length: int) -> bytes:
+    def tail(self, path: str, length: int) -> tuple[bytes, int]:
         with self._fs.open_input_file(self._at(path)) as source:
             size = source.size()
-            return source.read_at(min(size, length), max(size - length, 0))
+            return source.read_at(min(size, length), max(size - length, 0)), size
 
     def size(self, path: str) -> int | None:
         info = self._fs.get_file_info(self._at(path))

@@ -72,11 +72,11 @@ class Counted:
         self._traffic.requested(GET)
         return self._counting(DOWN, self._store.read(path))
 
-    def tail(self, path: str, length: int) -> bytes:
+    def tail(self, path: str, length: int) -> tuple[bytes, int]:
         self._traffic.requested(GET)
-        data = self._store.tail(path, length)
+        data, size = self._store.tail(path, length)
         self._traffic.moved(DOWN, len(data))
-        return data
+        return data, size
 
     def size(self, path: str) -> int | None:
         self._traffic.requested(HEAD)

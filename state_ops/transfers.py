@@ -1,15 +1,18 @@
 """Moving several files at once: so many at a time, the first failure stops the others, nothing goes on past its deadline.
 
 Bounded waits: a transfer that hangs in the operating system or in a client library cannot be ended from outside. It is
-left behind after a short grace; what it still brings about is an object under the prefix of an attempt that never acked.
+left behind after a short grace, in a thread for which the process does not wait when it exits; what it still brings about is
+an object under the prefix of an attempt that never acked.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from threading import Event
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
 from typing import TypeVar
 
 from state_ops.errors import TransientError
@@ -39,21 +42,19 @@ def together(
     if deadline is not None and time.monotonic() >= deadline:
         raise _late(0, len(items))
     cancelled = Event()
-    pool = ThreadPoolExecutor(min(at_once, len(items)), thread_name_prefix="transfer")
+    futures = _begun([partial(move, item, cancelled) for item in items], at_once)
     try:
-        futures = [pool.submit(move, item, cancelled) for item in items]
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         done, running = wait(futures, timeout=left, return_when=FIRST_EXCEPTION)
         failure = _first_failure(done)
         if failure is None and not running:
             return [future.result() for future in futures]
         cancelled.set()
-        for future in running:
-            future.cancel()
-        wait(running, timeout=grace)
+        wait([future for future in running if not future.cancel()], timeout=grace)
     finally:  # also when this thread is interrupted
         cancelled.set()
-        pool.shutdown(wait=False, cancel_futures=True)
+        for future in futures:
+            future.cancel()
     if failure is not None:
         raise failure
     raise _late(len(done), len(items))
@@ -64,9 +65,40 @@ def at_once(steps: Sequence[Callable[[], Moved]]) -> list[Moved]:
     after all have ended."""
     if len(steps) < 2:
         return [step() for step in steps]
-    with ThreadPoolExecutor(len(steps), thread_name_prefix="transfer") as pool:
-        futures = [pool.submit(step) for step in steps]
+    futures = _begun(steps, len(steps))
+    try:
+        wait(futures)
+    finally:  # also when this thread is interrupted
+        wait(futures)
     return [future.result() for future in futures]
+
+
+def _begun(steps: Sequence[Callable[[], Moved]], at_once: int) -> list[Future[Moved]]:
+    """Let steps run in order, so many at a time, in daemon threads. An executor's threads would be joined at exit, and one that
+    hangs would keep the process alive."""
+    futures: list[Future[Moved]] = [Future() for _ in steps]
+    waiting: SimpleQueue[tuple[Future[Moved], Callable[[], Moved]]] = SimpleQueue()
+    for begun in zip(futures, steps, strict=True):
+        waiting.put(begun)
+    for number in range(min(at_once, len(steps))):
+        Thread(target=_work, args=(waiting,), name=f"transfer_{number}", daemon=True).start()
+    return futures
+
+
+def _work(waiting: SimpleQueue[tuple[Future[Moved], Callable[[], Moved]]]) -> None:
+    while True:
+        try:
+            future, step = waiting.get_nowait()
+        except Empty:
+            return
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            result = step()
+        except BaseException as error:  # whoever asks for the result raises it again
+            future.set_exception(error)
+            return  # nothing begins after a failure; where all steps are to run, there is a thread for each
+        future.set_result(result)
 
 
 def _late(done: int, all: int) -> TransientError:

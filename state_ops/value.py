@@ -170,9 +170,10 @@ class ValueState:
         given = frames.polars(frame)
         check_foldable(aggregates, self._nullable, given, "state.fold", self._where)
         batch = self._known()
-        coded = given.with_columns(pl.Series(_CODE, batch.codes(given, "state.fold")))
+        codes = batch.codes(given, "state.fold")
+        wanted, given = folding.fitting(aggregates, given, self._types, "state.fold", self._where)
+        coded = given.with_columns(pl.Series(_CODE, codes))
         rows = self._loaded()
-        wanted = list(aggregates.items())
         fresh = folding.partials(wanted, coded, [_CODE], self._where).sort(_CODE)
         codes = fresh[_CODE].to_numpy()
         merged = folding.merged(wanted, rows[codes], fresh, self._where)
@@ -266,6 +267,7 @@ def check_foldable(
                     where=where,
                     next=f"Its columns are: {', '.join(frame.columns)}.",
                 )
+            _check_kind(name, agg, column, frame.schema[column], method, where)
         if agg.kind == "mean":
             raise StageError(
                 f"{method} cannot keep {name} = mean(...) in one field.",
@@ -280,16 +282,32 @@ def check_foldable(
             )
 
 
+def _check_kind(name: str, agg: Agg, column: str, kind: pl.DataType, method: str, where: str) -> None:
+    if agg.kind == "sum" and not (kind.is_numeric() or kind in (pl.Boolean, pl.Null)):
+        why = "which is no number"
+        instead = "Make a number of it first, of a duration e.g. by pl.col(...).dt.total_microseconds()."
+    elif agg.kind in ("min", "max") and kind.is_nested():
+        why, instead = "which has no order", "Fold first or last of it, or a column of what is in it."
+    else:
+        return
+    raise StageError(
+        f"{method}: {name}={agg.kind}({column!r}), but that column is {kind}, {why}.",
+        where=where,
+        next=instead,
+    )
+
+
 def check_nulls(
     columns: dict[str, pl.Series], nullable: dict[str, bool], codes: np.ndarray, batch: Batch, method: str
 ) -> None:
     """StageError for a null where none may be. codes: of the columns' rows."""
+    nan = " (a NaN in a pandas frame is a null)"
     for name, column in columns.items():
         if column.null_count() and not nullable[name]:
             raise batch.misuse(
                 f"{method}: the state field {name!r} is not nullable but was given {column.null_count()} null(s)",
                 codes[column.is_null().to_numpy()],
-                "Fill the column before it is stored, or declare the field `| None`.",
+                f"Fill the column before it is stored{nan if column.dtype.is_float() else ''}, or declare the field `| None`.",
             )
 
 

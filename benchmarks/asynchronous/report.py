@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import pace
 from benchmarks.state.report import machine
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "asynchronous"
@@ -41,18 +42,25 @@ def said(one: Row) -> str:
 
 def write(measured: Sequence[Row], target: Path, command: str) -> None:
     """Write `target`.json and .md."""
-    good = [one for one in measured if not one["error"]]
+    made = [one for one in measured if not one["error"]]
+    good = pace.usual(made, _paces)
     facts = {
         "command": command,
         "machine": machine(),
-        "throughput": [_throughput(ones) for ones in _grouped(good, "throughput", ("variant",))],
-        "stall": [_stall(ones) for ones in _grouped(good, "stall", ("variant",))],
+        "pace": pace.told(made, len(good), _paces),
+        "throughput": [_throughput(ones) for ones in _grouped(good, "throughput", ("variant", "events"))],
+        "stall": [_stall(ones) for ones in _grouped(good, "stall", ("variant", "events"))],
         "latency": [_latency(ones) for ones in _grouped(good, "latency", ("engine", "interval"))],
         "measurements": list(measured),
     }
     target.parent.mkdir(parents=True, exist_ok=True)
     target.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
     target.with_suffix(".md").write_text(_markdown(facts))
+
+
+def _paces(one: Row) -> list[float]:
+    paces: list[float] = one.get("pace", [])
+    return paces
 
 
 def _grouped(measured: Sequence[Row], kind: str, names: tuple[str, ...]) -> list[list[Row]]:
@@ -130,7 +138,7 @@ def _markdown(facts: Row) -> str:
     lines = [
         "# Asynchronous checkpoints",
         "",
-        f"{facts['machine']}. Made by `{facts['command']}`; what is measured stands in `benchmarks/README.md`.",
+        f"{facts['machine']}. Made by `{facts['command']}`; what is measured stands in `benchmarks/README.md`. {facts['pace']}".rstrip(),
         "",
         *_on_slow_storage(facts["throughput"]),
         *_stalled(facts["stall"]),
@@ -146,22 +154,22 @@ def _on_slow_storage(rows: list[Row]) -> list[str]:
     if not rows:
         return []
     one = rows[0]
-    free = {row["variant"].rpartition(", ")[2]: row for row in rows if row["variant"].startswith("no limit")}
+    free = {_apart_from_limits(row): row for row in rows if row["variant"].startswith("no limit")}
     lines = [
         "## Throughput on slow storage",
         "",
-        f"{one['epochs']} epochs of {one['events']:,} events, a checkpoint each, on S3 ({one['server']}) behind a link. Target:"
+        f"{one['epochs']} epochs, a checkpoint each, on S3 ({one['server']}) behind a link. Target:"
         f" {_TARGET:.0%} of what it is without limits.",
         "",
-        "| link | events/s | of no limit | to the last commit | epoch, ms | sent, MB an epoch | requests an epoch | local disk at most, MB: first half, second | result |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---|",
+        "| link | events an epoch | events/s | of no limit | to the last commit | epoch, ms | sent, MB an epoch | requests an epoch | local disk at most, MB: first half, second | result |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     for row in rows:
-        against = free.get(row["variant"].rpartition(", ")[2])
+        against = free.get(_apart_from_limits(row))
         share = f"{row['steady'] / against['steady']:.0%}" if against else "-"
         first, second = (f"{size / 1e6:,.0f}" for size in row["high_water"])
         lines.append(
-            f"| {row['variant']} | {row['steady']:,.0f} | {share} | {row['drained']:,.0f} | {row['epoch_ms']:,.0f}"
+            f"| {row['variant']} | {row['events']:,} | {row['steady']:,.0f} | {share} | {row['drained']:,.0f} | {row['epoch_ms']:,.0f}"
             f" | {row['megabytes']:,.1f} | {row['requests']:,.0f} | {first}, {second} | {_verdict(row)} |"
         )
     lines += [
@@ -173,10 +181,15 @@ def _on_slow_storage(rows: list[Row]) -> list[str]:
         phases = ", ".join(f"{name} {ms:,.0f}" for name, ms in row["phases"].items() if ms >= 1)
         kinds = ", ".join(f"{kind} {count:,.0f}" for kind, count in sorted(row["kinds"].items(), key=lambda at: -at[1]))
         lines.append(
-            f"- {row['variant']}: {phases}. Bytes at the link's rate {row['link_ms']:,.0f}; processor time of server and link"
+            f"- {row['variant']}, {row['events']:,} events: {phases}. Bytes at the link's rate {row['link_ms']:,.0f}; processor time of server and link"
             f" {row['server_cpu_ms']:,.0f}. Requests: {kinds}. Load before: {row['load']:.1f}."
         )
     return [*lines, ""]
+
+
+def _apart_from_limits(row: Row) -> tuple[str, int]:
+    """What two rows have in common that differ in the link alone."""
+    return row["variant"].partition("max_concurrent")[2], row["events"]
 
 
 def _verdict(row: Row) -> str:

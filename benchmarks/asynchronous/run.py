@@ -21,6 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import pace
 from benchmarks.asynchronous import latency, report, throughput
 from benchmarks.asynchronous.latency import Arrivals, Latency
 from benchmarks.asynchronous.store import Limits, gateway
@@ -43,6 +44,8 @@ def main() -> None:
     parser.add_argument("--part", choices=["throughput", "stall", "latency"], help="only this one")
     parser.add_argument("--reps", type=int, default=1, help="repetitions (1)")
     parser.add_argument("--concurrent", default="1,2,3", help="values of checkpoints.max_concurrent")
+    parser.add_argument("--compression", default="lz4", help="values of state.compression: lz4, zstd")
+    parser.add_argument("--events", type=int, default=LOAD.events, help="events of an epoch (500000)")
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "weir-bench-async")
     parser.add_argument("--results", type=Path, default=report.RESULTS, help="report's path, without suffix")
     parser.add_argument("--again", action="store_true", help="forget earlier measurements")
@@ -55,10 +58,18 @@ def main() -> None:
         log.unlink(missing_ok=True)
     concurrent = [1, 2] if given.quick else [int(number) for number in given.concurrent.split(",")]
     gateway(scratch)
-    for kind, key, measure in _all(scratch, given.quick, given.part, concurrent, given.reps):
+    load = QUICK if given.quick else replace(LOAD, name=f"{LOAD.name}-{given.events}", events=given.events)
+    variants = [
+        Variant(limits, number, compression)
+        for number in concurrent
+        for compression in given.compression.split(",")
+        for limits in LIMITS
+    ]
+    for kind, key, measure in _all(scratch, given.quick, given.part, load, variants, given.reps):
         if key in {one["key"] for one in report.load(log) if not one["error"]}:
             continue
-        one = {"kind": kind, "key": key, **asdict(measure())}
+        measured, paces = pace.steadily(measure)
+        one = {"kind": kind, "key": key, "pace": paces, **asdict(measured)}
         with log.open("a") as file:
             file.write(json.dumps(one) + "\n")
         print(f"{key}: {one['error'] or report.said(one)}", flush=True)
@@ -66,6 +77,8 @@ def main() -> None:
     asked += ["--quick"] if given.quick else []
     asked += [f"--reps {given.reps}"] if given.reps != 1 else []
     asked += [f"--concurrent {given.concurrent}"] if given.concurrent != "1,2,3" else []
+    asked += [f"--compression {given.compression}"] if given.compression != "lz4" else []
+    asked += [f"--events {given.events}"] if given.events != LOAD.events else []
     command = f"python -m benchmarks.asynchronous.run {' '.join(asked)}" if asked else "make bench-async"
     report.write(report.load(log), given.results, command)
     print(given.results.with_suffix(".md").read_text())
@@ -74,17 +87,20 @@ def main() -> None:
 Measured = Iterator[tuple[str, str, Callable[[], Throughput | Latency]]]
 
 
-def _all(scratch: Path, quick: bool, part: str | None, concurrent: list[int], repetitions: int) -> Measured:
+def _all(
+    scratch: Path, quick: bool, part: str | None, load: Workload, variants: list[Variant], repetitions: int
+) -> Measured:
     """Kind, key and call of every measurement, in the order in which they alternate."""
-    load, arrivals = (QUICK, replace(Arrivals(), measured=10.0)) if quick else (LOAD, Arrivals())
+    arrivals = replace(Arrivals(), measured=10.0) if quick else Arrivals()
     for repetition in range(repetitions):
         for limits in STALLS if part in (None, "stall") else ():
             variant = Variant(limits, 2)
-            yield _one("stall", variant.name, repetition, throughput.once, scratch, variant, load)
-        for number in concurrent if part in (None, "throughput") else ():
-            for limits in LIMITS:
-                variant = Variant(limits, number)
-                yield _one("throughput", variant.name, repetition, throughput.once, scratch, variant, load)
+            yield _one(
+                "stall", f"{variant.name}, {load.events} events", repetition, throughput.once, scratch, variant, load
+            )
+        for variant in variants if part in (None, "throughput") else ():
+            name = f"{variant.name}, {load.events} events"
+            yield _one("throughput", name, repetition, throughput.once, scratch, variant, load)
         for interval in INTERVALS if part in (None, "latency") else ():
             for engine in ENGINES:
                 name = f"{engine} every {interval:g} s" if interval else f"{engine} as soon as possible"

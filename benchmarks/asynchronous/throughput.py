@@ -31,14 +31,15 @@ Samples = list[tuple[float, int]]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """How the storage is reached, and how many epochs may be under way."""
+    """How the storage is reached, how many epochs may be under way, and how RocksDB packs its files."""
 
     limits: Limits
     concurrent: int
+    compression: str = "lz4"
 
     @property
     def name(self) -> str:
-        return f"{self.limits.title}, max_concurrent {self.concurrent}"
+        return f"{self.limits.title}, max_concurrent {self.concurrent}, {self.compression}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ def _once(scratch: Path, run: Path, variant: Variant, load: Workload, repetition
                     "storage": store.settings(),
                     "local": {"work_dir": str(run / "work"), "cache_dir": str(scratch / "cache")},
                     "checkpoints": {"timeout_seconds": _LIMIT_SECONDS, "max_concurrent": variant.concurrent},
+                    "state": {"compression": variant.compression},
                 },
             },
         )

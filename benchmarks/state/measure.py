@@ -36,7 +36,7 @@ class FailedError(Exception):
 class Measurement:
     """steady: events/s from the end of the first measured epoch to the end; whole: events/s from the start of the process to
     the end of the last epoch (after a preload: of the measured events); start_seconds: until the engine was up; epoch_ms: of
-    the epochs counted in steady, where the engine has epochs; differing: of the compared keys; load: of the machine, before."""
+    the epochs counted in steady, where the engine has epochs; differing: of the compared keys; load: of the machine, before; pace: benchmarks.pace, before and after."""
 
     workload: str
     row: str
@@ -55,6 +55,7 @@ class Measurement:
     differing: int = 0
     checked_apart: bool = False
     load: float = 0.0
+    pace: list[float] = field(default_factory=list)
     error: str = ""
 
 

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks import pace
 from benchmarks.state.measure import Measurement
 from benchmarks.state.rows import ROWS, SCENARIOS, Row, Scenario
 
@@ -41,11 +42,23 @@ def load(log: Path) -> list[Measurement]:
 def summary(measured: Iterable[Measurement]) -> dict[str, dict[str, dict[str, Any]]]:
     """By workload and row: medians, extremes, and Weir's speed as a multiple of the row's."""
     groups: dict[str, dict[str, list[Measurement]]] = {}
-    for one in measured:
+    for one in _usual(measured):
         groups.setdefault(one.workload, {}).setdefault(one.row, []).append(one)
     return {
         workload: _with_ratios({row: _row(ones) for row, ones in rows.items()}) for workload, rows in groups.items()
     }
+
+
+def _usual(measured: Iterable[Measurement]) -> list[Measurement]:
+    """Of each workload those made at the machine's usual pace, and what failed."""
+    by_workload: dict[str, list[Measurement]] = {}
+    for one in measured:
+        by_workload.setdefault(one.workload, []).append(one)
+    return [one for ones in by_workload.values() for one in pace.usual(ones, _paces)]
+
+
+def _paces(one: Measurement) -> list[float]:
+    return [] if one.error else one.pace
 
 
 def _row(ones: Sequence[Measurement]) -> dict[str, Any]:
@@ -117,12 +130,14 @@ def machine() -> str:
 def _markdown(facts: dict[str, Any], measured: list[Measurement], name: str) -> str:
     rows = facts["summary"]
     loads = [one.load for one in measured if one.load]
+    steady = pace.told(measured, len(_usual(measured)), _paces)
     load = f" Load average before a measurement: median {statistics.median(loads):.1f}." if loads else ""
     lines = [
         "# Keyed aggregation: Weir and its peers",
         "",
         f"Sum, count and maximum per key. {facts['machine']}. Made by `{facts['command']}`; what is measured, and what the peers are"
         f" given, stands in `benchmarks/README.md`.{load}",
+        *([steady] if steady else []),
         "",
         *_verdicts(rows),
     ]

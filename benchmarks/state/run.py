@@ -18,10 +18,12 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
+from benchmarks import pace
 from benchmarks.state import report
 from benchmarks.state.measure import Measurement, measure
 from benchmarks.state.rows import ROWS, SCENARIOS, Row, Scenario
@@ -89,7 +91,8 @@ def _run(
                 lacking = f"needs {scenario.disk >> 30} GiB of free disk, {free >> 30} were free"
                 one = Measurement(workload.name, row.name, repetition, slices.epochs, slices.events, error=lacking)
             else:
-                one = measure(scratch, workload, row, slices, repetition)
+                measured, paces = pace.steadily(partial(measure, scratch, workload, row, slices, repetition))
+                one = replace(measured, pace=paces)
             with log.open("a") as file:
                 file.write(json.dumps(asdict(one)) + "\n")
             if one.error:

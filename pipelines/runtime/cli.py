@@ -225,7 +225,9 @@ def status(pipeline: Name, json: Json = False) -> None:
         print_json(facts)
         return
     head, holder = facts["last_checkpoint"], facts["coordinator"]
-    alive = {True: "running", False: "not running", None: "unknown (on another host)"}[holder["alive"]]
+    alive = {True: "running", False: "not running", None: "unknown (on another host or in another container)"}[
+        holder["alive"]
+    ]
     where = f"  (process {holder['pid']} on {holder['host']})" if holder["alive"] else ""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_row("coordinator", alive + where)

@@ -21,6 +21,7 @@ from pipelines.runtime.state_output import STDOUT, Format, check_output, limited
 from pipelines.runtime.state_reader import At
 from pipelines.runtime.state_shown import history_facts, history_table, show, show_difference, summary
 from pipelines.runtime.state_sql import answered
+from state_ops import frames
 from state_ops.errors import ConfigurationError
 
 app = typer.Typer(
@@ -169,7 +170,7 @@ def state_diff(
             difference = stack.enter_context(compared(found, settings, stage, moment(first), moment(second)))
         if json or format is Format.TABLE:
             with difference.rows(_SAMPLE if limit is None else limit) as (_, tables):
-                sample = [row for table in tables for row in table.to_pylist()]
+                sample = [row for table in tables for row in frames.python_rows(table)]
             if json:
                 print_json(summary(difference) | {"sample": sample})
             else:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from typing import TypeVar
 
 import structlog
 
@@ -36,6 +37,8 @@ from state_ops.transfers import at_once
 
 log = structlog.get_logger("weir.epoch")
 
+Done = TypeVar("Done")
+
 HOUR = 3_600_000_000  # microseconds
 DAY = 24 * HOUR
 
@@ -50,7 +53,8 @@ def commit(shop: Workshop, flight: Flight, checkpoint: Checkpoint, files: Sequen
     except errors.FencedError:
         raise
     except Exception as error:
-        _settle(shop, checkpoint, error)
+        with shop.claiming:
+            _settle(shop, checkpoint, error)
     lap(flight.ms, "commit", clock)
     remove(shop, flight.losers)
     return checkpoint
@@ -76,6 +80,18 @@ def _settle(shop: Workshop, checkpoint: Checkpoint, error: Exception) -> None:
             where=shop.storage.full("registry/checkpoints"),
             next="The epoch was declined and will be replayed. Look at the storage.",
         ) from error
+
+
+def as_owner(shop: Workshop, act: Callable[[], Done]) -> Done:
+    """What `act` does under the run's generation; anew where the run itself has renewed its claim meanwhile, in another thread."""
+    while True:
+        generation = shop.generation
+        try:
+            return act()
+        except errors.FencedError:
+            with shop.claiming:
+                if shop.generation == generation:
+                    raise
 
 
 def discard(shop: Workshop, generation: Generation, epoch: CheckpointId) -> None:
@@ -107,11 +123,14 @@ def raise_if_fenced(shop: Workshop, error: BaseException) -> None:
 
 
 def remove(shop: Workshop, files: Sequence[StateFile]) -> None:
-    """Delete what an attempt that does not count has uploaded; what stays for now is swept like everything unnamed."""
+    """Delete what an attempt that does not count has uploaded; what stays for now is swept like everything unnamed.
+
+    Raises nothing: the epoch whose attempt it was may be committed by now.
+    """
     for file in files:
         try:
             shop.storage.delete(file.path)
-        except OSError as error:
+        except Exception as error:
             log.warning("an object of an attempt that lost could not be deleted", path=file.path, error=str(error))
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from pipelines.runtime.sources.files import nothing_read
+from pipelines.runtime.sources.slices import nothing_read
 from pipelines.runtime.workshop import Workshop
 from state_ops.checkpoint import STATE, Checkpoint, StateFile, spans_with
 from state_ops.ids import CheckpointId

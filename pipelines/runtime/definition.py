@@ -119,7 +119,7 @@ class Epoch:
     """What a stage's function may know about the epoch it works for; the same again when the epoch is replayed.
 
     now: processing time, fixed by the coordinator, never decreasing. watermark: event time before this epoch, by
-    which lateness is judged; None before the first.
+    which lateness is judged; None before the first. One beyond Python's years is `datetime.min` or `datetime.max`, in UTC.
     """
 
     id: CheckpointId

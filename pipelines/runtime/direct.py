@@ -14,7 +14,7 @@ import pyarrow as pa
 from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.executor import Channel, Landed, staged_table
 from pipelines.runtime.sorting import ordered
-from pipelines.runtime.sources.files import position
+from pipelines.runtime.sources.slices import position
 from state_ops import frames
 from state_ops.key_groups import key_groups, subtask_of
 from state_ops.state import GROUP

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -40,7 +39,7 @@ from pipelines.runtime.state_files import opened
 from pipelines.runtime.state_view import View, stages_with_state
 from pipelines.runtime.tenure import claimed, open_storage, readers
 from pipelines.runtime.workshop import Cut, EpochReport, Frontier
-from state_ops import kinds, lease
+from state_ops import frames, kinds
 from state_ops.checkpoint import EPOCH, Checkpoint
 from state_ops.errors import InputError, PrunedError, WeirError
 from state_ops.ids import CheckpointId
@@ -50,6 +49,7 @@ from state_ops.pins import Hold
 from state_ops.registry import Registry
 from state_ops.rescale import first_key
 from state_ops.restores import Restored
+from state_ops.scratch import scratch
 from state_ops.storage import Storage
 
 log = structlog.get_logger("weir.drill")
@@ -142,11 +142,12 @@ def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = No
     problem of the result.
     """
     storage, registry = open_storage(pipeline, settings)
-    with _scratch(settings) as scratch, ExitStack() as held:
+    home, host = settings.work_dir / _DIRECTORY, socket.gethostname()  # those of other hosts may live
+    with scratch(home, f"{host}-") as own, ExitStack() as held:
         head, parent = _held(pipeline, settings, storage, registry, held)
         loss = _loss(pipeline, settings, head)
         begun, clock = datetime.now(UTC), time.perf_counter()
-        away = _at(settings, work=scratch / "restored")
+        away = _at(settings, work=own / "restored")
         try:
             restored = restore.restore(pipeline, away, storage, registry, head, PURPOSE)
         except PrunedError:
@@ -156,11 +157,11 @@ def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = No
             return Drilled(head.id, begun, None, seconds, None, "it was not restored", loss, (str(error),))
         seconds = time.perf_counter() - clock
         done = partial(Drilled, head.id, begun, restored, seconds, loss_seconds=loss)
-        shutil.rmtree(scratch / "restored", ignore_errors=True)
+        shutil.rmtree(own / "restored", ignore_errors=True)
         why = _not_comparable(head, parent)
         if why is not None or parent is None:
             return done(replay=None, not_replayed=why, problems=())
-        there = _at(settings, work=scratch / "replayed", root=scratch / "storage")
+        there = _at(settings, work=own / "replayed", root=own / "storage")
         try:
             report, took = _replayed(pipeline, there, storage, registry, head, parent, executor)
         except InputError as error:
@@ -178,24 +179,6 @@ def _at(settings: Settings, *, work: Path, root: Path | None = None) -> Settings
     if root is not None:
         changed["storage"] = settings.storage.model_copy(update={"root": str(root)})
     return settings.model_copy(update=changed)
-
-
-@contextmanager
-def _scratch(settings: Settings) -> Iterator[Path]:
-    """A directory for this drill, on the disk that a restore would use; what killed ones left is removed."""
-    drills = settings.work_dir / _DIRECTORY
-    host = socket.gethostname()
-    for left in drills.glob(f"*-{host}") if drills.exists() else ():  # those of other hosts may live
-        pid, _, began = left.name.removesuffix(f"-{host}").partition("-")
-        if not (pid.isdigit() and lease.process_lives(host, int(pid), began.replace("_", "/"))):
-            shutil.rmtree(left, ignore_errors=True)
-    own = drills / f"{os.getpid()}-{lease.born(os.getpid()).replace('/', '_')}-{host}"
-    shutil.rmtree(own, ignore_errors=True)
-    own.mkdir(parents=True)
-    try:
-        yield own
-    finally:
-        shutil.rmtree(own, ignore_errors=True)
 
 
 def _held(
@@ -373,7 +356,7 @@ def _said(pipeline: Pipeline, settings: Settings, there: Settings, uid: str, hea
     """The difference in rows, in words; None if there is none but in the last digits of floats."""
     at = int(head.id)
     with compared(pipeline, settings, uid, at, at, there) as difference, difference.rows(_LOOKED_AT) as (_, tables):
-        found = [row for table in tables for row in table.to_pylist() if not _same(row)]
+        found = [row for table in tables for row in frames.python_rows(table) if not _same(row)]
         many = sum(difference.counts.values()) > _LOOKED_AT
     if not found:
         return f"more than {_LOOKED_AT:,} rows" if many else None

@@ -5,24 +5,26 @@
 Everything up to the commit can be thrown away: it lies under prefixes that only this attempt knows. The commit is one
 row in the registry. Everything after the commit can be done again by whoever comes next.
 
-These are its steps, each from values to a value. `in_flight` says which epoch takes which step when: while one is uploaded,
-committed and published the stages of the next ones are at work.
+These are its steps, each from values to a value. `in_flight` says which epoch takes which step when: while one is published the
+next one is committed, and another uploaded, and the stages of those after it are at work.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import structlog
 from deltalake.exceptions import DeltaError
 
 from pipelines.runtime import gates, sealing, upkeep
-from pipelines.runtime.commit import delete_staged, prune, publish_missing
+from pipelines.runtime.commit import as_owner, delete_staged, prune, publish_missing
 from pipelines.runtime.definition import FileSource, Stage
 from pipelines.runtime.operators import duplicates
 from pipelines.runtime.sinks import delta
@@ -46,12 +48,22 @@ from state_ops.checkpoint import (
     StateFile,
     spans_with,
 )
-from state_ops.errors import DamageError, GateError, RunEndedError, TransientError, WeirError, page_about, plainly
+from state_ops.errors import (
+    DamageError,
+    FencedError,
+    GateError,
+    RunEndedError,
+    TransientError,
+    WeirError,
+    page_about,
+    plainly,
+)
 from state_ops.frames import schema_to_json
 from state_ops.held import Held
 from state_ops.ids import CheckpointId
 from state_ops.lease import Request
 from state_ops.registry import Publication
+from state_ops.transfers import at_once
 from state_ops.value_types import type_name
 
 log = structlog.get_logger("weir.epoch")
@@ -77,7 +89,7 @@ def upload(shop: Workshop, flight: Flight, stage: Stage, bases: Mapping[int, Sna
 def publish(shop: Workshop, flight: Flight, checkpoint: Checkpoint) -> tuple[Publication, ...]:
     """Make its rows visible after the commit. If this fails the epoch stands: recovery does it again, in the next run."""
     clock = time.perf_counter()
-    publications = publish_missing(shop, [checkpoint])
+    publications = as_owner(shop, lambda: publish_missing(shop, [checkpoint]))
     lap(flight.ms, "publish", clock)
     return tuple(publications)
 
@@ -99,15 +111,15 @@ def finish(
     clock = time.perf_counter()
     if shop.held:
         shop.held = not held.clear(shop.storage)
-    pruned = prune(shop, also=also) if also is not None else ()
+    pruned = as_owner(shop, lambda: prune(shop, also=also)) if also is not None else ()
     for name in shop.discarded:  # once more: tasks of a cancelled job may have gone on writing for a moment
         delete_staged(shop, name)
     shop.discarded.clear()
     handover.clear(done_with)
     for request in flight.cut.requests:
-        _answer(shop, checkpoint, request)
+        as_owner(shop, partial(_answer, shop, checkpoint, request))
     if also is not None:
-        shop.registry.keep_up(shop.generation)
+        as_owner(shop, lambda: shop.registry.keep_up(shop.generation))
     lap(ms, "prune", clock)
     return EpochReport(checkpoint, tuple(flight.verdicts), ms, publications, pruned)
 
@@ -127,6 +139,8 @@ def _answer(shop: Workshop, checkpoint: Checkpoint, request: Request) -> None:
     if request.kind == upkeep.NAME and asked_still:
         try:
             upkeep.save(shop, checkpoint, request.savepoint, request.reason)
+        except FencedError:
+            raise
         except WeirError as error:  # the name was taken meanwhile: no reason to end the run, and who asked sees it
             log.warning("no savepoint was taken", name=request.savepoint, error=str(error))
     lease.take(shop.storage, request)
@@ -166,13 +180,29 @@ def completed(
     files = pending.files()
     files += _carried(flight, files, channels)
     schemas = {(uid, name): schema for uid, fixed in flight.shapes.items() for name, schema in fixed.outputs.items()}
-    delta.check(shop.storage, [file for file in files if file.kind == OUTPUT], schemas)
+    tables = [
+        known
+        for stage in shop.pipeline.stages
+        if (fixed := flight.shapes.get(stage.uid))
+        for known in tables_of(stage, fixed)
+    ]
+    outputs = [file for file in files if file.kind == OUTPUT]
+    looks: list[Callable[[], object]] = [partial(_fits, shop, table, schema) for table, schema in tables]
+    looks.append(partial(delta.check, shop.storage, outputs, schemas))
+    *fit, _ = at_once(looks)
+    judged = len(flight.verdicts)
     checkpoint = _judged(shop, flight, _row(shop, flight, parent, files), files)
-    for stage in shop.pipeline.stages:
-        if stage.uid in flight.shapes:
-            for table, schema in tables_of(stage, flight.shapes[stage.uid]):
-                delta.ensure(shop.storage, table, schema, shop.tables.get(table))
+    if len(flight.verdicts) > judged:  # gates take their time, in which somebody may alter a table
+        fit = at_once([partial(_fits, shop, table, schema) for table, schema in tables])
+    for (table, schema), fits in zip(tables, fit, strict=True):
+        if not fits:
+            delta.ensure(shop.storage, table, schema)
     return checkpoint, files
+
+
+def _fits(shop: Workshop, table: str, schema: pa.Schema) -> bool:
+    left = shop.tables.get(table)
+    return left is not None and delta.fits(left, schema)
 
 
 def _judged(shop: Workshop, flight: Flight, checkpoint: Checkpoint, files: tuple[StateFile, ...]) -> Checkpoint:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -12,10 +12,14 @@ import pyarrow.parquet as pq
 
 from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.keyed_stage import KeyedTask
-from pipelines.runtime.sources.files import FilesReader, SourceFile
+from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.slices import SourceFile
 from state_ops.checkpoint import Ack, StagedFile, StateFile
 from state_ops.errors import DamageError, InputError, TransientError
 from state_ops.storage import Storage
+
+Deadline = Callable[[], float]
+"""It may be moved while the work goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +107,10 @@ class Executor(Protocol):
         """
         ...
 
-    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: float) -> list[Ack]:
+    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
         """Run every subtask of the stage to its ack, a decline included; a subtask that died has none.
 
-        rows: None for an epoch without data. columns: as `columns` said. deadline: on time.monotonic(), when the work is
+        rows: None for an epoch without data. columns: as `columns` said. deadline: says when, on time.monotonic(), the work is
         cancelled. Raises the WeirError that says what the operator should do when the job as a whole failed.
         """
         ...

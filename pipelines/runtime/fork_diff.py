@@ -26,6 +26,7 @@ from pipelines.runtime.state_database import database, load, quoted
 from pipelines.runtime.state_diff import ADDED, CHANGED, REMOVED, compared
 from pipelines.runtime.state_view import stages_with_state
 from pipelines.runtime.tenure import open_storage
+from state_ops import frames
 from state_ops.errors import ConfigurationError
 from state_ops.log_entries import DataFile
 from state_ops.storage import Storage
@@ -285,7 +286,7 @@ def _states(
                 compared(pipeline, settings, uid, int(decided.head.id), int(decided.tip.id), other=here) as found,
                 found.rows(_SAMPLE) as (_, tables),
             ):
-                sample = [row for table in tables for row in table.to_pylist()]
+                sample = [row for table in tables for row in frames.python_rows(table)]
                 yield StateDiff(uid, dict(found.counts), sample)
         except ConfigurationError as error:
             yield StateDiff(uid, None, why=error.what)

@@ -24,6 +24,7 @@ import structlog
 from pipelines.runtime.definition import HOLD, QUARANTINE, ROWS, Gate, Stage
 from pipelines.runtime.executor import staged_table
 from pipelines.runtime.spark import name_main_module
+from state_ops import frames
 from state_ops.checkpoint import StagedFile, StateFile
 from state_ops.errors import GateError, PipelineError
 from state_ops.storage import Storage
@@ -130,7 +131,8 @@ def with_keys(verdicts: Sequence[Verdict], key: Sequence[str], rows: Callable[[]
 
     def keys(verdict: Verdict) -> tuple[Mapping[str, Any], ...]:
         return tuple(
-            {name: plain(values[row].as_py()) for name, values in columns.items()} for row in verdict.sample_rows
+            {name: plain(*frames.python_values(values.slice(row, 1))) for name, values in columns.items()}
+            for row in verdict.sample_rows
         )
 
     return [replace(verdict, keys=keys(verdict)) for verdict in verdicts]

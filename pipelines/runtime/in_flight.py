@@ -4,7 +4,8 @@
     next stage           1 2 3 4      ... and after the stage upstream; what it leaves comes first in its next epoch
     gates                1 2 3 4      of the stages' rows: before a stage that reads them, and beside the next epoch
     uploads                1 2 3      state is uploaded once that of the epoch before is: it refers to its objects, and counts once that is confirmed
-    commits                 1 2 3     commit, publish, prune, answer: one epoch after the other
+    commits                 1 2 3     looked at as a whole and committed, one epoch after the other
+    publishing                1 2 3   publish, prune, answer: one after the other too, at most one epoch behind the newest commit
 
 Nothing of an epoch waits for a later one. If one fails, every later one falls with it; earlier ones go on to their end; then
 what fell is discarded, and the next epoch builds on the newest confirmed checkpoint. Only this thread touches the coordinator.
@@ -53,11 +54,13 @@ from state_ops.registry import Publication
 
 log = structlog.get_logger("weir.run")
 
-_GATES, _UPLOADS, _COMMITS = "gates of rows", "uploads", "commits"  # lanes, besides the stages'
+# Lanes, besides the stages'.
+_GATES, _UPLOADS, _COMMITS, _PUBLISHING = "gates of rows", "uploads", "commits", "publishing"
 _JOB, _SEAL, _COMMIT, _PUBLISH, _FINISH = "job", "seal", "commit", "publish", "finish"
 _MARK = "coordinator-"
 _MIB = 1 << 20
 _GOODBYE_SECONDS = 30.0
+_GRACE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +77,10 @@ class _Failure:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What a lane is at. then: what follows, in the coordinator's thread; failed: what follows an error."""
+    """What a lane is at. then: what follows, in the coordinator's thread; failed: what follows an error. begun: on time.monotonic()."""
 
     flight: Flight
+    begun: float
     then: Callable[[Flight, Any], None]
     failed: Callable[[Flight, BaseException], None]
 
@@ -105,7 +109,7 @@ class InFlight:
         self._reports: list[EpochReport] = []
         self._has_fallen = False
         self._failures_before = 0
-        self._commits_ms = 0.0
+        self._commit_ms, self._publishing_ms = 0.0, 0.0
         self._here = _mark(work_dir(shop))
         self.frontier = Frontier.at(None)
         self._bases: dict[str, dict[int, Snapshot]] = {}
@@ -127,8 +131,8 @@ class InFlight:
     def has_room(self) -> bool:
         """Whether one more epoch may begin: so many in flight, so many bytes that wait to be uploaded.
 
-        One that is confirmed and still publishes or prunes takes no place, unless nothing is to overlap: while commits take longest,
-        stages would wait for what needs no processor.
+        One that is confirmed and still publishes or prunes takes no place, unless nothing is to overlap: while that takes longest, stages
+        would wait for what needs no processor. There are two of them at most (`_may_commit`).
         """
         if self._fallen or self._failure is not None or self._is_full:
             return False
@@ -196,8 +200,10 @@ class InFlight:
             if ended is not None:
                 self._take(ended)
             self._expire()
+            if not self._reports:  # what has ended well is told first
+                self._give_up()
             self._start()
-            if not (self._steps or self._flights or self._reports):  # what has ended well is told first
+            if not (self._steps or self._flights or self._reports):
                 self._land()
             if self._reports or self.empty or ended is None or self.has_room:
                 break
@@ -226,7 +232,7 @@ class InFlight:
         with suppress(FencedError):
             raise_if_fenced(self._shop, RuntimeError("the run ended"))
             for flight in [*self._fallen, *self._flights]:
-                if flight.confirmed is None and not flight.pending.committing:
+                if not flight.may_stand:
                     self._discard(flight)
 
     # -- steps
@@ -244,13 +250,13 @@ class InFlight:
                     self._begin(_GATES, flight, stage.uid, judging, partial(self._judged, stage))
             if self._may_seal(flight):
                 sealing = partial(epoch.completed, self._shop, flight, self._coordinator.head, self._channels)
-                self._begin(_UPLOADS, flight, _SEAL, sealing, self._seal)
-            if flight.sealed is not None and self._free(_COMMITS, flight, _COMMIT):
+                self._begin(_COMMITS, flight, _SEAL, sealing, self._seal)
+            if flight.sealed is not None and self._may_commit(flight):
                 self._commit(flight, *flight.sealed)
-            if flight.confirmed is not None and self._free(_COMMITS, flight, _PUBLISH):
+            if flight.confirmed is not None and self._free(_PUBLISHING, flight, _PUBLISH):
                 step = partial(epoch.publish, self._shop, flight, flight.confirmed)
-                self._begin(_COMMITS, flight, _PUBLISH, step, self._published, self._not_finished)
-            if flight.published is not None and self._free(_COMMITS, flight, _FINISH):
+                self._begin(_PUBLISHING, flight, _PUBLISH, step, self._published, self._not_finished)
+            if flight.published is not None and self._free(_PUBLISHING, flight, _FINISH):
                 self._finish(flight, flight.published)
 
     def _begin(
@@ -263,7 +269,7 @@ class InFlight:
         failed: Callable[[Flight, BaseException], None] | None = None,
     ) -> None:
         flight.begun.add((lane, what))
-        self._steps[lane] = _Step(flight, then, failed or self._fail)
+        self._steps[lane] = _Step(flight, time.monotonic(), then, failed or self._fail)
         self._lanes.start(lane, step)
 
     def _free(self, lane: str, flight: Flight, what: str) -> bool:
@@ -303,9 +309,13 @@ class InFlight:
         return (
             flight.pending.complete
             and all(stage.uid in flight.judged for stage in self._shop.pipeline.stages)
-            and self._free(_UPLOADS, flight, _SEAL)
+            and self._free(_COMMITS, flight, _SEAL)
             and self._follows_confirmed(flight)
         )
+
+    def _may_commit(self, flight: Flight) -> bool:
+        """Beside the publishing of the epoch before, and no further ahead: what sinks lack stays little."""
+        return self._free(_COMMITS, flight, _COMMIT) and self._flights.index(flight) <= 1
 
     def _follows_confirmed(self, flight: Flight) -> bool:
         before = self._before(flight)
@@ -368,6 +378,8 @@ class InFlight:
         if step.flight in self._fallen:
             if isinstance(ended.result, StageResult):
                 step.flight.handed_over += [ack for ack in ended.result.acks if ack.handover is not None]
+            if isinstance(ended.error, RunEndedError) and step.flight.may_stand:  # says more than why it fell
+                self._failure = _Failure(step.flight.pending.id, ended.error, keep=True)
             return
         if ended.error is not None:
             step.failed(step.flight, ended.error)
@@ -436,9 +448,10 @@ class InFlight:
         flight.sealed = sealed
 
     def _commit(self, flight: Flight, checkpoint: Checkpoint, files: tuple[StateFile, ...]) -> None:
-        flight.ms["commits_before"] = self._commits_ms
+        flight.ms |= {"commits_before": self._commit_ms, "publishing_before": self._publishing_ms}
         committing = self._coordinator.begin_commit()
         assert committing is flight.pending, "its predecessor is confirmed, and every ack is in"
+        flight.may_stand = True
         step = partial(commit, self._shop, flight, checkpoint, files)
         self._begin(_COMMITS, flight, _COMMIT, step, self._committed, self._not_committed)
 
@@ -449,6 +462,7 @@ class InFlight:
         self._coordinator.completed(time.monotonic(), checkpoint, [file for file in files if file.path not in own])
         self._channels = _channels(files)
         self._failures_before = 0
+        self._commit_ms = flight.ms["commit"]
         self._shop.head = checkpoint
         flight.confirmed = checkpoint
         self._bases = {stage.uid: snapshots_of(files, stage.uid) for stage in self._shop.pipeline.stages}
@@ -471,6 +485,7 @@ class InFlight:
         keep = isinstance(error, RunEndedError) or not isinstance(error, WeirError)
         if not keep and not isinstance(error, FencedError):
             self._coordinator.abort(time.monotonic(), flight.pending.id, FailureReason.COMMIT)
+            flight.may_stand = False
         self._fall(flight, _Failure(flight.pending.id, error, keep=keep))
         self._renew()
 
@@ -487,12 +502,14 @@ class InFlight:
         done_with = [ack for ack in ended if ack not in self._kept]
         self._pruning_waits = self._may_wait_with_pruning(flight)
         also = None if self._pruning_waits else self._coordinator.needed()
+        if also is not None and flight.cut.requests:  # the next one may be the newest by then
+            also.setdefault(flight.pending.id, []).append("requests for it are being answered")
         assert flight.confirmed is not None, "it is what was published"
         step = partial(epoch.finish, self._shop, flight, flight.confirmed, publications, done_with, also)
-        self._begin(_COMMITS, flight, _FINISH, step, self._finished, self._not_finished)
+        self._begin(_PUBLISHING, flight, _FINISH, step, self._finished, self._not_finished)
 
     def _may_wait_with_pruning(self, flight: Flight) -> bool:
-        """Whether the next epoch's commit would wait for it: that one then prunes for both. Never twice in a row."""
+        """Whether the next epoch's publishing would soon wait for it: that one then prunes for both. Never twice in a row."""
         follower = self._after(flight)
         asked = bool(flight.cut.requests)  # whoever asked for it waits
         could_begin = follower is not None and follower.pending.complete
@@ -500,18 +517,21 @@ class InFlight:
 
     def _finished(self, flight: Flight, report: EpochReport) -> None:
         self._coordinator.pruned(report.pruned)
-        self._commits_ms = round(sum(report.ms[phase] for phase in ("commit", "publish", "prune")), 3)
+        self._publishing_ms = round(report.ms["publish"] + report.ms["prune"], 3)
         self._flights.remove(flight)
         self._reports.append(report)
 
     def _not_finished(self, flight: Flight, error: BaseException) -> None:
+        """It stands, as the next one does if its commit has landed or is about to: the next run publishes both. The others fall."""
         self._flights.remove(flight)
-        pending = self._coordinator.pending
-        if pending:
-            self._coordinator.abort(time.monotonic(), pending[0].id, FailureReason.PREDECESSOR)
+        open_still = [pending for pending in self._coordinator.pending if not pending.committing]
+        if open_still:
+            self._coordinator.abort(time.monotonic(), open_still[0].id, FailureReason.PREDECESSOR)
         self._fallen += self._flights
         self._flights = []
-        self._failure = _Failure(flight.pending.id, error, final=True)
+        # Where nobody can tell what the registry holds, that ends the run.
+        if self._failure is None or not self._failure.keep:
+            self._failure = _Failure(flight.pending.id, error, final=True)
 
     def _prolong(self, flight: Flight) -> None:
         """The time that an epoch has waited for an earlier one is not its own."""
@@ -533,11 +553,37 @@ class InFlight:
     # -- failures
 
     def _expire(self) -> None:
+        for flight in self._flights[1:]:
+            if all(step.flight is not flight for step in self._steps.values()):  # it waits for an earlier one
+                self._prolong(flight)
         self._note_failures()
         aborted = self._coordinator.expire(time.monotonic())
         fallen = [flight for flight in self._flights if aborted and flight.pending is aborted[0].pending]
         for flight in fallen:  # none where it has fallen already, behind a commit that ended the run
+            running = [lane for lane, step in self._steps.items() if step.flight is flight]
+            log.warning("an epoch's time is up", epoch=flight.pending.id, waits_for=running)
             self._fall(flight, _Failure(flight.pending.id, late(self._shop, flight)))
+
+    def _give_up(self) -> None:
+        """End the run where a step does not end, long after its time: of what has fallen, beside which no later epoch can begin, or of what
+        is committed, which has no deadline, and behind which later epochs wait."""
+        until = time.monotonic() - _GRACE_SECONDS
+
+        def ends_by(step: _Step) -> float:
+            own = step.begun + self._coordinator.policy.timeout
+            return own if step.flight.may_stand else step.flight.deadline
+
+        hung = [
+            lane
+            for lane, step in self._steps.items()
+            if (step.flight.may_stand or step.flight in self._fallen) and ends_by(step) < until
+        ]
+        if hung:
+            raise RunEndedError(
+                f"A step does not end, {_GRACE_SECONDS:g} s after its epoch's time was up: {', '.join(sorted(hung))}.",
+                where=f"pipeline {self._shop.pipeline.title}",
+                next="Run again. If it happens again, look at what the stage's function or the storage waits for: a call without a timeout, mostly.",
+            ) from (self._failure.error if self._failure else None)
 
     def _note_failures(self) -> None:
         """However many epochs fall, and in whatever order, it is one failure."""
@@ -578,7 +624,8 @@ class InFlight:
             raise_if_fenced(self._shop, failure.error)
         if failure is None or not (failure.keep or isinstance(failure.error, FencedError)):
             for flight in reversed(fallen):
-                self._discard(flight)
+                if not flight.may_stand:
+                    self._discard(flight)
         self._stand_on_head()
         if failure is None:
             return

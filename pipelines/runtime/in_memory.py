@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pipelines.runtime import direct, keyed_stage
 from pipelines.runtime.definition import Stage
-from pipelines.runtime.executor import Channel, Landed
+from pipelines.runtime.executor import Channel, Deadline, Landed
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.sorting import ordered
 from state_ops import frames
@@ -35,7 +35,7 @@ class InMemoryExecutor:
             raise PipelineError(f"The transform of {stage.uid} needs Spark.", where=where, next="Run it on Spark.")
         return filtered(stage, frames.canonical(schema.empty_table())).schema
 
-    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: float) -> list[Ack]:
+    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
         table = columns.empty_table()
         if rows is not None:
             table = pa.concat_tables([rows.schema.empty_table(), *direct.tables(rows, self._batch_rows)])
@@ -44,7 +44,7 @@ class InMemoryExecutor:
         parts = routed(task.stage, table, task.parallelism, task.max_parallelism, self._batch_rows)
         acks = []
         for subtask, batches in enumerate(parts):
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline():
                 raise TransientError(f"Subtask {subtask} of {task.stage.uid} was not begun: the epoch's time is up.")
             # Through JSON, as from an executor: an ack that could not travel must not pass here.
             acks.append(Ack.from_json(keyed_stage.run(task, subtask, iter(batches)).to_json()))

@@ -22,6 +22,7 @@ from threading import Event
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from polars.exceptions import PanicException
 
 from pipelines.runtime.caching import Caching
 from pipelines.runtime.definition import ROW, Epoch, Stage
@@ -136,7 +137,8 @@ def run(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Ack
             where=where,
             next="The epoch was declined and will be replayed. Look at disk space and at the storage.",
         )
-    except Exception as error:  # not foreseen: say all there is to say, and do not let Spark try it four times
+    except (Exception, PanicException) as error:
+        # Not foreseen: say all there is to say, and do not let Spark try it four times. A panic of Polars' is no Exception.
         declined = StageError(
             f"The stage {task.stage.uid} failed: {type(error).__name__}: {error}",
             where=where,

@@ -23,7 +23,8 @@ from configs.settings import Settings
 from pipelines.runtime.commit import unpublished
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.loading import load_pipeline
-from pipelines.runtime.sources.files import FilesReader, SourceFile
+from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.slices import SourceFile
 from pipelines.runtime.tenure import open_storage, readers
 from state_ops import held, lease, restores
 from state_ops.checkpoint import Checkpoint
@@ -74,7 +75,7 @@ FAMILIES = (
     Family("weir_state_files", "Files of state in the newest checkpoint.", ("stage",)),
     Family("weir_stage_rows", "Rows of the newest epoch; kind waiting: not applied yet, of all epochs.", ("stage", "kind")),
     Family("weir_epoch_phase_seconds", "The newest epoch's phases: stage, gate and upload by stage; to_commit: from the "
-           "trigger to the commit; commits_before: committing, publishing and pruning the epoch before.", ("phase", "stage")),
+           "trigger to the commit; commits_before: committing the epoch before; publishing_before: publishing and pruning the newest one that had ended.", ("phase", "stage")),
     Family("weir_stage_phase_seconds", "The same within a stage's subtasks, the slowest one's.", ("stage", "phase")),
     Family("weir_watermark_timestamp_seconds", "Event-time progress: windows up to here are closed.", ("stage",)),
     Family("weir_source_files_waiting", "Files that arrived and are in no checkpoint.", ("source",)),

@@ -38,7 +38,7 @@ from pipelines.runtime.run import RunOptions
 from pipelines.runtime.sinks import delta, overwriting, rewinding
 from pipelines.runtime.sinks.overwriting import Range
 from pipelines.runtime.sinks.rewinding import TableRewind
-from pipelines.runtime.sources.files import has_read
+from pipelines.runtime.sources.slices import has_read
 from pipelines.runtime.start_from import copied, copy
 from pipelines.runtime.tenure import Tenure, claimed, open_storage, storage_errors
 from pipelines.runtime.upkeep import STOP

@@ -21,7 +21,8 @@ from pipelines.runtime.definition import QUARANTINE, ROW, FileSource, Gate, Stag
 from pipelines.runtime.executor import staged_table
 from pipelines.runtime.gates import Verdict, columns_of, plain, refusal
 from pipelines.runtime.keyed_stage import POSITIONS, staged_writer
-from pipelines.runtime.sources.files import FilesReader, LeftOut, Slice
+from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.slices import LeftOut, Slice
 from state_ops import frames
 from state_ops.checkpoint import OUTPUT, Ack, StagedFile, StateFile
 from state_ops.errors import InputError
@@ -94,7 +95,8 @@ def _reasons(gate: Gate, rows: pa.Table, at: np.ndarray) -> list[str]:
     """For each of some rows, what the gate has looked at in it."""
     shown = rows.select([name for name in columns_of([gate]) or () if name in rows.column_names]).take(pa.array(at))
     return [
-        ", ".join(f"{name} = {plain(value)!r}" for name, value in row.items())[:_REASON] for row in shown.to_pylist()
+        ", ".join(f"{name} = {plain(value)!r}" for name, value in row.items())[:_REASON]
+        for row in frames.python_rows(shown)
     ] or [""] * len(at)
 
 

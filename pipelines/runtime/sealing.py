@@ -6,15 +6,10 @@ They are asked when everything has been uploaded and nothing is committed: what 
 from __future__ import annotations
 
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow as pa
 
 from pipelines.runtime import gates
@@ -31,8 +26,8 @@ from state_ops.backends.base import Backend
 from state_ops.backends.named import named
 from state_ops.checkpoint import Checkpoint, Snapshot, StateFile, snapshots_of
 from state_ops.key_groups import group_range
+from state_ops.scratch import scratch
 
-_SCRATCH = ".gates-"
 _APPLIED = ("rows_in", "rows_null_key", "rows_dropped", "rows_quarantined")
 
 
@@ -96,24 +91,12 @@ def _turned(view: View, backend: Backend, subtask: int, epoch: int) -> Iterator[
 @contextmanager
 def _opened(shop: Workshop, flight: Flight, view: View, found: Snapshot) -> Iterator[Backend]:
     """A snapshot that has just been uploaded, open: its files are linked where this host has them, else fetched."""
-    _remove_left(work_dir(shop))
     factory, home = named(view.backend), work_dir(shop)
-    scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-", dir=home))
-    try:
+    with scratch(home, ".gates-") as own:
         immutable, kept = joined.is_immutable(factory), objects(shop.settings)
-        snapshot.fetch(shop.storage, found, scratch, flight.deadline, immutable, kept, home / view.uid)
-        backend = joined.opened(factory, scratch, view.options)
+        snapshot.fetch(shop.storage, found, own, flight.deadline, immutable, kept, home / view.uid)
+        backend = joined.opened(factory, own, view.options)
         try:
             yield backend
         finally:
             backend.close()
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _remove_left(directory: Path) -> None:
-    """Remove what a process that was killed while its gates looked at state has left."""
-    for left in directory.glob(f"{_SCRATCH}*-*"):
-        number = left.name.removeprefix(_SCRATCH).partition("-")[0]
-        if number.isdigit() and not psutil.pid_exists(int(number)):
-            shutil.rmtree(left, ignore_errors=True)

@@ -17,9 +17,10 @@ import pyarrow as pa
 from configs.settings import Settings
 from pipelines.runtime import direct, gates, spark, stateless
 from pipelines.runtime.definition import ROW, Stage
-from pipelines.runtime.executor import Channel, Landed, uri
+from pipelines.runtime.executor import Channel, Deadline, Landed, uri
 from pipelines.runtime.keyed_stage import KeyedTask
-from pipelines.runtime.sources.files import literal, position
+from pipelines.runtime.sources.files import literal
+from pipelines.runtime.sources.slices import position
 from pipelines.runtime.spark_task import reading_rows, with_rows
 from state_ops.checkpoint import Ack, StagedFile, StateFile
 from state_ops.errors import InputError, TransientError, WeirError
@@ -58,7 +59,7 @@ class SparkExecutor:
         task: KeyedTask,
         rows: Landed | Channel | None,
         columns: pa.Schema,  # noqa: ARG002 - Spark finds them itself
-        deadline: float,
+        deadline: Deadline,
     ) -> list[Ack]:
         frame = None
         if rows is not None and not self._read_by_subtasks(task, rows):
@@ -120,11 +121,11 @@ def _path(rows: Channel, file: StagedFile | StateFile) -> str:
     return f"file://{literal(place)}" if isinstance(file, StagedFile) else place
 
 
-def _cancel_late(session: SparkSession, deadline: float, done: threading.Event) -> None:
+def _cancel_late(session: SparkSession, deadline: Deadline, done: threading.Event) -> None:
     # All jobs of the session: a tag set by one thread is not known in another. Again and again: an interrupt that comes
     # before the job has started is not remembered.
-    while not done.wait(max(0.2, deadline - time.monotonic())):
-        if time.monotonic() >= deadline:
+    while not done.wait(max(0.2, deadline() - time.monotonic())):
+        if time.monotonic() >= deadline():
             session.interruptAll()
 
 

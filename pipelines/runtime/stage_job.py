@@ -93,7 +93,7 @@ def run_stage(
         return StageResult(_idle(shop, flight, stage, tip), shapes=fixed)
     _check_columns(shop, flight, stage)
     task = replace(_task(shop, flight, stage, fixed, tip), keep=keep, here=here, reread=reread)
-    acks = shop.executor.run(task, rows, shop.inputs[stage.uid], flight.deadline)
+    acks = shop.executor.run(task, rows, shop.inputs[stage.uid], lambda: flight.deadline)
     verdicts: list[Verdict] = []
     again: Cut | None = None
     clock = lap(ms, f"stage:{stage.uid}", started)
@@ -324,7 +324,7 @@ def _check_backend(shop: Workshop, stage: Stage) -> None:
 
 def backend_options(settings: Settings) -> BackendOptions:
     state = settings.state
-    return BackendOptions(state.memory_mb, state.max_state_size_mb, dict(state.options))
+    return BackendOptions(state.memory_mb, state.max_state_size_mb, dict(state.options), compression=state.compression)
 
 
 def _fitted_to_head(shop: Workshop, stage: Stage, fixed: Shapes) -> Shapes:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import structlog
 
 from pipelines.runtime.decided import waiting_paths
-from pipelines.runtime.sources.files import nothing_read
+from pipelines.runtime.sources.slices import nothing_read
 from pipelines.runtime.stage_job import backend_options, local_directory, objects
 from pipelines.runtime.tenure import Tenure
 from state_ops import frames, snapshot

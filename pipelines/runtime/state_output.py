@@ -113,7 +113,7 @@ def _umask() -> int:
 def _write_json(schema: pa.Schema, tables: Iterable[pa.Table], sink: BinaryIO, stream: bool) -> int:
     written = 0
     for table in tables:
-        sink.write("".join(json_line(row) + "\n" for row in table.to_pylist()).encode())
+        sink.write("".join(json_line(row) + "\n" for row in frames.python_rows(table)).encode())
         written += table.num_rows
     return written
 
@@ -245,7 +245,7 @@ def _remove_new(local: Path | None, before: bool) -> None:
 
 def storable(view: View) -> pa.Schema:
     """The columns as a Delta table, and Spark, can have them. Raises ConfigurationError for one that they cannot."""
-    schema = pa.schema([(field.name, frames.canonical_type(field.type)) for field in view.schema])
+    schema = frames.canonical_schema(view.schema)
     for field in schema:
         if frames.unstorable(field.type) is not None:
             raise ConfigurationError(

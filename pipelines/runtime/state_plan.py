@@ -30,7 +30,7 @@ from state_ops import evolution
 from state_ops.backends import named as backends
 from state_ops.checkpoint import Checkpoint, snapshots_of
 from state_ops.errors import PipelineError, WeirError
-from state_ops.frames import canonical_type, schema_from_json
+from state_ops.frames import canonical_schema, schema_from_json
 from state_ops.key_groups import check_parallelism, group_range
 from state_ops.registry import Registry
 from state_ops.scans import scan_state
@@ -354,4 +354,4 @@ def _through_spark(schema: pa.Schema, where: str) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     seen = to_arrow_schema(stateless.spark_schema(schema, where), timezone="UTC")
-    return pa.schema([(field.name, canonical_type(field.type)) for field in seen])
+    return canonical_schema(seen)

@@ -13,6 +13,7 @@ from pipelines.runtime.console import err, out
 from pipelines.runtime.state_diff import Difference
 from pipelines.runtime.state_output import limited
 from pipelines.runtime.state_reader import Change
+from state_ops import frames
 
 _WIDTH, _NARROW = 60, 20
 
@@ -35,7 +36,7 @@ def show(schema: pa.Schema, tables: Iterable[pa.Table], most: int | None) -> Non
 
 
 def _values(table: pa.Table) -> list[list[Any]]:
-    return [column.to_pylist() for column in table.columns]
+    return [frames.python_values(column) for column in table.columns]
 
 
 def _is_number(type: pa.DataType) -> bool:

@@ -86,7 +86,7 @@ class View:
         for table in self.rows(backend, range(group, group + 1)):
             for name, column in zip(self.keys.names, key, strict=True):
                 table = table.filter(pc.equal(table.column(name), column[0]))
-            rows += table.to_pylist()
+            rows += frames.python_rows(table)
         return rows
 
     def group(self, key: Sequence[pa.Array]) -> int:

@@ -123,7 +123,7 @@ def schema_of(rows: DataFrame, stage: Stage | None = None) -> pa.Schema:
                     field.name, field.dataType.simpleString(), f"stage {stage.uid}" if stage else None, "transform="
                 ) from error
         raise
-    return pa.schema([(field.name, frames.canonical_type(field.type)) for field in schema])
+    return frames.canonical_schema(schema)
 
 
 def spark_schema(schema: pa.Schema, where: str) -> StructType:

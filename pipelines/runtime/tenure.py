@@ -19,7 +19,8 @@ from pipelines.runtime.commit import raise_if_fenced
 from pipelines.runtime.definition import FileSource, Pipeline
 from pipelines.runtime.executor import Executor
 from pipelines.runtime.sinks import delta
-from pipelines.runtime.sources.files import FilesReader, has_read
+from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.slices import has_read
 from pipelines.runtime.spark_executor import SparkExecutor
 from pipelines.runtime.workshop import Workshop
 from state_ops import lease, retention

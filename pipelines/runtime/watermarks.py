@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pipelines.runtime.definition import FileSource, Stage
 from state_ops.checkpoint import Ack
 
+_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 2  # int64, and so is the moment after it, before which state is read
+
 
 def before_job(stage: Stage, before: int | None, arriving: int | None) -> int | None:
     """The stage's watermark as far as it is known before its job. It never goes back.
@@ -19,7 +21,7 @@ def before_job(stage: Stage, before: int | None, arriving: int | None) -> int | 
     """
     if arriving is None:
         return before
-    mine = arriving - (stage.window.lateness if stage.window else 0)
+    mine = min(max(arriving - (stage.window.lateness if stage.window else 0), _LOWEST), _HIGHEST)
     return mine if before is None else max(before, mine)
 
 

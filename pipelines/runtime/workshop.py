@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,8 @@ from pipelines.runtime.executor import Executor
 from pipelines.runtime.gates import Verdict
 from pipelines.runtime.operators import Shapes
 from pipelines.runtime.sinks.delta import Left
-from pipelines.runtime.sources.files import FilesReader, Slice
+from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.slices import Slice
 from pipelines.runtime.unapplied import Rows, Unapplied, Work
 from state_ops.checkpoint import Ack, Checkpoint, LocalSnapshot, Snapshot, StagedFile, StateFile
 from state_ops.errors import DamageError
@@ -151,7 +153,8 @@ class Workshop:
 
     head: the newest confirmed checkpoint, as the coordinator knows it. watcher: what this process knows of running restores.
     tables: as it has left them at its last publish. held: there may be a note that a gate holds the pipeline (`state_ops.held`).
-    requested_before: `Traffic` of the coordinators before, up to the newest checkpoint.
+    requested_before: `Traffic` of the coordinators before, up to the newest checkpoint. claiming: held while the run renews its claim, which
+    changes `generation`.
     """
 
     pipeline: Pipeline
@@ -170,6 +173,7 @@ class Workshop:
     tables: dict[str, Left] = field(default_factory=dict)
     held: bool = False
     requested_before: Mapping[str, int] = field(default_factory=dict)
+    claiming: Lock = field(default_factory=Lock)
 
     def requested(self) -> dict[str, int]:
         """What the pipeline's coordinators have requested of storage so far, for the totals of a checkpoint's row.
@@ -211,7 +215,7 @@ class Flight:
     uploaded: acks whose files are in storage, by stage, until the epoch before is confirmed. judged: uids of stages whose rows no gate refuses. begun: steps, by lane and kind. elsewhere: uids of stages that run again, once what they build on is in storage. sealed: the row
     and the listing, ready for the commit; confirmed: the checkpoint, once the registry has it; published: what its sinks have of it.
     work: by stage, what it applies; waiting: what it has not applied after that. applied: which epoch it was at.
-    losers: objects of attempts that do not count. started: on time.perf_counter(); deadline: on time.monotonic().
+    may_stand: its commit has begun, and the registry has not said that it failed. losers: objects of attempts that do not count. started: on time.perf_counter(); deadline: on time.monotonic().
     """
 
     pending: PendingCheckpoint
@@ -226,6 +230,7 @@ class Flight:
     begun: set[tuple[str, str]] = field(default_factory=set)
     elsewhere: set[str] = field(default_factory=set)
     sealed: tuple[Checkpoint, tuple[StateFile, ...]] | None = None
+    may_stand: bool = False
     confirmed: Checkpoint | None = None
     published: tuple[Publication, ...] | None = None
     shapes: dict[str, Shapes] = field(default_factory=dict)
@@ -272,15 +277,17 @@ def lap(ms: dict[str, float], phase: str, since: float) -> float:
 _LANES = {
     "gate": "gates",
     "upload": "uploads",
-    "seal": "uploads",
+    "seal": "commits",
     "commits_before": "commits",
+    "publishing_before": "publishing",
 }  # by phase, but for stages' own
 
 
 def bottleneck(ms: Mapping[str, float]) -> str | None:
-    """What an epoch kept busy longest, hence what bounds how many there can be: a stage by its uid, "gates", "uploads" or "commits".
+    """What an epoch kept busy longest, hence what bounds how many there can be: a stage by its uid, "gates", "uploads", "commits" or
+    "publishing".
 
-    ms: a checkpoint's. Commits are those of the epoch before, with its publishing and pruning: they are done one after the other.
+    ms: a checkpoint's. Commits and publishing, with its pruning, are those of epochs before: each is done one after the other.
     """
     lanes: dict[str, float] = {}
     for phase, took in ms.items():

@@ -38,7 +38,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, overload, runtime_checkable
+from typing import Literal, Protocol, overload, runtime_checkable
+
+Compression = Literal["lz4", "zstd"]
 
 BEYOND = b"\xff" * 9
 """Above every key: they begin with a key group, of which there are at most 32768."""
@@ -128,13 +130,14 @@ class BackendOptions:
     """What the settings give every backend; each takes what concerns it.
 
     memory_mb: MiB for all state of this process together. max_state_size_mb: MiB of keys and values that one subtask may have
-    in the memory backend. own: `state.options`, for backends of others. where: whose state it is, for messages.
+    in the memory backend. own: `state.options`, for backends of others. where: whose state it is, for messages. compression: of RocksDB's files.
     """
 
     memory_mb: int = 128
     max_state_size_mb: float = 5
     own: Mapping[str, str] = field(default_factory=dict)
     where: str = ""
+    compression: Compression = "lz4"
 
 
 class BackendFactory(Protocol):

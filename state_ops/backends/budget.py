@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from rocksdict import BlockBasedIndexType, BlockBasedOptions, Cache, DBCompactionStyle, DBCompressionType, Options
 from rocksdict import WriteBufferManager as MemtableLimit
 
+from state_ops.backends.base import Compression
+
 LEAST_MB = 16
 
 _MIB = 1 << 20
@@ -25,6 +27,8 @@ _LEAST_MEMTABLE = 64 << 10  # bytes; RocksDB's own limit
 _RUNS = 16  # that one merge reads at once: as many as the largest trigger in `shards`, and the base
 _FILES_PER_MB, _MOST_FILES, _LEAST_FILES = 8, 512, 32
 _PARTITION_BYTES = 4096
+_WINDOW_BITS = -14  # RocksDB's own default; zlib's alone
+_ZSTD_LEVEL = 1
 
 
 @dataclass
@@ -86,8 +90,9 @@ def return_files(budget: Budget, share: int) -> None:
         budget.files += share
 
 
-def options(budget: Budget, families: int, files: int) -> Options:
-    """A column family's options, of a database with so many families and open files.
+def options(budget: Budget, families: int, files: int, compression: Compression) -> Options:
+    """A column family's options, of a database with so many families and open files. compression: of the files to come, "lz4" or
+    "zstd"; those that there are stay as they are and are read all the same.
 
     RocksDB holds up to two memtables of each family, so a single database stays within 7/8 of the memtables' share by itself,
     however fast it is written. The common limit only asks for flushes; where several databases together exceed it all the same,
@@ -100,7 +105,11 @@ def options(budget: Budget, families: int, files: int) -> Options:
     options.set_write_buffer_size(max(_LEAST_MEMTABLE, budget.memtable_bytes * 7 // 16 // families))
     options.set_max_write_buffer_number(2)
     options.set_compaction_style(DBCompactionStyle.universal())
-    options.set_compression_type(DBCompressionType.lz4())
+    if compression == "zstd":
+        options.set_compression_type(DBCompressionType.zstd())
+        options.set_compression_options(_WINDOW_BITS, _ZSTD_LEVEL, 0, 0)
+    else:
+        options.set_compression_type(DBCompressionType.lz4())
     options.set_max_background_jobs(budget.jobs)  # a quarter of them flush
     options.set_compaction_readahead_size(budget.readahead)
     options.set_writable_file_max_buffer_size(256 << 10)

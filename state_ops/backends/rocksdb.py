@@ -33,7 +33,7 @@ from rocksdict import (
 
 from state_ops.backends import budget as memory
 from state_ops.backends import shards
-from state_ops.backends.base import BEYOND, BackendOptions, Run
+from state_ops.backends.base import BEYOND, BackendOptions, Compression, Run
 from state_ops.errors import DamageError, TransientError, WeirError
 
 SHARD_MB = 64
@@ -52,11 +52,14 @@ class RocksDBBackend:
     """One subtask's open database in `path` (created if empty).
 
     memory_mb: budget of this process, shared by all its databases; shard_mb: a state larger than this is cut into shards when it
-    is written.
+    is written; compression: "lz4" or "zstd", of the files that it writes.
     """
 
-    def __init__(self, path: Path, memory_mb: int, shard_mb: float = SHARD_MB) -> None:
+    def __init__(
+        self, path: Path, memory_mb: int, shard_mb: float = SHARD_MB, compression: Compression = "lz4"
+    ) -> None:
         self.path = path
+        self._compression = compression
         self.written = False
         self._budget = memory.budget(memory_mb)
         self._files = memory.lease_files(self._budget)
@@ -357,7 +360,7 @@ class RocksDBBackend:
             raise TransientError(f"RocksDB could not close: {failed}", where=str(self.path)) from failed
 
     def _options(self, index: int, number: int) -> Options:
-        options = memory.options(self._budget, number, self._files)
+        options = memory.options(self._budget, number, self._files, self._compression)
         options.set_level_zero_file_num_compaction_trigger(shards.trigger(index))
         return options
 
@@ -396,7 +399,7 @@ class RocksDBFactory:
         return is_table(name)
 
     def open(self, directory: Path, options: BackendOptions) -> RocksDBBackend:
-        return RocksDBBackend(directory, options.memory_mb)
+        return RocksDBBackend(directory, options.memory_mb, compression=options.compression)
 
 
 ROCKSDB = RocksDBFactory()

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,6 +80,30 @@ class Site:
         """Whether every file that has landed is in a checkpoint."""
         head = self.registry.head()
         return head is not None and head.offsets["landing"]["files"] == len(list(self.landing.glob("*.parquet")))
+
+    def load_location(self) -> None:
+        """Wait until the web server has loaded our code, and ask it again where that failed, as a person at Reload would.
+
+        It does not try again by itself, and its pages show an empty graph until then; on a loaded machine that has happened.
+        AssertionError with what Dagster says, after the third failure.
+        """
+        asked = """{ workspaceOrError { ... on Workspace { locationEntries { loadStatus locationOrLoadError {
+            __typename ... on PythonError { message } } } } } }"""
+        failures: list[str] = []
+
+        def loaded() -> bool:
+            for entry in self.ask(asked)["workspaceOrError"]["locationEntries"]:
+                outcome = entry["locationOrLoadError"]
+                if entry["loadStatus"] == "LOADED" and outcome and outcome["__typename"] == "RepositoryLocation":
+                    return True
+                if entry["loadStatus"] == "LOADED" and outcome:
+                    failures.append(outcome.get("message", outcome["__typename"]))
+                    assert len(failures) < 3, f"the web server cannot load our code: {failures}\n{self.log()}"
+                    warnings.warn(f"The web server had to load our code again: {failures[-1]}", stacklevel=1)
+                    self.ask('mutation { reloadRepositoryLocation(repositoryLocationName: "weir") { __typename } }')
+            return False
+
+        self.until(loaded, "our code in the web server")
 
     def runs(self) -> list[dict]:
         """Dagster's runs, newest first, as its web server tells them."""
@@ -153,6 +178,7 @@ def page(site):
             return probe.connect_ex(("127.0.0.1", site.port)) == 0
 
     site.until(answers, "the web server")
+    site.load_location()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=str(needs("chromium", "chromium")), args=["--no-sandbox", "--disable-gpu"]

@@ -11,7 +11,7 @@ import pyarrow as pa
 from assets.factory import weir_definitions
 from configs.settings import Settings, load
 from pipelines.runtime import tenure
-from pipelines.runtime.executor import Channel, Landed
+from pipelines.runtime.executor import Channel, Deadline, Landed
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.keyed_stage import KeyedTask
 from state_ops.checkpoint import Ack
@@ -27,7 +27,7 @@ class Held(InMemoryExecutor):
         super().__init__()
         self._root = Path(settings.resolve(pipeline.name, "{landing}")).parent
 
-    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: float) -> list[Ack]:
+    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
         while (self._root / HOLD).exists():
             (self._root / HELD).touch()
             time.sleep(0.02)

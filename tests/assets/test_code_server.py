@@ -29,7 +29,7 @@ from state_ops.storage import Storage
 from tests.assets.served import HELD, HOLD
 from tests.recovery.small import Bank
 
-_PATIENCE = 150.0
+_PATIENCE = 400.0
 _MODULE = "tests.assets.served"
 # A daemon with a code server of its own makes a new one every minute, from the code as it is then; here more often.
 _DAEMON = """
@@ -205,7 +205,7 @@ def in_an_epoch(served: Served) -> lease.Lease:
     return served.lease
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("served", [False], indirect=True)
 def test_a_run_goes_on_without_its_code_server_and_ticks_come_back(served):
     holder = in_an_epoch(served)
@@ -237,7 +237,7 @@ def test_a_run_goes_on_without_its_code_server_and_ticks_come_back(served):
     served.bank.assert_exact(1, 2, 3, 4)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("served", [True], indirect=True)
 def test_a_run_that_dies_with_its_code_server_is_resumed_once_that_is_kept_up(served):
     holder = in_an_epoch(served)

@@ -234,12 +234,17 @@ def test_the_watchdog_ends_a_run_whose_process_is_gone_and_that_held_no_lease(ho
     )
     house.instance.add_run_tags(run.run_id, {"weir/process": f"{socket.gethostname()}|{os.getpid()}|another boot/1"})
     other = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.STARTED)
-    mine = f"{socket.gethostname()}|{os.getpid()}|{lease.born(os.getpid())}"
+    mine = f"{socket.gethostname()}|{os.getpid()}|{lease.born(os.getpid())}|{lease.pid_namespace()}"
     house.instance.add_run_tags(other.run_id, {"weir/process": mine})
+    boxed = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.STARTED)
+    boot = lease.born(os.getpid()).partition("/")[0]
+    in_container = f"{socket.gethostname()}|{os.getpid()}|{boot}/1|{boot}/another container"
+    house.instance.add_run_tags(boxed.run_id, {"weir/process": in_container})
     said = house.tick("lease_watchdog")[1]
     assert f"run {run.run_id[:8]} is marked as failed" in said
     assert house.instance.get_run_by_id(run.run_id).is_failure
     assert not house.instance.get_run_by_id(other.run_id).is_finished
+    assert not house.instance.get_run_by_id(boxed.run_id).is_finished, "its number says nothing outside of it"
 
 
 def test_a_run_of_a_projects_own_job_is_known_by_what_it_says(house):

@@ -32,7 +32,7 @@ from pipelines.runtime.run import RunOptions, run
 from tests.playbooks.bucket import KEY, SECRET, Bucket, bucket
 from tests.recovery.harness import Site
 
-_PATIENCE = 90.0
+_PATIENCE = 300.0
 _QUICK = {
     "epoch": {"max_files": 1},
     "run": {"poll_seconds": 0.05, "linger_seconds": 0},

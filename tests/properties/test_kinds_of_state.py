@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.api import ListOf, MapOf, State, agg
-from state_ops import ttl
+from state_ops import lists, ttl
 from state_ops.backends.base import BackendOptions
 from state_ops.backends.memory import MemoryBackend
 from state_ops.backends.rocksdb import ROCKSDB
@@ -257,10 +257,12 @@ EPOCHS = st.lists(st.tuples(BATCHES, st.integers(0, 6)), min_size=1, max_size=6)
 LIVES = st.sampled_from([None, Ttl(LIFE), Ttl(LIFE, on_read=True)])
 
 
-@given(EPOCHS, LIVES, st.integers(1, 40))
-@settings(max_examples=50, deadline=None)
-def test_any_sequence_gives_what_lists_and_dicts_give(epochs, life, most):
-    _compared(MemoryBackend(), epochs, life, most)
+@given(EPOCHS, LIVES, st.integers(1, 40), st.sampled_from([0, lists._MANY]))
+@settings(max_examples=80, deadline=None)
+def test_any_sequence_gives_what_lists_and_dicts_give(epochs, life, most, many):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lists, "_MANY", many)
+        _compared(MemoryBackend(), epochs, life, most)
 
 
 @given(EPOCHS, LIVES, st.integers(1, 40))
@@ -346,6 +348,44 @@ def test_a_ttl_that_comes_or_goes_loses_nothing(before):
     assert new.stored() == model.stored()
     new.epoch(5_000 + LIFE)
     assert new.stored() == (model.stored() if after is None else {name: {} for name in model.stored()})
+
+
+class Asked(MemoryBackend):
+    """Knows how many entries it was asked for and told to delete."""
+
+    asked = deleted = 0
+
+    def multi_get(self, keys):
+        self.asked += len(keys)
+        return super().multi_get(keys)
+
+    def write(self, puts, deletes=()):
+        self.deleted += len(deletes)
+        super().write(puts, deletes)
+
+
+@pytest.mark.parametrize("one", ["get", "last", "trim", "clear"])
+def test_a_list_asks_for_no_more_than_what_the_sweep_has_left(one):
+    backend = Asked()
+    kept = Kept(backend, Ttl(LIFE))
+    added = _keyed(["a"] * 50, v=list(range(50)))
+    for now in range(1_000, 1_000 + 30 * LIFE, LIFE):
+        kept.epoch(now)
+        kept.begin()
+        kept.state.recent.append(added, fare="v")
+        assert len(kept.state.recent.last(_keyed(["a"]), 5)) == 5
+        kept.state.flush()
+        kept.sweep(10_000)
+    kept.epoch(now + 1)
+    kept.begin()
+    backend.asked = backend.deleted = 0
+    arguments = {"last": [1_000], "trim": [10]}.get(one, [])
+    found = getattr(kept.state.recent, one)(_keyed(["a"]), *arguments)
+    if one in ("get", "last"):
+        assert found["fare"].to_list() == list(range(50))
+    kept.state.flush()
+    assert backend.asked + backend.deleted <= 50 + len(NAMES) + 1
+    assert len(kept.state.recent.get(_keyed(["a"]))) == {"trim": 10, "clear": 0}.get(one, 50)
 
 
 def test_elements_that_a_ttl_has_swept_are_no_damage_once_it_is_off():

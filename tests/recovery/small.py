@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
 from pipelines.runtime import state_reader
-from pipelines.runtime.executor import Channel, Executor, Landed
+from pipelines.runtime.executor import Channel, Deadline, Executor, Landed
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.run import RunOptions, open_storage, run
@@ -29,7 +29,7 @@ from tests.recovery.harness import Site
 class Apart(InMemoryExecutor):
     """Its subtasks see no disk of the coordinator's, as on other hosts: they upload by themselves, channels too."""
 
-    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: float) -> list[Ack]:
+    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
         return super().run(replace(task, here=None), rows, columns, deadline)
 
 

@@ -21,9 +21,12 @@ from pipelines.runtime.workshop import EpochReport, bottleneck
 from state_ops import handover, lease
 from state_ops.checkpoint import LocalSnapshot
 from state_ops.coordinator import Coordinator
-from state_ops.errors import GateError, InputError, TransientError
+from state_ops.errors import ConfigurationError, FencedError, GateError, InputError, RunEndedError, TransientError
 from state_ops.registry import Registry
+from state_ops.storage import Storage
 from tests.recovery.small import Bank, accounts, pipeline, until
+
+_HASTE = ("WEIR_CHECKPOINTS__TIMEOUT_SECONDS", "WEIR_CHECKPOINTS__INTERVAL_SECONDS")
 
 
 class Noting(InMemoryExecutor):
@@ -74,8 +77,11 @@ def background(bank: Bank, executor: InMemoryExecutor) -> tuple[threading.Thread
 
 
 def limited(bank: Bank, concurrent: int) -> Bank:
-    options = {**bank.site.options, "WEIR_CHECKPOINTS__MAX_CONCURRENT": str(concurrent)}
-    return Bank(replace(bank.site, options=options))
+    return configured(bank, WEIR_CHECKPOINTS__MAX_CONCURRENT=str(concurrent))
+
+
+def configured(bank: Bank, **options: str) -> Bank:
+    return Bank(replace(bank.site, options={**bank.site.options, **options}))
 
 
 @pytest.mark.parametrize(
@@ -89,9 +95,8 @@ def test_stages_work_on_beside_what_is_slow_and_never_more_epochs_than_allowed(
     bank.land(*range(1, 8))
     thread, reports = background(bank, executor)
     assert gate.reached.wait(30)
-    most = concurrent + (
-        concurrent > 1 and name == "publish_missing"
-    )  # the first one is committed then, and takes no place any more
+    # The first two are committed then, and take no place any more.
+    most = concurrent + 2 * (concurrent > 1 and name == "publish_missing")
     until(lambda: len(executor.bases) == most)
     time.sleep(0.3)  # what must not happen would happen now
     assert sorted(executor.bases) == list(range(1, most + 1))
@@ -133,8 +138,7 @@ def test_state_goes_to_storage_while_the_epoch_before_is_committed(bank, monkeyp
     monkeypatch.setattr(Registry, "commit", waiting)
     monkeypatch.setattr(handover, "upload", noted)
     monkeypatch.setattr(Coordinator, "receive", received)
-    tolerated = replace(bank.site, options={**bank.site.options, "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "1"})
-    bank = limited(Bank(tolerated), 2)
+    bank = limited(configured(bank, WEIR_CHECKPOINTS__TOLERABLE_FAILURES="1"), 2)
     ids = [report.checkpoint.id for report in bank.epochs(1, 2, 3, 4)]
     assert ids == ([1, 4, 5, 6] if lost else [1, 2, 3, 4])
     bank.assert_exact(1, 2, 3, 4)
@@ -149,30 +153,245 @@ def gated(bank: Bank, refused: int, *behind: Stage) -> Bank:
     return Bank(replace(bank.site, pipeline=checked))
 
 
-def test_a_commit_that_could_begin_goes_before_pruning_but_never_twice_in_a_row(bank, monkeypatch):
-    """Else pruning, which nobody waits for, bounds the rate on slow storage. What was left is pruned with the next epoch."""
-    commit, upload, last = Registry.commit, handover.upload, 6
-    uploaded = {epoch: threading.Event() for epoch in range(1, last + 1)}
+def committed_first(monkeypatch: pytest.MonkeyPatch, last: int) -> dict[int, threading.Event]:
+    """No epoch but the last is published before the next one is committed. Set, by id, once an epoch is committed."""
+    commit, publish = Registry.commit, steps.publish_missing
+    committed = {epoch: threading.Event() for epoch in range(1, last + 1)}
 
-    def waiting(registry, checkpoint, *others, **given):
-        assert checkpoint.id == last or uploaded[checkpoint.id + 1].wait(30)
+    def noted(registry, checkpoint, *others, **given):
         commit(registry, checkpoint, *others, **given)
+        committed[checkpoint.id].set()
 
-    def noted(storage, acks, *others, **given):
-        found = upload(storage, acks, *others, **given)
-        uploaded[acks[0].epoch].set()
-        return found
+    def waiting(shop, checkpoints):
+        (checkpoint,) = checkpoints
+        assert checkpoint.id == last or committed[checkpoint.id + 1].wait(30), "its commit waits for this publishing"
+        assert checkpoint.id + 2 not in committed or not committed[checkpoint.id + 2].is_set(), "one ahead, no more"
+        return publish(shop, checkpoints)
 
-    pruned_by, prune = [], steps.prune
-    monkeypatch.setattr(Registry, "commit", waiting)
-    monkeypatch.setattr(handover, "upload", noted)
+    monkeypatch.setattr(Registry, "commit", noted)
+    monkeypatch.setattr(steps, "publish_missing", waiting)
+    return committed
+
+
+def test_publishing_that_could_begin_goes_before_pruning_but_never_twice_in_a_row(bank, monkeypatch):
+    """Else pruning, which nobody waits for, bounds the rate on slow storage. What was left is pruned with the next epoch."""
+    pruned_by, prune, last = [], steps.prune, 6
     monkeypatch.setattr(steps, "prune", lambda shop, **given: pruned_by.append(shop.head.id) or prune(shop, **given))
+    committed_first(monkeypatch, last)
     bank = limited(bank, 2)
     bank.epochs(*range(1, last + 1))
-    assert pruned_by == [2, 4, 6]
+    assert pruned_by == [3, 5, 6]
     retained = bank.site.settings.checkpoints.num_retained
     assert bank.ids() == list(range(last + 1 - retained, last + 1))
     bank.assert_exact(*range(1, last + 1))
+    bank.site.assert_no_orphans()
+
+
+def test_a_savepoint_is_of_its_epoch_although_the_next_one_is_the_newest_by_then(bank, monkeypatch):
+    """One checkpoint is retained, and no epoch in flight needs the one before."""
+    committed_first(monkeypatch, 2)
+    storage, _ = runtime.open_storage(bank.site.pipeline, bank.site.settings)
+    lease.send(storage, lease.Request("savepoint", savepoint="early"))
+    bank = limited(bank, 2)
+    bank.epochs(1, 2)
+    assert [(pin.name, pin.checkpoint_id) for pin in bank.registry.pins()] == [("early", 1)]
+    assert bank.ids() == [1, 2]
+    bank.assert_exact(1, 2)
+    bank.site.assert_no_orphans()
+
+
+def test_who_was_replaced_leaves_a_savepoint_that_it_was_asked_for_to_its_successor(bank, monkeypatch):
+    storage, _ = runtime.open_storage(bank.site.pipeline, bank.site.settings)
+    lease.send(storage, lease.Request("savepoint", savepoint="early"))
+
+    def fenced(*_arguments):
+        raise FencedError("Another coordinator owns the pipeline.", next="Nothing to do.")
+
+    with monkeypatch.context() as patch, pytest.raises(FencedError):
+        patch.setattr(Registry, "pin", fenced)
+        bank.epochs(1)
+    assert [request.savepoint for request in lease.pending(storage)] == ["early"]
+    bank.epochs(2)
+    assert [(pin.name, pin.checkpoint_id) for pin in bank.registry.pins()] == [("early", 2)]
+
+
+def test_an_object_that_cannot_be_deleted_does_not_undo_a_commit(bank, monkeypatch):
+    """It is of an attempt that lost; whatever the store answers, its epoch has been committed by then."""
+    commit, delete, refused = in_flight.commit, Storage.delete, []
+
+    def with_loser(shop, flight, checkpoint, named):
+        flight.losers.append(replace(named[0], path=f"{named[0].path}-lost"))
+        return commit(shop, flight, checkpoint, named)
+
+    def refusing(storage, path):
+        if path.endswith("-lost"):
+            refused.append(path)
+            raise ConfigurationError("The bucket lies elsewhere.", next="Look at storage.s3.region.")
+        delete(storage, path)
+
+    monkeypatch.setattr(in_flight, "commit", with_loser)
+    monkeypatch.setattr(Storage, "delete", refusing)
+    assert [report.checkpoint.id for report in bank.epochs(1, 2, 3)] == [1, 2, 3]
+    assert len(refused) == 3
+    bank.assert_exact(1, 2, 3)
+
+
+def test_a_step_that_does_not_end_ends_the_run_and_undoes_nothing_that_stands(bank, monkeypatch):
+    monkeypatch.setattr(in_flight, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(in_flight, "_GOODBYE_SECONDS", 0.1)
+    over = threading.Event()
+
+    class Hanging(InMemoryExecutor):
+        def run(self, task, rows, columns, deadline):
+            if task.epoch == 2:
+                over.wait(60)
+            return super().run(task, rows, columns, deadline)
+
+    try:
+        with pytest.raises(RunEndedError, match=r"does not end, 0\.5 s after its epoch's time was up: accounts"):
+            hasty(bank).epochs(1, 2, executor=Hanging())
+    finally:
+        over.set()
+    storage, _ = runtime.open_storage(bank.site.pipeline, bank.site.settings)
+    assert not lease.alive(lease.read(storage))
+    bank.epochs()
+    bank.assert_exact(1, 2)
+
+
+def hasty(bank: Bank) -> Bank:
+    """Epochs have a second each."""
+    return configured(bank, **dict.fromkeys(_HASTE, "1"))
+
+
+@pytest.mark.parametrize("step", ["commit", "publish", "finish"])
+def test_what_does_not_end_after_the_last_ack_ends_the_run_too(bank, monkeypatch, step):
+    """What is committed has no deadline, and later epochs would wait behind it for ever."""
+    monkeypatch.setattr(in_flight, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(in_flight, "_GOODBYE_SECONDS", 0.1)
+    over, module = threading.Event(), in_flight if step == "commit" else steps
+    real = getattr(module, step)
+
+    def hanging(shop, flight, *others):
+        if flight.pending.id == 2:
+            over.wait(60)
+            raise OSError("it was given up meanwhile")
+        return real(shop, flight, *others)
+
+    monkeypatch.setattr(module, step, hanging)
+    with pytest.raises(RunEndedError, match=r"does not end, 0\.5 s after .*: (commits|publishing)"):
+        hasty(bank).epochs(1, 2, 3)
+    over.set()
+    monkeypatch.undo()
+    bank.epochs()
+    bank.assert_exact(1, 2, 3)
+
+
+def test_a_slow_sink_takes_no_time_from_the_epochs_that_wait_for_it(bank, monkeypatch):
+    """They are as good as done, and have three seconds more to wait than they may take."""
+    publish, committed = steps.publish_missing, committed_first(monkeypatch, 5)
+
+    def slow(shop, checkpoints):
+        if checkpoints[0].id == 1:
+            assert committed[2].wait(30)
+            time.sleep(4)
+        return publish(shop, checkpoints)
+
+    monkeypatch.setattr(steps, "publish_missing", slow)
+    assert [report.checkpoint.id for report in limited(hasty(bank), 3).epochs(1, 2, 3, 4, 5)] == [1, 2, 3, 4, 5]
+    assert bank.registry.head().generation == 1
+    bank.assert_exact(1, 2, 3, 4, 5)
+
+
+def test_time_that_an_epoch_is_given_reaches_the_work_that_runs(bank, monkeypatch):
+    """It has waited for the one before: what cancels its job asks anew how long that may take."""
+    commit, begun, given = Registry.commit, threading.Event(), []
+
+    class Asking(InMemoryExecutor):
+        def run(self, task, rows, columns, deadline):
+            if task.epoch == 2:
+                given.append(deadline())
+                begun.set()
+                until(lambda: deadline() > given[0])
+            return super().run(task, rows, columns, deadline)
+
+    def waiting(registry, checkpoint, *others, **options):
+        assert checkpoint.id != 1 or begun.wait(30)
+        commit(registry, checkpoint, *others, **options)
+
+    monkeypatch.setattr(Registry, "commit", waiting)
+    limited(bank, 2).epochs(1, 2, executor=Asking())
+    bank.assert_exact(1, 2)
+
+
+@pytest.mark.parametrize("landed", ["before", "while", "never"])
+def test_what_is_committed_beside_publishing_that_fails_stands(bank, monkeypatch, landed):
+    """Nothing of it is deleted, whether its commit had landed by then, or was under way, or failed; the next run publishes both."""
+    commit, publish = Registry.commit, steps.publish_missing
+    begun, failed, done = threading.Event(), threading.Event(), threading.Event()
+
+    def committing(registry, checkpoint, *others, **given):
+        if checkpoint.id == 2:
+            begun.set()
+            if landed != "before":
+                assert failed.wait(30)
+                time.sleep(0.3)  # the coordinator knows it by now
+            if landed == "never":
+                raise OSError("the store was away")
+        commit(registry, checkpoint, *others, **given)
+        if checkpoint.id == 2:
+            done.set()
+
+    def failing(shop, checkpoints):
+        if checkpoints[0].id != 1:
+            return publish(shop, checkpoints)
+        assert (done if landed == "before" else begun).wait(30)
+        time.sleep(0.3)
+        failed.set()
+        raise OSError("the sink was away")
+
+    with monkeypatch.context() as patch, pytest.raises(TransientError, match="the sink was away"):
+        patch.setattr(Registry, "commit", committing)
+        patch.setattr(steps, "publish_missing", failing)
+        limited(bank, 3).epochs(1, 2, 3, 4)
+    assert bank.ids() == ([1] if landed == "never" else [1, 2])
+    bank.epochs()
+    bank.assert_exact(1, 2, 3, 4)
+    bank.site.assert_no_orphans()
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_a_claim_that_is_renewed_beside_publishing_does_not_fence_it(bank, monkeypatch, lands):
+    """The answer to a commit is lost while the epoch before is published, under the generation that the run has had so far."""
+    commit, record, renewed = Registry.commit, Registry.record_publications, threading.Event()
+    take_over, lost = Registry.take_over, []
+
+    def committing(registry, checkpoint, *others, **given):
+        if checkpoint.id != 2 or lost:
+            return commit(registry, checkpoint, *others, **given)
+        lost.append(2)
+        if lands:
+            commit(registry, checkpoint, *others, **given)
+        raise OSError("no answer")
+
+    def claiming(registry, **given):
+        claimed = take_over(registry, **given)
+        if lost:
+            renewed.set()
+            time.sleep(0.3)  # not told yet
+        return claimed
+
+    def recording(registry, generation, publications):
+        if publications[0].checkpoint_id == 1:
+            assert renewed.wait(30)
+        record(registry, generation, publications)
+
+    monkeypatch.setattr(Registry, "commit", committing)
+    monkeypatch.setattr(Registry, "take_over", claiming)
+    monkeypatch.setattr(Registry, "record_publications", recording)
+    bank = limited(configured(bank, WEIR_CHECKPOINTS__TOLERABLE_FAILURES="1"), 2)
+    ids = [report.checkpoint.id for report in bank.epochs(1, 2, 3, 4)]
+    assert ids[:2] == ([1, 2] if lands else [1, 4])
+    bank.assert_exact(1, 2, 3, 4)
     bank.site.assert_no_orphans()
 
 
@@ -348,7 +567,8 @@ def test_a_run_that_nobody_listens_to_any_more_leaves_nothing(bank):
         ({"stage:a": 5, "stage:b": 7, "quarantine:a": 3, "gate:b": 6, "to_commit": 99}, "a"),
         ({"stage:a": 5, "gate:a": 3, "gate:b": 3, "to_commit": 99}, "gates"),
         ({"stage:a": 5, "upload:a": 4, "upload:b": 4}, "uploads"),
-        ({"stage:a": 5, "commits_before": 6.5}, "commits"),
+        ({"stage:a": 5, "commits_before": 6.5, "publishing_before": 6}, "commits"),
+        ({"stage:a": 5, "commits_before": 6.5, "publishing_before": 7}, "publishing"),
         ({}, None),
     ],
 )
@@ -366,8 +586,8 @@ def test_status_and_checkpoints_say_what_held_an_epoch_up(bank, monkeypatch):
     monkeypatch.setattr(steps, "publish_missing", slow)
     bank.epochs(1, 2, 3)
     head = bank.registry.head()
-    assert head.ms["commits_before"] > 600
-    assert bottleneck(head.ms) == "commits"
+    assert head.ms["publishing_before"] > 600
+    assert bottleneck(head.ms) == "publishing"
 
 
 def test_a_source_that_cannot_be_planned_costs_nothing_that_is_in_flight(bank):

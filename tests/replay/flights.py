@@ -111,7 +111,13 @@ def removed(table: Path) -> set[str]:
 def read_delta(table: Path) -> pd.DataFrame:
     """All rows of a Delta table on a local disk, in no order."""
     # File by file: DeltaTable.to_pandas leaves threads behind that can abort the interpreter at its exit.
-    parts = [pq.ParquetFile(path).read() for path in sorted(data_files(table))]
+    files = data_files(table)
+    try:
+        parts = [pq.ParquetFile(path).read() for path in sorted(files)]
+    except FileNotFoundError:
+        if data_files(table) == files:
+            raise
+        return read_delta(table)  # another process took rows out of it meanwhile
     if not parts:
         return pa.schema(DeltaTable(str(table)).schema().to_arrow()).empty_table().to_pandas()
     return pa.concat_tables(parts).to_pandas()

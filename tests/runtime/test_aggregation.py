@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from pipelines import testing
-from pipelines.api import Pipeline, Stage, agg, aggregate, delta, files
+from pipelines.api import Pipeline, Stage, agg, aggregate, delta, files, window
 from pipelines.runtime.operators import aggregation, shapes
-from state_ops import folding
+from state_ops import folding, frames
 from state_ops.errors import InputError, PipelineError
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -134,6 +134,53 @@ def test_min_and_max_of_every_kind_that_has_an_order():
     for name, (_, values) in columns.items():
         known = [value for value in values if value is not None]
         assert (found[f"min_{name}"], found[f"max_{name}"]) == (min(known), max(known)), name
+
+
+NESTED = {  # in order
+    pa.list_(pa.int64()): [[1, 9], [1, 10], [2], [3, 0]],
+    pa.struct([("a", pa.int64()), ("b", pa.string())]): [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"}],
+    pa.map_(pa.string(), pa.int64()): [[("a", 5), ("b", 1)], [("b", 1)], [("c", 0)]],
+    pa.list_(pa.struct([("a", pa.int64())])): [[{"a": 1}], [{"a": 2}], [{"a": 2}, {"a": 0}]],
+}
+
+
+@pytest.mark.parametrize(("type", "values"), NESTED.items(), ids=str)
+@pytest.mark.parametrize("operator", ["aggregate", "window", "session"])
+def test_first_and_last_of_lists_maps_and_structs_and_by_them(operator, type, values):
+    number = len(values)
+    table = pa.table(
+        {
+            "k": ["a"] * number,
+            "at": pa.array([NOON] * number, pa.timestamp("us", tz="UTC")),
+            "v": pa.array(values, type),
+            "n": list(range(number)),
+        }
+    ).take([*range(1, number), 0])
+    wanted = {"opened": agg.first("v"), "closed": agg.last("v"), "least": agg.first("n"), "most": agg.last("n")}
+    span = {"window": {"every": "1h"}, "session": {"gap": "1h"}}
+    made = {
+        "aggregate": lambda by: totals(order_by=by, **wanted),
+        "window": lambda by: window("totals", EVENTS, key="k", on="at", order_by=by, **span[operator], **wanted),
+    }["aggregate" if operator == "aggregate" else "window"]
+    expected = frames.from_arrow(pa.table({"v": pa.array([values[0], values[-1]], type)}))["v"].to_list()
+    for by in (["v"], ["k", "v"], ["k"]):  # the last: of rows that tie, by the value
+        for step in (1, 2, number):
+            run = testing.run(made(by), schema=table.schema, batch_rows=1)
+            outs = [run.epoch(table.slice(start, step)) for start in range(0, number, step)]
+            out = outs[-1] if operator == "aggregate" else run.epoch(drain=True)
+            assert [out["opened"].to_list(), out["closed"].to_list()] == [expected[:1], expected[1:]], (by, step)
+            assert out[["least", "most"]].rows() == [(0, number - 1)]
+
+
+@pytest.mark.parametrize("type", NESTED, ids=str)
+@pytest.mark.parametrize("kind", ["min", "max"])
+@pytest.mark.parametrize("session", [True, False])
+def test_what_has_no_order_has_no_min_and_max(session, kind, type):
+    asked = {"x": getattr(agg, kind)("v")}
+    made = window("totals", EVENTS, key="k", on="at", gap="1h", **asked) if session else totals(**asked)
+    schema = pa.schema([("k", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("v", type)])
+    with pytest.raises(PipelineError, match=rf"x = {kind}\('v'\), but that column is .*, which has no order"):
+        shapes(made, schema)
 
 
 def test_more_keys_than_fit_into_memory_go_to_state_in_parts(monkeypatch):

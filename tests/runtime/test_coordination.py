@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.runtime import epoch, in_flight, keyed_stage, run, stage_job, upkeep
-from pipelines.runtime.executor import Channel, Landed
+from pipelines.runtime.executor import Channel, Deadline, Landed
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.run import RunOptions
@@ -93,7 +93,7 @@ class Failing(InMemoryExecutor):
         self.clock, self.failures = clock, failures
         self.tries: list[float] = []
 
-    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: float) -> list[Ack]:
+    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
         acks = super().run(task, rows, columns, deadline)
         self.tries.append(self.clock.monotonic())
         if len(self.tries) <= self.failures:
@@ -215,7 +215,9 @@ def test_case_13_of_two_attempts_that_ack_the_loser_leaves_nothing_behind(site):
     class Speculating(InMemoryExecutor):
         """Runs every subtask twice, and hands both acks out, with some that belong nowhere; each has uploaded by itself."""
 
-        def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: float) -> list[Ack]:
+        def run(
+            self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline
+        ) -> list[Ack]:
             task = replace(task, here=None)
             twice = [super(Speculating, self).run(task, rows, columns, deadline) for _ in range(2)]
             stray = keyed_stage.run(task, task.parallelism, iter(()))

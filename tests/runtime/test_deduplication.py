@@ -98,6 +98,8 @@ def test_input_that_does_not_fit_is_refused():
         shapes(made, pa.schema([("k", pa.string()), ("at", pa.string())]))
     with pytest.raises(PipelineError, match="'t' is time64"):
         shapes(deduplicate("unique", EVENTS, key="k"), pa.schema([("k", pa.string()), ("t", pa.time64("us"))]))
+    with pytest.raises(PipelineError, match="'expires' is a key column of unique"):
+        shapes(deduplicate("unique", EVENTS, key="expires"), pa.schema([("expires", pa.string())]))
     run = testing.run(made)
     run.epoch([at(0)])
     with pytest.raises(InputError, match="1 rows have no event time"):

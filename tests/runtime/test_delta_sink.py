@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -9,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError
 from deltalake.schema import PrimitiveType
 
 from pipelines.runtime.sinks import delta
@@ -36,6 +39,18 @@ def staged(storage: Storage, checkpoint: int, keys: list[str], attempt: str = "a
     size = storage.size(path)
     assert size is not None
     return StateFile("stage", 0, OUTPUT, "main", path, size, "", True, attempt, None, "out", len(keys))  # type: ignore[arg-type]
+
+
+def longer() -> bytes:
+    """What `staged` writes for one key, with more in its footer."""
+    data = pa.BufferOutputStream()
+    pq.write_table(pa.table({"key": ["a"], "n": [1]}, schema=SCHEMA.with_metadata({"more": "x" * 100})), data)
+    return data.getvalue().to_pybytes()
+
+
+def garbled(size: int) -> bytes:
+    """A file that ends like Parquet, and its footer is none."""
+    return b"x" * (size - 8) + (16).to_bytes(4, "little") + b"PAR1"
 
 
 def checkpoint(number: int) -> Checkpoint:
@@ -151,7 +166,7 @@ def test_a_table_that_is_as_it_was_left_is_not_opened_again(storage, opened):
     assert [one.delta_version for one in made] == [1, 2, 3, 4]
     assert keys(storage) == ["1", "2", "3", "4"]
     assert delta.publish(storage, APP, "out", checkpoint(3), 2, []).delta_version == 3, "its history says which it was"
-    delta.ensure(storage, "out", SCHEMA, left["out"])
+    assert delta.fits(left["out"], SCHEMA)
     assert opened == ["tables/out"] * 2
     write_deltalake(storage.full("tables/out"), pa.table({"key": ["5"], "n": [0]}, schema=SCHEMA), mode="append")
     assert keys(storage) == ["1", "2", "3", "4", "5"], "delta-rs goes on with entries that Weir has put"
@@ -182,7 +197,8 @@ def test_a_table_that_was_made_anew_gets_no_entry_behind_a_gap(storage):
     for id in (1, 2):
         delta.publish(storage, APP, "out", checkpoint(id), id - 1 or None, [staged(storage, id, ["a"])], left)
     storage.delete_tree("tables/out/_delta_log")
-    delta.ensure(storage, "out", SCHEMA, left["out"])
+    assert not delta.fits(left["out"], SCHEMA)
+    delta.ensure(storage, "out", SCHEMA)
     with pytest.raises(DamageError, match="last published checkpoint is None, but the registry says 2"):
         delta.publish(storage, APP, "out", checkpoint(3), 2, [staged(storage, 3, ["b"])], left)
     assert keys(storage) == []
@@ -202,8 +218,46 @@ def test_columns_that_somebody_has_added_since_are_seen(storage):
     left: dict[str, delta.Left] = {}
     delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])], left)
     DeltaTable(storage.full("tables/out")).alter.add_columns([Field("more", PrimitiveType("long"))])
+    assert not delta.fits(left["out"], SCHEMA)
     with pytest.raises(PipelineError, match="more is gone"):
-        delta.ensure(storage, "out", SCHEMA, left["out"])
+        delta.ensure(storage, "out", SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"key": ["x"], "n": [0.5]}, "n was int64, is double"),
+        ({"key": ["x"]}, "n is gone"),
+    ],
+)
+def test_columns_that_somebody_changes_after_the_commit_are_asked_back(storage, columns, said):
+    left: dict[str, delta.Left] = {}
+    delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])], left)
+    file, table = staged(storage, 2, ["b"]), DeltaTable(storage.full("tables/out"))
+    write_deltalake(table, pa.table(columns), mode="overwrite", schema_mode="overwrite")
+    for known in (left, None):
+        with pytest.raises(PipelineError, match=said) as refused:
+            delta.publish(storage, APP, "out", checkpoint(2), 1, [file], known)
+        assert "Checkpoint 2 is committed" in str(refused.value) and "another name" not in str(refused.value)
+    DeltaTable(storage.full("tables/out")).restore(1)
+    delta.publish(storage, APP, "out", checkpoint(2), 1, [file], left)
+    assert keys(storage) == ["a", "b"]
+
+
+@pytest.mark.parametrize("more", [{}, {"more": [0]}])
+def test_columns_in_another_order_or_beside_others_take_the_rows_of_what_is_committed(storage, more):
+    altered = pa.table({"n": [0], "key": ["x"], **more})
+    write_deltalake(storage.full("tables/out"), altered, mode="overwrite", schema_mode="overwrite")
+    delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])])
+    assert keys(storage) == ["a", "x"]
+
+
+def test_a_committed_file_that_is_gone_is_damage_and_nothing_is_published(storage):
+    file = staged(storage, 1, ["a"])
+    storage.delete(file.path)
+    with pytest.raises(DamageError, match="cannot be read"):
+        delta.publish(storage, APP, "out", checkpoint(1), None, [file])
+    assert DeltaTable(storage.full("tables/out")).version() == 0
 
 
 def test_a_table_whose_protocol_asks_for_more_is_left_to_delta_rs(storage, opened):
@@ -219,7 +273,11 @@ def test_a_table_whose_protocol_asks_for_more_is_left_to_delta_rs(storage, opene
     [
         (lambda storage, file: storage.delete(file.path), "is gone"),
         (lambda storage, file: storage.put_bytes(file.path, b"PAR1"), "4 bytes instead of"),
+        (lambda storage, file: storage.put_bytes(file.path, b""), "0 bytes instead of"),
         (lambda storage, file: storage.put_bytes(file.path, b"x" * file.bytes), "not readable Parquet"),
+        (lambda storage, file: storage.put_bytes(file.path, garbled(file.bytes)), "not readable Parquet"),
+        (lambda storage, file: storage.put_bytes(file.path, garbled(file.bytes - 1)), "bytes instead of"),
+        (lambda storage, file: storage.put_bytes(file.path, longer()), "bytes instead of"),
     ],
 )
 def test_staged_files_are_checked_before_a_commit_names_them(storage, harm, said):
@@ -250,3 +308,112 @@ def test_a_table_that_forgets_transactions_is_refused(storage):
     )
     with pytest.raises(PipelineError, match="forgets transaction versions"):
         delta.ensure(storage, "out", SCHEMA)
+
+
+def made(
+    storage: Storage,
+    *fields: dict,
+    writer: int = 2,
+    features: Sequence[str] = (),
+    partitions: Sequence[str] = (),
+    properties: dict | None = None,
+) -> None:
+    """A table that others have made: its first entry."""
+    protocol: dict = {"minReaderVersion": 1, "minWriterVersion": writer}
+    if features:
+        read = [name for name in features if name in ("columnMapping", "deletionVectors", "timestampNtz")]
+        protocol = {"minReaderVersion": 3 if read else 1, "minWriterVersion": 7, "writerFeatures": list(features)}
+        protocol |= {"readerFeatures": read} if read else {}
+    metadata = {
+        "id": "made", "format": {"provider": "parquet", "options": {}}, "partitionColumns": list(partitions), "createdTime": 0,
+        "schemaString": json.dumps({"type": "struct", "fields": [*fields]}), "configuration": properties or {},
+    }  # fmt: skip
+    entry = "\n".join(json.dumps(one) for one in ({"protocol": protocol}, {"metaData": metadata}))
+    storage.delete_tree("tables/out")
+    storage.put_bytes(f"tables/out/_delta_log/{0:020d}.json", entry.encode())
+
+
+def field(name: str, type: object, nullable: bool = True, **metadata: str) -> dict:
+    return {"name": name, "type": type, "nullable": nullable, "metadata": metadata}
+
+
+KEY, N = field("key", "string"), field("n", "long")
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "said", "cure"),
+    [
+        ([KEY, N], {"partitions": ["key"]}, "partitioned by key", "without partitions"),
+        ([KEY, N], {"properties": {"delta.columnMapping.mode": "name"}, "writer": 5}, "columns are mapped", "without column mapping"),
+        ([KEY, N], {"properties": {"delta.constraints.positive": "n > 0"}, "writer": 3}, "the constraint positive", "DROP CONSTRAINT positive"),
+        ([field("key", "string", nullable=False), N], {}, "key is NOT NULL", "ALTER COLUMN key DROP NOT NULL"),
+        ([KEY, field("n", "long", **{"delta.generationExpression": "1"})], {"writer": 4}, "n has delta.generationExpression", "anew"),
+        ([KEY, N], {"features": ["inCommitTimestamp"]}, "feature inCommitTimestamp", "DROP FEATURE inCommitTimestamp"),
+        ([KEY, N], {"features": ["deletionVectors", "appendOnly"]}, "feature deletionVectors", "DROP FEATURE deletionVectors"),
+        ([KEY, N], {"writer": 6}, "feature identityColumns", "DROP FEATURE identityColumns"),
+    ],
+)  # fmt: skip
+def test_a_table_that_asks_more_of_a_commit_than_files_is_refused(storage, fields, options, said, cure):
+    made(storage, *fields, **options)
+    with pytest.raises(PipelineError, match=said) as refused:
+        delta.ensure(storage, "out", SCHEMA)
+    assert cure in str(refused.value)
+    assert "another name" in str(refused.value)
+    # Altered since the epoch was committed: no rows that readers take for others.
+    with pytest.raises(PipelineError, match=said) as refused:
+        delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])])
+    assert cure in str(refused.value) and "Checkpoint 1 is committed" in str(refused.value)
+    assert "another name" not in str(refused.value)
+    assert DeltaTable(storage.full("tables/out")).version() == 0
+
+
+@pytest.mark.parametrize(
+    ("type", "path"),
+    [
+        ({"type": "struct", "fields": [field("a", "long"), field("b", "long", nullable=False)]}, "n.b"),
+        ({"type": "array", "elementType": "long", "containsNull": False}, "n.element"),
+        ({"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": False}, "n.value"),
+    ],
+)
+def test_columns_within_others_may_be_null_too(storage, type, path):
+    made(storage, KEY, field("n", type))
+    with pytest.raises(PipelineError, match=f"{path} is NOT NULL"):
+        delta.ensure(storage, "out", SCHEMA)
+
+
+def test_a_table_whose_features_ask_nothing_of_a_commit_is_written_to(storage):
+    inert = [
+        "appendOnly",
+        "invariants",
+        "checkConstraints",
+        "generatedColumns",
+        "changeDataFeed",
+        "timestampNtz",
+        "columnMapping",
+    ]
+    for options in ({"writer": 4}, {"writer": 5}, {"features": inert}):
+        made(storage, KEY, N, **options)
+        delta.ensure(storage, "out", SCHEMA)
+        delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])])
+        assert keys(storage) == ["a"]
+
+
+def test_tables_that_weir_makes_ask_nothing_of_a_commit(storage):
+    nested = pa.struct([("at", pa.timestamp("us", tz="UTC")), ("items", pa.list_(pa.int64()))])
+    every = pa.schema([("parts", nested), ("by", pa.map_(pa.string(), pa.int64())), ("price", pa.decimal128(10, 2))])
+    delta.ensure(storage, "every", every)
+    delta.check_table(storage, "every", every)
+
+
+def test_times_without_a_zone_are_a_feature_that_asks_nothing(storage):
+    DeltaTable.create(storage.full("tables/local"), schema=pa.schema([("at", pa.timestamp("us"))]))
+    delta.check_table(storage, "local", pa.schema([("at", pa.timestamp("us", tz="UTC"))]))
+
+
+def test_what_delta_rs_says_of_commits_that_all_fail_is_passed_on(storage, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise CommitFailedError("Unsupported table features required: [Strange]")
+
+    monkeypatch.setattr(delta.delta_log, "commit", refuse)
+    with pytest.raises(DamageError, match=r"Unsupported table features required: \[Strange\]"):
+        delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])])

@@ -26,7 +26,8 @@ from pipelines.runtime.definition import ROW
 from pipelines.runtime.executor import Channel, Landed
 from pipelines.runtime.keyed_stage import staged_writer
 from pipelines.runtime.sorting import ordered
-from pipelines.runtime.sources.files import FilesReader, SourceFile, position
+from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.slices import SourceFile, position
 from pipelines.runtime.spark_executor import SparkExecutor
 from state_ops.checkpoint import CHANNEL, StagedFile
 from state_ops.errors import InputError, TransientError

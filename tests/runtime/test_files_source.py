@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from configs.settings import EpochSettings
 from pipelines.runtime.definition import FileSource
-from pipelines.runtime.sources import files
+from pipelines.runtime.sources import files, parquet_files
 from pipelines.runtime.sources.files import FilesReader
 from state_ops.checkpoint import to_micros
 from state_ops.errors import ConfigurationError, InputError, TransientError
@@ -251,8 +251,8 @@ def test_what_is_not_parquet_is_bad_input(landing, spoil, told):
 
 def test_a_footer_longer_than_the_first_read_is_read_whole(landing, monkeypatch):
     put(landing, "1", ns=1, rows=7, columns={f"column_{at}": [at] * 7 for at in range(50)})
-    for tail in (8, 100, files._TAIL):
-        monkeypatch.setattr(files, "_TAIL", tail)
+    for tail in (8, 100, parquet_files._TAIL):
+        monkeypatch.setattr(parquet_files, "_TAIL", tail)
         planned = reader_of(landing).plan(None, LIMITS, None)
         assert planned.rows == 7 and len(planned.schema) == 50
 
@@ -296,7 +296,7 @@ class Failing(pafs.FileSystemHandler):
 )
 def test_storage_that_fails_is_no_fault_of_the_file(landing, error):
     file, reader = put(landing, "1", ns=1), reader_of(landing)
-    reader._fs = pafs.PyFileSystem(Failing(error))
+    reader._parquet._fs = pafs.PyFileSystem(Failing(error))
     with pytest.raises(TransientError) as failed:
         reader.plan(None, LIMITS, None)
     said = str(failed.value)

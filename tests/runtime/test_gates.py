@@ -11,7 +11,7 @@ import pytest
 
 from configs import settings
 from pipelines.api import Pipeline, Stage, agg, aggregate, delta, expect, files, on_table
-from pipelines.runtime import gates, loading, sealing
+from pipelines.runtime import epoch, gates, loading, sealing
 from pipelines.runtime.cli import status_of
 from pipelines.runtime.definition import Gate
 from pipelines.runtime.in_memory import InMemoryExecutor
@@ -210,6 +210,22 @@ def test_figures_are_looked_at_as_the_checkpoint_records_them(tmp_path):
     assert [one["of"] for one in report.checkpoint.operators["accounts"]["gates"]] == ["figures", "figures"]
     (drained,) = bank.epochs(drain=True)
     assert not drained.verdicts, "no rows came"
+
+
+def test_tables_are_looked_at_once_more_after_gates_on_the_whole(tmp_path, monkeypatch):
+    judged, verdicts = [], sealing.verdicts
+
+    def judging(*asked):
+        judged.extend(found := verdicts(*asked))
+        return found
+
+    monkeypatch.setattr(sealing, "verdicts", judging)
+    # Somebody alters the table in the meantime.
+    monkeypatch.setattr(epoch, "_fits", lambda *_: not judged)
+    bank = gated(tmp_path, between("rows_in", 10, 10, of="figures"))
+    bank.epochs(1)
+    assert judged
+    bank.assert_exact(1)
 
 
 def test_figures_that_a_gate_refuses_hold_the_epoch_and_leave_nothing(tmp_path):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from random import Random
 from typing import Annotated, Any
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -281,12 +282,152 @@ def test_rows_with_other_columns_are_refused() -> None:
         testing.run(made_of(function, output={"k": pa.string(), "v": pa.int64()})).epoch(rows(("a", 1)))
 
 
+def test_dicts_of_different_columns_are_refused_whichever_key_comes_first() -> None:
+    def function(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> list[dict]:
+        return [{"k": key, "n": len(rows)} | ({"many": True} if len(rows) > 1 else {})]
+
+    for values in ((("a", 1), ("a", 2), ("b", 3)), (("b", 3), ("a", 1), ("a", 2))):
+        with pytest.raises(StageError, match=r"a row of the key .* has: k, n") as caught:
+            testing.run(made_of(function)).epoch(rows(*values))
+        assert "many" in str(caught.value)
+
+
+def test_a_column_that_a_frame_lacks_for_one_key_is_no_null() -> None:
+    def function(key: str, rows: pl.DataFrame, state: KeyState, epoch: Epoch) -> pl.DataFrame:
+        return rows.select("k") if len(rows) > 1 else rows.select("k", "v")
+
+    with pytest.raises(StageError, match="returned the columns k for the key 'a', and k, v for 'b'"):
+        testing.run(made_of(function)).epoch(rows(("b", 3), ("a", 1), ("a", 2)))
+
+
+def test_what_is_no_dict_is_refused() -> None:
+    def function(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> list:
+        return [key] if rows else [{"k": key}]
+
+    with pytest.raises(StageError, match="returned 'a' for the key 'a', but rows are dicts"):
+        testing.run(made_of(function)).epoch(rows(("a", 1)))
+
+
+def test_a_batch_without_any_row_needs_no_columns_declared() -> None:
+    def function(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> list[dict]:
+        return [{"k": key}] if not rows or len(rows) > 1 else []
+
+    run = testing.run(made_of(function))
+    assert run.epoch(rows(("a", 1))).is_empty()
+    assert run.epoch(rows(("a", 1), ("a", 2)))["k"].to_list() == ["a"]
+
+
 def test_values_that_do_not_fit_the_columns_are_refused() -> None:
     def function(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> list[dict]:
         return [{"k": key, "v": "text"}]
 
     with pytest.raises(StageError, match="do not fit its columns"):
         testing.run(made_of(function, output={"k": pa.string(), "v": pa.int64()})).epoch(rows(("a", 1)))
+
+
+_NOON_ONCE = datetime(2024, 5, 1, 12, tzinfo=UTC)
+_MIDNIGHT = datetime(2024, 5, 1, tzinfo=UTC)
+
+
+def returned(type: pa.DataType, value: Any) -> Any:
+    """What a dict with this value becomes in a declared column."""
+
+    def function(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> list[dict]:
+        return [{"x": value if key == "b" else None}]
+
+    found = testing.run(made_of(function, output={"x": type})).epoch(rows(("a", 1), ("b", 1)))["x"]
+    assert found[0] is None
+    return found.to_arrow().to_pylist()[1]
+
+
+@pytest.mark.parametrize(
+    ("type", "value"),
+    [
+        (pa.int64(), 1.5),
+        (pa.int64(), Decimal("1.5")),
+        (pa.int64(), np.float64(2.7)),
+        (pa.int64(), np.datetime64("2024-05-01", "us")),
+        (pa.date32(), _NOON_ONCE),
+        (pa.date32(), _MIDNIGHT.replace(tzinfo=timezone(timedelta(hours=2)))),
+        (pa.date32(), 5),
+        (pa.timestamp("us", "UTC"), 5),
+        (pa.timestamp("us", "UTC"), True),
+        (pa.timestamp("us", "UTC"), date(2024, 5, 1)),
+        (pa.float32(), 1e300),
+        (pa.decimal128(9, 2), Decimal("1.999")),
+        (pa.struct([("a", pa.int64())]), {"a": 1, "b": 2}),
+        (pa.struct([("a", pa.date32())]), {"a": _NOON_ONCE}),
+        (pa.list_(pa.int64()), [1.5]),
+        (pa.list_(pa.timestamp("us", "UTC")), [5]),
+        (pa.list_(pa.string()), "abc"),
+        (pa.map_(pa.date32(), pa.int64()), {_NOON_ONCE: 1}),
+        (pa.map_(pa.string(), pa.float32()), {"a": 1e300}),
+        (pa.map_(pa.string(), pa.int64()), [("a", 1), ("a", 2)]),
+    ],
+    ids=str,
+)
+def test_a_value_that_arrow_would_alter_is_refused_with_key_and_field(type: pa.DataType, value: Any) -> None:
+    with pytest.raises(StageError) as caught:
+        returned(type, value)
+    assert f"do not fit its columns: 'x' of the key 'b' cannot be {value!r}" in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("type", "value", "kept"),
+    [
+        (pa.int64(), 2.0, 2),
+        (pa.int64(), np.int32(2), 2),
+        (pa.int64(), Decimal("2.0"), 2),
+        (pa.float64(), 3, 3.0),
+        (pa.float32(), np.float64(1.5), 1.5),
+        (pa.float32(), float("inf"), float("inf")),
+        (pa.bool_(), np.True_, True),
+        (pa.date32(), _MIDNIGHT, date(2024, 5, 1)),
+        (pa.date32(), pd.NaT, None),
+        (pa.timestamp("us", "UTC"), pd.Timestamp(_NOON_ONCE), _NOON_ONCE),
+        (pa.timestamp("us", "UTC"), pd.NaT, None),
+        (pa.decimal128(9, 2), Decimal("1.990"), Decimal("1.99")),
+        (pa.decimal128(9, 2), 7, Decimal("7.00")),
+        (pa.list_(pa.int64()), np.array([1, 2]), [1, 2]),
+        (pa.list_(pa.date32()), [date(2024, 5, 1), None], [date(2024, 5, 1), None]),
+        (pa.struct([("a", pa.int64())]), {"a": 1}, {"a": 1}),
+        (pa.map_(pa.string(), pa.int64()), {"a": 1.0}, [("a", 1)]),
+    ],
+    ids=str,
+)
+def test_a_value_that_its_column_holds_goes_in(type: pa.DataType, value: Any, kept: Any) -> None:
+    assert returned(type, value) == kept
+
+
+class Kept(State):
+    day: date | None = None
+    at: datetime | None = None
+    f32: Annotated[float | None, pa.float32()] = None
+    took: Annotated[timedelta | None, pa.duration("ms")] = None
+    days: list[date]
+    by_day: dict[date, int]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"day": _NOON_ONCE},
+        {"at": 5},
+        {"f32": 1e300},
+        {"took": timedelta(microseconds=1999)},
+        {"took": 5},
+        {"days": [_NOON_ONCE]},
+        {"by_day": {_NOON_ONCE: 1}},
+    ],
+    ids=str,
+)
+def test_a_field_is_not_altered_either(fields: dict[str, Any]) -> None:
+    def function(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> None:
+        state.update(Kept(**fields))
+
+    made = stage("t", source=EVENTS, key="k", state=Kept, per_key=True, output={})(function)
+    with pytest.raises(StageError, match=f"'{next(iter(fields))}' of the key 'a' cannot be"):
+        testing.run(made).epoch(rows(("a", 1)))
 
 
 def test_a_function_that_needs_rows_is_told_to_declare_its_columns() -> None:
@@ -511,6 +652,30 @@ def test_misuse_of_lists_maps_and_timers_is_named(act: Any, problem: str) -> Non
     with pytest.raises(StageError) as caught:
         testing.run(a_rider(function)).epoch(rows(("a", 1)))
     assert problem in f"{caught.value.what} {caught.value.next}"
+
+
+@pytest.mark.parametrize("unit", ["D", "s", "us", "ns"])
+def test_a_timer_may_be_a_moment_of_numpys(unit: str) -> None:
+    def function(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> None:
+        state.timers.set(np.datetime64("2124-05-01", unit))
+
+    def on_timer(key: str, fired: Fired, state: KeyState, epoch: Epoch) -> None: ...
+
+    run = testing.run(made_of(function, on_timer=on_timer, output={}))
+    run.epoch(rows(("a", 1)))
+    assert [row[1] for row in run.timers.rows()] == [datetime(2124, 5, 1, tzinfo=UTC)]
+
+
+@pytest.mark.parametrize("moment", ["tomorrow", date(2024, 5, 1), pd.NaT, 5], ids=str)
+def test_a_timer_at_what_is_no_moment_is_refused_with_its_key(moment: Any) -> None:
+    def function(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> None:
+        state.timers.set(moment if key == "b" else NOON)
+
+    def on_timer(key: str, fired: Fired, state: KeyState, epoch: Epoch) -> None: ...
+
+    made = made_of(function, on_timer=on_timer, output={})
+    with pytest.raises(StageError, match=f"state.timers.set was given .*{str(moment)[:4]}.* for the key 'b'"):
+        testing.run(made).epoch(rows(("a", 1), ("b", 2), ("c", 3)))
 
 
 @pytest.mark.parametrize("sizes", [None, CacheSizes(10), CacheSizes(1, 1)])

@@ -35,7 +35,8 @@ from pipelines.runtime import run as runs
 from pipelines.runtime.definition import ROW, Gate
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, open_storage, run
-from pipelines.runtime.sources.files import FilesReader, LeftOut
+from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.slices import LeftOut
 from pipelines.runtime.workshop import EpochReport
 from state_ops import held
 from state_ops.checkpoint import to_micros

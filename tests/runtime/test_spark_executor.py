@@ -79,7 +79,9 @@ class Job:
             stages=("counted",),
         )
         rows = None if keys is None else self._staged(keys)
-        return sorted(self.executor.run(task, rows, SCHEMA, time.monotonic() + 600), key=lambda ack: ack.subtask)
+        return sorted(
+            self.executor.run(task, rows, SCHEMA, lambda: time.monotonic() + 600), key=lambda ack: ack.subtask
+        )
 
     def _staged(self, keys: list[int]) -> Channel:
         path = Path(self.storage.full("channels/before/rows.parquet").removeprefix("file://"))

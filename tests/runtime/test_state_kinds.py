@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from decimal import Decimal
+from typing import Annotated, Any
 
 import pandas as pd
 import polars as pl
@@ -15,7 +16,8 @@ import pytest
 from pipelines import testing
 from pipelines.api import Epoch, KeyedState, ListOf, MapOf, Stage, State, agg, files, stage
 from pipelines.runtime.operators import function
-from state_ops.errors import PipelineError, StageError
+from state_ops.checkpoint import from_micros
+from state_ops.errors import PipelineError, StageError, WeirError
 from state_ops.kinds import collections_of
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -98,6 +100,21 @@ def test_a_state_may_be_lists_alone():
     assert run.epoch([ride("a", 0, "y"), ride("a", 1, "z")])["lines"].to_list() == ["y", "z"]
     assert run.state["a"].lines == ["x", "y", "z"] and run.state["a"] == Log(lines=["x", "y", "z"])
     assert Log().lines == [] and Log().lines is not Log().lines
+
+
+def test_key_columns_of_any_name_can_have_lists():
+    class Log(State):
+        seen: int = 0
+        lines: ListOf[str]
+
+    def log(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+        state.lines.append(rows, lines="city")
+        return state.lines.last(rows)
+
+    run = testing.run(staged(log, state=Log, key=["first", "next"]))
+    out = run.epoch([{**ride("", minutes, city), "first": "a", "next": 7} for minutes, city in enumerate("xy")])
+    assert out.rows() == [("a", 7, "y")]
+    assert run.state["a", 7].lines == ["x", "y"]
 
 
 def test_clear_forgets_everything_of_a_key():
@@ -336,6 +353,38 @@ def test_misuse_names_method_field_and_keys(call, said):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
+        (lambda state, rows: state.rooms.append(rows), "state.rooms.append: the column 'rooms' .* 1.9 would become 1"),
+        (
+            lambda state, rows: state.spent.fold(rows, spent_key="rooms", spent=agg.sum("fare")),
+            "state.spent.fold: the column 'rooms' does not fit 'spent_key', which is Int64: 1.9 would become 1",
+        ),
+        (
+            lambda state, rows: state.spent.fold(rows, spent_key="n", spent=agg.sum("city")),
+            r"state.spent.fold: spent=sum\('city'\), but that column is String",
+        ),
+        (lambda state, rows: state.put(rows.with_columns(nights=pl.lit("3"))), "'3' is String"),
+        (
+            lambda state, rows: state.get(rows.with_columns(n=pl.col("n") + 0.5)),
+            "state.get: the key column 'n' does not fit the stage's, which is Int64: 0.5 would become 0",
+        ),
+    ],
+)
+def test_a_value_that_would_change_is_refused_wherever_it_goes(call, said):
+    class Hotel(State):
+        nights: int = 0
+        rooms: ListOf[int]
+        spent: MapOf[int, float]
+
+    def work(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> None:
+        call(state, rows.with_columns(rooms=pl.lit(1.9)))
+
+    with pytest.raises(StageError, match=said):
+        testing.run(staged(work, state=Hotel, key="n")).epoch([ride("a", 0)])
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
         (lambda state, rows: state.timers.set(rows), "needs a moment"),
         (lambda state, rows: state.timers.set(rows, at="city"), "not a timestamp"),
         (lambda state, rows: state.timers.set(rows, at="due"), "has no column 'due'"),
@@ -416,3 +465,71 @@ def test_a_tag_depends_on_the_name_alone():
 
     tags = {one.name: one.tag for one in collections_of(Other)}
     assert collections_of(One)[0].tag == tags["recent"] == 534960158 != tags["before"]
+
+
+def given_back(empty: pa.DataType, given: pa.Array) -> list:
+    """What a column becomes that a stage returns for rows, where it returned another type for none."""
+
+    def work(rows: pa.Table, state: KeyedState, epoch: Epoch) -> pa.Table:
+        return pa.table({"x": given if len(rows) else pa.array([], empty)})
+
+    return testing.run(staged(work, state=Ride, key="n")).epoch([ride("a", 0)])["x"].to_arrow().to_pylist()
+
+
+_HALF_PAST = datetime(2024, 5, 1, 13, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("type", "given", "said"),
+    [
+        (pa.date32(), pa.array([_HALF_PAST], pa.timestamp("us", "UTC")), "13, 30.* would become"),
+        (pa.int64(), pa.array(["1"]), "'1' is String"),
+        (pa.string(), pa.array([1.5]), "1.5 is Float64"),
+        (pa.float32(), pa.array([None, 1e300]), "would become inf"),
+        (pa.bool_(), pa.array([7]), "7 would become True"),
+        (pa.decimal128(9, 2), pa.array([1.999]), "1.999 would become"),
+        (pa.timestamp("us", "UTC"), pa.array([5]), "5 is Int64"),
+        (pa.struct([("a", pa.int64())]), pa.array([{"a": 1, "b": 2}]), "cast from .struct"),
+        (pa.list_(pa.int64()), pa.array([[1.5]]), "1.5 would become 1"),
+        (pa.float64(), pa.array([2**53 + 1]), "9007199254740993 not in range"),
+        (pa.int64(), pa.array([1.5]), "1.5"),
+    ],
+)
+def test_what_a_stage_returns_is_refused_where_its_column_would_change_it(type, given, said):
+    with pytest.raises(StageError, match=f"stage riding returned other columns .*'x' does not fit .*{said}"):
+        given_back(type, given)
+
+
+@pytest.mark.parametrize(
+    ("type", "given", "kept"),
+    [
+        (pa.int32(), pa.array([7], pa.int64()), [7]),
+        (pa.float64(), pa.array([2**53]), [2.0**53]),
+        (pa.string(), pa.array(["a"], pa.large_string()), ["a"]),
+        (pa.string(), pa.array(["a"], pa.string_view()), ["a"]),
+        (pa.string(), pa.array(["a"]).dictionary_encode(), ["a"]),
+        (pa.timestamp("us", "UTC"), pa.array([1_000_000], pa.timestamp("ns", "UTC")), [from_micros(1_000)]),
+        (pa.int64(), pa.array([None]), [None]),
+        (pa.int64(), pa.array([None], pa.float64()), [None]),
+        (pa.int64(), pa.array([], pa.float64()), []),
+        (pa.struct([("a", pa.int64()), ("b", pa.float64())]), pa.array([{"b": 1, "a": 2}]), [{"a": 2, "b": 1.0}]),
+        (pa.decimal128(9, 2), pa.array([0.1 + 0.2]), [Decimal("0.30")]),
+    ],
+)
+def test_what_a_stage_returns_goes_into_its_column_where_it_fits(type, given, kept):
+    assert given_back(type, given) == kept
+
+
+@pytest.mark.parametrize(
+    ("type", "said"),
+    [(pa.bool_(), "count.*but the field is Boolean"), (pa.int8(), "The count 'n' has become larger than Int8")],
+)
+def test_a_count_goes_into_a_number_that_holds_it(type, said):
+    class Counted(State):
+        n: Annotated[bool if type == pa.bool_() else int, type] = 0 if type == pa.int8() else False
+
+    def work(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> None:
+        state.fold(rows, n=agg.count())
+
+    with pytest.raises(WeirError, match=said):
+        testing.run(staged(work, state=Counted, key="city")).epoch([ride("a", 0)] * 200)

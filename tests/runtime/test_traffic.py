@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from configs import settings
 from pipelines.runtime import rewind, upkeep
-from pipelines.runtime.executor import Channel, Landed
+from pipelines.runtime.executor import Channel, Deadline, Landed
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.recovery import owning
@@ -45,7 +45,7 @@ def test_totals_grow_from_epoch_to_epoch_and_from_coordinator_to_coordinator(tmp
 class Elsewhere(InMemoryExecutor):
     """Its subtasks say that they have requested ten thousand of everything."""
 
-    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: float) -> list[Ack]:
+    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
         told = dict.fromkeys(NAMES, 10_000)
         return [replace(ack, traffic=told) for ack in super().run(task, rows, columns, deadline)]
 

@@ -11,8 +11,8 @@ import pytest
 from pipelines import testing
 from pipelines.api import Stage, agg, delta, files, window
 from pipelines.runtime import operators
-from pipelines.runtime.operators import Progress, shapes, windows
-from state_ops import moments
+from pipelines.runtime.operators import Progress, sessions, shapes, windows
+from state_ops import folding, moments
 from state_ops.backends.memory import MemoryBackend
 from state_ops.errors import InputError, PipelineError
 from state_ops.state import GROUP
@@ -100,6 +100,28 @@ def test_a_window_may_drop_rows_without_key():
 
 
 # -- sessions
+
+
+@pytest.mark.parametrize(("rows", "size"), [(1_000, 100_000), (30, 1 << 30)], ids=["by size", "by number"])
+def test_sessions_that_wait_for_the_barrier_are_bounded(monkeypatch, rows, size):
+    folds, merged = [], sessions.SessionOperator._fold
+
+    def watched(operator: sessions.SessionOperator) -> None:
+        folds.append((sum(map(len, operator._fresh)), sum(part.estimated_size() for part in operator._fresh)))
+        merged(operator)
+
+    monkeypatch.setattr(sessions, "_PARTIAL_ROWS", rows)
+    monkeypatch.setattr(folding, "PARTIAL_BYTES", size)
+    monkeypatch.setattr(sessions.SessionOperator, "_fold", watched)
+    run = testing.run(counted(gap="30m", text=agg.max("text")), batch_rows=10)
+    given = [at(minute, f"{key}", text=f"{key:04d}" * 500) for minute in (0, 10) for key in range(100)]
+    out = run.epoch(given, drain=True)
+    assert len(folds) > 3 and all(number <= rows + 10 and held <= size + 30_000 for number, held in folds)
+    assert (
+        len(out) == 100
+        and set(out["n"]) == {2}
+        and out.sort("k")["text"][7] == f"{int(out.sort('k')['k'][7]):04d}" * 500
+    )
 
 
 def test_rows_closer_than_the_gap_are_one_session_whatever_their_order():

@@ -14,7 +14,7 @@ LATEST = [("latest", agg.max("text"))]
 @pytest.mark.parametrize(("number", "length", "full"), [(200, 10, False), (200, 4_000, True), (2_000, 10, True)])
 def test_partials_are_full_by_their_number_and_by_their_size(monkeypatch, number, length, full):
     monkeypatch.setattr(folding, "_WAITING_BYTES", 0)
-    monkeypatch.setattr(folding, "_PARTIAL_BYTES", 100_000)
+    monkeypatch.setattr(folding, "PARTIAL_BYTES", 100_000)
     gathered = folding.Partials(LATEST, ["k"], "tried", limit=1_000)
     for begin in range(0, number, 50):
         keys = list(range(begin, begin + 50))

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
+import sys
 import time
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import psutil
 import pytest
@@ -43,6 +45,12 @@ def mine(storage) -> Lease:
 # -- who lives
 
 
+def test_a_lease_of_an_older_release_is_read(storage, mine):
+    old = {name: value for name, value in asdict(mine).items() if name != "pids"}
+    storage.put_bytes(lease.LEASE, json.dumps(old).encode())
+    assert lease.read(storage) == replace(mine, pids="")
+
+
 def test_nobody_is_dead(storage):
     assert lease.read(storage) is None
     assert lease.alive(None) is False
@@ -65,8 +73,19 @@ def test_the_living_are_alive_whatever_the_wall_clock_says(mine, monkeypatch):
         ({"born": "this boot/another process of the same pid"}, False),
         ({"host": "another"}, None),
         ({"host": "another", "stopped": True}, False),
+        ({"pid": 2**22 + 1, "pids": "this boot/another container"}, None),
+        ({"pid": 2**22 + 1, "pids": ""}, None),
+        ({"pid": 2**22 + 1}, False),
     ],
-    ids=["stopped", "pid used again", "on another host", "stopped on another host"],
+    ids=[
+        "stopped",
+        "pid used again",
+        "on another host",
+        "stopped on another host",
+        "in another container",
+        "of an older release",
+        "gone",
+    ],
 )
 def test_who_is_taken_for_dead(mine, changes, alive):
     assert lease.alive(replace(mine, **changes)) is alive
@@ -82,6 +101,22 @@ def test_a_killed_process_is_dead_before_and_after_its_parent_collects_it(mine):
         assert lease.alive(of_child) is False
     assert not psutil.pid_exists(child.pid)
     assert lease.alive(of_child) is False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="containers are Linux's")
+def test_in_a_container_of_the_hosts_name_nobody_is_taken_for_dead_at_sight(mine, storage):
+    """Its pids are its own: the holder's number is nobody's there, or another process's."""
+    code = "import sys; from state_ops import lease; from state_ops.storage import Storage\n"
+    code += "print(lease.alive(lease.read(Storage(sys.argv[1]))))"
+    contained = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*contained, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this host does not let its users make namespaces")
+    with a_heartbeat(storage):
+        for where, said in ((contained, "None"), ([], "True"), (contained[:-1], "None")):
+            looked = subprocess.run(
+                [*where, sys.executable, "-c", code, storage.uri], capture_output=True, text=True, check=True
+            )
+            assert looked.stdout.strip() == said
 
 
 def test_on_another_host_a_heartbeat_is_watched(storage, monkeypatch):

@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -159,6 +160,18 @@ def test_a_hold_on_another_host_counts_while_its_counter_moves(keeper, storage, 
         assert len(Watcher().live(storage, now=6.2 * LONG)) == 1, "another observer has not watched for long enough"
 
 
+def test_a_hold_in_another_container_is_no_dead_process_of_this_one(keeper, storage, monkeypatch):
+    with monkeypatch.context() as contained:
+        contained.setattr(lease, "pid_namespace", lambda: "this boot/another container")
+        held = hold(keeper, first(keeper))
+    with held:
+        held._held = replace(held._held, pid=2**22 + 1)
+        held._write()
+        watcher = Watcher()
+        assert len(watcher.live(storage, now=0.0)) == len(watcher.live(storage, now=2.9 * LONG)) == 1
+        assert watcher.live(storage, now=3.1 * LONG) == {}
+
+
 def test_case_37_a_clock_that_runs_backwards_ends_no_hold(keeper, storage, monkeypatch):
     with hold(keeper, first(keeper)):
         monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
@@ -185,7 +198,7 @@ def test_holds_say_whose_they_are(keeper, storage):
     with hold(keeper, first(keeper)):
         (raw,) = [json.loads(storage.read_bytes(file.path) or b"") for file in storage.list(pins.HOLDS)]
     assert (raw["checkpoint_id"], raw["purpose"], raw["host"]) == (1, "a restore", socket.gethostname())
-    assert lease.process_lives(raw["host"], raw["pid"], raw["born"])
+    assert lease.process_lives(raw["host"], raw["pid"], raw["born"], raw["pids"])
     assert not list(storage.list(pins.HOLDS))
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -279,6 +280,39 @@ def test_a_commit_that_meets_another_of_its_own_generation_is_tried_again(storag
     assert Registry(storage, APP).publications() == [published(1), published(2)]
 
 
+def test_threads_that_commit_to_one_table_take_turns(storage, registry, monkeypatch):
+    """An epoch is committed while older ones are pruned: neither may follow a version that the other is about to replace."""
+    parent = None
+    for id in range(1, 11):
+        put(registry, id, parent, [a_file(f"{id}.sst")])
+        parent = id
+    append, at_once, most = log_entries.append, [], []
+
+    def prune(id):
+        registry.drop_rows(Generation(1), [CheckpointId(id)])
+        registry.drop_listings(Generation(1), [one for one in registry.strays(own=True) if one.checkpoint_id == id])
+
+    def noted(version, *others):
+        at_once.append(version.path)
+        most.append(at_once.count(version.path))
+        time.sleep(0.01)
+        made = append(version, *others)
+        at_once.remove(version.path)
+        return made
+
+    monkeypatch.setattr(log_entries, "append", noted)
+    with ThreadPoolExecutor(2) as pool:
+        pruning = pool.submit(lambda: [prune(id) for id in range(1, 10)])
+        for id in range(11, 21):
+            put(registry, id, id - 1, [a_file(f"{id}.sst")])
+        pruning.result()
+    assert max(most) == 1
+    found = Registry(storage, APP)
+    assert [row.id for row in found.checkpoints()] == list(range(10, 21))
+    assert all(len(found.files(row)) == 1 for row in found.checkpoints())
+    assert [row.id for row in registry.checkpoints(own=True)] == list(range(10, 21))
+
+
 @pytest.mark.parametrize("parent", [None, 1, 3])
 def test_a_commit_is_refused_when_the_head_is_not_its_parent(storage, registry, parent):
     put(registry, 1, None)
@@ -390,6 +424,14 @@ def test_dropped_checkpoints_are_gone_with_their_listings_and_publications(stora
         assert len(list(storage.list(f"registry/{name}"))) == 1
     assert not list(storage.list("registry/state_files/checkpoint_id=1"))
     drop(registry, [])
+
+
+def test_what_a_recovery_has_published_of_several_checkpoints_goes_with_each(storage, registry):
+    put(registry, 1, None)
+    put(registry, 2, 1)
+    registry.record_publications(Generation(1), [published(1), published(2)])
+    drop(registry, [2])
+    assert Registry(storage, APP).publications() == [published(1)]
 
 
 def test_a_reader_that_loses_the_race_with_pruning_looks_again(storage, registry, monkeypatch):

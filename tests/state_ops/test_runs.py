@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from state_ops import snapshot
 from state_ops.backends import rocksdb
-from state_ops.backends.base import Run
+from state_ops.backends.base import Compression, Run
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.checkpoint import Snapshot
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
@@ -47,7 +47,8 @@ def tables(path: Path) -> set[str]:
 class Subtask:
     """One subtask, epoch after epoch; `forget` loses the host."""
 
-    def __init__(self, directory: Path, shard_mb: float = 64) -> None:
+    def __init__(self, directory: Path, shard_mb: float = 64, compression: Compression = "lz4") -> None:
+        self.compression = compression
         self.storage, self.home, self.shard_mb = (
             Storage(str(directory / "storage")),
             directory / "work" / "s" / "0",
@@ -60,7 +61,7 @@ class Subtask:
         self.number += 1
         attempt = Attempt("s", 0, Generation(1), CheckpointId(self.number), AttemptId(new_attempt_id()), self.home)
         forked = snapshot.fork(self.storage, attempt, self.base)
-        backend = RocksDBBackend(forked.db, 16, self.shard_mb)
+        backend = RocksDBBackend(forked.db, 16, self.shard_mb, self.compression)
         for write in writes:
             backend.write(*write)
         files = snapshot.take(attempt, backend)

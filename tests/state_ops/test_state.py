@@ -199,6 +199,37 @@ def test_a_sum_that_its_field_cannot_hold_is_refused_by_name(handle):
     assert raised.value.where == "stage tried"
 
 
+@pytest.mark.parametrize("slices", [[[0.6] * 10], [[0.6]] * 10])
+@pytest.mark.parametrize("column", [agg.sum("fare"), agg.last("fare")])
+def test_fold_cuts_no_float_down_to_an_integer_however_rows_are_sliced(handle, slices, column):
+    with pytest.raises(StageError, match=r"number=(sum|last)\('fare'\), but that column .* 0.6 would become 0"):
+        for fares in slices:
+            rows = keyed(k=["a"] * len(fares), fare=fares)
+            handle.batch(rows, lambda state, rows: state.fold(rows, number=column))
+    assert handle.stored() == {}
+
+
+def test_fold_adds_whole_floats_and_floats_of_few_digits_exactly(handle):
+    schema = StateSchema.build([("n", pa.int64(), False, 0), ("spent", pa.decimal128(20, 2), False, None)])
+    handle.state = ValueState(handle.backend, schema, KEYS, "stage tried")
+    for fares in ([2.0**53], [1.0, 1.0], [None, 3.0]):
+        rows = keyed(k=["a"] * len(fares), fare=fares)
+        kept = handle.batch(rows, lambda state, rows: state.fold(rows, n=agg.sum("fare")))
+    assert kept["n"].to_list() == [2**53 + 5]
+    for fares in ([0.1, 0.2], [0.1] * 7):
+        rows = keyed(k=["b"] * len(fares), fare=fares)
+        kept = handle.batch(rows, lambda state, rows: state.fold(rows, spent=agg.sum("fare")))
+    assert kept["spent"].to_list() == [Decimal("1.00")]
+
+
+def test_a_sum_that_becomes_infinite_in_its_field_is_refused(handle):
+    schema = StateSchema.build([("spent", pa.float32(), False, 0.0)])
+    handle.state = ValueState(handle.backend, schema, KEYS, "stage tried")
+    rows = keyed(k=["a"] * 4, fare=[1e38] * 4)
+    with pytest.raises(InputError, match="The sum 'spent' has become larger than Float32"):
+        handle.batch(rows, lambda state, rows: state.fold(rows, spent=agg.sum("fare")))
+
+
 def test_fold_merges_every_aggregate_across_batches(handle):
     class Folded(State):
         n: int = 0
@@ -254,6 +285,12 @@ MISUSE = {
     "cannot keep amount = mean": lambda state, rows: state.fold(rows, amount=agg.mean("v")),
     "number = min\\(...\\) in a field that cannot be null": lambda state, rows: state.fold(rows, number=agg.min("v")),
     "number = first\\(...\\) in a field": lambda state, rows: state.fold(rows, number=agg.first("v")),
+    r"number=sum\('d'\), but that column is Duration": lambda state, rows: state.fold(
+        rows.select("k", d=pl.duration(hours=1)), number=agg.sum("d")
+    ),
+    r"low=min\('l'\), but that column is List\(Int32\), which has no order": lambda state, rows: state.fold(
+        rows.select("k", l=pl.concat_list(pl.lit(1))), low=agg.min("l")
+    ),
     "A frame was expected, not list": lambda state, _: state.get(["a"]),
 }
 
@@ -263,6 +300,15 @@ def test_misuse_is_told_and_stores_nothing(handle, said):
     with pytest.raises(StageError, match=said):
         handle.batch(keyed(k=["a", "b"], v=[1, 2]), MISUSE[said])
     assert handle.stored() == {}
+
+
+def test_a_nan_that_pandas_takes_for_a_null_is_said_to_be_one(handle):
+    with pytest.raises(StageError, match="'amount' is not nullable") as raised:
+        given = pd.DataFrame({"k": ["a"], "amount": [float("nan")]})
+        handle.batch(keyed(k=["a"]), lambda state, _: state.put(given))
+    assert "a NaN in a pandas frame is a null" in raised.value.next
+    handle.batch(keyed(k=["a"], amount=[float("nan")]), lambda state, rows: state.put(rows))
+    assert np.isnan(handle.stored()["a"]["amount"])
 
 
 # -- against a model

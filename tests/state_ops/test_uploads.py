@@ -118,6 +118,21 @@ def test_a_transfer_that_hangs_is_left_behind():
     assert ended.wait(_PATIENCE_SECONDS)
 
 
+def test_a_process_exits_although_a_transfer_hangs():
+    hangs = "from threading import Event; from state_ops.transfers import {}; forever = Event(); "
+    alone = (
+        hangs.format("together")
+        + "together(lambda *_: forever.wait(), [0], at_once=1, deadline=monotonic() + 0.1, grace=0)"
+    )
+    steps = hangs.format("at_once") + (
+        "from threading import Thread; from functools import partial; "
+        "Thread(target=partial(at_once, [forever.wait, forever.wait]), daemon=True).start()"
+    )
+    for script, code in ((alone, 1), (steps, 0)):
+        ran = [sys.executable, "-c", f"from time import monotonic; {script}"]
+        assert subprocess.run(ran, timeout=2 * _PATIENCE_SECONDS, capture_output=True).returncode == code
+
+
 # -- storage that fails
 
 
@@ -497,9 +512,9 @@ def test_a_host_holds_the_base_and_the_running_attempt_of_a_subtask_and_no_more(
     held: list[int] = []
     real = RocksDBBackend.__init__
 
-    def watching(backend: RocksDBBackend, path: Path, memory_mb: int) -> None:
+    def watching(backend: RocksDBBackend, *args: object, **options: object) -> None:
         held.append(len(task.local()))
-        real(backend, path, memory_mb)
+        real(backend, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RocksDBBackend, "__init__", watching)

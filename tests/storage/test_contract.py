@@ -8,14 +8,17 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from obstore.exceptions import GenericError
 
 from state_ops.errors import DamageError
 from state_ops.object_store import PART
 from state_ops.storage import CancelledError, Storage
 from state_ops.stores import CHUNK
+from tests.storage.conftest import Bucket
 
 Opened = Callable[[], Storage]
 
@@ -98,11 +101,38 @@ def test_a_footer_is_read_from_the_end_alone(storage: Storage):
     data = pa.BufferOutputStream()
     pq.write_table(wide, data)
     storage.put_bytes("tables/out/data/1.parquet", data.getvalue())
-    footer = storage.parquet_footer("tables/out/data/1.parquet")
-    assert (footer.num_rows, footer.num_columns) == (3, 600)
+    footer, size = storage.parquet_end("tables/out/data/1.parquet")
+    assert (footer.num_rows, footer.num_columns, size) == (3, 600, data.getvalue().size)
+    small = pa.BufferOutputStream()
+    pq.write_table(wide.select([0]).slice(0, 1), small)
+    storage.put_bytes("tables/out/data/3.parquet", small.getvalue())
+    assert storage.parquet_end("tables/out/data/3.parquet")[1] == len(small.getvalue())
     storage.put_bytes("tables/out/data/2.parquet", b"PAR1")
     with pytest.raises(pa.ArrowException):
         storage.parquet_footer("tables/out/data/2.parquet")
+
+
+@pytest.mark.parametrize("end", [b"", b"garbled!" + (8).to_bytes(4, "little") + b"PAR1"])
+def test_what_is_no_footer_is_no_fault_of_the_storage(storage: Storage, end: bytes):
+    storage.put_bytes("tables/out/data/1.parquet", b"PAR1" + end if end else b"")
+    with pytest.raises(pa.ArrowException):
+        storage.parquet_end("tables/out/data/1.parquet")
+
+
+def test_an_empty_object_has_no_last_bytes(bucket: Bucket, monkeypatch: pytest.MonkeyPatch):
+    """S3 itself answers 416, which the tests' server does not."""
+    storage = bucket.storage()
+    storage.put_bytes("empty", b"")
+    storage.put_bytes("full", b"PAR1")
+
+    def refused(*_: object, **__: object) -> None:
+        raise GenericError("Server returned non-2xx status code: 416 Range Not Satisfiable: <Code>InvalidRange</Code>")
+
+    monkeypatch.setattr(obstore, "get", refused)
+    with pytest.raises(pa.ArrowException):
+        storage.parquet_end("empty")
+    with pytest.raises(OSError, match="416 InvalidRange"):
+        storage.parquet_end("full")
 
 
 def test_a_cancelled_upload_stops_at_the_next_chunk_and_nothing_is_visible(storage: Storage, tmp_path: Path):

@@ -23,6 +23,7 @@ from state_ops.kinds import Collection
 from state_ops.schema import StateSchema
 
 LATE = "late"
+_FARTHEST = 1 << 62  # microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +157,26 @@ def check_event_time(rows: pa.Schema, on: str, where: str) -> None:
 
 
 def event_times(rows: pa.Table, on: str, where: str) -> np.ndarray:
-    """int64[n], the rows' event times in microseconds since 1970 UTC. InputError where one is missing."""
+    """int64[n], the rows' event times in microseconds since 1970 UTC. InputError where one is missing, or so far away that
+    what is added to it, a window's size say, does not fit beside it into an int64: it would wrap around to the other end of time."""
     if rows.column(on).null_count:
         raise InputError(
             f"{rows.column(on).null_count} rows have no event time in {on!r}.",
             where=where,
             next=f'Leave them out and count them: where="{on} IS NOT NULL".',
         )
-    return rows.column(on).cast(pa.timestamp("us", rows.schema.field(on).type.tz)).cast(pa.int64()).to_numpy()
+    times: np.ndarray = (
+        rows.column(on).cast(pa.timestamp("us", rows.schema.field(on).type.tz)).cast(pa.int64()).to_numpy()
+    )
+    far = (times > _FARTHEST) | (times < -_FARTHEST)
+    if far.any():
+        raise InputError(
+            f"{int(far.sum())} rows have an event time in {on!r} that is more than 146,000 years from now.",
+            where=where,
+            next="Correct them in the file, or take it away. A where= would leave them out, but not out of the file's statistics, "
+            "by which all that comes after them would be late.",
+        )
+    return times
 
 
 def event_time_of(rows: pa.Table, column: str) -> int | None:

@@ -14,7 +14,16 @@ import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.definition import Deduplication, Epoch, Stage
-from pipelines.runtime.operators.base import LATE, MAIN, Progress, Shapes, check_event_time, check_storable, event_times
+from pipelines.runtime.operators.base import (
+    LATE,
+    MAIN,
+    Progress,
+    Shapes,
+    check_event_time,
+    check_storable,
+    event_times,
+    refuse_clash,
+)
 from state_ops import frames, moments
 from state_ops.backends.base import Backend
 from state_ops.checkpoint import to_micros
@@ -129,6 +138,7 @@ _ALWAYS, _NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 def deduplication_shapes(stage: Stage, rule: Deduplication, rows: pa.Schema, keys: pa.Schema) -> Shapes:
     """The output, and the late rows: the input's columns."""
     where = f"deduplicate {stage.uid}"
+    refuse_clash(stage, {SEEN, EXPIRES}, "a field of its state")
     if rule.on is not None:
         check_event_time(rows, rule.on, where)
     check_storable(rows, where, "Cast or drop it in transform=")

@@ -16,6 +16,7 @@ from pipelines.runtime.operators.per_key import PerKey
 from state_ops import frames, ttl
 from state_ops.backends.base import Backend
 from state_ops.backends.memory import MemoryBackend
+from state_ops.casts import cast
 from state_ops.checkpoint import from_micros, to_micros
 from state_ops.errors import StageError, WeirError
 from state_ops.kinds import collections_of
@@ -185,7 +186,7 @@ def authors_error(error: Exception, stage: Stage, epoch: Epoch, keys: pa.Table) 
     shown = trace.tb_next if trace is not None and trace.tb_next is not None else trace
     return StageError(
         f"The function of the stage {stage.uid} raised {type(error).__name__}: {error}",
-        where=f"stage {stage.uid}, epoch {epoch.id}, subtask {epoch.subtask}, first keys of the batch: {keys.slice(0, 3).to_pylist()}",
+        where=f"stage {stage.uid}, epoch {epoch.id}, subtask {epoch.subtask}, first keys of the batch: {frames.python_rows(keys.slice(0, 3))}",
         next="Correct the function; the epoch was declined, and state, offsets and tables are as they were.",
         traceback="".join(traceback.format_exception(type(error), error, shown)),
     )
@@ -198,17 +199,46 @@ def fitted(stage: Stage, rows: pa.Table, output: pa.Schema | None, by: str | Non
     """
     if output is None or rows.schema.equals(output):
         return rows
+    where = f"stage {stage.uid}"
+    said = (
+        f"{by}() of the stage {stage.uid} returned other columns than its main function"
+        if by
+        else f"The stage {stage.uid} returned other columns than for an empty input"
+    )
     problems = [f"{field.name} is missing" for field in output if field.name not in rows.column_names]
     problems += [f"{name} is new" for name in rows.column_names if name not in output.names]
-    if not problems:
-        try:
-            return rows.select(output.names).cast(output)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            problems = [str(error)]
-    raise StageError(
-        f"{by}() of the stage {stage.uid} returned other columns than its main function: {'; '.join(problems)}."
-        if by
-        else f"The stage {stage.uid} returned other columns than for an empty input: {'; '.join(problems)}.",
-        where=f"stage {stage.uid}",
-        next="Return the same columns and types whatever the rows are.",
-    )
+    if problems:
+        raise StageError(
+            f"{said}: {'; '.join(problems)}.",
+            where=where,
+            next="Return the same columns and types whatever the rows are.",
+        )
+    columns = [_in_type(rows.column(field.name), field, said, where) for field in output]
+    return pa.Table.from_arrays(columns, schema=output)
+
+
+def _in_type(column: pa.ChunkedArray, field: pa.Field, said: str, where: str) -> pa.ChunkedArray:
+    """A column in the type of its field. Arrow refuses integers that a float rounds, and `cast` what Arrow would cut."""
+    if column.type == field.type:
+        return column
+    what = f"{said}: {field.name!r} does not fit {field.type}"
+    try:
+        if column.null_count < len(column):
+            wanted = frames.polars_type(_in_order_of(column.type, field.type))
+            cast(pl.Series(pl.from_arrow(column)), wanted, what, where)
+        return column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise StageError(
+            f"{what}: {error}.", where=where, next="Return the same columns and types whatever the rows are."
+        ) from error
+
+
+def _in_order_of(given: pa.DataType, type: pa.DataType) -> pa.DataType:
+    """A type whose structs have their fields in the order of the given one's: Arrow goes by their names, Polars does not."""
+    if pa.types.is_list(given) and pa.types.is_list(type):
+        return pa.list_(_in_order_of(given.value_type, type.value_type))
+    if not (pa.types.is_struct(given) and pa.types.is_struct(type)):
+        return type
+    if {field.name for field in given} != {field.name for field in type}:
+        return type
+    return pa.struct([(field.name, _in_order_of(field.type, type.field(field.name).type)) for field in given])

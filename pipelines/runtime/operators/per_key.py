@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -17,9 +17,10 @@ import pyarrow as pa
 from pipelines.runtime.definition import Epoch, Stage
 from state_ops import frames
 from state_ops.backends.base import Backend
-from state_ops.errors import PipelineError, StageError, WeirError
+from state_ops.errors import InputError, PipelineError, StageError, WeirError
 from state_ops.per_key import KeyState, KeyStates, OpenCache, row_store
-from state_ops.schema import StateSchema
+from state_ops.python_rows import columns
+from state_ops.schema import Field, StateSchema
 from state_ops.state import KeyedState
 from state_ops.value_types import zero_of
 
@@ -83,10 +84,13 @@ class PerKey:
         return self._each(state, epoch, lambda index, key: function(key, timers[index], self._state, epoch))
 
     def _each(self, state: KeyedState, epoch: Epoch, call: Callable[[int, Any], Any]) -> pa.Table | None:
-        columns = [column.to_pylist() for column in state.batch.columns]
-        keys = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        try:
+            parts = [column.to_pylist() for column in state.batch.columns]
+        except OverflowError as error:
+            raise _too_far(pa.table(state.batch.columns, names=self._keys.names), self._where) from error
+        keys = parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
         self._states.begin(state, keys)
-        results = []
+        results, owners = [], []
         for index, key in enumerate(keys):
             self._states.at(index)
             try:
@@ -97,8 +101,12 @@ class PerKey:
                 raise self._authors(error, key, epoch) from error
             if result is not None:
                 results.append(result)
+                owners.append(key)
         self._states.end()
-        return self._together(results, self._stage.output) if results else None
+        if not results:
+            return None
+        table = self._together(results, owners, self._stage.output)
+        return table if table.column_names else None  # nothing but empty lists
 
     def _tried(self, rows: pa.Table, epoch: Epoch) -> pa.Table | None:
         """No rows: what the output's columns are, as declared, or as the function returns for no rows of a made-up key."""
@@ -117,7 +125,7 @@ class PerKey:
             ) from error
         if result is None:
             return None
-        table = self._together([result], None)
+        table = self._together([result], [key], None)
         if not table.column_names:
             raise PipelineError(
                 f"The columns that {self._stage.uid} returns cannot be told from an empty list.",
@@ -137,15 +145,17 @@ class PerKey:
             traceback="".join(traceback.format_exception(type(error), error, trace)),
         )
 
-    def _together(self, results: Sequence[Any], output: pa.Schema | None) -> pa.Table:
+    def _together(self, results: Sequence[Any], owners: Sequence[Any], output: pa.Schema | None) -> pa.Table:
+        """What the calls returned as one table. owners: the key of each call."""
         if all(isinstance(result, list) for result in results):
-            return self._of_dicts([row for result in results for row in result], output)
+            return self._of_dicts(results, owners, output)
         if all(isinstance(result, pl.DataFrame) for result in results):
             try:  # much faster than one by one; but a column may have another type for one key than for another
                 return frames.arrow(pl.concat(results))
             except pl.exceptions.PolarsError:
                 pass
         tables = [frames.arrow(result, self._where) for result in results]
+        self._check_columns(tables, owners)
         try:
             return pa.concat_tables(tables, promote_options="permissive")
         except pa.ArrowException as error:
@@ -155,25 +165,68 @@ class PerKey:
                 next="Return the same columns and types whatever the rows are.",
             ) from error
 
-    def _of_dicts(self, rows: list[Any], output: pa.Schema | None) -> pa.Table:
-        if output is None:
-            return pa.Table.from_pylist(rows)
-        wanted = set(output.names)
-        for row in rows:
-            if not isinstance(row, Mapping) or row.keys() != wanted:
-                raise StageError(
-                    f"The stage {self._stage.uid} returned {row!r:.300}, but its rows have: {', '.join(output.names)}.",
-                    where=self._where,
-                    next="Return dicts with all of these, and no others; None for what is missing.",
-                )
+    def _of_dicts(self, results: Sequence[list[Any]], owners: Sequence[Any], output: pa.Schema | None) -> pa.Table:
+        rows = [row for result in results for row in result]
+        named = ((key, row) for key, result in zip(owners, results, strict=True) for row in result)
+        self._check_names(named, dict.fromkeys(output.names).keys() if output is not None else None)
+        if output is not None:
+            of_rows = [key for key, result in zip(owners, results, strict=True) for _ in result]
+            return self._as_declared(rows, of_rows, output)
         try:
-            return pa.Table.from_pylist(rows, output)
+            return pa.Table.from_pylist(rows)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise StageError(
                 f"The stage {self._stage.uid} returned values that do not fit its columns: {error}.",
                 where=self._where,
+                next="Return the same types whatever the rows are.",
+            ) from error
+
+    def _as_declared(self, rows: Sequence[Mapping[str, Any]], owners: Sequence[Any], output: pa.Schema) -> pa.Table:
+        """owners: the key of each row."""
+        fields = [Field(field.name, field.type, field.nullable, None) for field in output]
+        values = [tuple([row[name] for name in output.names]) for row in rows]
+        try:
+            return columns(fields, values, lambda number: f"the key {owners[number]!r}", self._where)
+        except StageError as error:
+            raise StageError(
+                f"The stage {self._stage.uid} returned values that do not fit its columns: {error.what}",
+                where=self._where,
                 next=f"They are: {', '.join(f'{field.name} {field.type}' for field in output)}.",
             ) from error
+
+    def _check_columns(self, tables: Sequence[pa.Table], owners: Sequence[Any]) -> None:
+        """That frames have the same columns: Arrow would fill one that is missing with nulls. One without any column is no rows."""
+        first = None
+        for key, table in zip(owners, tables, strict=True):
+            names = sorted(table.column_names)
+            if not names:
+                continue
+            if first is None:
+                first = key, names
+            elif names != first[1]:
+                raise StageError(
+                    f"The stage {self._stage.uid} returned the columns {', '.join(names)} for the key {key!r}, "
+                    f"and {', '.join(first[1])} for {first[0]!r}.",
+                    where=self._where,
+                    next="Return the same columns and types whatever the rows are.",
+                )
+
+    def _check_names(self, rows: Iterable[tuple[Any, Any]], names: Set[str] | None) -> None:
+        """That dicts have the same names: Arrow takes those of the first one, and drops what another has beside them.
+
+        rows: each with the key that it was returned for. names: as declared; None: those of the first row.
+        """
+        by = "its rows have"
+        for key, row in rows:
+            if names is None and isinstance(row, Mapping):
+                names, by = row.keys(), f"a row of the key {key!r} has"
+            if not isinstance(row, Mapping) or row.keys() != names:
+                wanted = f"{by}: {', '.join(map(str, names))}" if names is not None else "rows are dicts"
+                raise StageError(
+                    f"The stage {self._stage.uid} returned {row!r:.300} for the key {key!r}, but {wanted}.",
+                    where=self._where,
+                    next="Return dicts with all of these, and no others, whatever the rows are; None for what is missing.",
+                )
 
 
 _DECLARE = 'Declare them: @stage(..., output={"column": pa.int64()}). Nothing was started.'
@@ -199,7 +252,8 @@ def slicer_of(function: Callable[..., Any]) -> Callable[[pa.Table], Slicer]:
     pl.DataFrame, pd.DataFrame, pa.Table or list[dict]. Raises PipelineError for a function of another shape."""
     parameters = check_parameters(function, "rows")
     if _wants_dicts(function, parameters[1]):
-        return lambda rows: _list_slicer(rows.to_pylist())
+        where = f"{function.__module__}.{function.__qualname__}"
+        return lambda rows: _list_slicer(_dicts(rows, where))
     convert = frames.converter(function, parameter=1)
     return lambda rows: _frame_slicer(convert(rows))
 
@@ -228,6 +282,30 @@ def _wants_dicts(function: Callable[..., Any], parameter: inspect.Parameter) -> 
 
 def _is_dict(arguments: tuple[Any, ...]) -> bool:
     return len(arguments) == 1 and (arguments[0] is dict or typing.get_origin(arguments[0]) is dict)
+
+
+def _dicts(rows: pa.Table, where: str) -> list[dict[str, Any]]:
+    try:
+        return rows.to_pylist()
+    except OverflowError as error:
+        raise _too_far(rows, where) from error
+
+
+def _too_far(rows: pa.Table, where: str) -> InputError:
+    far = next(name for name in rows.column_names if _overflows(rows.column(name)))
+    return InputError(
+        f"A row has a time in {far!r} that is before the year 1 or after 9999, which no datetime of Python's can be.",
+        where=where,
+        next="Leave such rows out and count them with where=, or take frames instead of list[dict]; as a key it needs a stage that is not per_key.",
+    )
+
+
+def _overflows(column: pa.ChunkedArray) -> bool:
+    try:
+        column.to_pylist()
+    except OverflowError:
+        return True
+    return False
 
 
 def _list_slicer(rows: list[Any]) -> Slicer:

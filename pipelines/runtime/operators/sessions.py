@@ -78,9 +78,9 @@ class SessionOperator:
                 rows = rows.filter(pa.array(~over))
         if rows.num_rows:
             self._fresh.append(self._sessions_of(self._bounded(rows)))
-            if sum(map(len, self._fresh)) > _PARTIAL_ROWS:
+            if folding.have_gathered(self._fresh, _PARTIAL_ROWS, 1):
                 self._fresh = [self._joined(self._fresh)]
-                if len(self._fresh[0]) > _PARTIAL_ROWS // 2:
+                if folding.have_gathered(self._fresh, _PARTIAL_ROWS, 2):  # else joining would soon be all that is done
                     self._fold()
         return iter(())
 

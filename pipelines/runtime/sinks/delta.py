@@ -10,10 +10,12 @@ entry after it. Where anybody else has committed since, delta-rs looks at the ta
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -22,7 +24,7 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from state_ops import delta_log, log_entries
 from state_ops.checkpoint import Checkpoint, StateFile
-from state_ops.errors import DamageError, PipelineError
+from state_ops.errors import DamageError, PipelineError, plainly
 from state_ops.frames import canonical_type
 from state_ops.ids import CheckpointId
 from state_ops.log_entries import DataFile, Known
@@ -35,6 +37,19 @@ CHECKPOINT = "weir.checkpoint"
 
 
 _WRITER = 2  # newer protocols may ask of a commit what only delta-rs knows
+
+# Table features that ask nothing of a commit of whole files, or only where a column or property says so, which is looked at by itself.
+_INERT = {
+    "appendOnly",
+    "invariants",
+    "checkConstraints",
+    "generatedColumns",
+    "changeDataFeed",
+    "timestampNtz",
+    "columnMapping",
+}
+_FEATURES = 7  # the writer protocol that names its features
+_IMPLIED = {6: {"identityColumns"}}  # by protocols that do not, beside the inert ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +75,23 @@ def file_path(table: str, file: DataFile) -> str:
     return f"{table_path(table)}/{unquote(file.path)}"
 
 
-def ensure(storage: Storage, table: str, schema: pa.Schema, left: Left | None = None) -> None:
-    """Create the table, or check the existing one. Only right before a commit: a declined epoch must not leave a table.
-
-    left: as this process has left it; if no commit since then was more than rows, its columns are what they were.
-    """
-    same = left is not None and left.columns == {field.name: field.type for field in schema}
-    if same and left is not None and log_entries.newest_after(left.version, "") is not None:
-        return
+def ensure(storage: Storage, table: str, schema: pa.Schema) -> None:
+    """Create the table, or check the existing one. Only right before a commit: a declined epoch must not leave a table."""
     delta_log.ensure_table(storage, table_path(table), schema)
     check_table(storage, table, schema)
 
 
+def fits(left: Left, schema: pa.Schema) -> bool:
+    """Whether the table has these columns for certain: it is as this process has left it, but for rows that others have added."""
+    same = left.columns == {field.name: field.type for field in schema}
+    return same and log_entries.newest_after(left.version, "") is not None
+
+
 def check_table(storage: Storage, table: str, schema: pa.Schema) -> None:
-    """Check that the table, if there is one, has these columns and that Weir can commit to it. Raises PipelineError."""
+    """Check that the table, if there is one, has these columns and that Weir can commit to it. Raises PipelineError.
+
+    It may be a table that others have made or altered: delta-rs commits files to some whose rows readers then take for others.
+    """
     uri = storage.full(table_path(table))
     try:
         handle = delta_log.open_table(storage, table_path(table))
@@ -85,21 +103,123 @@ def check_table(storage: Storage, table: str, schema: pa.Schema) -> None:
             where=uri,
             next="Unset that property: exactly-once publishing reads those versions.",
         )
-    was = _columns(handle)
-    now = {field.name: field.type for field in schema}
-    if was != now:
-        changes = [f"{name} is new" for name in now if name not in was]
-        changes += [f"{name} is gone" for name in was if name not in now]
-        changes += [f"{name} was {was[name]}, is {now[name]}" for name in now if name in was and was[name] != now[name]]
+    check_demands(handle, table)
+    changes = _changes(_columns(handle), {field.name: field.type for field in schema})
+    if changes:
         raise PipelineError(
-            f"The output for the table {table} changed: {'; '.join(changes)}.",
+            f"The output for the table {table} changed: {changes}.",
             where=uri,
             next="Keep its columns, or write to a table of another name.",
         )
 
 
+def check_committed(
+    storage: Storage, handle: DeltaTable, table: str, checkpoint: CheckpointId, adds: Sequence[DataFile]
+) -> None:
+    """Check before a committed checkpoint's files go into the table that it still takes them: somebody may have altered it since.
+
+    Its rows can go nowhere else any more; columns that were added to the table are NULL in them. Raises PipelineError, and DamageError
+    for a file that cannot be read.
+    """
+    check_demands(handle, table, checkpoint)
+    was = _columns_of(storage, table, adds[0]) if adds else {}
+    if changes := _changes(was, {name: type for name, type in _columns(handle).items() if name in was}):
+        raise PipelineError(
+            f"The table {table} has other columns than the rows of checkpoint {checkpoint}: {changes}.",
+            where=handle.table_uri,
+            next=_undo(checkpoint),
+        )
+
+
+def check_demands(handle: DeltaTable, table: str, committed: CheckpointId | None = None) -> None:
+    """Check that the table, as this handle shows it, asks of a commit nothing but its files. Raises PipelineError.
+
+    committed: the checkpoint whose rows must go into it; None: they may still go elsewhere.
+    """
+    demands = list(_demands(handle))
+    if demands:
+        cures = "; ".join(dict.fromkeys(cure for _, cure in demands))
+        raise PipelineError(
+            f"Weir cannot write to the table {table} as it is: {'; '.join(what for what, _ in demands)}.",
+            where=handle.table_uri,
+            next=f"{cures}; or write to a table of another name." if committed is None else _undo(committed, cures),
+        )
+
+
+def _undo(committed: CheckpointId, how: str = "RESTORE TABLE … TO VERSION AS OF …") -> str:
+    return (
+        f"Checkpoint {committed} is committed, and its rows must go into this very table. "
+        f"Undo the change there and keep its log ({how}), then run again."
+    )
+
+
+def _changes(was: Mapping[str, pa.DataType], now: Mapping[str, pa.DataType]) -> str:
+    """How columns differ, in words; empty if they do not. Their order does not count."""
+    changes = [f"{name} is new" for name in now if name not in was]
+    changes += [f"{name} is gone" for name in was if name not in now]
+    changes += [f"{name} was {was[name]}, is {now[name]}" for name in now if name in was and was[name] != now[name]]
+    return "; ".join(changes)
+
+
+def _demands(handle: DeltaTable) -> Iterator[tuple[str, str]]:
+    """What the table wants of its writers and Weir does not do, each with how to undo it."""
+    metadata, protocol = handle.metadata(), handle.protocol()
+    if metadata.partition_columns:
+        yield f"it is partitioned by {', '.join(metadata.partition_columns)}", "Write it anew without partitions"
+    if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
+        yield "its columns are mapped (delta.columnMapping.mode)", "Write it anew without column mapping"
+    for name in metadata.configuration:
+        if name.startswith("delta.constraints."):
+            constraint = name.removeprefix("delta.constraints.")
+            yield f"it has the constraint {constraint}", f"ALTER TABLE … DROP CONSTRAINT {constraint}"
+    for path, field in _fields(json.loads(handle.schema().to_json())):
+        if not field["nullable"]:
+            yield f"{path} is NOT NULL", f"ALTER TABLE … ALTER COLUMN {path} DROP NOT NULL"
+        for name in field["metadata"]:
+            if name.startswith("delta.") and not name.startswith("delta.columnMapping."):
+                yield f"{path} has {name}", f"Write it anew without {name}"
+    named = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
+    features = named if protocol.min_writer_version >= _FEATURES else _IMPLIED.get(protocol.min_writer_version, set())
+    for name in sorted(features - _INERT):
+        yield f"it has the table feature {name}", f"ALTER TABLE … DROP FEATURE {name}"
+
+
+def _fields(type: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """The columns of a Delta schema in JSON, those within others too, by their paths as in SQL; items of arrays and maps as columns."""
+    if not isinstance(type, dict):
+        return
+    prefix = f"{path}." if path else ""
+    if type["type"] == "struct":
+        inside = [(field["name"], field) for field in type["fields"]]
+    elif type["type"] == "array":
+        inside = [("element", {"type": type["elementType"], "nullable": type["containsNull"], "metadata": {}})]
+    else:
+        item = {"type": type["valueType"], "nullable": type["valueContainsNull"], "metadata": {}}
+        inside = [("key", {"type": type["keyType"], "nullable": True, "metadata": {}}), ("value", item)]
+    for name, field in inside:
+        yield f"{prefix}{name}", field
+        yield from _fields(field["type"], f"{prefix}{name}")
+
+
 def _columns(handle: DeltaTable) -> dict[str, pa.DataType]:
-    return {field.name: canonical_type(field.type) for field in pa.schema(handle.schema().to_arrow())}
+    return _canonical(pa.schema(handle.schema().to_arrow()))
+
+
+def _columns_of(storage: Storage, table: str, file: DataFile) -> dict[str, pa.DataType]:
+    """The columns of a committed file, by its footer. Raises DamageError."""
+    path = file_path(table, file)
+    try:
+        return _canonical(storage.parquet_footer(path).schema.to_arrow_schema())
+    except (FileNotFoundError, pa.ArrowException) as error:
+        raise DamageError(
+            f"A file of a committed checkpoint cannot be read: {plainly(error)}.",
+            where=storage.full(path),
+            next="Nothing was published. `weir fsck PIPELINE` says what else is damaged: bring the files back from a backup.",
+        ) from error
+
+
+def _canonical(schema: pa.Schema) -> dict[str, pa.DataType]:
+    return {field.name: canonical_type(field.type) for field in schema}
 
 
 def check(storage: Storage, files: Sequence[StateFile], schemas: Mapping[tuple[str, str], pa.Schema]) -> None:
@@ -119,15 +239,17 @@ def check(storage: Storage, files: Sequence[StateFile], schemas: Mapping[tuple[s
 
 
 def _problem(storage: Storage, file: StateFile, schema: pa.Schema) -> str | None:
-    size = storage.size(file.path)
-    if size is None:
+    try:
+        footer, size = storage.parquet_end(file.path)
+    except FileNotFoundError:
         return "is gone"
+    except pa.ArrowException as error:
+        found = storage.size(file.path)
+        if found == file.bytes:
+            return f"is not readable Parquet: {error}"
+        return f"has {found} bytes instead of {file.bytes}"
     if size != file.bytes:
         return f"has {size} bytes instead of {file.bytes}"
-    try:
-        footer = storage.parquet_footer(file.path)
-    except pa.ArrowException as error:
-        return f"is not readable Parquet: {error}"
     if footer.num_rows != file.rows:
         return f"has {footer.num_rows} rows instead of {file.rows}"
     if not footer.schema.to_arrow_schema().equals(schema):
@@ -190,7 +312,7 @@ def _committed(
     adds: Sequence[DataFile],
 ) -> tuple[int, DeltaTable]:
     """Publish through delta-rs; returns the Delta version that has the checkpoint, and a handle on it or on a later one."""
-    uri = storage.full(table_path(table))
+    uri, last = storage.full(table_path(table)), ""
     try:
         handle = delta_log.open_table(storage, table_path(table))
     except TableNotFoundError as error:
@@ -201,18 +323,19 @@ def _committed(
             return _version_of(handle, checkpoint.id), handle
         if version != previous:
             raise _damaged(uri, f"its last published checkpoint is {version}, but the registry says {previous}")
+        check_committed(storage, handle, table, checkpoint.id, adds)
         try:
             before = handle.version()
             metadata = {CHECKPOINT: str(checkpoint.id)}
             delta_log.commit(handle, sink_app, checkpoint.id, adds, metadata=metadata, upkeep=_upkeep(handle))
-        except CommitFailedError:
-            handle = delta_log.open_table(storage, table_path(table))
+        except CommitFailedError as error:
+            handle, last = delta_log.open_table(storage, table_path(table)), plainly(error)
             continue
         handle.update_incremental()
         # The next version is ours, unless a commit without our app id came first and delta-rs went behind it.
         new = handle.version() - before
         return (handle.version() if new == 1 else _version_of(handle, checkpoint.id, new)), handle
-    raise _damaged(uri, f"{_MAX_RACES} commits in a row met another writer; only Weir may write to it")
+    raise _damaged(uri, f"{_MAX_RACES} commits in a row failed ({last}); only Weir may write to it")
 
 
 def _left(storage: Storage, table: str, sink_app: str, handle: DeltaTable, published: int) -> Left | None:

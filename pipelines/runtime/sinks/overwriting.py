@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import CommitFailedError
 
 from pipelines.runtime.keyed_stage import staged_writer
-from pipelines.runtime.sinks.delta import CHECKPOINT, file_path, table_path
+from pipelines.runtime.sinks.delta import CHECKPOINT, check_demands, file_path, table_path
 from pipelines.runtime.sources.footers import times
 from state_ops import delta_log
 from state_ops.checkpoint import Checkpoint, StateFile, from_micros
-from state_ops.errors import DamageError, WeirError
+from state_ops.errors import DamageError, WeirError, plainly
 from state_ops.ids import epoch_dir, new_attempt_id
 from state_ops.log_entries import DataFile, active_files
 from state_ops.registry import Publication
@@ -94,6 +94,7 @@ def overwrite(
     decided, sink_app, prefix = checkpoint.sinks[table], f"{app_id}/{table}", f"{table_path(table)}/"
     wanted, column = Range(decided["start"], decided["end"]), decided["column"]
     adds = [DataFile(file.path.removeprefix(prefix), file.bytes, file.rows or 0) for file in files]
+    last = ""
     for _ in range(_MAX_RACES):
         handle = delta_log.open_table(storage, table_path(table))
         version = handle.transaction_version(sink_app)
@@ -101,17 +102,19 @@ def overwrite(
             return _published(checkpoint, table, handle.version(), len(adds), 0, started)
         if version != decided["before"]:
             raise _unreachable(storage, table, f"its last published checkpoint is {version}, not {decided['before']}")
+        check_demands(handle, table, checkpoint.id)
         active = active_files(handle)
         goes, rests = _apart(storage, table, checkpoint, active, column, wanted, scratch)
         try:
             metadata = {CHECKPOINT: str(checkpoint.id), _RANGE: f"{column}: {wanted}"}
             delta_log.commit(handle, sink_app, checkpoint.id, [*rests, *adds], goes, metadata)
-        except CommitFailedError:
+        except CommitFailedError as error:
+            last = plainly(error)
             continue
         _remove_left(storage, table, checkpoint, [*adds, *rests])
         rows = sum(file.rows for file in (*adds, *rests)) - sum(file.rows for file in goes)
         return _published(checkpoint, table, handle.version() + 1, len(goes) + len(adds) + len(rests), rows, started)
-    raise _unreachable(storage, table, f"{_MAX_RACES} commits in a row met another writer")
+    raise _unreachable(storage, table, f"{_MAX_RACES} commits in a row failed ({last})")
 
 
 def touched(storage: Storage, table: str, active: Sequence[DataFile], column: str, wanted: Range, scratch: Path) -> int:

@@ -19,10 +19,10 @@ import structlog
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from pipelines.runtime.sinks.delta import CHECKPOINT, file_path, table_path
+from pipelines.runtime.sinks.delta import CHECKPOINT, check_demands, file_path, table_path
 from state_ops import delta_log
 from state_ops.checkpoint import Checkpoint, StateFile
-from state_ops.errors import DamageError
+from state_ops.errors import DamageError, plainly
 from state_ops.log_entries import DataFile, active_files
 from state_ops.registry import Publication
 from state_ops.storage import Storage
@@ -85,6 +85,7 @@ def rewind(
     adds = [DataFile(file.path.removeprefix(prefix), file.bytes, file.rows or 0) for file in files]
     decided = checkpoint.sinks[table]
     sink_app = f"{app_id}/{table}"
+    last = ""
     for _ in range(_MAX_RACES):
         handle = delta_log.open_table(storage, table_path(table))
         version = handle.transaction_version(sink_app)
@@ -92,6 +93,8 @@ def rewind(
             return _published(checkpoint, table, handle.version(), (), (), started)
         if version != decided["before"]:
             raise _unreachable(storage, table, f"its last published checkpoint is {version}, not {decided['before']}")
+        if adds:  # what comes back was in this very table
+            check_demands(handle, table, checkpoint.id)
         then, _ = _since(storage, handle, table, decided["to"])
         now, wanted = active_files(handle), files_at(storage, table, then)
         active = {file.path for file in now}
@@ -106,10 +109,11 @@ def rewind(
         try:
             metadata = {CHECKPOINT: str(checkpoint.id), _REWIND: str(decided["to"] or 0)}
             delta_log.commit(handle, sink_app, checkpoint.id, [*comes, *adds], goes, metadata)
-        except CommitFailedError:
+        except CommitFailedError as error:
+            last = plainly(error)
             continue
         return _published(checkpoint, table, handle.version() + 1, goes, adds, started)
-    raise _unreachable(storage, table, f"{_MAX_RACES} commits in a row met another writer")
+    raise _unreachable(storage, table, f"{_MAX_RACES} commits in a row failed ({last})")
 
 
 def kept_for(storage: Storage, table: str) -> timedelta | None:

@@ -11,8 +11,7 @@ import fnmatch
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 import structlog
 
 from configs.settings import EpochSettings, S3Settings
 from pipelines.runtime.definition import FileSource
-from pipelines.runtime.sources.footers import times
+from pipelines.runtime.sources.footers import nanos, shifts_dates, times
+from pipelines.runtime.sources.parquet_files import ParquetFiles
+from pipelines.runtime.sources.slices import LeftOut, Slice, SourceFile
 from state_ops import frames
-from state_ops.checkpoint import to_micros
-from state_ops.errors import ConfigurationError, InputError, TransientError
+from state_ops.errors import ConfigurationError, InputError
 from state_ops.s3 import arrow_filesystem, is_s3, refuse_secrets
 
 _REMEMBERED = 10_000
 _HASH_BITS = 64
-_TAIL = 1 << 16  # bytes; as much as Arrow itself reads at first, and most footers fit
 _GLOB = re.compile(r"[\\{}\[\]*?]")
 _OBJECT_STORES = frozenset({"abfs", "gcs", "s3"})  # where a directory is no more than the names in it
 _MOST_REMOTE = 8  # files
-_OLD_CALENDAR = frozenset({b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"})
 
 log = structlog.get_logger("weir.source")
 
@@ -45,99 +42,6 @@ log = structlog.get_logger("weir.source")
 def literal(path: str) -> str:
     """A path that Spark takes for itself and not for a pattern."""
     return _GLOB.sub(r"\\\g<0>", path)
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """One file as the slice saw it. size in bytes, mtime in ns since 1970; rows from its footer.
-
-    nanos: timestamp columns that it stores in nanoseconds. by_spark: it stores something that Spark reads in a way of its own: those,
-    unsigned numbers of 64 bits, or old dates by a calendar that Spark shifts.
-    """
-
-    name: str
-    size: int
-    mtime_ns: int
-    rows: int = 0
-    nanos: tuple[str, ...] = ()
-    by_spark: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A row that a slice leaves out. stage, gate: whose gate has set it aside, by its title; row: its number in the file."""
-
-    stage: str
-    gate: str
-    file: str
-    row: int
-    reason: str
-
-
-_ROW_BITS = 40
-
-
-def position(file: int, row: int) -> int:
-    """Of a row in a slice, from its file's number in the slice and its own in the file."""
-    return file << _ROW_BITS | row
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """What one epoch reads from one source.
-
-    limited: a slice limit ended it, so there may be more. newest: the newest event time from the files' statistics in
-    microseconds, None if they do not tell. schema: the columns that every file has, in canonical types. left_out: rows of the files that
-    nobody gets to see.
-    """
-
-    files: tuple[SourceFile, ...]
-    limited: bool
-    newest: int | None
-    schema: pa.Schema | None
-    left_out: tuple[LeftOut, ...] = ()
-
-    @property
-    def rows(self) -> int:
-        """In its files, those that it leaves out among them."""
-        return sum(file.rows for file in self.files)
-
-    def place(self, position: int) -> tuple[str, int]:
-        """A row's file and its number there."""
-        return self.files[position >> _ROW_BITS].name, position & ((1 << _ROW_BITS) - 1)
-
-    def positions_left_out(self) -> list[int]:
-        number = {file.name: index for index, file in enumerate(self.files)}
-        return sorted(position(number[one.file], one.row) for one in self.left_out)
-
-    def to_dict(self) -> dict[str, Any]:
-        files = [
-            {
-                name: list(value) if name == "nanos" else value
-                for name, value in asdict(file).items()
-                if name != "by_spark"
-            }
-            for file in self.files
-        ]  # as JSON gives it back
-        raw: dict[str, Any] = {"files": files, "rows": self.rows, "limited": self.limited}
-        if self.left_out:
-            raw["excluded"] = {
-                name: sorted(one.row for one in self.left_out if one.file == name)
-                for name in sorted({one.file for one in self.left_out})
-            }
-        return raw
-
-
-def nothing_read() -> dict[str, Any]:
-    """`Slice.to_dict` of a checkpoint that reads nothing."""
-    return {"files": [], "rows": 0, "limited": False}
-
-
-def has_read(position: dict[str, Any] | None) -> Callable[[str], bool]:
-    """Which files, by name, have been read at a position; all at or below its floor count as read."""
-    known = position or {"seen": (), "floor": None}
-    seen, floor = set(known["seen"]), known["floor"]
-    return lambda name: name in seen or (floor is not None and name <= floor)
 
 
 class FilesReader:
@@ -174,6 +78,7 @@ class FilesReader:
         else:
             self._fs, self._path = pafs.LocalFileSystem(), directory
             self._place = directory
+        self._parquet = ParquetFiles(self._fs, self._path, directory)
         self._warned: set[tuple[Any, ...]] = set()
         self._bucket_seen = False
 
@@ -188,7 +93,7 @@ class FilesReader:
 
     def uri(self, file: SourceFile) -> str:
         """The file's place as people read it."""
-        return f"{self.directory}/{file.name}"
+        return self._parquet.uri(file)
 
     def spark_path(self, file: SourceFile) -> str:
         """The file's place as Spark reads it, which takes a path for a pattern unless its special characters are escaped."""
@@ -270,16 +175,16 @@ class FilesReader:
                 limited = True
                 break
             self._check_name(file)
-            footer, found = self._footer(file)
+            footer, stored = self._parquet.footer(file)
             if chosen and limits is not None and rows + footer.num_rows > limits.max_rows:
                 limited = True
                 break
+            found = frames.canonical_schema(stored)
             schema = found if schema is None else self._check_schema(file, schema, found)
             self._check_event_time(file, found)
-            stored = footer.schema.to_arrow_schema()
-            nanos = tuple(name for name in _nanos(stored) if name in schema.names)
-            by_spark = bool(nanos) or pa.uint64() in stored.types or _shifts_dates(footer)
-            chosen.append(replace(file, rows=footer.num_rows, nanos=nanos, by_spark=by_spark))
+            by_nanos = tuple(name for name in nanos(stored) if name in schema.names)
+            by_spark = bool(by_nanos) or pa.uint64() in stored.types or shifts_dates(footer)
+            chosen.append(replace(file, rows=footer.num_rows, nanos=by_nanos, by_spark=by_spark))
             rows, size = rows + footer.num_rows, size + file.size
             found = times(footer, self.source.event_time) if self.source.event_time is not None else None
             told = told and (found is not None or footer.num_rows == 0)
@@ -337,14 +242,15 @@ class FilesReader:
                 times = self.table(file, [column]).column(column)
                 kept = np.ones(len(times), dtype=bool)
                 kept[[one.row for one in left_out if one.file == file.name]] = False
-                last = pc.max(frames.canonical(pa.table([times.filter(pa.array(kept))], [column])).column(0)).as_py()
+                left = frames.canonical(pa.table([times.filter(pa.array(kept))], [column])).column(0)
+                last = pc.max(left.cast(pa.int64())).as_py()
                 if last is not None:
-                    newest = max(to_micros(last), to_micros(last) if newest is None else newest)
+                    newest = last if newest is None else max(newest, last)
         return replace(planned, left_out=left_out, newest=newest)
 
     def table(self, file: SourceFile, columns: Sequence[str] | None = None) -> pa.Table:
         """One file's rows, whole in memory. Large slices are read by Spark; this is for who needs one file alone. Raises as `batches`."""
-        with self._decoded(file) as parquet:
+        with self._parquet.decoded(file) as parquet:
             return parquet.read(None if columns is None else list(columns), use_threads=False)
 
     def batches(self, file: SourceFile, columns: pa.Schema, rows: int) -> Iterator[pa.Table]:
@@ -352,23 +258,11 @@ class FilesReader:
 
         Raises InputError if it is gone, damaged or not what was planned, and TransientError if storage fails.
         """
-        with self._decoded(file) as parquet:
+        with self._parquet.decoded(file) as parquet:
             if any(name not in parquet.schema_arrow.names for name in columns.names):
-                raise self._changed(file)
+                raise self._parquet.changed(file)
             for batch in parquet.iter_batches(rows, columns=columns.names, use_threads=False):
                 yield frames.canonical(pa.Table.from_batches([batch]).select(columns.names)).cast(columns)
-
-    @contextmanager
-    def _decoded(self, file: SourceFile) -> Iterator[pq.ParquetFile]:
-        # Read first and parse then: Arrow raises OSError for a damaged page as well as for broken storage.
-        with self._reading(file), self._fs.open_input_file(f"{self._path}/{file.name}") as stream:
-            data = stream.read_buffer()
-        if data.size != file.size:
-            raise self._changed(file)
-        with self._parsing(file):
-            yield pq.ParquetFile(
-                pa.BufferReader(data), page_checksum_verification=True, coerce_int96_timestamp_unit="us"
-            )
 
     def verify(self, planned: Slice) -> None:
         """InputError if a file of the slice is gone or is not the file that was planned."""
@@ -382,14 +276,7 @@ class FilesReader:
                     next="Put it back, or let its producer write under temporary names and rename; the epoch was declined.",
                 )
             if (found.size, found.mtime_ns) != (file.size, file.mtime_ns):
-                raise self._changed(file)
-
-    def _changed(self, file: SourceFile) -> InputError:
-        return InputError(
-            "A file changed while an epoch was reading it.",
-            where=self.uri(file),
-            next="Files must not change after they arrive: deliver corrections under a new name. The epoch was declined.",
-        )
+                raise self._parquet.changed(file)
 
     # -- how
 
@@ -417,63 +304,6 @@ class FilesReader:
         for info in self._fs.get_file_info([f"{self._path}/{name}" for name in names]):
             if info.type == pafs.FileType.File:
                 yield SourceFile(info.base_name, info.size, info.mtime_ns or 0)
-
-    def _footer(self, file: SourceFile) -> tuple[pq.FileMetaData, pa.Schema]:
-        with self._reading(file):
-            end = self._end(file)
-        with self._parsing(file):
-            footer = pq.read_metadata(pa.BufferReader(end))
-            return footer, self._schema(footer)
-
-    @contextmanager
-    def _reading(self, file: SourceFile) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError as error:
-            raise InputError(
-                f"The input file {file.name} vanished before it was read.",
-                where=self.uri(file),
-                next="Put it back, or run again, which plans without it; nothing of this epoch was applied.",
-            ) from error
-        except OSError as error:
-            raise TransientError(
-                f"The input file {file.name} cannot be read now: {_first_line(error)}",
-                where=self.uri(file),
-                next="Look at the storage and at who may read the file, and run again; nothing of this epoch was applied.",
-            ) from error
-
-    @contextmanager
-    def _parsing(self, file: SourceFile) -> Iterator[None]:
-        try:
-            yield
-        except pa.ArrowMemoryError as error:
-            raise TransientError(
-                f"There was no memory to read the input file {file.name}: {_first_line(error)}",
-                where=self.uri(file),
-                next="Cut smaller slices (epoch.max_rows, epoch.max_bytes), or let Spark read them (spark.direct_read_mb: 0).",
-            ) from error
-        except (pa.ArrowException, OSError) as error:
-            problem = "is empty" if file.size == 0 else "is not a readable Parquet file"
-            raise InputError(
-                f"The input file {file.name} {problem}.",
-                where=f"{self.uri(file)} ({_first_line(error)})",
-                next=f"Repair it, or move it out of {self.directory}; nothing of this epoch was applied.",
-            ) from error
-
-    def _end(self, file: SourceFile) -> bytes:
-        """The file's last bytes, of which a footer is all that Parquet asks for: data, footer, its length (4 bytes), magic (4)."""
-        with self._fs.open_input_file(f"{self._path}/{file.name}") as stream:
-            size = stream.size()
-            end = stream.read_at(min(size, _TAIL), max(size - _TAIL, 0))
-            needed = int.from_bytes(end[-8:-4], "little") + 8
-            if end[-4:] == b"PAR1" and len(end) < needed <= size:
-                end = stream.read_at(needed, size - needed)
-        return end
-
-    @staticmethod
-    def _schema(footer: pq.FileMetaData) -> pa.Schema:
-        schema = footer.schema.to_arrow_schema()
-        return pa.schema([(field.name, frames.canonical_type(field.type)) for field in schema])
 
     def _check_directory(self, position: dict[str, Any] | None) -> None:
         if position and position["files"]:
@@ -592,18 +422,3 @@ class FilesReader:
 
 def _hash(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=_HASH_BITS // 8).digest(), "big")
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _shifts_dates(footer: pq.FileMetaData) -> bool:
-    """Whether Spark shifts dates of before 1582 and times of before 1900 that it reads here: a Spark has written them by the old calendar."""
-    told = footer.metadata or {}
-    written_by = told.get(b"org.apache.spark.version", b"").partition(b".")[0]
-    return written_by in (b"1", b"2") or not told.keys().isdisjoint(_OLD_CALENDAR)
-
-
-def _nanos(stored: pa.Schema) -> tuple[str, ...]:
-    return tuple(field.name for field in stored if pa.types.is_timestamp(field.type) and field.type.unit == "ns")

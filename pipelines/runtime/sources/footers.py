@@ -1,14 +1,15 @@
-"""What the footers of Parquet files tell of event times."""
+"""What the footers of Parquet files tell: of event times, and of what Spark reads in a way of its own."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
-from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from state_ops.checkpoint import to_micros
+_MICROS = {"days": 86_400_000_000, "milliseconds": 1000, "microseconds": 1}
+_OLD_CALENDAR = frozenset({b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +30,26 @@ def times(footer: pq.FileMetaData, column: str) -> Times | None:
     groups = [footer.row_group(group).column(places[0]).statistics for group in range(footer.num_row_groups)]
     if not groups or any(one is None or not one.has_min_max for one in groups):
         return None
+    # The stored numbers, since rows may have times that no datetime has: an OverflowError here would end the run.
+    unit = json.loads(footer.schema.column(places[0]).logical_type.to_json()).get("timeUnit", "days")
     return Times(
-        min(_micros(one.min) for one in groups),
-        max(_micros(one.max) for one in groups),
+        _micros(min(one.min_raw for one in groups), unit),
+        _micros(max(one.max_raw for one in groups), unit),
         any(not one.has_null_count or one.null_count > 0 for one in groups),
     )
 
 
-def _micros(moment: Any) -> int:
-    if isinstance(moment, date) and not isinstance(moment, datetime):
-        moment = datetime(moment.year, moment.month, moment.day, tzinfo=UTC)
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return aware.value // 1000 if hasattr(aware, "value") else to_micros(aware)  # pandas gives nanoseconds whole
+def nanos(stored: pa.Schema) -> tuple[str, ...]:
+    """The columns of times in nanoseconds."""
+    return tuple(field.name for field in stored if pa.types.is_timestamp(field.type) and field.type.unit == "ns")
+
+
+def shifts_dates(footer: pq.FileMetaData) -> bool:
+    """Whether Spark shifts dates of before 1582 and times of before 1900 that it reads here: a Spark has written them by the old calendar."""
+    told = footer.metadata or {}
+    written_by = told.get(b"org.apache.spark.version", b"").partition(b".")[0]
+    return written_by in (b"1", b"2") or not told.keys().isdisjoint(_OLD_CALENDAR)
+
+
+def _micros(stored: int, unit: str) -> int:
+    return stored // 1000 if unit == "nanoseconds" else stored * _MICROS[unit]

@@ -1,0 +1,102 @@
+"""What one epoch reads from one source: its files, as they were planned, and the rows that are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file as the slice saw it. size in bytes, mtime in ns since 1970; rows from its footer.
+
+    nanos: timestamp columns that it stores in nanoseconds. by_spark: it stores something that Spark reads in a way of its own: those,
+    unsigned numbers of 64 bits, or old dates by a calendar that Spark shifts.
+    """
+
+    name: str
+    size: int
+    mtime_ns: int
+    rows: int = 0
+    nanos: tuple[str, ...] = ()
+    by_spark: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A row that a slice leaves out. stage, gate: whose gate has set it aside, by its title; row: its number in the file."""
+
+    stage: str
+    gate: str
+    file: str
+    row: int
+    reason: str
+
+
+_ROW_BITS = 40
+
+
+def position(file: int, row: int) -> int:
+    """Of a row in a slice, from its file's number in the slice and its own in the file."""
+    return file << _ROW_BITS | row
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What one epoch reads from one source.
+
+    limited: a slice limit ended it, so there may be more. newest: the newest event time from the files' statistics in
+    microseconds, None if they do not tell. schema: the columns that every file has, in canonical types. left_out: rows of the files that
+    nobody gets to see.
+    """
+
+    files: tuple[SourceFile, ...]
+    limited: bool
+    newest: int | None
+    schema: pa.Schema | None
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """In its files, those that it leaves out among them."""
+        return sum(file.rows for file in self.files)
+
+    def place(self, position: int) -> tuple[str, int]:
+        """A row's file and its number there."""
+        return self.files[position >> _ROW_BITS].name, position & ((1 << _ROW_BITS) - 1)
+
+    def positions_left_out(self) -> list[int]:
+        number = {file.name: index for index, file in enumerate(self.files)}
+        return sorted(position(number[one.file], one.row) for one in self.left_out)
+
+    def to_dict(self) -> dict[str, Any]:
+        files = [
+            {
+                name: list(value) if name == "nanos" else value
+                for name, value in asdict(file).items()
+                if name != "by_spark"
+            }
+            for file in self.files
+        ]  # as JSON gives it back
+        raw: dict[str, Any] = {"files": files, "rows": self.rows, "limited": self.limited}
+        if self.left_out:
+            raw["excluded"] = {
+                name: sorted(one.row for one in self.left_out if one.file == name)
+                for name in sorted({one.file for one in self.left_out})
+            }
+        return raw
+
+
+def nothing_read() -> dict[str, Any]:
+    """`Slice.to_dict` of a checkpoint that reads nothing."""
+    return {"files": [], "rows": 0, "limited": False}
+
+
+def has_read(position: dict[str, Any] | None) -> Callable[[str], bool]:
+    """Which files, by name, have been read at a position; all at or below its floor count as read."""
+    known = position or {"seen": (), "floor": None}
+    seen, floor = set(known["seen"]), known["floor"]
+    return lambda name: name in seen or (floor is not None and name <= floor)

@@ -1,0 +1,57 @@
+"""Directories that a process works in for a while, and that somebody removes after it was killed.
+
+    <home>/<prefix><pid>-<uuid>/    locked by its process; the pid is for people
+
+The kernel lets go of the lock when the process dies. A pid would not tell: in a container each start has the same, and another
+container on this disk has its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def scratch(home: Path, prefix: str) -> Iterator[Path]:
+    """A new directory in `home`, gone after the `with` block. What killed processes left there under this prefix goes before."""
+    home.mkdir(parents=True, exist_ok=True)
+    for left in home.glob(f"{prefix}[0-9]*-*"):
+        _remove_left(left)
+    own, lock = _made(home, prefix)
+    try:
+        yield own
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has it too
+        os.close(lock)
+
+
+def _made(home: Path, prefix: str) -> tuple[Path, int]:
+    """A directory, and the lock on it. One that is taken for left over before it is locked is made again."""
+    while True:
+        own = home / f"{prefix}{os.getpid()}-{uuid.uuid4().hex}"
+        own.mkdir()
+        with suppress(FileNotFoundError):
+            lock = os.open(own, os.O_RDONLY)
+            with suppress(OSError):  # a disk that knows no locks: nobody gets one there, so nobody removes it either
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if own.exists():
+                return own, lock
+            os.close(lock)
+
+
+def _remove_left(directory: Path) -> None:
+    with suppress(OSError):  # its process lives, or it is gone by now
+        lock = os.open(directory, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory, ignore_errors=True)
+        finally:
+            os.close(lock)

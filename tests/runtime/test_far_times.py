@@ -1,0 +1,231 @@
+"""Event times that no Python datetime has: before the year 1, or after 9999, as from nanoseconds that were written as microseconds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from configs.settings import EpochSettings
+from pipelines import testing
+from pipelines.api import (
+    Epoch,
+    KeyedState,
+    KeyState,
+    Stage,
+    State,
+    agg,
+    aggregate,
+    deduplicate,
+    expect,
+    files,
+    stage,
+    window,
+)
+from pipelines.runtime import gates, quarantine
+from pipelines.runtime.definition import FileSource
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.footers import Times, times
+from pipelines.runtime.sources.slices import LeftOut
+from state_ops import frames
+from state_ops.checkpoint import from_micros
+from state_ops.errors import InputError, StageError
+from tests.recovery.harness import Site
+from tests.runtime.aside import NOON, SCHEMA, accounts, pipeline
+
+FIRST, LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+YEAR_12000 = 316_516_550_400_000_000
+YEAR_1 = -62_135_596_800_000_000
+MOMENT = pa.timestamp("us", tz="UTC")
+EVENTS = files("x/*.parquet", event_time="at")
+INPUT = pa.schema([("k", pa.string()), ("at", MOMENT)])
+
+
+class Seen(State):
+    rows: int = 0
+
+
+given: list[datetime | None] = []
+
+
+@stage("noted", source=EVENTS, key="k", state=Seen)
+def noted(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+    if len(rows):
+        given.append(epoch.watermark)
+    return state.fold(rows, rows=agg.count())
+
+
+STAGES = {
+    "window": window("t", EVENTS, key="k", on="at", every="1h", n=agg.count()),
+    "session": window("t", EVENTS, key="k", on="at", gap="1h", n=agg.count()),
+    "deduplicate": deduplicate("t", EVENTS, key="k", on="at", ttl="7d"),
+    "forever": deduplicate("t", EVENTS, key="k"),
+    "aggregate": aggregate("t", EVENTS, key="k", n=agg.count()),
+    "function": noted,
+}
+
+
+def rows(*micros: int) -> pa.Table:
+    return pa.table({"k": ["a"] * len(micros), "at": pa.array(micros, pa.int64()).cast(MOMENT)})
+
+
+@pytest.mark.parametrize("which", STAGES.values(), ids=STAGES.keys())
+def test_an_event_time_after_the_year_9999_stops_no_later_epoch(which: Stage):
+    run = testing.run(which, schema=INPUT)
+    run.epoch(rows(0, YEAR_12000))
+    assert run.watermark == LAST
+    run.epoch(rows(10))
+    run.epoch(rows(YEAR_12000))
+    run.epoch(drain=True)
+
+
+def test_an_event_time_of_the_year_1_less_the_lateness_stops_no_later_epoch():
+    run = testing.run(window("t", EVENTS, key="k", on="at", every="1h", lateness="1h", n=agg.count()), schema=INPUT)
+    assert run.epoch(rows(YEAR_1)).is_empty()
+    assert run.watermark == FIRST
+    assert run.epoch(rows(0))["n"].to_list() == [1]
+
+
+def test_a_function_gets_the_nearest_watermark_that_there_is():
+    given.clear()
+    run = testing.run(noted, schema=INPUT)
+    for micros in (-YEAR_12000, 0, YEAR_12000, 0):
+        run.epoch(rows(micros))
+    assert given == [None, FIRST, from_micros(0), LAST]
+
+
+@pytest.mark.parametrize("which", ["window", "session", "deduplicate"])
+@pytest.mark.parametrize("micros", [(1 << 63) - 1, -(1 << 63)])
+def test_an_event_time_at_the_end_of_time_is_refused_before_it_wraps_around(which, micros):
+    run = testing.run(STAGES[which], schema=INPUT)
+    with pytest.raises(InputError, match="1 rows have an event time in 'at' that is more than"):
+        run.epoch(rows(0, micros))
+    run.epoch(rows(0))
+    run.epoch(drain=True)
+
+
+@pytest.mark.parametrize("micros", [(1 << 63) - 1, -(1 << 63)])
+def test_a_watermark_at_the_end_of_time_stops_no_window(micros):
+    run = testing.run(
+        window("t", EVENTS, key="k", on="at", every="1h", lateness="1h", where="k <> 'far'", n=agg.count()),
+        schema=INPUT,
+    )
+    far = pa.table({"k": ["a", "far"], "at": pa.array([0, micros], pa.int64()).cast(MOMENT)})
+    assert len(run.epoch(far)) + len(run.epoch(drain=True)) == 1
+
+
+@stage("dicts", source=EVENTS, key="k", state=Seen, per_key=True, output={"n": pa.int64()})
+def dicts(_key: str, rows: list[dict], _state: KeyState, _epoch: Epoch) -> list[dict]:
+    return [{"n": len(rows)}]
+
+
+def test_rows_that_no_dict_can_have_are_refused_by_column():
+    with pytest.raises(InputError, match="A row has a time in 'at' that is before the year 1 or after 9999") as caught:
+        testing.run(dicts, schema=INPUT).epoch(rows(0, YEAR_12000))
+    assert "test_far_times.dicts" in str(caught.value.where)
+
+
+# -- for people
+
+
+@pytest.mark.parametrize(
+    ("type", "values", "shown"),
+    [
+        (MOMENT, [0, None, YEAR_12000], [from_micros(0), None, "12000-01-05 00:00:00.000000Z"]),
+        (MOMENT, [10**18, -(10**18)], ["33658-09-27 01:46:40.000000Z", "-29719-04-05 22:13:20.000000Z"]),
+        (pa.timestamp("s"), [2**40], ["36812-02-20 00:36:16"]),
+        (pa.date32(), [2**30], ["2941775-04-07"]),
+        (pa.list_(MOMENT), [[YEAR_12000], None, [0]], [["12000-01-05 00:00:00.000000Z"], None, [from_micros(0)]]),
+        (pa.struct([("at", MOMENT)]), [{"at": YEAR_12000}], [{"at": "12000-01-05 00:00:00.000000Z"}]),
+        (pa.map_(pa.string(), MOMENT), [[("a", YEAR_12000)]], [[("a", "12000-01-05 00:00:00.000000Z")]]),
+    ],
+    ids=str,
+)
+def test_people_see_such_a_time_as_text(type, values, shown):
+    column = pa.array(values, type)
+    assert frames.python_values(column) == shown
+    assert frames.python_rows(pa.table({"n": range(len(shown)), "at": column})) == [
+        {"n": number, "at": value} for number, value in enumerate(shown)
+    ]
+
+
+def test_a_gate_says_which_time_it_has_set_aside():
+    gate = expect(
+        "ExpectColumnValuesToBeBetween", column="at", max_value="2100-01-01T00:00:00+00:00", on_failure="quarantine"
+    )
+    (verdict,) = gates.check(replace(accounts, gates=(gate,)), rows(0, YEAR_12000))
+    assert verdict.unexpected_rows == (1,)
+    assert quarantine._reasons(gate, rows(0, YEAR_12000), np.array([1])) == ["at = '12000-01-05 00:00:00.000000Z'"]
+    (keyed,) = gates.with_keys([verdict], ["at"], lambda: rows(0, YEAR_12000))
+    assert keyed.keys == ({"at": "12000-01-05 00:00:00.000000Z"},)
+
+
+# -- files
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored", "micros"),
+    [
+        (pa.timestamp("us", tz="UTC"), [YEAR_12000, 5, -YEAR_12000], [-YEAR_12000, YEAR_12000]),
+        (pa.timestamp("us"), [YEAR_12000, 5], [5, YEAR_12000]),
+        (pa.timestamp("s"), [-7, YEAR_12000 // 10**6], [-7_000_000, YEAR_12000]),
+        (pa.timestamp("ms"), [-7, YEAR_12000 // 1000], [-7000, YEAR_12000]),
+        (pa.timestamp("ns", tz="Europe/Berlin"), [-7000, 1_999_999], [-7, 1999]),
+        (pa.date32(), [-1, 4_000_000], [-86_400_000_000, 345_600_000_000_000_000]),
+        (pa.date64(), [-86_400_000, 0], [-86_400_000_000, 0]),
+    ],
+    ids=str,
+)
+def test_a_footer_tells_times_as_they_are_stored(tmp_path, kind, stored, micros):
+    numbers = pa.array(stored, pa.int32() if kind == pa.date32() else pa.int64())
+    pq.write_table(pa.table({"at": numbers.cast(kind)}), tmp_path / "0.parquet", row_group_size=1)
+    assert times(pq.read_metadata(tmp_path / "0.parquet"), "at") == Times(*micros, nulls=False)
+
+
+def test_the_newest_event_time_of_what_is_left_is_known_in_the_year_12000(tmp_path):
+    pq.write_table(rows(0, YEAR_12000, 2 * YEAR_12000), tmp_path / "0.parquet")
+    reader = FilesReader(FileSource("{landing}/*.parquet", event_time="at"), f"{tmp_path}/*.parquet")
+    planned = reader.plan(None, EpochSettings(), None)
+    assert planned.newest == 2 * YEAR_12000
+    assert reader.without(planned, [LeftOut("s", "g", "0.parquet", 2, "")]).newest == YEAR_12000
+
+
+@pytest.mark.parametrize("amount", [1, 1000], ids=["applied", "set aside"])
+def test_a_pipeline_goes_on_and_says_where_its_watermark_stands(tmp_path: Path, weir, amount: int):
+    site = Site(tmp_path / "site", {"WEIR_EPOCH__MAX_FILES": "1"}, pipeline, "tests.runtime.aside")
+    site.landing.mkdir(parents=True)
+    for number, micros in enumerate([YEAR_12000, 0]):
+        at = pa.array([int(NOON.timestamp()) * 10**6, micros], pa.int64()).cast(MOMENT)
+        one = pa.table([["a", "b"], [number, number + 2], at, [5, 5 if number else amount]], schema=SCHEMA)
+        pq.write_table(one, site.landing / f"{number}.parquet")
+    reports = list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(batch_rows=5)))
+    assert len(reports) == 2
+    told = json.loads(weir(site, "status", "aside", "--json").out)["watermarks"]
+    assert told["accounts"] == (LAST if amount == 1 else NOON).isoformat()
+    for more in ([], ["--format", "json"]):
+        assert ("12000-01-05" in weir(site, "state", "scan", "aside", "hours", *more).out) is (amount == 1)
+
+
+def test_a_key_that_is_such_a_time_is_refused_per_key_and_shown_in_errors():
+    class Plain(State):
+        n: int = 0
+
+    def called(key: datetime, rows: pl.DataFrame, state: KeyState, epoch: Epoch) -> None: ...
+
+    def work(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> None:
+        state.put(rows.select("at", n=pl.lit(None, pl.Int64)))
+
+    per_key = stage("t", source=EVENTS, key="at", state=Plain, per_key=True, output={})(called)
+    with pytest.raises(InputError, match="a time in 'at'"):
+        testing.run(per_key).epoch(rows(YEAR_12000))
+    with pytest.raises(StageError, match="12000-01-05 00:00:00"):
+        testing.run(stage("t", source=EVENTS, key="at", state=Plain)(work)).epoch(rows(YEAR_12000))

@@ -1,0 +1,57 @@
+"""Frames of any library as canonical Arrow tables."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from state_ops import frames
+
+US = pa.timestamp("us", tz="UTC")
+NANOS = [-1, 0, 1_999, None, 1_704_067_200_000_000_001]
+MICROS = [-1, 0, 1, None, 1_704_067_200_000_000]
+
+
+FROM_ARROW = {"polars": pl.from_arrow, "pandas": pa.Table.to_pandas, "pyarrow": lambda table: table}
+ZONES = [None, "UTC", "America/New_York", "+05:30"]  # the last one Polars does not have
+
+
+@pytest.mark.parametrize(
+    ("library", "zone"),
+    [(library, zone) for library in FROM_ARROW for zone in ZONES if (library, zone) != ("polars", "+05:30")],
+)
+def test_nanoseconds_are_cut_to_microseconds_in_every_library(library, zone):
+    table = pa.table({"k": ["a"] * 5, "at": pa.array(NANOS, pa.timestamp("ns", tz=zone))})
+    frame = FROM_ARROW[library](table)
+    made = frames.arrow(frame)
+    assert made.schema == pa.schema([("k", pa.string()), ("at", US)])
+    assert made.column("at").cast(pa.int64()).to_pylist() == MICROS
+    assert frames.arrow(frame[:0]).schema.field("at").type == US
+
+
+def test_nanoseconds_within_lists_maps_and_structs_are_cut_too():
+    nanos = pa.array(NANOS, pa.timestamp("ns"))
+    offsets = pa.array([0, 2, 5])
+    table = pa.table(
+        {
+            "list": pa.ListArray.from_arrays(offsets, nanos),
+            "map": pa.MapArray.from_arrays(offsets, pa.array(list("abcde")), nanos),
+            "struct": pa.StructArray.from_arrays([nanos.slice(0, 2), pa.array([1, 2], pa.uint8())], ["at", "n"]),
+        }
+    )
+    made = frames.canonical(table)
+    assert made.schema == frames.canonical_schema(table.schema)
+    first = datetime(1970, 1, 1, tzinfo=UTC) - timedelta(microseconds=1)
+    assert made.column("list")[0].as_py()[0] == made.column("map")[0].as_py()[0][1] == first
+    assert made.column("struct")[0].as_py() == {"at": first, "n": 1}
+    assert made.column("list")[1].as_py()[1] is None
+    assert frames.canonical(table.schema.empty_table()).schema == made.schema
+
+
+def test_pandas_gets_nulls_as_its_own_and_counts_nan_as_one():
+    made = frames.arrow(pd.DataFrame({"fare": [1.5, float("nan"), None]}))
+    assert made.column("fare").to_pylist() == [1.5, None, None]
