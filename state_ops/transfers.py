@@ -42,7 +42,7 @@ def together(
     if deadline is not None and time.monotonic() >= deadline:
         raise _late(0, len(items))
     cancelled = Event()
-    futures = _begun([partial(move, item, cancelled) for item in items], at_once)
+    futures = _begun([partial(move, item, cancelled) for item in items], at_once, after_failure=False)
     try:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         done, running = wait(futures, timeout=left, return_when=FIRST_EXCEPTION)
@@ -65,7 +65,7 @@ def at_once(steps: Sequence[Callable[[], Moved]]) -> list[Moved]:
     after all have ended."""
     if len(steps) < 2:
         return [step() for step in steps]
-    futures = _begun(steps, len(steps))
+    futures = _begun(steps, len(steps), after_failure=True)
     try:
         wait(futures)
     finally:  # also when this thread is interrupted
@@ -73,19 +73,22 @@ def at_once(steps: Sequence[Callable[[], Moved]]) -> list[Moved]:
     return [future.result() for future in futures]
 
 
-def _begun(steps: Sequence[Callable[[], Moved]], at_once: int) -> list[Future[Moved]]:
+def _begun(steps: Sequence[Callable[[], Moved]], at_once: int, *, after_failure: bool) -> list[Future[Moved]]:
     """Let steps run in order, so many at a time, in daemon threads. An executor's threads would be joined at exit, and one that
-    hangs would keep the process alive."""
+    hangs would keep the process alive.
+
+    after_failure: whether a thread whose step has failed goes on with the next.
+    """
     futures: list[Future[Moved]] = [Future() for _ in steps]
     waiting: SimpleQueue[tuple[Future[Moved], Callable[[], Moved]]] = SimpleQueue()
     for begun in zip(futures, steps, strict=True):
         waiting.put(begun)
     for number in range(min(at_once, len(steps))):
-        Thread(target=_work, args=(waiting,), name=f"transfer_{number}", daemon=True).start()
+        Thread(target=_work, args=(waiting, after_failure), name=f"transfer_{number}", daemon=True).start()
     return futures
 
 
-def _work(waiting: SimpleQueue[tuple[Future[Moved], Callable[[], Moved]]]) -> None:
+def _work(waiting: SimpleQueue[tuple[Future[Moved], Callable[[], Moved]]], after_failure: bool) -> None:
     while True:
         try:
             future, step = waiting.get_nowait()
@@ -97,8 +100,10 @@ def _work(waiting: SimpleQueue[tuple[Future[Moved], Callable[[], Moved]]]) -> No
             result = step()
         except BaseException as error:  # whoever asks for the result raises it again
             future.set_exception(error)
-            return  # nothing begins after a failure; where all steps are to run, there is a thread for each
-        future.set_result(result)
+            if not after_failure:
+                return
+        else:
+            future.set_result(result)
 
 
 def _late(done: int, all: int) -> TransientError:
