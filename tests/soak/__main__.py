@@ -72,6 +72,8 @@ def _show(outcome: Outcome) -> None:
 _MEASURES = (
     ("state bytes", "state_bytes"),
     ("state objects", "state_objects"),
+    ("bytes of waiting rows", "channel_bytes"),
+    ("files of waiting rows", "channel_objects"),
     ("registry bytes", "registry_bytes"),
     ("registry objects", "registry_objects"),
     ("registry log files", "registry_log"),

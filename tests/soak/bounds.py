@@ -13,6 +13,8 @@ _GROWTH = 1.3
 _SLACK = {
     "state_bytes": 100_000,
     "state_objects": 40,
+    "channel_bytes": 300_000,  # two epochs' rows for each retained checkpoint, and lives retain between 1 and 5
+    "channel_objects": 100,
     "registry_bytes": 100_000,
     "registry_objects": 40,
     "registry_log": 40,

@@ -36,6 +36,8 @@ class Sample:
     epoch: int
     state_bytes: int
     state_objects: int
+    channel_bytes: int
+    channel_objects: int
     registry_bytes: int
     registry_objects: int
     registry_log: int
@@ -45,12 +47,12 @@ class Sample:
 
 
 def sample(site: Site, epoch: int) -> Sample:
-    state = _extent(site.storage / "state", site.storage / "channels")
+    state, channels = _extent(site.storage / "state"), _extent(site.storage / "channels")
     registry = _extent(site.storage / "registry")
     work = _extent(*site.root.glob("work*"))
     log = sum(1 for _ in (site.storage / "registry").glob("*/_delta_log/*.json"))
     sink_log = sum(1 for _ in (site.storage / "tables").glob("*/_delta_log/*.json"))
-    return Sample(epoch, *state, *registry, log, *work, sink_log)
+    return Sample(epoch, *state, *channels, *registry, log, *work, sink_log)
 
 
 def _extent(*directories: Path) -> tuple[int, int]:

@@ -87,10 +87,10 @@ def test_a_table_that_is_ahead_of_the_ledger_when_a_coordinator_is_killed_is_no_
 
 
 def test_what_grows_is_noticed():
-    steady = [Sample(epoch, 1_000_000, 100, 100_000, 80, 60, 200_000, 90, epoch) for epoch in range(400)]
-    assert growing(steady) == []
-    leaking = [Sample(epoch, 1_000_000, 100, 100_000, 80, 60 + epoch, 200_000, 90, epoch) for epoch in range(400)]
-    assert [problem.split()[0] for problem in growing(leaking)] == ["registry_log"]
+    steady = Sample(0, 1_000_000, 100, 500_000, 200, 100_000, 80, 60, 200_000, 90, 0)
+    assert growing([replace(steady, epoch=epoch) for epoch in range(400)]) == []
+    leaking = [replace(steady, epoch=epoch, registry_log=60 + epoch, channel_objects=epoch) for epoch in range(400)]
+    assert [problem.split()[0] for problem in growing(leaking)] == ["channel_objects", "registry_log"]
 
 
 @pytest.mark.parametrize(("per_epoch", "noticed"), [(0, False), (50_000, False), (300_000, True)])
