@@ -1,6 +1,6 @@
 """A link between clients and an S3 server: every request waits, all bytes of both directions share one rate.
 
-    python -m benchmarks.asynchronous.link HOST PORT MB_PER_SECOND DELAY_MS STALL_SECONDS        0: without that limit
+    python -m benchmarks.asynchronous.link HOST PORT MB_PER_SECOND DELAY_MS STALL_SECONDS ALTERNATE_SECONDS        0: without that
 
     client -> [request: head, delay, body by the bucket] -> server
     client <- [answer: bytes by the same bucket]         <- server
@@ -11,6 +11,8 @@ at the link's rate, however many connections there are.
 
 A stall: from the sixteenth write below `tables` on, nothing that is asked for there goes through for so long. Then it does, also what its client has
 given up and asked again meanwhile, as in a network that loses nothing.
+
+Alternating: the link begins without limits; after so many seconds it has them, after as many again it has not.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
@@ -29,23 +33,25 @@ _STALLS, _STALLS_AT = "tables", 16
 @dataclass(slots=True)
 class Counters:
     """What went over the link. requests: by method and by what is asked for, the directory two levels below the bucket's
-    prefix, or a listing. busy: seconds that the bytes take at its rate; 0 without one. stalled: requests that met a stall."""
+    prefix, or a listing. busy: seconds that the bytes take at its rate; 0 without one. stalled: requests that met a stall. begun: seconds since 1970 when
+    the first stretch of an alternating link began."""
 
     requests: dict[str, int] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
     busy: float = 0.0
     stalled: int = 0
+    begun: float = 0.0
 
 
 class Rate:
     """Bytes per second, shared by all connections: each chunk is sent when the chunks before it have had their time."""
 
-    def __init__(self, bytes_per_second: float, counters: Counters) -> None:
-        self._rate, self._free, self._counters = bytes_per_second, 0.0, counters
+    def __init__(self, bytes_per_second: float, counters: Counters, limited: Callable[[], bool]) -> None:
+        self._rate, self._free, self._counters, self._limited = bytes_per_second, 0.0, counters, limited
 
     async def take(self, size: int) -> None:
-        if not self._rate:
+        if not self._rate or not self._limited():
             return
         now = asyncio.get_running_loop().time()
         self._free = max(self._free, now) + size / self._rate
@@ -54,11 +60,13 @@ class Rate:
 
 
 class Link:
-    def __init__(self, host: str, port: int, bytes_per_second: float, delay: float, stall: float) -> None:
-        self._server, self._delay = (host, port), delay
+    def __init__(
+        self, host: str, port: int, bytes_per_second: float, delay: float, stall: float, alternate: float
+    ) -> None:
+        self._server, self._delay, self._alternate = (host, port), delay, alternate
         self._stall, self._over = stall, 0.0
-        self.counters = Counters()
-        self._rate = Rate(bytes_per_second, self.counters)
+        self.counters = Counters(begun=time.time())
+        self._rate = Rate(bytes_per_second, self.counters, self._limited)
 
     async def connect(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         """One connection of a client, with one of its own to the server, until either ends."""
@@ -83,7 +91,7 @@ class Link:
                 kind = _kind(head.split(b"\r\n", 1)[0].decode())
                 self.counters.requests[kind] = self.counters.requests.get(kind, 0) + 1
                 await self._stalled(kind)
-                if self._delay:
+                if self._delay and self._limited():
                     await asyncio.sleep(self._delay)
                 await self._up(head, to_server)
                 fields = dict(line.split(b":", 1) for line in head.lower().split(b"\r\n")[1:] if b":" in line)
@@ -91,6 +99,9 @@ class Link:
                     await self._chunked(client, to_server)
                 else:
                     await self._body(client, to_server, int(fields.get(b"content-length", b"0")))
+
+    def _limited(self) -> bool:
+        return not self._alternate or (time.time() - self.counters.begun) // self._alternate % 2 == 1
 
     async def _stalled(self, kind: str) -> None:
         if not self._stall or not kind.endswith(f" {_STALLS}"):
@@ -146,8 +157,8 @@ def _kind(line: str) -> str:
     return f"{method} {parts[4] if len(parts) > 4 else ''}".strip()
 
 
-async def main(host: str, port: str, megabytes: str, milliseconds: str, stall: str) -> None:
-    link = Link(host, int(port), float(megabytes) * 1e6, float(milliseconds) / 1e3, float(stall))
+async def main(host: str, port: str, megabytes: str, milliseconds: str, stall: str, alternate: str) -> None:
+    link = Link(host, int(port), float(megabytes) * 1e6, float(milliseconds) / 1e3, float(stall), float(alternate))
     listening = await asyncio.start_server(link.connect, "127.0.0.1", 0, limit=_LARGEST_HEAD)
     print(listening.sockets[0].getsockname()[1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)

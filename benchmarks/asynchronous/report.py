@@ -49,6 +49,9 @@ def write(measured: Sequence[Row], target: Path, command: str) -> None:
         "machine": machine(),
         "pace": pace.told(made, len(good), _paces),
         "throughput": [_throughput(ones) for ones in _grouped(good, "throughput", ("variant", "events"))],
+        "alternating": [
+            _alternating(ones) for ones in _grouped(good, "alternating", ("variant", "events")) if _shares(ones)
+        ],
         "stall": [_stall(ones) for ones in _grouped(good, "stall", ("variant", "events"))],
         "latency": [_latency(ones) for ones in _grouped(good, "latency", ("engine", "interval"))],
         "measurements": list(measured),
@@ -103,6 +106,36 @@ def _throughput(ones: list[Row]) -> Row:
     }  # fmt: skip
 
 
+def _alternating(ones: list[Row]) -> Row:
+    shares = _shares(ones)
+    last = ones[-1]
+    return {
+        "variant": last["variant"],
+        "events": last["events"],
+        "shares": shares,
+        "share": statistics.median(shares),
+        "limited": statistics.median(speed for one in ones for number, speed in _numbered(one) if number % 2),
+        "free": statistics.median(speed for one in ones for number, speed in _numbered(one) if not number % 2),
+        "high_water": [max(one["high_water"][half] for one in ones) for half in (0, 1)],
+        "differing": max(one["differing"] for one in ones),
+    }
+
+
+def _numbered(one: Row) -> list[tuple[int, float]]:
+    return list(enumerate(one["stretches"], one["first_stretch"]))
+
+
+def _shares(ones: list[Row]) -> list[float]:
+    """Of each stretch with limits between two without: its speed as a share of their mean."""
+    found = []
+    for one in ones:
+        speeds = dict(_numbered(one))
+        for number, speed in speeds.items():
+            if number % 2 and number - 1 in speeds and number + 1 in speeds:
+                found.append(2 * speed / (speeds[number - 1] + speeds[number + 1]))
+    return found
+
+
 def _stall(ones: list[Row]) -> Row:
     return {
         "variant": ones[-1]["variant"],
@@ -141,6 +174,7 @@ def _markdown(facts: Row) -> str:
         f"{facts['machine']}. Made by `{facts['command']}`; what is measured stands in `benchmarks/README.md`. {facts['pace']}".rstrip(),
         "",
         *_on_slow_storage(facts["throughput"]),
+        *_come_and_go(facts["alternating"]),
         *_stalled(facts["stall"]),
         *_landed_to_visible(facts["latency"]),
     ]
@@ -183,6 +217,28 @@ def _on_slow_storage(rows: list[Row]) -> list[str]:
         lines.append(
             f"- {row['variant']}, {row['events']:,} events: {phases}. Bytes at the link's rate {row['link_ms']:,.0f}; processor time of server and link"
             f" {row['server_cpu_ms']:,.0f}. Requests: {kinds}. Load before: {row['load']:.1f}."
+        )
+    return [*lines, ""]
+
+
+def _come_and_go(rows: list[Row]) -> list[str]:
+    if not rows:
+        return []
+    lines = [
+        "## Limits that come and go",
+        "",
+        "The same in one run, whose link has limits in every second stretch: each is compared with the mean of its two neighbours, so that a machine that"
+        " changes its pace by the minute changes it for both.",
+        "",
+        "| link | events an epoch | events/s without limits | with | of no limit, median | each stretch | local disk at most, MB: first half, second | result |",
+        "|---|---:|---:|---:|---:|---|---:|---|",
+    ]
+    for row in rows:
+        each = ", ".join(f"{share:.0%}" for share in row["shares"])
+        first, second = (f"{size / 1e6:,.0f}" for size in row["high_water"])
+        lines.append(
+            f"| {row['variant']} | {row['events']:,} | {row['free']:,.0f} | {row['limited']:,.0f} | {row['share']:.0%} | {each}"
+            f" | {first}, {second} | {_verdict(row)} |"
         )
     return [*lines, ""]
 

@@ -3,6 +3,7 @@
     make bench-async                                        about a quarter of an hour; writes benchmarks/results/asynchronous.*
     python -m benchmarks.asynchronous.run --quick --results /tmp/asynchronous
     python -m benchmarks.asynchronous.run --part latency --reps 3
+    python -m benchmarks.asynchronous.run --part alternating --compression zstd --concurrent 3
 
 Repetitions alternate: each goes once through all variants and engines. Every measurement is appended to a file below the scratch
 directory as soon as it is made, so an interrupted run goes on where it was, and more repetitions add to those that there are;
@@ -29,6 +30,8 @@ from benchmarks.asynchronous.throughput import Throughput, Variant
 from benchmarks.state.workload import Workload
 
 LIMITS = (Limits(), Limits(20, 50))
+ALTERNATING = Limits(20, 50, alternate=14)
+ALTERNATING_EPOCHS = 150  # some 16 a stretch
 STALLS = (Limits(), Limits(stall=60))
 LOAD = Workload("asynchronous", 1_000_000, epochs=12, events=500_000)
 QUICK = Workload("asynchronous-quick", 200_000, epochs=4, events=100_000)
@@ -41,7 +44,7 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="a look: small epochs, one or two at a time, a few seconds"
     )
-    parser.add_argument("--part", choices=["throughput", "stall", "latency"], help="only this one")
+    parser.add_argument("--part", choices=["throughput", "alternating", "stall", "latency"], help="only this one")
     parser.add_argument("--reps", type=int, default=1, help="repetitions (1)")
     parser.add_argument("--concurrent", default="1,2,3", help="values of checkpoints.max_concurrent")
     parser.add_argument("--compression", default="lz4", help="values of state.compression: lz4, zstd")
@@ -68,7 +71,8 @@ def main() -> None:
     for kind, key, measure in _all(scratch, given.quick, given.part, load, variants, given.reps):
         if key in {one["key"] for one in report.load(log) if not one["error"]}:
             continue
-        measured, paces = pace.steadily(measure)
+        # What alternates is compared with what comes just before and after it.
+        measured, paces = (measure(), []) if kind == "alternating" else pace.steadily(measure)
         one = {"kind": kind, "key": key, "pace": paces, **asdict(measured)}
         with log.open("a") as file:
             file.write(json.dumps(one) + "\n")
@@ -101,6 +105,10 @@ def _all(
         for variant in variants if part in (None, "throughput") else ():
             name = f"{variant.name}, {load.events} events"
             yield _one("throughput", name, repetition, throughput.once, scratch, variant, load)
+        for variant in {replace(one, limits=ALTERNATING): None for one in variants} if part == "alternating" else ():
+            name = f"{variant.name}, {load.events} events"
+            longer = replace(load, name=f"{load.name}-alternating", epochs=ALTERNATING_EPOCHS)
+            yield _one("alternating", name, repetition, throughput.once, scratch, variant, longer)
         for interval in INTERVALS if part in (None, "latency") else ():
             for engine in ENGINES:
                 name = f"{engine} every {interval:g} s" if interval else f"{engine} as soon as possible"

@@ -35,17 +35,20 @@ _BUILD_SECONDS = 1800
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of the link: megabytes (10^6 bytes) per second, milliseconds per request, seconds for which tables stand still once; 0: none."""
+    """Of the link: megabytes (10^6 bytes) per second, milliseconds per request, seconds for which tables stand still once; 0: none.
+    alternate: seconds after which limits come and go; 0: they stay."""
 
     megabytes: float = 0.0
     delay_ms: float = 0.0
     stall: float = 0.0
+    alternate: float = 0.0
 
     @property
     def title(self) -> str:
         if self.stall:
             return f"tables stand still for {self.stall:g} s"
-        return f"{self.megabytes:g} MB/s, {self.delay_ms:g} ms" if self.megabytes or self.delay_ms else "no limit"
+        limits = f"{self.megabytes:g} MB/s, {self.delay_ms:g} ms" if self.megabytes or self.delay_ms else "no limit"
+        return f"{limits} for {self.alternate:g} s of every {2 * self.alternate:g}" if self.alternate else limits
 
 
 @dataclass
@@ -71,10 +74,10 @@ class Store:
         }
 
     def fetch(self, prefix: str, target: Path) -> None:
-        """Download the Parquet files below a prefix, past the link."""
+        """Download a table's Parquet files, below a prefix, past the link."""
         for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
             for found in page.get("Contents", ()):
-                if found["Key"].endswith(".parquet"):
+                if found["Key"].endswith(".parquet") and "/_delta_log/" not in found["Key"]:
                     file = target / found["Key"].replace("/", "_")
                     file.parent.mkdir(parents=True, exist_ok=True)
                     self.client.download_file(self.bucket, found["Key"], str(file))
@@ -90,7 +93,13 @@ def opened(limits: Limits, scratch: Path, data: Path) -> Iterator[Store]:
     with (
         _process("tests.storage.s3_server") if binary is None else _serving(binary, data) as server,
         _process(
-            "benchmarks.asynchronous.link", "127.0.0.1", server.port, limits.megabytes, limits.delay_ms, limits.stall
+            "benchmarks.asynchronous.link",
+            "127.0.0.1",
+            server.port,
+            limits.megabytes,
+            limits.delay_ms,
+            limits.stall,
+            limits.alternate,
         ) as link,
     ):
         client = boto3.client(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from benchmarks.asynchronous.store import Limits, opened
@@ -25,6 +27,7 @@ from benchmarks.state.workload import Slices, Workload
 
 _LIMIT_SECONDS = 600
 _SAMPLE_SECONDS = 0.1
+_SETTLING_SECONDS = 4.0
 
 Samples = list[tuple[float, int]]
 
@@ -47,7 +50,8 @@ class Throughput:
     """steady: events/s between the ends of the first and the last epoch. drained: of the epochs after the first, from the
     trigger of the second to the end of the last, so that nothing that overlaps with neither is left out. high_water: bytes
     below the work directory, hard links once: the most in the first and in the second half of that time; memory: resident bytes of the
-    engine's processes, alike."""
+    engine's processes, alike. stretches: of an alternating link, events/s of each stretch from the first whole one on; the first one's number,
+    which has limits where it is odd."""
 
     variant: str
     repetition: int
@@ -59,6 +63,8 @@ class Throughput:
     phases: dict[str, float] = field(default_factory=dict)
     high_water: tuple[int, int] = (0, 0)
     memory: tuple[int, int] = (0, 0)
+    stretches: list[float] = field(default_factory=list)
+    first_stretch: int = 0
     counters: dict[str, Any] = field(default_factory=dict)
     state_bytes: int = 0
     keys: int = 0
@@ -127,6 +133,7 @@ def _figures(
     busy: float,
 ) -> Throughput:
     (begun, first), (ended, total) = result.progress[0], result.progress[-1]
+    first_stretch, stretches = _stretches(result.progress, counters["begun"], variant.limits.alternate)
     return Throughput(
         variant=variant.name,
         repetition=repetition,
@@ -140,12 +147,29 @@ def _figures(
         },
         high_water=_halves(samples, begun, ended),
         memory=_halves(resident, begun, ended),
+        stretches=stretches,
+        first_stretch=first_stretch,
         counters=counters,
         state_bytes=result.figures["state_bytes"],
         keys=verdict["keys"],
         differing=verdict["differing"],
         load=busy,
     )
+
+
+def _stretches(progress: Sequence[tuple[float, int]], begun: float, seconds: float) -> tuple[int, list[float]]:
+    """The number of the first stretch that lies between the ends of two epochs, and events/s of it and the others. Their first seconds,
+    in which epochs of the stretch before go through, do not count."""
+    if not seconds:
+        return 0, []
+    times, done = zip(*progress, strict=True)
+    first = math.ceil((times[0] - begun) / seconds)
+    found = []
+    while (end := begun + (first + len(found) + 1) * seconds) <= times[-1]:
+        counted = seconds - _SETTLING_SECONDS
+        before, after = np.interp([end - counted, end], times, done)
+        found.append(float(after - before) / counted)
+    return first, found
 
 
 def _halves(samples: Samples, begun: float, ended: float) -> tuple[int, int]:
