@@ -379,18 +379,19 @@ class FencedTable:
 
     # -- upkeep, by the owner
 
-    @_alone
     def keep_up(self, generation: Generation) -> None:
-        """Shorten the log. Whatever fails in it is done by the next upkeep. Raises FencedError when a higher generation owns the table."""
+        """Shorten the log, beside commits. Whatever fails in it is done by the next upkeep. Raises FencedError when a higher generation owns
+        the table."""
         try:
-            newest = self.newest()
-            assert newest is not None, f"{self.path} was not ensured"
-            self._check_owner(newest, generation)
+            with self._lock:
+                self.upkeep_due = False
+                newest = self.newest()
+                assert newest is not None, f"{self.path} was not ensured"
+                self._check_owner(newest, generation)
             log_upkeep.write_checkpoint(open_table(self.storage, self.path, newest.number))
             log_upkeep.clean_up(self.storage, self.path)
         except (DeltaError, OSError) as error:
             log.warning("the log of a registry table was not cleaned up", table=self.path, error=str(error))
-        self.upkeep_due = False
 
     def upgrade(self, generation: Generation) -> None:
         """Give a table of an older release this one's properties and columns, and its log the upkeep that it lacks."""

@@ -1152,8 +1152,8 @@ MUTANTS = [
     Mutant(
         "forget the upkeep of the logs",
         "pipelines/runtime/epoch.py",
-        "        as_owner(shop, lambda: shop.registry.keep_up(shop.generation))\n",
-        "        pass\n",
+        "    as_owner(shop, lambda: shop.registry.keep_up(shop.generation))\n",
+        "    pass\n",
         "tests/runtime/test_requests.py::test_no_commit_waits_for_the_upkeep_of_the_logs",
     ),
     Mutant(
@@ -1166,7 +1166,7 @@ MUTANTS = [
     Mutant(
         "keep up the log of a table that a successor owns",
         "state_ops/delta_log.py",
-        "            self._check_owner(newest, generation)\n            log_upkeep.write",
+        "                self._check_owner(newest, generation)\n            log_upkeep.write",
         "            log_upkeep.write",
         "tests/state_ops/test_registry_upkeep.py::test_who_owns_the_registry_no_more_leaves_its_logs_alone",
     ),

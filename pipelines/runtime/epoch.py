@@ -105,7 +105,7 @@ def finish(
     """Prune and answer after publishing. If this fails the epoch stands, as above.
 
     done_with: acks of which nobody needs what lies on this disk. also: what epochs in flight need, as `Coordinator.needed` says; None:
-    pruning, and the upkeep of the registry's logs, are left to the next epoch.
+    pruning is left to the next epoch.
     """
     ms = dict(flight.ms)
     clock = time.perf_counter()
@@ -118,10 +118,13 @@ def finish(
     handover.clear(done_with)
     for request in flight.cut.requests:
         as_owner(shop, partial(_answer, shop, checkpoint, request))
-    if also is not None:
-        as_owner(shop, lambda: shop.registry.keep_up(shop.generation))
     lap(ms, "prune", clock)
     return EpochReport(checkpoint, tuple(flight.verdicts), ms, publications, pruned)
+
+
+def keep_up(shop: Workshop) -> None:
+    """Shorten the registry's logs, which nothing waits for."""
+    as_owner(shop, lambda: shop.registry.keep_up(shop.generation))
 
 
 def hold(shop: Workshop, flight: Flight, error: GateError) -> None:

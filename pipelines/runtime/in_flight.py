@@ -6,6 +6,7 @@
     uploads                1 2 3      state is uploaded once that of the epoch before is: it refers to its objects, and counts once that is confirmed
     commits                 1 2 3     looked at as a whole and committed, one epoch after the other
     publishing                1 2 3   publish, prune, answer: one after the other too, at most one epoch behind the newest commit
+    upkeep                       2    now and then, of the registry's logs, beside all else
 
 Nothing of an epoch waits for a later one. If one fails, every later one falls with it; earlier ones go on to their end; then
 what fell is discarded, and the next epoch builds on the newest confirmed checkpoint. Only this thread touches the coordinator.
@@ -55,8 +56,8 @@ from state_ops.registry import Publication
 log = structlog.get_logger("weir.run")
 
 # Lanes, besides the stages'.
-_GATES, _UPLOADS, _COMMITS, _PUBLISHING = "gates of rows", "uploads", "commits", "publishing"
-_JOB, _SEAL, _COMMIT, _PUBLISH, _FINISH = "job", "seal", "commit", "publish", "finish"
+_GATES, _UPLOADS, _COMMITS, _PUBLISHING, _UPKEEP = "gates of rows", "uploads", "commits", "publishing", "upkeep"
+_JOB, _SEAL, _COMMIT, _PUBLISH, _FINISH, _LOGS = "job", "seal", "commit", "publish", "finish", "logs"
 _MARK = "coordinator-"
 _MIB = 1 << 20
 _GOODBYE_SECONDS = 30.0
@@ -520,10 +521,20 @@ class InFlight:
         self._publishing_ms = round(report.ms["publish"] + report.ms["prune"], 3)
         self._flights.remove(flight)
         self._reports.append(report)
+        if self._shop.registry.upkeep_due and _UPKEEP not in self._steps:
+            step = partial(epoch.keep_up, self._shop)
+            self._begin(_UPKEEP, flight, _LOGS, step, lambda *_: None, self._not_kept_up)
+
+    def _not_kept_up(self, flight: Flight, error: BaseException) -> None:
+        """The next upkeep does it, unless somebody else owns the pipeline now."""
+        if isinstance(error, FencedError):
+            self._not_finished(flight, error)
+        else:
+            log.warning("the registry's logs were not shortened", error=str(error))
 
     def _not_finished(self, flight: Flight, error: BaseException) -> None:
         """It stands, as the next one does if its commit has landed or is about to: the next run publishes both. The others fall."""
-        self._flights.remove(flight)
+        self._flights = [other for other in self._flights if other is not flight]
         open_still = [pending for pending in self._coordinator.pending if not pending.committing]
         if open_still:
             self._coordinator.abort(time.monotonic(), open_still[0].id, FailureReason.PREDECESSOR)

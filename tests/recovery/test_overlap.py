@@ -18,7 +18,7 @@ from pipelines.runtime import run as runtime
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions
 from pipelines.runtime.workshop import EpochReport, bottleneck
-from state_ops import handover, lease
+from state_ops import handover, lease, log_upkeep
 from state_ops.checkpoint import LocalSnapshot
 from state_ops.coordinator import Coordinator
 from state_ops.errors import ConfigurationError, FencedError, GateError, InputError, RunEndedError, TransientError
@@ -184,6 +184,56 @@ def test_publishing_that_could_begin_goes_before_pruning_but_never_twice_in_a_ro
     retained = bank.site.settings.checkpoints.num_retained
     assert bank.ids() == list(range(last + 1 - retained, last + 1))
     bank.assert_exact(*range(1, last + 1))
+    bank.site.assert_no_orphans()
+
+
+def test_epochs_are_committed_and_published_beside_the_upkeep_of_the_logs(bank, monkeypatch):
+    """On slow storage it takes as long as several epochs."""
+    monkeypatch.setattr(log_upkeep, "INTERVAL", 3)
+    gate, last = Gate(monkeypatch, log_upkeep, "clean_up"), 8
+    bank.land(*range(1, last + 1))
+    thread, reports = background(bank, InMemoryExecutor())
+    assert gate.reached.wait(30)
+    until(lambda: len(reports) == last)
+    assert thread.is_alive(), "the upkeep belongs to the run, and ends with it"
+    gate.open()
+    thread.join(60)
+    bank.assert_exact(*range(1, last + 1))
+    bank.site.assert_no_orphans()
+
+
+def test_upkeep_that_fails_is_done_by_the_next_one(bank, monkeypatch):
+    monkeypatch.setattr(log_upkeep, "INTERVAL", 3)
+    real, calls = Registry.keep_up, []
+
+    def failing(registry, generation):
+        calls.append(generation)
+        if len(calls) == 1:
+            raise TransientError("storage was away")
+        real(registry, generation)
+
+    monkeypatch.setattr(Registry, "keep_up", failing)
+    bank.epochs(*range(1, 9))
+    assert len(calls) > 1
+    storage = Storage(str(bank.site.storage))
+    assert len(log_upkeep.log_names(storage, "registry/checkpoints")) <= 2 * log_upkeep.INTERVAL + 5
+    bank.assert_exact(*range(1, 9))
+
+
+def test_who_learns_from_the_upkeep_that_it_was_replaced_ends(bank, monkeypatch):
+    monkeypatch.setattr(log_upkeep, "INTERVAL", 3)
+    real = Registry.keep_up
+
+    def replaced(registry, generation):
+        bank.registry.take_over()
+        real(registry, generation)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Registry, "keep_up", replaced)
+        with pytest.raises(FencedError):
+            bank.epochs(*range(1, 9))
+    bank.epochs()
+    bank.assert_exact(*range(1, 9))
     bank.site.assert_no_orphans()
 
 
