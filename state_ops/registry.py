@@ -438,10 +438,16 @@ class Registry:
         meanwhile that the generation owns the registry.
         """
         gone = {stray.path for stray in strays}
+        # First, for the next checkpoint may be committed and published meanwhile: what is here is of those in `kept`, or of none.
+        published = {file.path for file in self._publications.read(list, own=True)}
         kept = {row.id: row.commit_id for row in self.checkpoints(own=True)}
+
+        def is_gone(file: DataFile) -> bool:
+            return file.path in published and _bound(file, "checkpoint_id") not in kept
+
         steps: list[Callable[[], list[str] | None]] = [
             lambda: _removed(self._files, generation, lambda file: file.path in gone),
-            lambda: _removed(self._publications, generation, lambda file: _bound(file, "checkpoint_id") not in kept),
+            lambda: _removed(self._publications, generation, is_gone),
             lambda: self.prove(generation),
         ]
         unnamed = at_once(steps)

@@ -5,7 +5,8 @@
     gates                1 2 3 4      of the stages' rows: before a stage that reads them, and beside the next epoch
     uploads                1 2 3      state is uploaded once that of the epoch before is: it refers to its objects, and counts once that is confirmed
     commits                 1 2 3     looked at as a whole and committed, one epoch after the other
-    publishing                1 2 3   publish, prune, answer: one after the other too, at most one epoch behind the newest commit
+    publishing                1 2 3   one after the other too, at most one epoch behind the newest commit
+    pruning                     1 2 3   prune, answer: beside the publishing of the next one, and not for each of them
     upkeep                       2    now and then, of the registry's logs, beside all else
 
 Nothing of an epoch waits for a later one. If one fails, every later one falls with it; earlier ones go on to their end; then
@@ -56,7 +57,8 @@ from state_ops.registry import Publication
 log = structlog.get_logger("weir.run")
 
 # Lanes, besides the stages'.
-_GATES, _UPLOADS, _COMMITS, _PUBLISHING, _UPKEEP = "gates of rows", "uploads", "commits", "publishing", "upkeep"
+_GATES, _UPLOADS, _COMMITS, _PUBLISHING, _PRUNING = "gates of rows", "uploads", "commits", "publishing", "pruning"
+_UPKEEP = "upkeep"
 _JOB, _SEAL, _COMMIT, _PUBLISH, _FINISH, _LOGS = "job", "seal", "commit", "publish", "finish", "logs"
 _MARK = "coordinator-"
 _MIB = 1 << 20
@@ -110,7 +112,7 @@ class InFlight:
         self._reports: list[EpochReport] = []
         self._has_fallen = False
         self._failures_before = 0
-        self._commit_ms, self._publishing_ms = 0.0, 0.0
+        self._commit_ms, self._publishing_ms, self._pruning_ms = 0.0, 0.0, 0.0
         self._here = _mark(work_dir(shop))
         self.frontier = Frontier.at(None)
         self._bases: dict[str, dict[int, Snapshot]] = {}
@@ -133,7 +135,7 @@ class InFlight:
         """Whether one more epoch may begin: so many in flight, so many bytes that wait to be uploaded.
 
         One that is confirmed and still publishes or prunes takes no place, unless nothing is to overlap: while that takes longest, stages
-        would wait for what needs no processor. There are two of them at most (`_may_commit`).
+        would wait for what needs no processor. There are three of them at most (`_may_commit`).
         """
         if self._fallen or self._failure is not None or self._is_full:
             return False
@@ -257,7 +259,7 @@ class InFlight:
             if flight.confirmed is not None and self._free(_PUBLISHING, flight, _PUBLISH):
                 step = partial(epoch.publish, self._shop, flight, flight.confirmed)
                 self._begin(_PUBLISHING, flight, _PUBLISH, step, self._published, self._not_finished)
-            if flight.published is not None and self._free(_PUBLISHING, flight, _FINISH):
+            if flight.published is not None and self._free(_PRUNING, flight, _FINISH):
                 self._finish(flight, flight.published)
 
     def _begin(
@@ -315,8 +317,10 @@ class InFlight:
         )
 
     def _may_commit(self, flight: Flight) -> bool:
-        """Beside the publishing of the epoch before, and no further ahead: what sinks lack stays little."""
-        return self._free(_COMMITS, flight, _COMMIT) and self._flights.index(flight) <= 1
+        """Beside the publishing of the epoch before, and no further ahead: what sinks lack stays little. And beside the pruning of one more."""
+        before = self._flights[: self._flights.index(flight)]
+        lacking = sum(other.published is None for other in before)
+        return self._free(_COMMITS, flight, _COMMIT) and lacking <= 1 and len(before) <= 2
 
     def _follows_confirmed(self, flight: Flight) -> bool:
         before = self._before(flight)
@@ -449,7 +453,8 @@ class InFlight:
         flight.sealed = sealed
 
     def _commit(self, flight: Flight, checkpoint: Checkpoint, files: tuple[StateFile, ...]) -> None:
-        flight.ms |= {"commits_before": self._commit_ms, "publishing_before": self._publishing_ms}
+        publishing = max(self._publishing_ms, self._pruning_ms)  # beside each other
+        flight.ms |= {"commits_before": self._commit_ms, "publishing_before": publishing}
         committing = self._coordinator.begin_commit()
         assert committing is flight.pending, "its predecessor is confirmed, and every ack is in"
         flight.may_stand = True
@@ -492,6 +497,7 @@ class InFlight:
 
     def _published(self, flight: Flight, publications: tuple[Publication, ...]) -> None:
         flight.published = publications
+        self._publishing_ms = flight.ms["publish"]
 
     def _finish(self, flight: Flight, publications: tuple[Publication, ...]) -> None:
         others = [other.local_rows() for other in self._flights if other is not flight]
@@ -505,12 +511,15 @@ class InFlight:
         also = None if self._pruning_waits else self._coordinator.needed()
         if also is not None and flight.cut.requests:  # the next one may be the newest by then
             also.setdefault(flight.pending.id, []).append("requests for it are being answered")
+        if also is not None:  # of those that are committed by then only one is the newest
+            for later in self._flights[1:]:
+                also.setdefault(later.pending.id, []).append("it is newer than the epoch that prunes")
         assert flight.confirmed is not None, "it is what was published"
         step = partial(epoch.finish, self._shop, flight, flight.confirmed, publications, done_with, also)
-        self._begin(_PUBLISHING, flight, _FINISH, step, self._finished, self._not_finished)
+        self._begin(_PRUNING, flight, _FINISH, step, self._finished, self._not_finished)
 
     def _may_wait_with_pruning(self, flight: Flight) -> bool:
-        """Whether the next epoch's publishing would soon wait for it: that one then prunes for both. Never twice in a row."""
+        """Whether the next epoch would soon wait for it: that one then prunes for both. Never twice in a row."""
         follower = self._after(flight)
         asked = bool(flight.cut.requests)  # whoever asked for it waits
         could_begin = follower is not None and follower.pending.complete
@@ -518,7 +527,7 @@ class InFlight:
 
     def _finished(self, flight: Flight, report: EpochReport) -> None:
         self._coordinator.pruned(report.pruned)
-        self._publishing_ms = round(report.ms["publish"] + report.ms["prune"], 3)
+        self._pruning_ms = report.ms["prune"]
         self._flights.remove(flight)
         self._reports.append(report)
         if self._shop.registry.upkeep_due and _UPKEEP not in self._steps:
@@ -533,13 +542,17 @@ class InFlight:
             log.warning("the registry's logs were not shortened", error=str(error))
 
     def _not_finished(self, flight: Flight, error: BaseException) -> None:
-        """It stands, as the next one does if its commit has landed or is about to: the next run publishes both. The others fall."""
-        self._flights = [other for other in self._flights if other is not flight]
+        """It stands, as the next one does if its commit has landed or is about to: the next run publishes both. The others fall, but for one
+        before it, which ends well."""
+        ending = [
+            other for other in self._flights if other.published is not None and other.pending.id < flight.pending.id
+        ]
+        self._flights = [other for other in self._flights if other is not flight and other not in ending]
         open_still = [pending for pending in self._coordinator.pending if not pending.committing]
         if open_still:
             self._coordinator.abort(time.monotonic(), open_still[0].id, FailureReason.PREDECESSOR)
         self._fallen += self._flights
-        self._flights = []
+        self._flights = ending
         # Where nobody can tell what the registry holds, that ends the run.
         if self._failure is None or not self._failure.keep:
             self._failure = _Failure(flight.pending.id, error, final=True)

@@ -287,7 +287,7 @@ def bottleneck(ms: Mapping[str, float]) -> str | None:
     """What an epoch kept busy longest, hence what bounds how many there can be: a stage by its uid, "gates", "uploads", "commits" or
     "publishing".
 
-    ms: a checkpoint's. Commits and publishing, with its pruning, are those of epochs before: each is done one after the other.
+    ms: a checkpoint's. Commits and publishing, or pruning where that took longer, are those of epochs before: each is done one after the other.
     """
     lanes: dict[str, float] = {}
     for phase, took in ms.items():

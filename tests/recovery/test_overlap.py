@@ -187,6 +187,61 @@ def test_publishing_that_could_begin_goes_before_pruning_but_never_twice_in_a_ro
     bank.site.assert_no_orphans()
 
 
+def test_two_epochs_are_committed_and_published_beside_pruning_and_no_more(bank, monkeypatch):
+    """On slow storage pruning takes longer than publishing. What is newer than the epoch that prunes stays meanwhile."""
+    bank, gate, published = limited(bank, 2), Gate(monkeypatch, steps, "prune"), []
+    publish = steps.publish_missing
+    monkeypatch.setattr(
+        steps, "publish_missing", lambda shop, rows: published.append(int(rows[0].id)) or publish(shop, rows)
+    )
+    bank.land(*range(1, 8))
+    thread, reports = background(bank, InMemoryExecutor())
+    assert gate.reached.wait(30)
+    ended = len(reports)
+    until(lambda: published[-1:] == [ended + 3])
+    time.sleep(0.3)  # what must not happen would happen now
+    assert bank.ids()[-1] == published[-1] == ended + 3
+    assert len(reports) == ended
+    gate.open()
+    thread.join(60)
+    assert [report.checkpoint.id for report in reports] == list(range(1, 8))
+    assert len(bank.ids()) == bank.site.settings.checkpoints.num_retained
+    bank.assert_exact(*range(1, 8))
+    bank.site.assert_no_orphans()
+
+
+def test_an_epoch_that_is_pruned_after_is_told_although_the_publishing_of_the_next_fails(bank, monkeypatch):
+    gate, publish, failed = Gate(monkeypatch, steps, "prune"), steps.publish_missing, threading.Event()
+
+    def failing(shop, checkpoints):
+        if checkpoints[0].id == 2:
+            assert gate.reached.wait(30)
+            failed.set()
+            raise TransientError("the sink is away")
+        return publish(shop, checkpoints)
+
+    told: list[int] = []
+
+    def coordinate() -> None:
+        asked = RunOptions(until_caught_up=True)
+        for report in runtime.run(bank.site.pipeline, bank.site.settings, asked, InMemoryExecutor()):
+            told.append(report.checkpoint.id)
+
+    with monkeypatch.context() as patched, ThreadPoolExecutor(1) as pool:
+        patched.setattr(steps, "publish_missing", failing)
+        bank.land(1, 2, 3)
+        ran = pool.submit(coordinate)
+        assert failed.wait(30)
+        time.sleep(0.3)
+        gate.open()
+        with pytest.raises(TransientError, match="the sink is away"):
+            ran.result(60)
+    assert told == [1]
+    bank.epochs()
+    bank.assert_exact(1, 2, 3)
+    bank.site.assert_no_orphans()
+
+
 def test_epochs_are_committed_and_published_beside_the_upkeep_of_the_logs(bank, monkeypatch):
     """On slow storage it takes as long as several epochs."""
     monkeypatch.setattr(log_upkeep, "INTERVAL", 3)
@@ -328,7 +383,7 @@ def test_what_does_not_end_after_the_last_ack_ends_the_run_too(bank, monkeypatch
         return real(shop, flight, *others)
 
     monkeypatch.setattr(module, step, hanging)
-    with pytest.raises(RunEndedError, match=r"does not end, 0\.5 s after .*: (commits|publishing)"):
+    with pytest.raises(RunEndedError, match=r"does not end, 0\.5 s after .*: (commits|publishing|pruning)"):
         hasty(bank).epochs(1, 2, 3)
     over.set()
     monkeypatch.undo()

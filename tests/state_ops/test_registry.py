@@ -434,6 +434,26 @@ def test_what_a_recovery_has_published_of_several_checkpoints_goes_with_each(sto
     assert Registry(storage, APP).publications() == [published(1)]
 
 
+def test_what_is_published_while_listings_are_dropped_counts(storage, registry, monkeypatch):
+    """The next epoch is committed and published beside pruning."""
+    put(registry, 1, None)
+    put(registry, 2, 1)
+    registry.record_publications(Generation(1), [published(1), published(2)])
+    unnamed, real = registry.drop_rows(Generation(1), [CheckpointId(1)]), registry.checkpoints
+
+    def overtaken(**own):
+        rows = real(**own)
+        monkeypatch.setattr(registry, "checkpoints", real)
+        put(registry, 3, 2)
+        registry.record_publications(Generation(1), [published(3)])
+        return rows
+
+    monkeypatch.setattr(registry, "checkpoints", overtaken)
+    unnamed += registry.drop_listings(Generation(1), registry.strays())
+    storage.delete_files(unnamed)
+    assert Registry(storage, APP).publications() == [published(2), published(3)]
+
+
 def test_a_reader_that_loses_the_race_with_pruning_looks_again(storage, registry, monkeypatch):
     for id in range(1, 4):
         put(registry, id, id - 1 or None, [a_file(f"{id}.sst")])
