@@ -276,7 +276,7 @@ def test_upkeep_that_fails_is_done_by_the_next_one(bank, monkeypatch):
 
 
 def test_who_learns_from_the_upkeep_that_it_was_replaced_ends(bank, monkeypatch):
-    monkeypatch.setattr(log_upkeep, "INTERVAL", 3)
+    monkeypatch.setattr(log_upkeep, "INTERVAL", 1)
     real = Registry.keep_up
 
     def replaced(registry, generation):
@@ -286,9 +286,9 @@ def test_who_learns_from_the_upkeep_that_it_was_replaced_ends(bank, monkeypatch)
     with monkeypatch.context() as patched:
         patched.setattr(Registry, "keep_up", replaced)
         with pytest.raises(FencedError):
-            bank.epochs(*range(1, 9))
-    bank.epochs()
-    bank.assert_exact(*range(1, 9))
+            bank.epochs(1)  # nothing but the upkeep is left to learn it from
+    bank.epochs(2)
+    bank.assert_exact(1, 2)
     bank.site.assert_no_orphans()
 
 

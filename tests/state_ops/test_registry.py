@@ -440,6 +440,7 @@ def test_what_is_published_while_listings_are_dropped_counts(storage, registry, 
     put(registry, 2, 1)
     registry.record_publications(Generation(1), [published(1), published(2)])
     unnamed, real = registry.drop_rows(Generation(1), [CheckpointId(1)]), registry.checkpoints
+    strays = registry.strays()
 
     def overtaken(**own):
         rows = real(**own)
@@ -449,7 +450,7 @@ def test_what_is_published_while_listings_are_dropped_counts(storage, registry, 
         return rows
 
     monkeypatch.setattr(registry, "checkpoints", overtaken)
-    unnamed += registry.drop_listings(Generation(1), registry.strays())
+    unnamed += registry.drop_listings(Generation(1), strays)
     storage.delete_files(unnamed)
     assert Registry(storage, APP).publications() == [published(2), published(3)]
 
