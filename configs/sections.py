@@ -152,7 +152,7 @@ class CheckpointSettings(Section):
         2,
         ge=1,
         le=8,
-        description="Epochs between their trigger and their commit, beside which two more may wait to be published or be publishing; with 1 nothing overlaps.",
+        description="Epochs between their trigger and their commit, beside which three more may be publishing or pruning, or wait for that; with 1 nothing overlaps.",
         json_schema_extra=_advice(
             "2: the upload of one epoch beside the work of the next. 3 or 4 where upload and commit together take longer than an epoch's work, as on a store that answers after 50 ms; rows that land then wait a little longer. More hides no more: a store that is too slow for the rate stays so, and a failure replays all that are under way."
         ),

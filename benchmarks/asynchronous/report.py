@@ -115,10 +115,19 @@ def _alternating(ones: list[Row]) -> Row:
         "shares": shares,
         "share": statistics.median(shares),
         "limited": statistics.median(speed for one in ones for number, speed in _numbered(one) if number % 2),
+        "megabytes": _megabytes(ones),
+        "bound": float(last["variant"].split(" ")[0]) / _megabytes(ones) * last["events"],
         "free": statistics.median(speed for one in ones for number, speed in _numbered(one) if not number % 2),
         "high_water": [max(one["high_water"][half] for one in ones) for half in (0, 1)],
         "differing": max(one["differing"] for one in ones),
     }
+
+
+def _megabytes(ones: list[Row]) -> float:
+    """Of an epoch, both ways."""
+    return statistics.median(
+        (one["counters"]["bytes_up"] + one["counters"]["bytes_down"]) / one["epochs"] / 1e6 for one in ones
+    )
 
 
 def _numbered(one: Row) -> list[tuple[int, float]]:
@@ -228,17 +237,17 @@ def _come_and_go(rows: list[Row]) -> list[str]:
         "## Limits that come and go",
         "",
         "The same in one run, whose link has limits in every second stretch: each is compared with the mean of its two neighbours, so that a machine that"
-        " changes its pace by the minute changes it for both.",
+        " changes its pace by the minute changes it for both. *At most* is what the link's bytes per second let through, if it never stood idle.",
         "",
-        "| link | events an epoch | events/s without limits | with | of no limit, median | each stretch | local disk at most, MB: first half, second | result |",
-        "|---|---:|---:|---:|---:|---|---:|---|",
+        "| link | events an epoch | events/s without limits | with | of no limit, median | each stretch | MB an epoch | at most | local disk at most, MB: first half, second | result |",
+        "|---|---:|---:|---:|---:|---|---:|---:|---:|---|",
     ]
     for row in rows:
         each = ", ".join(f"{share:.0%}" for share in row["shares"])
         first, second = (f"{size / 1e6:,.0f}" for size in row["high_water"])
         lines.append(
             f"| {row['variant']} | {row['events']:,} | {row['free']:,.0f} | {row['limited']:,.0f} | {row['share']:.0%} | {each}"
-            f" | {first}, {second} | {_verdict(row)} |"
+            f" | {row['megabytes']:,.1f} | {row['bound']:,.0f} | {first}, {second} | {_verdict(row)} |"
         )
     return [*lines, ""]
 
