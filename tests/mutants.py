@@ -221,8 +221,8 @@ MUTANTS = [
     Mutant(
         "prune a checkpoint whose requests are being answered",
         "pipelines/runtime/in_flight.py",
-        "        if also is not None and flight.cut.requests:",
-        "        if False:",
+        "            if flight.cut.requests:",
+        "            if False:",
         "tests/recovery/test_overlap.py::test_a_savepoint_is_of_its_epoch_although_the_next_one_is_the_newest_by_then",
     ),
     Mutant(

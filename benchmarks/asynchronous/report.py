@@ -107,7 +107,7 @@ def _throughput(ones: list[Row]) -> Row:
 
 
 def _alternating(ones: list[Row]) -> Row:
-    shares = _shares(ones)
+    shares, megabytes = _shares(ones), _megabytes(ones)
     last = ones[-1]
     return {
         "variant": last["variant"],
@@ -115,8 +115,8 @@ def _alternating(ones: list[Row]) -> Row:
         "shares": shares,
         "share": statistics.median(shares),
         "limited": statistics.median(speed for one in ones for number, speed in _numbered(one) if number % 2),
-        "megabytes": _megabytes(ones),
-        "bound": float(last["variant"].split(" ")[0]) / _megabytes(ones) * last["events"],
+        "megabytes": megabytes,
+        "bound": float(last["variant"].split(" ")[0]) / megabytes * last["events"],
         "free": statistics.median(speed for one in ones for number, speed in _numbered(one) if not number % 2),
         "high_water": [max(one["high_water"][half] for one in ones) for half in (0, 1)],
         "differing": max(one["differing"] for one in ones),

@@ -105,7 +105,8 @@ def _all(
         for variant in variants if part in (None, "throughput") else ():
             name = f"{variant.name}, {load.events} events"
             yield _one("throughput", name, repetition, throughput.once, scratch, variant, load)
-        for variant in {replace(one, limits=ALTERNATING): None for one in variants} if part == "alternating" else ():
+        coming_and_going = dict.fromkeys(replace(one, limits=ALTERNATING) for one in variants)  # each once
+        for variant in coming_and_going if part == "alternating" else ():
             name = f"{variant.name}, {load.events} events"
             longer = replace(load, name=f"{load.name}-alternating", epochs=ALTERNATING_EPOCHS)
             yield _one("alternating", name, repetition, throughput.once, scratch, variant, longer)

@@ -509,9 +509,9 @@ class InFlight:
         done_with = [ack for ack in ended if ack not in self._kept]
         self._pruning_waits = self._may_wait_with_pruning(flight)
         also = None if self._pruning_waits else self._coordinator.needed()
-        if also is not None and flight.cut.requests:  # the next one may be the newest by then
-            also.setdefault(flight.pending.id, []).append("requests for it are being answered")
-        if also is not None:  # of those that are committed by then only one is the newest
+        if also is not None:  # others may be committed by then, of which only one is the newest
+            if flight.cut.requests:
+                also.setdefault(flight.pending.id, []).append("requests for it are being answered")
             for later in self._flights[1:]:
                 also.setdefault(later.pending.id, []).append("it is newer than the epoch that prunes")
         assert flight.confirmed is not None, "it is what was published"
