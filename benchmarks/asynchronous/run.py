@@ -30,8 +30,7 @@ from benchmarks.asynchronous.throughput import Throughput, Variant
 from benchmarks.state.workload import Workload
 
 LIMITS = (Limits(), Limits(20, 50))
-ALTERNATING = Limits(20, 50, alternate=14)
-ALTERNATING_EPOCHS = 150  # some 16 a stretch
+ALTERNATING_EPOCHS, STRETCH_SECONDS = 150, 14  # some 16 epochs of 500,000 events a stretch
 STALLS = (Limits(), Limits(stall=60))
 LOAD = Workload("asynchronous", 1_000_000, epochs=12, events=500_000)
 QUICK = Workload("asynchronous-quick", 200_000, epochs=4, events=100_000)
@@ -49,6 +48,10 @@ def main() -> None:
     parser.add_argument("--concurrent", default="1,2,3", help="values of checkpoints.max_concurrent")
     parser.add_argument("--compression", default="lz4", help="values of state.compression: lz4, zstd")
     parser.add_argument("--events", type=int, default=LOAD.events, help="events of an epoch (500000)")
+    parser.add_argument("--epochs", type=int, default=ALTERNATING_EPOCHS, help="epochs of `alternating` (150)")
+    parser.add_argument(
+        "--stretch", type=int, default=STRETCH_SECONDS, help="seconds of a stretch of `alternating` (14)"
+    )
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "weir-bench-async")
     parser.add_argument("--results", type=Path, default=report.RESULTS, help="report's path, without suffix")
     parser.add_argument("--again", action="store_true", help="forget earlier measurements")
@@ -68,7 +71,8 @@ def main() -> None:
         for compression in given.compression.split(",")
         for limits in LIMITS
     ]
-    for kind, key, measure in _all(scratch, given.quick, given.part, load, variants, given.reps):
+    longer = replace(load, name=f"{load.name}-alternating", epochs=given.epochs)
+    for kind, key, measure in _all(scratch, given.quick, given.part, load, longer, given.stretch, variants, given.reps):
         if key in {one["key"] for one in report.load(log) if not one["error"]}:
             continue
         # What alternates is compared with what comes just before and after it.
@@ -83,6 +87,8 @@ def main() -> None:
     asked += [f"--concurrent {given.concurrent}"] if given.concurrent != "1,2,3" else []
     asked += [f"--compression {given.compression}"] if given.compression != "lz4" else []
     asked += [f"--events {given.events}"] if given.events != LOAD.events else []
+    asked += [f"--epochs {given.epochs}"] if given.epochs != ALTERNATING_EPOCHS else []
+    asked += [f"--stretch {given.stretch}"] if given.stretch != STRETCH_SECONDS else []
     command = f"python -m benchmarks.asynchronous.run {' '.join(asked)}" if asked else "make bench-async"
     report.write(report.load(log), given.results, command)
     print(given.results.with_suffix(".md").read_text())
@@ -92,7 +98,14 @@ Measured = Iterator[tuple[str, str, Callable[[], Throughput | Latency]]]
 
 
 def _all(
-    scratch: Path, quick: bool, part: str | None, load: Workload, variants: list[Variant], repetitions: int
+    scratch: Path,
+    quick: bool,
+    part: str | None,
+    load: Workload,
+    longer: Workload,
+    stretch: int,
+    variants: list[Variant],
+    repetitions: int,
 ) -> Measured:
     """Kind, key and call of every measurement, in the order in which they alternate."""
     arrivals = replace(Arrivals(), measured=10.0) if quick else Arrivals()
@@ -105,10 +118,10 @@ def _all(
         for variant in variants if part in (None, "throughput") else ():
             name = f"{variant.name}, {load.events} events"
             yield _one("throughput", name, repetition, throughput.once, scratch, variant, load)
-        coming_and_going = dict.fromkeys(replace(one, limits=ALTERNATING) for one in variants)  # each once
+        alternating = replace(LIMITS[1], alternate=stretch)
+        coming_and_going = dict.fromkeys(replace(one, limits=alternating) for one in variants)  # each once
         for variant in coming_and_going if part == "alternating" else ():
             name = f"{variant.name}, {load.events} events"
-            longer = replace(load, name=f"{load.name}-alternating", epochs=ALTERNATING_EPOCHS)
             yield _one("alternating", name, repetition, throughput.once, scratch, variant, longer)
         for interval in INTERVALS if part in (None, "latency") else ():
             for engine in ENGINES:
