@@ -8,22 +8,25 @@
     publishing                1 2 3   one after the other too, at most one epoch behind the newest commit
     pruning                     1 2 3   prune, answer: beside the publishing of the next one, and not for each of them
     upkeep                       2    now and then, of the registry's logs, beside all else
+    ids                1 2 3 4        an epoch's id is written down before anything of it is begun
+    looks              - - - -        for requests, for what waits in sources, and the planning of slices (`beside`)
 
 Nothing of an epoch waits for a later one. If one fails, every later one falls with it; earlier ones go on to their end; then
-what fell is discarded, and the next epoch builds on the newest confirmed checkpoint. Only this thread touches the coordinator.
+what fell is discarded, and the next epoch builds on the newest confirmed checkpoint. Only this thread touches the coordinator,
+and while epochs are in flight it waits for no storage: else what follows a step would wait with it.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import structlog
 
@@ -58,12 +61,14 @@ log = structlog.get_logger("weir.run")
 
 # Lanes, besides the stages'.
 _GATES, _UPLOADS, _COMMITS, _PUBLISHING, _PRUNING = "gates of rows", "uploads", "commits", "publishing", "pruning"
-_UPKEEP = "upkeep"
-_JOB, _SEAL, _COMMIT, _PUBLISH, _FINISH, _LOGS = "job", "seal", "commit", "publish", "finish", "logs"
+_UPKEEP, _IDS, _LOOKS = "upkeep", "ids", "looks"
+_NOTE, _JOB, _SEAL, _COMMIT, _PUBLISH, _FINISH, _LOGS = "note", "job", "seal", "commit", "publish", "finish", "logs"
 _MARK = "coordinator-"
 _MIB = 1 << 20
 _GOODBYE_SECONDS = 30.0
 _GRACE_SECONDS = 60.0
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,8 @@ class InFlight:
         self._fallen: list[Flight] = []
         self._failure: _Failure | None = None
         self._steps: dict[str, _Step] = {}
+        self._looks_since: float | None = None
+        self._seen: Ended | None = None
         self._reports: list[EpochReport] = []
         self._has_fallen = False
         self._failures_before = 0
@@ -167,9 +174,10 @@ class InFlight:
         fell, self._has_fallen = self._has_fallen, False
         return fell
 
-    def answers(self, request: str) -> bool:
-        """Whether an epoch in flight will answer a request, by its name."""
-        return any(request == known.name for flight in self._flights for known in flight.cut.requests)
+    @property
+    def answers(self) -> set[str]:
+        """Names of the requests that epochs in flight will answer."""
+        return {known.name for flight in self._flights for known in flight.cut.requests}
 
     # -- what the run does
 
@@ -182,7 +190,6 @@ class InFlight:
         if isinstance(pending, Refusal):
             log.warning("no epoch was begun", reason=pending.reason)
             return False
-        self._heartbeat.begin(pending.id)
         triggered_at = cut.at or datetime.now(UTC)
         self.frontier = self.frontier.after(cut.slices, shop.readers, triggered_at)
         deadline = time.monotonic() + coordinator.policy.timeout
@@ -194,13 +201,15 @@ class InFlight:
     def turn(self, seconds: float) -> list[EpochReport]:
         """Go on as steps end, for so long at most, until there is room, a report, or nothing left; returns epochs that ended.
 
-        Raises what `tolerated` raises.
+        While something is looked for (`beside`): until that is found, or a report. Raises what `tolerated` raises.
         """
         until = time.perf_counter() + seconds
         while True:
             left = until - time.perf_counter()
-            ended = self._lanes.next(max(0.0, left) if self._steps else 0.0)
-            if ended is not None:
+            ended = self._lanes.next(max(0.0, left) if self._steps or self._looks_since is not None else 0.0)
+            if ended is not None and ended.lane == _LOOKS:
+                self._looks_since, self._seen = None, ended
+            elif ended is not None:
                 self._take(ended)
             self._expire()
             if not self._reports:  # what has ended well is told first
@@ -208,10 +217,32 @@ class InFlight:
             self._start()
             if not (self._steps or self._flights or self._reports):
                 self._land()
-            if self._reports or self.empty or ended is None or self.has_room:
+            if self._reports or ended is None or self._seen is not None:
+                break
+            if self._looks_since is None and (self.empty or self.has_room):
                 break
         reports, self._reports = self._reports, []
         return reports
+
+    def beside(self, look: Callable[[], Found], seconds: float) -> Generator[EpochReport, None, Callable[[], Found]]:
+        """Look at something in storage while epochs go on; yields reports of those that end meanwhile.
+
+        look: touches nothing that steps change. What it finds was so when it began: a request may have been answered since, a slice
+        belong to epochs that have fallen. seconds: as for `turn`. Returns a call that gives what was found, or raises what the look has
+        raised. Raises what `turn` raises, and RunEndedError once the look has taken longer than an epoch may and a minute.
+        """
+        self._looks_since = time.monotonic()
+        self._lanes.start(_LOOKS, look)
+        while self._seen is None:
+            yield from self.turn(seconds)
+        seen, self._seen = self._seen, None
+
+        def found() -> Found:
+            if seen.error is not None:
+                raise seen.error
+            return cast(Found, seen.result)
+
+        return found
 
     def close(self) -> None:
         """The run ends with epochs in flight: nobody waits for them."""
@@ -243,6 +274,8 @@ class InFlight:
     def _start(self) -> None:
         """Start every step whose time has come."""
         for flight in list(self._flights):
+            if self._free(_IDS, flight, _NOTE):
+                self._begin(_IDS, flight, _NOTE, partial(self._heartbeat.begin, flight.pending.id), self._noted)
             for stage in self._shop.pipeline.stages:
                 if self._may_work(flight, stage):
                     self._begin_stage(flight, stage)
@@ -280,7 +313,11 @@ class InFlight:
 
     def _may_work(self, flight: Flight, stage: Stage) -> bool:
         before = self._before(flight)
-        if not self._free(stage.uid, flight, _JOB) or (before is not None and stage.uid not in before.acks):
+        if (
+            not flight.noted
+            or not self._free(stage.uid, flight, _JOB)
+            or (before is not None and stage.uid not in before.acks)
+        ):
             return False
         # No stage gets to see rows that a gate refuses.
         if isinstance(stage.input, Stage) and stage.input.uid not in flight.judged:
@@ -393,6 +430,9 @@ class InFlight:
             step.then(step.flight, ended.result)
         except Exception as error:
             step.failed(step.flight, error)
+
+    def _noted(self, flight: Flight, _: None) -> None:
+        flight.noted = True
 
     def _worked(self, stage: Stage, flight: Flight, result: StageResult) -> None:
         flight.handed_over += [ack for ack in result.acks if ack.handover is not None]
@@ -602,6 +642,8 @@ class InFlight:
             for lane, step in self._steps.items()
             if (step.flight.may_stand or step.flight in self._fallen) and ends_by(step) < until
         ]
+        if self._looks_since is not None and self._looks_since + self._coordinator.policy.timeout < until:
+            hung.append(_LOOKS)
         if hung:
             raise RunEndedError(
                 f"A step does not end, {_GRACE_SECONDS:g} s after its epoch's time was up: {', '.join(sorted(hung))}.",

@@ -7,9 +7,10 @@ the generation gives rights; everything that a dead predecessor left is found an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -24,7 +25,7 @@ from pipelines.runtime.start_from import start
 from pipelines.runtime.state_fit import structure
 from pipelines.runtime.tenure import Tenure, readers
 from pipelines.runtime.tenure import open_storage as open_storage
-from pipelines.runtime.workshop import Cut, EpochReport, Workshop
+from pipelines.runtime.workshop import Cut, EpochReport, Frontier, Workshop
 from state_ops import halt, held, lease
 from state_ops.checkpoint import Checkpoint
 from state_ops.coordinator import Coordinator, Policy, retry_pause
@@ -147,28 +148,32 @@ def check_fits(pipeline: Pipeline, head: Checkpoint | None) -> None:
 
 
 def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbeat) -> Iterator[EpochReport]:
-    started, air = time.monotonic(), loop.air
+    started, air, poll = time.monotonic(), loop.air, shop.settings.run.poll_seconds
     waiting_since: float | None = None
     while True:
-        yield from air.turn(shop.settings.run.poll_seconds)
+        yield from air.turn(poll)
         if air.again is not None:  # the slice of an epoch that a gate has declined comes before what has arrived since
             if loop.coordinator.due(time.monotonic(), backlog=True, requested=True, catching_up=True):
                 air.begin(air.again)
             else:
-                time.sleep(shop.settings.run.poll_seconds)
+                time.sleep(poll)
             continue
-        requests = [request for request in lease.pending(shop.storage) if not air.answers(request.name)]
-        stop = _stop(requests, failing=loop.coordinator.failures > 0)
-        expired = options.max_seconds is not None and time.monotonic() - started > options.max_seconds
+        if not (air.has_room or air.empty):  # whatever there is to do waits for an epoch
+            continue
+        frontier, answered = air.frontier, air.answers
+        seen = yield from air.beside(partial(_look, shop, frontier.offsets), poll)
         try:
-            for name, reader in shop.readers.items():
-                reader.check(air.frontier.offsets.get(name))
-            waiting = _waiting(shop, air)
+            pending, waiting = seen()
         except Exception:
             if air.empty:
                 raise
             yield from _landed(shop, air)  # what is in flight is not to blame, and comes first
             continue
+        if air.frontier is not frontier:  # epochs have fallen meanwhile
+            continue
+        requests = [request for request in pending if request.name not in answered]
+        stop = _stop(requests, failing=loop.coordinator.failures > 0)
+        expired = options.max_seconds is not None and time.monotonic() - started > options.max_seconds
         if stop is not None and stop.drain and loop.to_drain is None:
             loop.to_drain = waiting | air.reading  # what lands from now on is for the next run
         draining = loop.to_drain is not None and bool(waiting & loop.to_drain or air.behind)
@@ -184,7 +189,7 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
                 return
             reason = stop.reason or "weir stop --drain"
             if stop.drain and not (yield from _drain(shop, loop, reason)):
-                time.sleep(shop.settings.run.poll_seconds)
+                time.sleep(poll)
                 continue
             _stopped(shop, loop, heartbeat, stop, requests)
             for request in requests:
@@ -215,14 +220,17 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
         goes_on = bool(air.behind) and loop.coordinator.due(now, backlog=True, requested=False, catching_up=True)
         if air.has_room and (due or goes_on):
             waiting_since = None
+            cutting = partial(_cut, shop, frontier, air.behind, loop.catching_up, options, barriers, ending or not due)
+            planned = yield from air.beside(cutting, poll)
             try:
-                cut = _cut(shop, loop, options, barriers, only_waiting=ending or not due)
+                cut = planned()
             except Exception as error:
                 if air.empty:
                     _not_planned(loop, error)
                 yield from _landed(shop, air)  # then it is planned anew, from where they have come to
             else:
-                air.begin(cut)
+                if air.frontier is frontier and air.has_room:
+                    air.begin(cut)
             continue
         if not air.empty:
             continue
@@ -238,7 +246,17 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
             and time.monotonic() - waiting_since >= options.linger_seconds
         ):
             return
-        time.sleep(shop.settings.run.poll_seconds)
+        time.sleep(poll)
+
+
+def _look(shop: Workshop, offsets: Mapping[str, dict[str, Any]]) -> tuple[list[Request], set[tuple[str, str]]]:
+    """What is asked for, and source and name of every file that has arrived and that no epoch reads."""
+    requests = lease.pending(shop.storage)
+    for name, reader in shop.readers.items():
+        reader.check(offsets.get(name))
+    return requests, {
+        (name, file.name) for name, reader in shop.readers.items() for file in reader.backlog(offsets.get(name))
+    }
 
 
 def _stop(requests: list[Request], failing: bool) -> Request | None:
@@ -262,12 +280,6 @@ def _stopped(shop: Workshop, loop: Loop, heartbeat: Heartbeat, stop: Request, re
         halt.write(shop.storage, Halt(heartbeat.outcome, by_a_person[0].reason))
 
 
-def _waiting(shop: Workshop, air: InFlight) -> set[tuple[str, str]]:
-    """Source and name of every file that has arrived and that no epoch reads."""
-    offsets = air.frontier.offsets
-    return {(name, file.name) for name, reader in shop.readers.items() for file in reader.backlog(offsets.get(name))}
-
-
 def _landed(shop: Workshop, air: InFlight) -> Iterator[EpochReport]:
     """Begin nothing more until nothing is in flight."""
     while not air.empty:
@@ -282,11 +294,20 @@ def _not_planned(loop: Loop, error: Exception) -> None:
     _counted(loop.coordinator, "the next slice could not be planned, will be tried again", error)
 
 
-def _cut(shop: Workshop, loop: Loop, options: RunOptions, barriers: list[Request], only_waiting: bool) -> Cut:
-    """Fix the slices of the next epoch, and say what cut it there. only_waiting: none is read, stages go on with what they have left."""
-    frontier, asked = loop.air.frontier, tuple(barriers)
+def _cut(
+    shop: Workshop,
+    frontier: Frontier,
+    behind: Mapping[str, int],
+    catching_up: bool,
+    options: RunOptions,
+    barriers: Sequence[Request],
+    only_waiting: bool,
+) -> Cut:
+    """Fix the slices of the next epoch, and say what cut it there. behind: as `InFlight.behind`. only_waiting: none is read, stages go on with
+    what they have left."""
+    asked = tuple(barriers)
     named = next((request for request in barriers if request.kind == upkeep.NAME), None)
-    behind, others = loop.air.behind, tuple(one for one in asked if one.kind != upkeep.NAME)
+    others = tuple(one for one in asked if one.kind != upkeep.NAME)
     if behind and (
         only_waiting or named is not None or max(behind.values()) >= shop.settings.checkpoints.max_waiting_epochs
     ):
@@ -311,7 +332,7 @@ def _cut(shop: Workshop, loop: Loop, options: RunOptions, barriers: list[Request
         tick = f" (tick {first.tick})" if first.tick else ""
         known = Trigger(first.trigger) if first.trigger in set(Trigger) else Trigger.MANUAL
         return Cut(known, f"{first.reason}{tick}", slices, requests=asked)
-    if loop.catching_up or options.interval is None:
+    if catching_up or options.interval is None:
         return Cut(options.trigger, options.reason, slices)
     return Cut(Trigger.INTERVAL, f"every {options.interval:g} s", slices)
 

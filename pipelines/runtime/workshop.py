@@ -212,7 +212,7 @@ class Flight:
     """One epoch between its trigger and its end. frontier: after its slices. acks: by stage, as its subtasks gave them, once all are
     in; what is uploaded meanwhile does not change them. shapes: by stage, as this epoch knew them; a later one may know more.
 
-    uploaded: acks whose files are in storage, by stage, until the epoch before is confirmed. judged: uids of stages whose rows no gate refuses. begun: steps, by lane and kind. elsewhere: uids of stages that run again, once what they build on is in storage. sealed: the row
+    uploaded: acks whose files are in storage, by stage, until the epoch before is confirmed. noted: its id is written down. judged: uids of stages whose rows no gate refuses. begun: steps, by lane and kind. elsewhere: uids of stages that run again, once what they build on is in storage. sealed: the row
     and the listing, ready for the commit; confirmed: the checkpoint, once the registry has it; published: what its sinks have of it.
     work: by stage, what it applies; waiting: what it has not applied after that. applied: which epoch it was at.
     may_stand: its commit has begun, and the registry has not said that it failed. losers: objects of attempts that do not count. started: on time.perf_counter(); deadline: on time.monotonic().
@@ -226,6 +226,7 @@ class Flight:
     deadline: float
     acks: dict[str, list[Ack]] = field(default_factory=dict)
     uploaded: dict[str, list[Ack]] = field(default_factory=dict)
+    noted: bool = False
     judged: set[str] = field(default_factory=set)
     begun: set[tuple[str, str]] = field(default_factory=set)
     elsewhere: set[str] = field(default_factory=set)

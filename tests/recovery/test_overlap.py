@@ -229,6 +229,7 @@ def test_an_epoch_that_is_pruned_after_is_told_although_the_publishing_of_the_ne
 
     with monkeypatch.context() as patched, ThreadPoolExecutor(1) as pool:
         patched.setattr(steps, "publish_missing", failing)
+        patched.setattr(in_flight.InFlight, "_may_wait_with_pruning", lambda *_: False)
         bank.land(1, 2, 3)
         ran = pool.submit(coordinate)
         assert failed.wait(30)
@@ -720,6 +721,119 @@ def test_a_file_that_lands_while_an_epoch_is_in_flight_is_read_by_the_same_run(b
     thread.join(60)
     assert len(reports) == 2
     bank.assert_exact(1, 2)
+
+
+class Second:
+    """Holds the second call of a function back, and later ones, until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: object, name: str, number: int = 2) -> None:
+        self.reached, self._open, self._calls = threading.Event(), threading.Event(), 0
+        real = getattr(module, name)
+
+        def held(*arguments, **options):
+            self._calls += 1
+            if self._calls >= number and not self._open.is_set():
+                self.reached.set()
+                assert self._open.wait(60), "nobody opened it"
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(module, name, held)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+LOOKS = ["_look", "_cut"]
+"""What asks storage before a barrier is cut."""
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_an_epoch_goes_on_to_its_end_while_the_coordinator_looks_for_more(bank, monkeypatch, name):
+    look = Second(monkeypatch, runtime, name)
+    bank.land(1, 2)
+    thread, reports = background(bank, InMemoryExecutor())
+    assert look.reached.wait(30)
+    until(lambda: len(reports) == 1)
+    look.open()
+    thread.join(60)
+    assert [report.checkpoint.id for report in reports] == [1, 2]
+    bank.assert_exact(1, 2)
+
+
+def test_a_request_that_an_epoch_answers_while_it_is_looked_at_cuts_no_second_one(bank, monkeypatch):
+    storage, _ = runtime.open_storage(bank.site.pipeline, bank.site.settings)
+    listed, over = threading.Event(), threading.Event()
+    look = runtime._look
+
+    def slow(shop, offsets):
+        found = look(shop, offsets)
+        if shop.head is None and not offsets.get("landing"):
+            return found
+        listed.set()
+        assert over.wait(60)
+        return found
+
+    monkeypatch.setattr(runtime, "_look", slow)
+    lease.send(storage, lease.Request("barrier", reason="asked for"))
+    bank.land(1)
+    thread, reports = background(bank, InMemoryExecutor())
+    assert listed.wait(30)
+    until(lambda: len(reports) == 1)
+    over.set()
+    thread.join(60)
+    assert [report.checkpoint.reason for report in reports] == ["asked for"]
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["nothing is in flight", "an epoch is"])
+def test_a_look_that_does_not_end_ends_the_run(bank, monkeypatch, number):
+    """The lease would be kept fresh by its thread, and nobody would take over."""
+    monkeypatch.setattr(in_flight, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(in_flight, "_GOODBYE_SECONDS", 0.1)
+    look = Second(monkeypatch, runtime, "_look", number)
+    with pytest.raises(RunEndedError, match=r"does not end, 0\.5 s after .*: looks"):
+        hasty(bank).epochs(1, 2)
+    look.open()
+    monkeypatch.undo()
+    bank.epochs()
+    bank.assert_exact(1, 2)
+
+
+def test_nothing_of_an_epoch_is_begun_before_its_id_is_written_down_and_the_one_before_does_not_wait(bank, monkeypatch):
+    ids, executor = Second(monkeypatch, lease.Heartbeat, "begin"), Noting()
+    bank.land(1, 2)
+    thread, reports = background(bank, executor)
+    assert ids.reached.wait(30)
+    until(lambda: len(reports) == 1)
+    assert list(executor.bases) == [1]
+    ids.open()
+    thread.join(60)
+    assert [report.checkpoint.id for report in reports] == [1, 2]
+    bank.assert_exact(1, 2)
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_what_was_found_before_epochs_fell_counts_for_nothing(bank, monkeypatch, name):
+    """The files of an epoch that fell were in flight when the look began: they are neither done nor to be skipped."""
+    look, failed = Second(monkeypatch, runtime, name), threading.Event()
+
+    class Failing(InMemoryExecutor):
+        def run(self, task, rows, columns, deadline):
+            if task.epoch == 1:
+                assert look.reached.wait(30)
+                failed.set()
+                raise TransientError("the first epoch fails")
+            return super().run(task, rows, columns, deadline)
+
+    bank = configured(bank, WEIR_CHECKPOINTS__TOLERABLE_FAILURES="3")
+    files = (1, 2) if name == "_cut" else (1,)  # one more to plan, or none
+    bank.land(*files)
+    thread, reports = background(bank, Failing())
+    assert failed.wait(30)
+    time.sleep(0.3)  # the epoch falls
+    look.open()
+    thread.join(60)
+    assert [report.checkpoint.offsets["landing"]["files"] for report in reports] == list(range(1, len(files) + 1))
+    bank.assert_exact(*files)
 
 
 def test_what_a_failed_epoch_was_reading_is_read_before_a_drain(bank, monkeypatch):
