@@ -1045,6 +1045,13 @@ MUTANTS = [
         "tests/state_ops/test_runs.py::test_a_run_and_what_follows_it_are_one_file",
     ),
     Mutant(
+        "cut a sorted run entry by entry",
+        "state_ops/backends/rocksdb.py",
+        "        if isinstance(entries, Run):\n",
+        "        if False:\n",
+        "tests/state_ops/test_runs.py::test_a_run_too_small_for_files_goes_to_its_shards_in_slices",
+    ),
+    Mutant(
         "fire windows before what is pending is written",
         "pipelines/runtime/operators/windows.py",
         "        self._rows.barrier()\n",

@@ -201,6 +201,8 @@ class RocksDBBackend:
         """Entries that begin with a key, shard by shard."""
         if len(self._starts) == 1:
             return [entries]
+        if isinstance(entries, Run):
+            return [entries[own] for own in self._cut(entries.ascending)]  # type: ignore[misc]  # pairs are entries
         parts: list[list[_Entry]] = [[] for _ in self._starts]
         inner = self._starts[1:]
         for entry in entries:

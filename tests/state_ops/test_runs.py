@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -121,6 +122,31 @@ def test_a_run_overwrites_what_the_epoch_wrote_before_it(tmp_path):
     subtask = Subtask(tmp_path)
     subtask.epoch(([(b"a", b"old"), (b"b", b"old")], [b"c"]), (run_of({b"b": b"new", b"c": b"new"}),))
     assert subtask.entries(tmp_path / "restored") == {b"a": b"old", b"b": b"new", b"c": b"new"}
+
+
+class Uncounted(Run):
+    """A run of which parts may be asked for, but not its entries one by one."""
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        raise AssertionError("a run is cut by its order, not entry by entry")
+
+
+def test_a_run_too_small_for_files_goes_to_its_shards_in_slices(tmp_path, monkeypatch):
+    monkeypatch.setattr(rocksdb, "_FILE_ENTRIES", 10_000)
+    known = some(4000, seed=1)
+    with closing(RocksDBBackend(tmp_path / "db", 16, SMALL)) as backend:
+        backend.write(list(known.items()))
+        backend.snapshot(tmp_path / "cut")
+        starts = backend._starts
+        assert len(starts) == 8
+        changed = some(300, seed=2) | dict.fromkeys(starts[1:], b"first") | {start + b"!": b"" for start in starts}
+        run = run_of(changed)
+        backend.write(Uncounted(run.ascending, run.values))
+        known |= changed
+        for start, end, shard in zip(starts, [*starts[1:], EVERYTHING[1]], backend._shards, strict=True):
+            within = {key: value for key, value in known.items() if start <= key < end}
+            assert dict(backend._scan(shard, b"", None)) == within, "no shard has keys of another"
+        assert list(backend.scan(*EVERYTHING)) == sorted(known.items())
 
 
 @settings(max_examples=25, deadline=None)
