@@ -1052,6 +1052,13 @@ MUTANTS = [
         "tests/state_ops/test_runs.py::test_a_run_too_small_for_files_goes_to_its_shards_in_slices",
     ),
     Mutant(
+        "say nothing of peers that were not measured",
+        "benchmarks/state/report.py",
+        "row.name in scenario.rows and row.name not in rows]",
+        "row.name not in scenario.rows and row.name in rows]",
+        "tests/test_state_report.py::test_rows_without_a_measurement_are_named_beside_those_that_failed",
+    ),
+    Mutant(
         "fire windows before what is pending is written",
         "pipelines/runtime/operators/windows.py",
         "        self._rows.barrier()\n",

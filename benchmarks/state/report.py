@@ -1,6 +1,7 @@
 """The measurements as JSON, tables and a plot.
 
 python -m benchmarks.state.report --scratch DIR     writes benchmarks/results/state.{json,md,png} from what was measured
+python -m benchmarks.state.report --from-json PATH  writes PATH.md anew from PATH.json, with what is recorded there
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def _with_ratios(rows: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def write(measured: list[Measurement], target: Path, command: str) -> None:
-    """Write `target`.json, .md and .png."""
+    """Write `target`.json and .md, and .png where there is anything to draw."""
     rows = summary(measured)
     facts = {
         "command": command,
@@ -114,6 +115,12 @@ def write(measured: list[Measurement], target: Path, command: str) -> None:
     target.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
     target.with_suffix(".md").write_text(_markdown(facts, measured, target.name))
     _plot(rows, target.with_suffix(".png"))
+
+
+def page(target: Path) -> str:
+    """The text of `target`.md from `target`.json: figures, machine and command are those that were recorded."""
+    facts = json.loads(target.with_suffix(".json").read_text())
+    return _markdown(facts, [Measurement(**one) for one in facts["measurements"]], target.with_suffix("").name)
 
 
 def machine() -> str:
@@ -132,24 +139,37 @@ def _markdown(facts: dict[str, Any], measured: list[Measurement], name: str) -> 
     loads = [one.load for one in measured if one.load]
     steady = pace.told(measured, len(_usual(measured)), _paces)
     load = f" Load average before a measurement: median {statistics.median(loads):.1f}." if loads else ""
-    lines = [
-        "# Keyed aggregation: Weir and its peers",
-        "",
+    head = [
         f"Sum, count and maximum per key. {facts['machine']}. Made by `{facts['command']}`; what is measured, and what the peers are"
         f" given, stands in `benchmarks/README.md`.{load}",
         *([steady] if steady else []),
-        "",
-        *_verdicts(rows),
     ]
-    for scenario in SCENARIOS:
-        if scenario.workload.hot is None and scenario.workload.name in rows:
-            lines += ["", *_table(scenario, rows[scenario.workload.name])]
-    lines += ["", *_flat(rows), "", *_where(rows), "", *_settings(facts), "", f"![Events per second]({name}.png)", ""]
-    return "\n".join(lines)
+    tables = [
+        [*_table(scenario, rows[scenario.workload.name]), *_not_measured(scenario, rows[scenario.workload.name])]
+        for scenario in _side_by_side(rows)
+    ]
+    plot = [f"![Events per second]({name}.png)"] if _side_by_side(rows) else []
+    sections = [
+        ["# Keyed aggregation: Weir and its peers"],
+        head,
+        _verdicts(rows),
+        *tables,
+        _flat(rows),
+        _where(rows),
+        _settings(facts),
+        plot,
+    ]
+    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+
+
+def _side_by_side(rows: dict[str, dict[str, dict[str, Any]]]) -> list[Scenario]:
+    """Those measured that have a table of their own and a part of the plot: all but the ones that only Weir's own figures tell apart."""
+    return [one for one in SCENARIOS if one.workload.hot is None and one.workload.name in rows]
 
 
 def _verdicts(rows: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
-    lines = ["| peer | target | Weir is faster by | measured | reached |", "|---|---:|---:|---:|---|"]
+    """A line for each group of peers that was measured; nothing where none was."""
+    lines = []
     titles = {
         "a": "Spark's own aggregation",
         "b": "transformWithStateInPandas",
@@ -170,7 +190,8 @@ def _verdicts(rows: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
             lines.append(
                 f"| ({group}) {titles[group]} | {target:g} x{reach} | {low:.1f} to {high:.1f} x | {len(ratios)} rows | {reached} |"
             )
-    return lines
+    head = ["| peer | target | Weir is faster by | measured | reached |", "|---|---:|---:|---:|---|"]
+    return [*head, *lines] if lines else []
 
 
 def _table(scenario: Scenario, rows: dict[str, dict[str, Any]]) -> list[str]:
@@ -191,6 +212,12 @@ def _table(scenario: Scenario, rows: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
+def _not_measured(scenario: Scenario, rows: dict[str, dict[str, Any]]) -> list[str]:
+    """What the scenario asks for and nobody measured; rows that failed are in the table, with why."""
+    missing = [row.title for row in ROWS if row.name in scenario.rows and row.name not in rows]
+    return ["", f"Not measured: {'; '.join(missing)}."] if missing else []
+
+
 def _line(row: Row, found: dict[str, Any]) -> str:
     if "steady" not in found:
         return f"| {row.title} | - | | | | | {found['error'].replace('|', '/')} |"
@@ -207,13 +234,12 @@ def _line(row: Row, found: dict[str, Any]) -> str:
 
 
 def _flat(rows: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
-    flat = [
-        (scenario.workload, rows[scenario.workload.name][_OURS])
-        for scenario in SCENARIOS
-        if scenario.workload.hot is not None and rows.get(scenario.workload.name, {}).get(_OURS, {}).get("epoch_ms")
-    ]
+    asked = [scenario.workload for scenario in SCENARIOS if scenario.workload.hot is not None]
+    found = {one.name: rows.get(one.name, {}).get(_OURS, {}) for one in asked}
+    flat = [(one, found[one.name]) for one in asked if found[one.name].get("epoch_ms")]
     if not flat:
         return []
+    missing = [f"{one.keys:,} keys" for one in asked if not found[one.name].get("epoch_ms")]
     smallest = flat[0][1]["epoch_ms"]
     lines = [
         "## An epoch's time by the size of the state",
@@ -228,7 +254,7 @@ def _flat(rows: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
             f"| {workload.keys:,} | {row['figures'].get('state_bytes', 0) / 1e6:,.0f} | {row['epoch_ms']:,.0f}"
             f" | {row['epoch_ms_max']:,.0f} | {row['epoch_ms'] / smallest - 1:+.0%} |"
         )
-    return lines
+    return [*lines, "", f"Not measured: {'; '.join(missing)}."] if missing else lines
 
 
 def _where(rows: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
@@ -258,7 +284,7 @@ def _plot(rows: dict[str, dict[str, dict[str, Any]]], target: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    shown = [one.workload.name for one in SCENARIOS if one.workload.hot is None and one.workload.name in rows]
+    shown = [scenario.workload.name for scenario in _side_by_side(rows)]
     if not shown:
         return
     figure, axes = plt.subplots(
@@ -283,7 +309,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="what --quick measured")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--command", default="make bench-state", help="what to say it was made by")
+    parser.add_argument("--from-json", type=Path, metavar="PATH", help="write only PATH.md anew, from PATH.json")
     given = parser.parse_args()
+    if given.from_json is not None:
+        given.from_json.with_suffix(".md").write_text(page(given.from_json))
+        return
     log = given.scratch / ("measurements-quick.jsonl" if given.quick else "measurements.jsonl")
     write(load(log), given.results, given.command)
 
