@@ -1,6 +1,7 @@
 """What a state cache is worth: none, one layer, two layers, on sessions of users with large values.
 
     python -m benchmarks.cache                 about five minutes; writes benchmarks/results/cache.*
+    python -m benchmarks.cache --reps 3        the same events three times; figures are medians
     python -m benchmarks.cache --quick --results /tmp/cache
 
 The shape is that of the deployment whose figures stand beside ours: many users, few of them active at a time; a session of
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +35,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.incremental import Subtask
+from benchmarks.state.report import machine
 from state_ops import snapshot
-from state_ops.backends.base import Backend
-from state_ops.backends.rocksdb import RocksDBBackend
+from state_ops.backends.base import Backend, Compression
+from state_ops.backends.rocksdb import SHARD_MB, RocksDBBackend
 from state_ops.cache import CacheFigures, CacheSizes, StateCache, ValueStore
 from state_ops.codec import decode_rows, encode_rows
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
@@ -44,6 +47,8 @@ from state_ops.snapshot import Attempt
 from state_ops.storage import Storage
 
 _MEMORY_MB = 128  # as configs/sections.py has them
+_COMPRESSION: Compression = "lz4"  # likewise
+_SEED = 1
 _LARGE_BYTES = 10 << 10
 _SESSION_EVENTS = 25
 _PREFIX = 10  # without a cache a tenth of each epoch's events is applied, for their time alone
@@ -207,7 +212,7 @@ class Driver:
     def _opened(self, number: int) -> tuple[Attempt, snapshot.Fork, RocksDBBackend]:
         attempt = Attempt("users", 0, Generation(1), CheckpointId(number), AttemptId(new_attempt_id()), self.home)
         forked = snapshot.fork(self.storage, attempt, self.retained[-1] if self.retained else None)
-        return attempt, forked, RocksDBBackend(forked.db, _MEMORY_MB)
+        return attempt, forked, RocksDBBackend(forked.db, _MEMORY_MB, compression=_COMPRESSION)
 
     def _taken(
         self, attempt: Attempt, forked: snapshot.Fork, backend: RocksDBBackend
@@ -237,7 +242,7 @@ def variants(load: Load) -> dict[str, Callable[..., Any]]:
     return {"none": through, "one layer": one, "two layers": two}
 
 
-def measure(load: Load, root: Path, seed: int = 1) -> list[Run]:
+def measure(load: Load, root: Path, seed: int = _SEED) -> list[Run]:
     """All variants over the very same events, epoch by epoch in turn, so that they share the machine's moods."""
     users = sessions(load, load.events * (load.warm + load.epochs), np.random.default_rng(seed)).tolist()
     first = Driver(root / "first", "")
@@ -313,7 +318,7 @@ class Batches:
 
 def _batches(width: int, number: int, place: Path) -> Batches:
     schema = StateSchema.build([("count", pa.int64(), False, None), ("data", pa.binary(), False, None)])
-    backend = RocksDBBackend(place, _MEMORY_MB)
+    backend = RocksDBBackend(place, _MEMORY_MB, compression=_COMPRESSION)
     rng = np.random.default_rng(width)
     data = pa.array([rng.bytes(width) for _ in range(number)], pa.binary())
     names = [key_of(user) for user in rng.permutation(number)]
@@ -336,7 +341,7 @@ def vectorised(keys: int, root: Path) -> list[dict[str, Any]]:
     for width in (8, 1 << 10, 12 << 10):
         number = keys if width < _LARGE_BYTES else keys // 8
         made = _batches(width, number, root / f"vectorised-{width}")
-        rng = np.random.default_rng(1)
+        rng = np.random.default_rng(_SEED)
         for times in (1, 10):
             size = number // 4
             batches = [[made.names[index] for index in rng.permutation(number)[:size].tolist()] for _ in range(times)]
@@ -400,8 +405,64 @@ def figures(run: Run) -> dict[str, float]:
     }
 
 
-def report(load: Load, runs: list[Run], batches: list[dict[str, Any]], machine: str) -> str:
-    none, one, two = (figures(run) for run in runs)
+def once(load: Load, keys: int) -> tuple[list[Run], dict[str, Any]]:
+    """One repetition, with directories of its own: the variants' runs, and what is kept of them. keys: of the vectorised path."""
+    with tempfile.TemporaryDirectory(prefix="weir-cache-") as root:
+        runs = measure(load, Path(root))
+        batches = vectorised(keys, Path(root))
+    return runs, {
+        "figures": {run.name: figures(run) for run in runs},
+        "epochs": {
+            run.name: {name: getattr(run, name) for name in ("sync", "flush", "opening", "uploaded", "size")}
+            for run in runs
+        },
+        "vectorised": batches,
+    }
+
+
+def summary(repetitions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over repetitions of every figure of every variant, and of every line of the vectorised path."""
+    return {
+        "figures": {
+            name: _medians([one["figures"][name] for one in repetitions]) for name in repetitions[0]["figures"]
+        },
+        "vectorised": [_medians(same) for same in zip(*(one["vectorised"] for one in repetitions), strict=True)],
+    }
+
+
+def _medians(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(one[name] for one in found) for name in found[0]}
+
+
+def versions() -> dict[str, str]:
+    """Of what is measured, and of what values and events are made with."""
+    return {
+        **{name: version(name) for name in ("rocksdict", "pyarrow", "numpy")},
+        "python": platform.python_version(),
+    }
+
+
+def constants() -> dict[str, Any]:
+    """What is set besides the load. Memory and shards in MiB, values in bytes; shares of the events and of the rate."""
+    return {
+        "backend": "rocksdb",
+        "memory_mb": _MEMORY_MB,
+        "shard_mb": SHARD_MB,
+        "compression": _COMPRESSION,
+        "value_bytes": _LARGE_BYTES,
+        "session_events": _SESSION_EVENTS,
+        "applied_without_cache": 1 / _PREFIX,
+        "utilisation": _UTILISATION,
+        "seed": _SEED,
+    }
+
+
+def report(facts: dict[str, Any]) -> str:
+    """The page of what `main` keeps as JSON."""
+    load = Load(**facts["load"])
+    none, one, two = (facts["figures"][name] for name in variants(load))
+    times = len(facts["repetitions"])
+    often = "one repetition" if times == 1 else f"medians over {times} repetitions of the same events"
 
     def row(label: str, key: str, form: str, production: tuple[float, float] | None = None, unit: str = "") -> str:
         ours = two[key] / one[key] - 1 if one[key] else 0.0
@@ -417,8 +478,8 @@ def report(load: Load, runs: list[Run], batches: list[dict[str, Any]], machine: 
         "",
         f"{load.users:,} users with values of about {_LARGE_BYTES / 1024:.0f} KB, {load.active:,} sessions at a time of"
         f" {_SESSION_EVENTS} events on average; {load.epochs} epochs of {load.events:,} events. One layer: {load.one:,} entries;"
-        f" two layers: {load.l1:,} + {load.l2:,}. {machine}. Made by `make bench-cache`; how it is measured stands in"
-        " `benchmarks/cache.py`.",
+        f" two layers: {load.l1:,} + {load.l2:,}. {facts['machine']}. Made by `{facts['command']}` in {facts['minutes']:.1f} minutes,"
+        f" {often}; how it is measured stands in `benchmarks/cache.py`.",
         "",
         "| | one layer | two layers | change | production: one -> two |",
         "|---|---:|---:|---:|---:|",
@@ -432,8 +493,8 @@ def report(load: Load, runs: list[Run], batches: list[dict[str, Any]], machine: 
         row("- of that uploaded, avg, MB", "uploaded_mb_avg", ",.1f"),
         row("hits, L1 + L2", "hit_rate", ".1%"),
         row("hits, L1", "l1_hit_rate", ".1%"),
-        row("entries written before the barrier", "entries_evicted", ",d"),
-        row("entries written at the barrier", "entries_flushed", ",d"),
+        row("entries written before the barrier", "entries_evicted", ",.0f"),
+        row("entries written at the barrier", "entries_flushed", ",.0f"),
         row("one event, mean, us", "event_us_mean", ",.0f"),
         row("events/s when never idle", "events_per_second_busy", ",.0f"),
         "",
@@ -450,12 +511,15 @@ def report(load: Load, runs: list[Run], batches: list[dict[str, Any]], machine: 
         "| value, bytes | keys in a batch | batches between barriers | no cache | cache, all hits | with the cache |",
         "|---:|---:|---:|---:|---:|---|",
     ]
-    for batch in batches:
+    for batch in facts["vectorised"]:
         lines.append(
-            f"| {batch['bytes']:,} | {batch['keys']:,} | {batch['batches']} | {batch['direct_us']:.2f} | {batch['cached_us']:.2f}"
+            f"| {batch['bytes']:,.0f} | {batch['keys']:,.0f} | {batch['batches']:.0f} | {batch['direct_us']:.2f} | {batch['cached_us']:.2f}"
             f" | {batch['direct_us'] / batch['cached_us']:.1f} x as fast |"
         )
-    return "\n".join([*lines, "", "![Latency of every event, and the sync phase](cache.png)", ""])
+    found = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+    lines += ["", "## Versions and settings", "", f"{found}. `{json.dumps(facts['settings'], sort_keys=True)}`"]
+    which = "" if times == 1 else ", in the first repetition"
+    return "\n".join([*lines, "", f"![Latency of every event, and the sync phase{which}]({facts['plot']})", ""])
 
 
 def plot(runs: list[Run], target: Path) -> None:
@@ -481,34 +545,42 @@ def plot(runs: list[Run], target: Path) -> None:
     figure.savefig(target, dpi=110)
 
 
+def _command(quick: bool, repetitions: int) -> str:
+    """What made the figures, without where they were put."""
+    asked = [*(["--quick"] if quick else []), *([f"--reps {repetitions}"] if repetitions > 1 else [])]
+    return f"python -m benchmarks.cache {' '.join(asked)}" if asked else "make bench-cache"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="half a minute, a fifth of the sizes")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "cache")
-    arguments = parser.parse_args()
-    load = QUICK if arguments.quick else Load()
+    parser.add_argument("--reps", type=int, default=1, help="repetitions (1)")
+    given = parser.parse_args()
+    if given.reps < 1:
+        parser.error("--reps is 1 or more")
+    load, keys = (QUICK, 10_000) if given.quick else (Load(), 40_000)
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="weir-cache-") as root:
-        runs = measure(load, Path(root))
-        batches = vectorised(10_000 if arguments.quick else 40_000, Path(root))
+    done = [once(load, keys) for _ in range(given.reps)]
     minutes = (time.monotonic() - started) / 60
-    machine = f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}, {minutes:.1f} minutes"
-    target = arguments.results
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.with_suffix(".md").write_text(report(load, runs, batches, machine))
-    raw = {
+    repetitions = [found for _, found in done]
+    target = given.results
+    facts = {
+        "command": _command(given.quick, given.reps),
+        "machine": machine(),
+        "minutes": minutes,
+        "versions": versions(),
+        "settings": constants(),
         "load": asdict(load),
-        "machine": machine,
         "production": PRODUCTION,
-        "figures": {run.name: figures(run) for run in runs},
-        "epochs": {
-            run.name: {name: getattr(run, name) for name in ("sync", "flush", "opening", "uploaded", "size")}
-            for run in runs
-        },
-        "vectorised": batches,
+        **summary(repetitions),
+        "repetitions": repetitions,
+        "plot": target.with_suffix(".png").name,
     }
-    target.with_suffix(".json").write_text(json.dumps(raw, indent=1) + "\n")
-    plot(runs, target.with_suffix(".png"))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
+    target.with_suffix(".md").write_text(report(facts))
+    plot(done[0][0], target.with_suffix(".png"))
     print(target.with_suffix(".md").read_text())
 
 

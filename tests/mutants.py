@@ -1059,6 +1059,13 @@ MUTANTS = [
         "tests/test_state_report.py::test_rows_without_a_measurement_are_named_beside_those_that_failed",
     ),
     Mutant(
+        "show a benchmark's last repetition for the median",
+        "benchmarks/cache.py",
+        "statistics.median(one[name] for one in found) for name",
+        "found[-1][name] for name",
+        "tests/test_cache_report.py::test_figures_are_medians_over_repetitions",
+    ),
+    Mutant(
         "fire windows before what is pending is written",
         "pipelines/runtime/operators/windows.py",
         "        self._rows.barrier()\n",
