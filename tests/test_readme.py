@@ -45,3 +45,15 @@ def test_the_example_without_a_function_counts_by_the_hour():
 def test_links_lead_somewhere():
     for target in re.findall(r"\]\((?!http)([^)#]+)", README.read_text()):
         assert (README.parent / target).exists(), target
+
+
+def test_the_figures_beside_spark_are_those_that_were_measured():
+    text = README.read_text().split("**Beside Spark's own stateful streaming**")[1].split("\n\n")[0]
+    benchmarks = README.parent / "benchmarks"
+    results, notes = (benchmarks / "results" / "state-spark.md").read_text(), (benchmarks / "README.md").read_text()
+    speeds = re.findall(r"\d[\d,]*,\d{3}(?! events,)", text)
+    uniform, zipf, *shuffled = re.findall(r"\d\.\d", text)
+    assert len(speeds) == 4
+    assert all(f"| {speed} (" in results for speed in speeds)
+    assert all(f"| {times} x |" in results for times in (uniform, zipf))
+    assert f"{' and '.join(shuffled)} times Spark's" in notes
