@@ -2321,6 +2321,20 @@ MUTANTS = [
         "tests/recovery/test_unaligned.py::test_what_gets_a_name_leaves_no_rows_behind",
     ),
     Mutant(
+        "blame publishing for slow pruning",
+        "pipelines/runtime/in_flight.py",
+        '        flight.ms |= {"pruning_before": self._pruning_ms}\n',
+        '        flight.ms["publishing_before"] = max(self._publishing_ms, self._pruning_ms)\n',
+        "tests/recovery/test_overlap.py::test_status_and_checkpoints_say_what_held_an_epoch_up",
+    ),
+    Mutant(
+        "leave out of the commits' time what sealing takes",
+        "pipelines/runtime/epoch.py",
+        '    lap(flight.ms, "seal", clock)\n',
+        "",
+        "tests/recovery/test_overlap.py::test_status_and_checkpoints_say_what_held_an_epoch_up",
+    ),
+    Mutant(
         "read on however far a stage is behind",
         "pipelines/runtime/run.py",
         "max(behind.values()) >= shop.settings.checkpoints.max_waiting_epochs",

@@ -327,7 +327,9 @@ def checkpoints(pipeline: Name, json: Json = False) -> None:
     completed, pins = registry.checkpoints(), registry.pins()
     names = {row.commit_id: [pin.name for pin in pins if pin.commit_id == row.commit_id] for row in completed}
     if json:
-        print_json([{**_view(row), "named": names[row.commit_id]} for row in completed])
+        print_json(
+            [{**_view(row), "bottleneck": bottleneck(row.ms), "named": names[row.commit_id]} for row in completed]
+        )
         return
     if not completed:
         out.print(f"{pipeline} has no checkpoint yet: weir run {pipeline}")
@@ -342,10 +344,11 @@ def checkpoints(pipeline: Name, json: Json = False) -> None:
         "files new/total",
         "state bytes new/total",
         "ms",
+        "bottleneck",
         "gen",
         "named",
     ):
-        table.add_column(title, justify="left" if title in ("completed", "trigger", "named") else "right")
+        table.add_column(title, justify="left" if title in ("completed", "trigger", "bottleneck", "named") else "right")
     for row in completed:
         figures = row.operators.values()
         table.add_row(
@@ -357,6 +360,7 @@ def checkpoints(pipeline: Name, json: Json = False) -> None:
             f"{sum(f['files_new'] for f in figures)}/{sum(f['files_total'] for f in figures)}",
             f"{row.bytes_new:,}/{row.bytes_total:,}",
             f"{row.ms.get('to_commit', 0):.0f}",
+            bottleneck(row.ms) or "-",
             str(row.generation),
             escape(", ".join(names[row.commit_id])),
         )

@@ -177,6 +177,7 @@ def completed(
 
     channels: the files of rows that the parent names, by path.
     """
+    clock = time.perf_counter()
     for name, planned in flight.cut.slices.items():
         shop.readers[name].verify(planned)
     pending = flight.pending
@@ -200,6 +201,7 @@ def completed(
     for (table, schema), fits in zip(tables, fit, strict=True):
         if not fits:
             delta.ensure(shop.storage, table, schema)
+    lap(flight.ms, "seal", clock)
     return checkpoint, files
 
 

@@ -493,8 +493,8 @@ class InFlight:
         flight.sealed = sealed
 
     def _commit(self, flight: Flight, checkpoint: Checkpoint, files: tuple[StateFile, ...]) -> None:
-        publishing = max(self._publishing_ms, self._pruning_ms)  # beside each other
-        flight.ms |= {"commits_before": self._commit_ms, "publishing_before": publishing}
+        flight.ms |= {"commits_before": self._commit_ms, "publishing_before": self._publishing_ms}
+        flight.ms |= {"pruning_before": self._pruning_ms}
         committing = self._coordinator.begin_commit()
         assert committing is flight.pending, "its predecessor is confirmed, and every ack is in"
         flight.may_stand = True

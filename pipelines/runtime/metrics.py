@@ -75,7 +75,7 @@ FAMILIES = (
     Family("weir_state_files", "Files of state in the newest checkpoint.", ("stage",)),
     Family("weir_stage_rows", "Rows of the newest epoch; kind waiting: not applied yet, of all epochs.", ("stage", "kind")),
     Family("weir_epoch_phase_seconds", "The newest epoch's phases: stage, gate and upload by stage; to_commit: from the "
-           "trigger to the commit; commits_before: committing the epoch before; publishing_before: publishing, or pruning where that took longer, of epochs before.", ("phase", "stage")),
+           "trigger to the commit; commits_before: committing the epoch before; publishing_before, pruning_before: publishing and pruning of epochs before; seal: looking at it as a whole.", ("phase", "stage")),
     Family("weir_stage_phase_seconds", "The same within a stage's subtasks, the slowest one's.", ("stage", "phase")),
     Family("weir_watermark_timestamp_seconds", "Event-time progress: windows up to here are closed.", ("stage",)),
     Family("weir_source_files_waiting", "Files that arrived and are in no checkpoint.", ("source",)),

@@ -281,17 +281,20 @@ _LANES = {
     "seal": "commits",
     "commits_before": "commits",
     "publishing_before": "publishing",
+    "pruning_before": "pruning",
 }  # by phase, but for stages' own
 
 
 def bottleneck(ms: Mapping[str, float]) -> str | None:
-    """What an epoch kept busy longest, hence what bounds how many there can be: a stage by its uid, "gates", "uploads", "commits" or
-    "publishing".
+    """What an epoch kept busy longest, hence what bounds how many there can be: a stage by its uid, "gates", "uploads", "commits",
+    "publishing" or "pruning".
 
-    ms: a checkpoint's. Commits and publishing, or pruning where that took longer, are those of epochs before: each is done one after the other.
+    ms: a checkpoint's. Publishing and pruning are those of epochs before, and so is what commits take beside sealing: each is done one after the other.
     """
     lanes: dict[str, float] = {}
     for phase, took in ms.items():
+        if phase == "seal:gates":  # a part of "seal"
+            continue
         kind, _, uid = phase.partition(":")
         lane = _LANES.get(kind, uid if kind in ("stage", "quarantine") else None)
         if lane is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pipelines.api import Epoch, Stage, ValueState, delta, expect, stage
 from pipelines.runtime import epoch as steps
 from pipelines.runtime import in_flight
 from pipelines.runtime import run as runtime
+from pipelines.runtime.in_flight import InFlight
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions
 from pipelines.runtime.workshop import EpochReport, bottleneck
@@ -675,6 +677,9 @@ def test_a_run_that_nobody_listens_to_any_more_leaves_nothing(bank):
         ({"stage:a": 5, "upload:a": 4, "upload:b": 4}, "uploads"),
         ({"stage:a": 5, "commits_before": 6.5, "publishing_before": 6}, "commits"),
         ({"stage:a": 5, "commits_before": 6.5, "publishing_before": 7}, "publishing"),
+        ({"stage:a": 5, "commits_before": 6.5, "publishing_before": 7, "pruning_before": 8}, "pruning"),
+        ({"stage:a": 5, "commits_before": 3, "seal": 3}, "commits"),
+        ({"stage:a": 5, "commits_before": 1, "seal": 3, "seal:gates": 2.9}, "a"),
         ({}, None),
     ],
 )
@@ -682,18 +687,31 @@ def test_what_bounds_the_epochs_is_named(ms, named):
     assert bottleneck(ms) == named
 
 
-def test_status_and_checkpoints_say_what_held_an_epoch_up(bank, monkeypatch):
-    publish = steps.publish_missing
+@pytest.mark.parametrize(
+    ("where", "name", "phase", "lane"),
+    [
+        (steps, "publish_missing", "publishing_before", "publishing"),
+        (steps, "prune", "pruning_before", "pruning"),
+        (steps.delta, "check", "seal", "commits"),
+    ],
+)
+def test_status_and_checkpoints_say_what_held_an_epoch_up(bank, weir, monkeypatch, where, name, phase, lane):
+    real = getattr(where, name)
 
-    def slow(*arguments):
+    def slow(*arguments, **options):
         time.sleep(0.6)
-        return publish(*arguments)
+        return real(*arguments, **options)
 
-    monkeypatch.setattr(steps, "publish_missing", slow)
-    bank.epochs(1, 2, 3)
+    monkeypatch.setattr(where, name, slow)
+    monkeypatch.setattr(InFlight, "_may_wait_with_pruning", lambda *_: False)
+    bank.epochs(1, 2, 3, 4)
     head = bank.registry.head()
-    assert head.ms["publishing_before"] > 600
-    assert bottleneck(head.ms) == "publishing"
+    assert head.ms[phase] > 600
+    assert bottleneck(head.ms) == lane
+    (*_, row) = json.loads(weir(bank.site, "checkpoints", "small", "--json").out)
+    assert row["id"] == head.id and row["bottleneck"] == lane
+    title, *_, line = weir(bank.site, "checkpoints", "small").out.splitlines()
+    assert "ms  bottleneck  gen" in title and f"  {head.ms['to_commit']:.0f}  {lane} " in line
 
 
 def test_a_source_that_cannot_be_planned_costs_nothing_that_is_in_flight(bank):
