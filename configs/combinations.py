@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from configs.settings import Settings
 
 OWN_BACKENDS = ("rocksdb", "filesystem", "memory")
@@ -101,6 +103,29 @@ def alignment_beyond_timeout(settings: Settings) -> Iterator[Contradiction]:
         )
 
 
+def waiting_epochs_without_alignment(settings: Settings) -> Iterator[Contradiction]:
+    """`checkpoints.max_waiting_epochs` without `checkpoints.alignment_timeout_seconds`: no rows would ever wait in front of a stage."""
+    checkpoints = settings.checkpoints
+    if checkpoints.alignment_timeout_seconds is None and _is_changed(checkpoints, "max_waiting_epochs"):
+        yield Contradiction(
+            ("checkpoints.max_waiting_epochs", "checkpoints.alignment_timeout_seconds"),
+            f"checkpoints.max_waiting_epochs ({checkpoints.max_waiting_epochs}) bounds what unaligned checkpoints leave in front of"
+            " a stage, and checkpoints.alignment_timeout_seconds is null, so that every checkpoint is aligned; take it out, or set"
+            " alignment_timeout_seconds to a few seconds",
+        )
+
+
+def limit_of_memory_backend(settings: Settings) -> Iterator[Contradiction]:
+    """`state.max_state_size_mb` with `rocksdb` or `filesystem` as `state.backend`: of Weir's own backends, `memory` alone has a limit."""
+    state = settings.state
+    if state.backend in OWN_BACKENDS and state.backend != "memory" and _is_changed(state, "max_state_size_mb"):
+        yield Contradiction(
+            ("state.max_state_size_mb", "state.backend"),
+            f"state.max_state_size_mb ({state.max_state_size_mb:g}) is the limit of the memory backend, and state.backend is"
+            f" {state.backend!r}, which has none; take it out, or set state.backend to memory",
+        )
+
+
 def options_of_own_backend(settings: Settings) -> Iterator[Contradiction]:
     """`state.options` with one of Weir's own backends as `state.backend`: nobody would read them."""
     backend, options = settings.state.backend, settings.state.options
@@ -133,6 +158,11 @@ def stale_within_a_run(settings: Settings) -> Iterator[Contradiction]:
         )
 
 
+def _is_changed(section: BaseModel, key: str) -> bool:
+    """Whether a setting is another than its default: who writes down what holds anyway is not refused."""
+    return bool(getattr(section, key) != type(section).model_fields[key].default)
+
+
 RULES: tuple[Callable[[Settings], Iterator[Contradiction]], ...] = (
     min_pause_beyond_interval,
     timeout_within_interval,
@@ -140,6 +170,8 @@ RULES: tuple[Callable[[Settings], Iterator[Contradiction]], ...] = (
     request_beyond_timeout,
     second_layer_below_first,
     alignment_beyond_timeout,
+    waiting_epochs_without_alignment,
+    limit_of_memory_backend,
     options_of_own_backend,
     rewind_without_earlier,
     stale_within_a_run,

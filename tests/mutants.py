@@ -2335,6 +2335,13 @@ MUTANTS = [
         "tests/recovery/test_overlap.py::test_status_and_checkpoints_say_what_held_an_epoch_up",
     ),
     Mutant(
+        "take a cache for the stage of another pipeline for a mistake",
+        "pipelines/runtime/loading.py",
+        "    for name in settings.pipelines if unknown else ():\n",
+        "    for name in ():\n",
+        "tests/runtime/test_per_key_runs.py::test_a_cache_may_be_for_a_stage_of_another_pipeline",
+    ),
+    Mutant(
         "read on however far a stage is behind",
         "pipelines/runtime/run.py",
         "max(behind.values()) >= shop.settings.checkpoints.max_waiting_epochs",

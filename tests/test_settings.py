@@ -114,6 +114,18 @@ _CACHE = "state: {caches: {riders: {l1: %d, l2: %d}}}"
         ),
         (_CACHE % (20, 19), "state.caches.riders.l2 (19)", "state.caches.riders.l1 (20)", "leave l2 out"),
         (
+            "checkpoints: {max_waiting_epochs: 3}",
+            "checkpoints.max_waiting_epochs (3)",
+            "checkpoints.alignment_timeout_seconds is null",
+            "take it out",
+        ),
+        (
+            "state: {max_state_size_mb: 64}",
+            "state.max_state_size_mb (64)",
+            "state.backend is 'rocksdb'",
+            "set state.backend to memory",
+        ),
+        (
             "state: {backend: memory, options: {path: x}}",
             "state.options (path)",
             "state.backend is 'memory'",
@@ -144,6 +156,11 @@ def test_settings_that_contradict_each_other_are_named_with_their_values_and_wha
         _CACHE % (20, 20),
         _CACHE % (20, 0),
         "state: {backend: 'sqlite', options: {path: x}}",
+        "state: {backend: 'sqlite', max_state_size_mb: 64}",  # it is given the limit too
+        "state: {backend: memory, max_state_size_mb: 64}",
+        "state: {backend: filesystem, max_state_size_mb: 5}",  # what holds anyway
+        "checkpoints: {max_waiting_epochs: 2}",
+        "checkpoints: {max_waiting_epochs: 3, alignment_timeout_seconds: 0}",
         "checkpoints: {min_pause_seconds: 10, max_concurrent: 8, on_cancel: delete, num_retained: 9}",
         "{run: {linger_seconds: 99, max_run_seconds: 1}}",
     ],

@@ -33,6 +33,12 @@ def named(name: str, settings: Settings) -> Pipeline:
 
 def load_pipeline(name: str, settings: Settings) -> Pipeline:
     """Import one pipeline of the configuration, which may add gates to those in its code."""
+    found = _imported(name, settings)
+    _check_caches(found, settings)
+    return _with_configured(found, settings.pipelines[name])
+
+
+def _imported(name: str, settings: Settings) -> Pipeline:
     if name not in settings.pipelines:
         known = ", ".join(sorted(settings.pipelines)) or "none"
         raise ConfigurationError(
@@ -57,7 +63,28 @@ def load_pipeline(name: str, settings: Settings) -> Pipeline:
             f"The pipeline at {where} is named {found.name!r}, the configuration calls it {name!r}.",
             next="Use one name: storage is found by it.",
         )
-    return _with_configured(found, settings.pipelines[name])
+    return found
+
+
+def _check_caches(pipeline: Pipeline, settings: Settings) -> None:
+    """Refuse a state cache for a stage that no pipeline of the configuration has. They share that section, so others are only imported
+    for what this one does not know; one that cannot be leaves open whose it is."""
+    known = {pipeline.name: [stage.uid for stage in pipeline.stages]}
+    unknown = settings.state.caches.keys() - set(known[pipeline.name])
+    for name in settings.pipelines if unknown else ():
+        try:
+            known[name] = [stage.uid for stage in _imported(name, settings).stages]
+        except Exception:
+            return
+    unknown -= {uid for uids in known.values() for uid in uids}
+    if unknown:
+        raise ConfigurationError(
+            f"A state cache is configured for the stage {min(unknown)!r}, which no pipeline has.",
+            where=f"state.caches.{min(unknown)}",
+            next="Correct the uid, or remove it. Stages are: "
+            + "; ".join(f"{', '.join(uids)} ({name})" for name, uids in known.items())
+            + ".",
+        )
 
 
 def _with_configured(pipeline: Pipeline, configured: PipelineSettings) -> Pipeline:

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from configs.settings import Settings
 from pipelines.api import Epoch, KeyState, Pipeline, Stage, State, ValueState, delta, files, stage
 from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.loading import load_pipeline
 from pipelines.runtime.run import RunOptions, open_storage, run
 from state_ops.cache import CacheFigures
 from state_ops.errors import ConfigurationError
@@ -105,6 +106,32 @@ def test_a_cache_for_a_stage_that_cannot_have_one_is_refused(tmp_path: Path, opt
     pipeline, configured = a_pipeline(tmp_path, made, {"totals": {"l1": 100}})
     with pytest.raises(ConfigurationError, match="state cache is configured for the stage totals"):
         list(run(pipeline, configured, RunOptions(until_caught_up=True), InMemoryExecutor()))
+
+
+FLIGHTS, SMALL = {"object": "pipelines.flights:pipeline"}, {"object": "tests.recovery.small:pipeline"}
+
+
+def configuration(cached: str, **pipelines: dict[str, str]) -> Settings:
+    return Settings.model_validate({"state": {"caches": {cached: {"l1": 100}}}, "pipelines": pipelines})
+
+
+def test_a_cache_for_a_stage_that_no_pipeline_has_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="the stage 'acounts', which no pipeline has") as refused:
+        load_pipeline("small", configuration("acounts", small=SMALL, flights=FLIGHTS))
+    assert refused.value.where == "state.caches.acounts"
+    assert "accounts (small); aircraft_rotation, airport_hourly (flights)" in refused.value.next
+
+
+@pytest.mark.parametrize(
+    ("cached", "other"),
+    [
+        ("accounts", FLIGHTS),
+        ("aircraft_rotation", FLIGHTS),
+        ("unknown", {"object": "there_is_no_such_module:pipeline"}),
+    ],
+)
+def test_a_cache_may_be_for_a_stage_of_another_pipeline(cached: str, other: dict[str, str]) -> None:
+    assert load_pipeline("small", configuration(cached, small=SMALL, flights=other)).name == "small"
 
 
 @pytest.mark.usefixtures("spark")
