@@ -160,9 +160,9 @@ class CheckpointSettings(Section):
     max_pending_mb: int = Field(
         2048,
         ge=1,
-        description="Bytes in MiB that wait to be uploaded; above it no further epoch is begun.",
+        description="Bytes in MiB that wait on the coordinator's disk: to be uploaded, or as rows for a stage that has not applied them; above it only the oldest epoch goes on.",
         json_schema_extra=_advice(
-            "What the disk below `local.work_dir` can spare, and at least what the largest epoch uploads (`weir checkpoints`: its new bytes). A full checkpoint, or one after a large merge, uploads up to the whole state."
+            "What the disk below `local.work_dir` can spare, and at least what the largest epoch uploads (`weir checkpoints`: its new bytes) and hands from stage to stage. A full checkpoint, or one after a large merge, uploads up to the whole state."
         ),
     )
     alignment_timeout_seconds: float | None = Field(

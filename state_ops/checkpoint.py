@@ -128,10 +128,9 @@ class Handover:
     staged: tuple[StagedFile, ...]
     directory: str
 
-    def bytes(self, full: bool) -> int:
-        """Of what is to be uploaded, at most. full: the base's files too."""
-        state = [file.bytes for file in self.snapshot.files if full or not file.inherited] if self.snapshot else []
-        return sum(state) + sum(file.bytes for file in self.staged)
+    def state_bytes(self, full: bool) -> int:
+        """Of the state that is to be uploaded, at most. full: the base's files too."""
+        return sum(file.bytes for file in self.snapshot.files if full or not file.inherited) if self.snapshot else 0
 
 
 @dataclass(frozen=True, slots=True)

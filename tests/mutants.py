@@ -2258,6 +2258,27 @@ MUTANTS = [
         "tests/recovery/test_overlap.py::test_bytes_that_wait_for_the_store_hold_the_source_back",
     ),
     Mutant(
+        "count rows between stages until they are uploaded",
+        "pipelines/runtime/workshop.py",
+        "    rows += [file for flight in flights for stage in stages for file in flight.ahead_of(stage)]\n",
+        "",
+        "tests/recovery/test_overlap.py::test_rows_that_the_next_stage_has_still_to_apply_hold_the_source_back",
+    ),
+    Mutant(
+        "forget the bytes of rows that a stage has left",
+        "pipelines/runtime/workshop.py",
+        "    rows += [file for tip in tips.values() for unapplied in tip.waiting for file in unapplied.files]\n",
+        "",
+        "tests/recovery/test_overlap.py::test_rows_that_a_stage_has_left_hold_the_source_back_too_but_not_for_ever",
+    ),
+    Mutant(
+        "wait for room that only the next epoch makes",
+        "pipelines/runtime/in_flight.py",
+        "and not (pending and self._is_full)",
+        "and not self._is_full",
+        "tests/recovery/test_overlap.py::test_rows_that_a_stage_has_left_hold_the_source_back_too_but_not_for_ever",
+    ),
+    Mutant(
         "raise a failure before what ended well is told",
         "pipelines/runtime/in_flight.py",
         "(self._steps or self._flights or self._reports)",

@@ -47,7 +47,17 @@ from pipelines.runtime.stage_job import (
     to_judge,
     work_dir,
 )
-from pipelines.runtime.workshop import Cut, EpochReport, Flight, Frontier, StageResult, Tip, Workshop, local_rows
+from pipelines.runtime.workshop import (
+    Cut,
+    EpochReport,
+    Flight,
+    Frontier,
+    StageResult,
+    Tip,
+    Workshop,
+    local_rows,
+    pending_bytes,
+)
 from state_ops import handover
 from state_ops.checkpoint import CHANNEL, Ack, Checkpoint, Snapshot, StateFile, snapshots_of
 from state_ops.coordinator import Coordinator
@@ -139,22 +149,22 @@ class InFlight:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more epoch may begin: so many in flight, so many bytes that wait to be uploaded.
+        """Whether one more epoch may begin: so many in flight, so many bytes that wait to be uploaded or applied, unless it is the oldest.
 
         One that is confirmed and still publishes or prunes takes no place, unless nothing is to overlap: while that takes longest, stages
         would wait for what needs no processor. There are three of them at most (`_may_commit`).
         """
-        if self._fallen or self._failure is not None or self._is_full:
+        if self._fallen or self._failure is not None:
             return False
         most = self._shop.settings.checkpoints.max_concurrent
         pending = sum(flight.confirmed is None for flight in self._flights)
-        return pending < most and (most > 1 or not self._flights)
+        return pending < most and (most > 1 or not self._flights) and not (pending and self._is_full)
 
     @property
     def _is_full(self) -> bool:
-        """Whether so much waits to be uploaded that only the oldest epoch may go on."""
-        configured = self._shop.settings.checkpoints
-        waiting = sum(flight.waiting_bytes(configured.mode == "full") for flight in self._flights)
+        """Whether so much waits to be uploaded, or applied, that only the oldest epoch may go on."""
+        configured, stages = self._shop.settings.checkpoints, self._shop.pipeline.stages
+        waiting = pending_bytes(self._flights, self._tips, stages, configured.mode == "full")
         return waiting > configured.max_pending_mb * _MIB
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from threading import Lock
@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from configs.settings import Settings
-from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.definition import Pipeline, Stage
 from pipelines.runtime.executor import Executor
 from pipelines.runtime.gates import Verdict
 from pipelines.runtime.operators import Shapes
@@ -20,9 +20,10 @@ from pipelines.runtime.sinks.delta import Left
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import Slice
 from pipelines.runtime.unapplied import Rows, Unapplied, Work
-from state_ops.checkpoint import Ack, Checkpoint, LocalSnapshot, Snapshot, StagedFile, StateFile
+from state_ops.checkpoint import Ack, Checkpoint, Handover, LocalSnapshot, Snapshot, StagedFile, StateFile
 from state_ops.errors import DamageError
 from state_ops.frames import schema_from_json
+from state_ops.handover import read_by_next
 from state_ops.ids import CheckpointId, Generation
 from state_ops.lease import Request
 from state_ops.pending import PendingCheckpoint, Trigger
@@ -245,10 +246,17 @@ class Flight:
     ms: dict[str, float] = field(default_factory=dict)
     handed_over: list[Ack] = field(default_factory=list)
 
-    def waiting_bytes(self, full: bool) -> int:
-        """Of what is still to be uploaded, at most. full: the files of the base too."""
-        waiting = [ack for ack in self.pending.acks.values() if ack.operator not in self.uploaded]
-        return sum(ack.handover.bytes(full) for ack in waiting if ack.handover is not None)
+    @property
+    def to_upload(self) -> list[Handover]:
+        """What is still to be uploaded."""
+        acks = [ack for ack in self.pending.acks.values() if ack.operator not in self.uploaded]
+        return [ack.handover for ack in acks if ack.handover is not None]
+
+    def ahead_of(self, stage: Stage) -> list[Rows]:
+        """Rows that the stage upstream has handed out, until this one has acked."""
+        if not isinstance(stage.input, Stage) or stage.uid in self.acks:
+            return []
+        return [file for ack in self.acks.get(stage.input.uid, ()) for file in read_by_next(ack)]
 
     @property
     def waiting_paths(self) -> set[str]:
@@ -263,6 +271,19 @@ class Flight:
     def now(self) -> datetime:
         assert self.frontier.now is not None, "it is set when an epoch is begun"
         return self.frontier.now
+
+
+def pending_bytes(flights: Sequence[Flight], tips: Mapping[str, Tip], stages: Sequence[Stage], full: bool) -> int:
+    """Of what this disk has to keep: what is still to be uploaded, at most, and rows in front of a stage, until it has applied them.
+
+    tips: by stage. full: all files of a snapshot are uploaded, the base's too.
+    """
+    to_upload = [handed for flight in flights for handed in flight.to_upload]
+    rows: list[Rows] = [file for handed in to_upload for file in handed.staged]
+    rows += [file for flight in flights for stage in stages for file in flight.ahead_of(stage)]
+    rows += [file for tip in tips.values() for unapplied in tip.waiting for file in unapplied.files]
+    by_place = {file.local: file.bytes for file in rows if isinstance(file, StagedFile)}
+    return sum(handed.state_bytes(full) for handed in to_upload) + sum(by_place.values())
 
 
 def local_rows(files: Iterable[Rows]) -> set[str]:

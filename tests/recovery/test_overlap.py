@@ -570,7 +570,21 @@ def test_no_stage_sees_rows_that_a_gate_refuses(bank, monkeypatch):
 
 
 def test_bytes_that_wait_for_the_store_hold_the_source_back(bank, monkeypatch):
-    bank, gate, executor = limited(bank, 8), Gate(monkeypatch, handover, "upload"), Noting()
+    begin, begun = InFlight.begin, []
+
+    class Late(Noting):
+        """No byte waits before all epochs are under way."""
+
+        def run(self, task, rows, columns, deadline):
+            until(lambda: len(begun) == 4)
+            return super().run(task, rows, columns, deadline)
+
+    def noted(air, cut):
+        begun.append(cut)
+        return begin(air, cut)
+
+    bank, gate, executor = limited(bank, 8), Gate(monkeypatch, handover, "upload"), Late()
+    monkeypatch.setattr(InFlight, "begin", noted)
     monkeypatch.setattr("pipelines.runtime.in_flight._MIB", 0)  # so that any byte is one too many
     bank.land(1, 2, 3, 4)
     thread, reports = background(bank, executor)
@@ -581,6 +595,76 @@ def test_bytes_that_wait_for_the_store_hold_the_source_back(bank, monkeypatch):
     thread.join(60)
     assert len(reports) == 4
     bank.assert_exact(1, 2, 3, 4)
+
+
+@stage("booked_twice", source=accounts, key="id", state=accounts.state, sink=delta.append("behind"))
+def slow_reader(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Reads what another stage has handed out."""
+    return rows
+
+
+class Reading(Noting):
+    """Notes when which stage's jobs begin; that of `slow_reader` in the first epoch waits until it is let go."""
+
+    def __init__(self, batch_rows: int = 65_536) -> None:
+        super().__init__()
+        self._batch_rows = batch_rows
+        self.begun: list[tuple[str, int]] = []
+        self.go = threading.Event()
+
+    def run(self, task, rows, columns, deadline):
+        self.begun.append((task.stage.uid, int(task.epoch)))
+        assert self.begun[-1] != (slow_reader.uid, 1) or self.go.wait(60), "nobody let it go"
+        return super().run(task, rows, columns, deadline)
+
+
+def of_two_stages(bank: Bank, **options: str) -> Bank:
+    both = replace(pipeline, stages=(accounts, slow_reader))
+    return configured(Bank(replace(bank.site, pipeline=both)), **options)
+
+
+def test_rows_that_the_next_stage_has_still_to_apply_hold_the_source_back(bank, monkeypatch):
+    """They lie on the disk, although all else of their epoch is in storage by then."""
+    upload, stored, executor = handover.upload, threading.Event(), Reading()
+
+    def uploading(*arguments, **options):
+        acks = upload(*arguments, **options)
+        stored.set()
+        return acks
+
+    monkeypatch.setattr(handover, "upload", uploading)
+    monkeypatch.setattr("pipelines.runtime.in_flight._MIB", 0)  # so that any byte is one too many
+    bank = of_two_stages(bank, WEIR_CHECKPOINTS__MAX_CONCURRENT="8")
+    bank.land(1, 2, 3)
+    thread, reports = background(bank, executor)
+    assert stored.wait(30)
+    time.sleep(0.3)
+    assert executor.begun == [(accounts.uid, 1), (slow_reader.uid, 1)]
+    executor.go.set()
+    thread.join(60)
+    assert len(reports) == 3, "the oldest may go on, however much waits"
+    bank.assert_exact(1, 2, 3)
+
+
+def test_rows_that_a_stage_has_left_hold_the_source_back_too_but_not_for_ever(bank, monkeypatch):
+    """Unaligned: all is in storage, and the rest of the first epoch waits on the disk for the next one."""
+    commit, executor = Gate(monkeypatch, Registry, "commit"), Reading(batch_rows=2)
+    monkeypatch.setattr("pipelines.runtime.in_flight._MIB", 0)
+    options = {"WEIR_CHECKPOINTS__MAX_CONCURRENT": "8", "WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS": "0"}
+    bank = of_two_stages(bank, **options)
+    bank.land(1, 2)
+    executor.go.set()
+    thread, reports = background(bank, executor)
+    assert commit.reached.wait(30)
+    time.sleep(0.3)
+    held = list(executor.begun)
+    commit.open()
+    thread.join(60)
+    assert held == [(accounts.uid, 1), (slow_reader.uid, 1)]
+    left = [report.checkpoint.operators[slow_reader.uid]["rows_waiting"] for report in reports]
+    assert left[0] > 0 and left[-1] == 0
+    bank.assert_exact(1, 2)
+    assert sorted(bank.site.table("behind")["amount"]) == [1] * 10 + [2] * 10
 
 
 def test_a_subtask_that_lands_on_another_host_waits_until_its_base_is_in_storage(bank, tmp_path):
