@@ -344,6 +344,14 @@ class StateSettings(Section):
             "Above the size of a subtask's rows where an epoch touches a tenth of them and more; 0 where it touches few, or memory is short."
         ),
     )
+    warm_mb: int = Field(
+        256,
+        ge=0,
+        description="Entries of state caches in MiB that a worker process keeps from one epoch to the next, of all its subtasks together. 0 keeps none.",
+        json_schema_extra=_advice(
+            "Above what the caches of the subtasks that one worker runs take, or they begin empty; less where memory is short. Without `caches` nothing is kept."
+        ),
+    )
     compression: Literal["lz4", "zstd"] = Field(
         "lz4",
         description="How RocksDB packs the files that it writes from now on; those that there are stay as they are and are read all the same.",

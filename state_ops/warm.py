@@ -15,8 +15,6 @@ from typing import Any
 
 from state_ops.ids import AttemptId
 
-LIMIT_BYTES = 256 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
@@ -26,25 +24,25 @@ class _Kept:
 
 
 class Warm:
-    """Things of all subtasks that this process has run, `limit` bytes at most; what was kept first is dropped first."""
+    """Things of all subtasks that this process has run; what was kept first is dropped first."""
 
-    def __init__(self, limit: int = LIMIT_BYTES) -> None:
-        self._limit, self._bytes = limit, 0
+    def __init__(self) -> None:
+        self._bytes = 0
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, int], _Kept] = OrderedDict()
 
-    def keep(self, operator: str, subtask: int, attempt: AttemptId, thing: Any, bytes: int) -> None:
+    def keep(self, operator: str, subtask: int, attempt: AttemptId, thing: Any, bytes: int, most_bytes: int) -> None:
         """Keep a thing that equals the snapshot of `attempt`, in place of an older one of the same subtask.
 
-        bytes: about what it takes in memory; a thing above the limit is not kept.
+        bytes: about what it takes in memory. most_bytes: what all things together may take; one above that is not kept.
         """
         with self._lock:
             self._drop((operator, subtask))
-            if bytes > self._limit:
+            if bytes > most_bytes:
                 return
             self._kept[operator, subtask] = _Kept(attempt, thing, bytes)
             self._bytes += bytes
-            while self._bytes > self._limit:
+            while self._bytes > most_bytes:
                 self._drop(next(iter(self._kept)))
 
     def claim(self, operator: str, subtask: int, attempt: AttemptId) -> Any:

@@ -1900,6 +1900,13 @@ MUTANTS = [
         "tests/state_ops/test_cache.py::test_a_thing_of_another_snapshot_is_dropped",
     ),
     Mutant(
+        "let warm caches take what they like, whatever the settings say",
+        "pipelines/runtime/stage_job.py",
+        "        warm_mb=settings.state.warm_mb,\n",
+        "",
+        "tests/runtime/test_per_key_runs.py::test_with_no_memory_for_them_between_epochs_caches_begin_empty",
+    ),
+    Mutant(
         "take the snapshot before the cache is flushed",
         "pipelines/runtime/keyed_stage.py",
         "            caching.barrier()\n",

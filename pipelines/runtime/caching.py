@@ -13,12 +13,19 @@ from state_ops.schema import StateSchema
 
 
 class Caching:
-    """sizes: None for no cache. base: the snapshot that the attempt builds on. figures: of the barrier, once it is past."""
+    """sizes: None for no cache. base: the snapshot that the attempt builds on. most_bytes: what entries of all subtasks may take in this
+    process between epochs. figures: of the barrier, once it is past."""
 
     def __init__(
-        self, sizes: CacheSizes | None, operator: str, subtask: int, base: Snapshot | LocalSnapshot | None
+        self,
+        sizes: CacheSizes | None,
+        operator: str,
+        subtask: int,
+        base: Snapshot | LocalSnapshot | None,
+        most_bytes: int,
     ) -> None:
         self._sizes, self._operator, self._subtask, self._base = sizes, operator, subtask, base
+        self._most_bytes = most_bytes
         self._cache: StateCache[Any] | None = None
         self._shape = b""
         self.figures: dict[str, int] | None = None
@@ -45,4 +52,4 @@ class Caching:
         """Leave the entries to the epoch that builds on this attempt's snapshot, which is complete; None: there is none."""
         if self._cache is not None and attempt is not None:
             kept = (self._shape, self._cache.contents())
-            warm.keep(self._operator, self._subtask, attempt, kept, self._cache.size_bytes())
+            warm.keep(self._operator, self._subtask, attempt, kept, self._cache.size_bytes(), self._most_bytes)

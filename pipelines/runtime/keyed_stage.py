@@ -63,9 +63,9 @@ class KeyedTask:
     """All that the subtasks of one stage need for one epoch; shipped to the executors by value.
 
     bases: by subtask, the snapshot to build on. tables: by output name, the table that gets it; an output without one
-    is staged as a channel if `channel`, else dropped. resident_mb: MiB of rows that a subtask keeps as a resident table. full:
-    the snapshot is to depend on no other. stages: uids of all stages of the pipeline, the only ones whose local files are kept;
-    none: nothing is known of others. seconds: what the epoch has left when its task begins; transfers stop then. swept: by subtask, where the sweep of expired state goes on.
+    is staged as a channel if `channel`, else dropped. resident_mb: MiB of rows that a subtask keeps as a resident table. warm_mb:
+    MiB that entries of state caches may take in a worker process between epochs. full: the snapshot is to depend on no other.
+    stages: uids of all stages of the pipeline, the only ones whose local files are kept; none: nothing is known of others. seconds: what the epoch has left when its task begins; transfers stop then. swept: by subtask, where the sweep of expired state goes on.
     origin: the epoch whose rows these are, and whose time and progress the others say, if not this one. patience: seconds after which
     the subtask stops between two batches, and leaves the rest; None: it applies all rows. unfinished: the origin has further rows.
     reread: rows for the next stages may be read again after this epoch.
@@ -91,6 +91,7 @@ class KeyedTask:
     options: BackendOptions = field(default_factory=BackendOptions)
     cache: CacheSizes | None = None
     resident_mb: int = 64
+    warm_mb: int = 256
     full: bool = False
     stages: tuple[str, ...] = ()
     seconds: float | None = None
@@ -180,7 +181,7 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
                 clock = _lap(counters, "rescale", clock)
             residence = Residence(forked.source, attempt.directory, task.resident_mb << 20, groups, fresh=base is None)
             swept = task.swept.get(attempt.subtask)
-            caching = Caching(task.cache, task.stage.uid, attempt.subtask, base)
+            caching = Caching(task.cache, task.stage.uid, attempt.subtask, base, task.warm_mb << 20)
             operator = build(
                 task.stage,
                 task.shapes,

@@ -378,6 +378,7 @@ def _task(shop: Workshop, flight: Flight, stage: Stage, fixed: Shapes, tip: Tip)
         options=backend_options(settings),
         cache=_cache_sizes(settings, stage),
         resident_mb=settings.state.resident_mb,
+        warm_mb=settings.state.warm_mb,
         full=settings.checkpoints.mode == "full",
         stages=tuple(known.uid for known in pipeline.stages),
         objects=objects(settings),

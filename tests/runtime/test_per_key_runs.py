@@ -40,7 +40,7 @@ def _dicts(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> list[di
     return out
 
 
-def a_pipeline(tmp_path: Path, made: Stage, caches: dict[str, Any]) -> tuple[Pipeline, Settings]:
+def a_pipeline(tmp_path: Path, made: Stage, caches: dict[str, Any], **state: Any) -> tuple[Pipeline, Settings]:
     landing = tmp_path / "landing"
     landing.mkdir()
     for number in range(3):
@@ -52,7 +52,7 @@ def a_pipeline(tmp_path: Path, made: Stage, caches: dict[str, Any]) -> tuple[Pip
         "storage": {"root": str(tmp_path / "storage")},
         "local": {"work_dir": str(tmp_path / "work")},
         "epoch": {"max_files": 1},
-        "state": {"caches": caches},
+        "state": {"caches": caches, **state},
         "pipelines": {"totals": {"object": "x:y", "params": {"landing": str(landing)}}},
     }
     return Pipeline("totals", (made,), max_parallelism=16), Settings.model_validate(configured)
@@ -83,6 +83,14 @@ def test_each_checkpoint_records_and_logs_what_the_cache_did(tmp_path: Path) -> 
     assert table_at(storage, "out")["before"].null_count() == 8
     found_state = state_at(storage, registry, reports[-1].checkpoint, pipeline.stages[0])
     assert {key[0]: value["amount"] for key, value in found_state.items()} == {f"u{user}": 3 for user in range(8)}
+
+
+def test_with_no_memory_for_them_between_epochs_caches_begin_empty(tmp_path: Path) -> None:
+    caches = {"totals": {"l1": 100}}
+    pipeline, configured = a_pipeline(tmp_path, landed(_dicts, output=COLUMNS), caches, warm_mb=0)
+    reports = run(pipeline, configured, RunOptions(until_caught_up=True), InMemoryExecutor())
+    found = [CacheFigures(**report.checkpoint.operators["totals"]["cache"]) for report in reports]
+    assert found == [CacheFigures(misses=8, flushed=8)] * 3
 
 
 def test_without_a_cache_nothing_is_recorded(tmp_path: Path) -> None:
