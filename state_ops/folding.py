@@ -7,7 +7,8 @@ The names of the aggregates' fields are the same in partials and in state, so ea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ Aggregates = Sequence[tuple[str, Agg]]
 
 PARTIAL_BYTES = 64 << 20  # of a subtask's partials, which wait in memory
 _WAITING_BYTES = 16 << 20
+_PART_BYTES = 32 << 20
 _OLD, _NEW, _GUARD, _GIVEN = "__old_", "__new_", "__weir_guard_", "__weir_given_"
 _MOST_DIGITS = 1e38 * (1 - 1e-12)  # unscaled; what a float cannot tell from 10**38 is refused too
 _INT64 = (-(1 << 63), (1 << 63) - 1)
@@ -70,6 +72,12 @@ class Partials:
             rows = pl.concat(self._waiting)
             self._waiting, self._waiting_bytes = [], 0
             self._parts.append(partials(self._aggregates, rows, self._by, self._where))
+
+
+def parts(gathered: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Partials in parts that go to state one after the other: on their way there they take several times as much memory."""
+    number = gathered.estimated_size() // _PART_BYTES + 1
+    return gathered.iter_slices(max(1, math.ceil(len(gathered) / number)))
 
 
 def have_gathered(parts: Sequence[pl.DataFrame], limit: int, share: int) -> bool:

@@ -10,8 +10,9 @@ to find it in a resident table; writing in key order takes a quarter of the time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import polars as pl
@@ -30,6 +31,7 @@ from state_ops.schema import StateSchema
 
 _PRESENT = "__weir_present"
 _PENDING_BYTES = 32 << 20
+_WRITE_BYTES, _GET_KEYS = 16 << 20, 50_000  # at a time: as entries, rows take several times as much
 _SCAN_PER_GET = 4  # entries that a scan passes in the time of one get, a table for the epochs to come included
 
 
@@ -228,10 +230,12 @@ class Rows:
     def _stored(self, keys: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
         """As `get`, from the backend."""
         columns, order = self._in_key_order(keys)
-        rows, present = rows_of(self._schema, self._backend.multi_get(self._encoded(columns, keys, order)))
+        encoded = self._encoded(columns, keys, order)
+        starts = range(0, max(1, len(encoded)), _GET_KEYS)
+        parts = [rows_of(self._schema, self._backend.multi_get(encoded[at : at + _GET_KEYS])) for at in starts]
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
-        return rows[back], present[back]
+        return pl.concat([rows for rows, _ in parts])[back], np.concatenate([present for _, present in parts])[back]
 
     def _write(
         self,
@@ -247,13 +251,26 @@ class Rows:
         ):  # in order but for what begins alike: that is fast to sort
             exactly = sorted(range(len(keys)), key=keys.__getitem__)
             order, keys = order[exactly], [keys[index] for index in exactly]
-        kept = present[order]
-        values = encode_rows(self._schema, frames.stored(rows.select(self._fields)[order[kept]], self._schema.arrow))
-        if kept.all():
-            self._backend.write(puts(keys, values))
-            return
-        written = [keys[index] for index in np.flatnonzero(kept).tolist()]
-        self._backend.write(puts(written, values), [keys[index] for index in np.flatnonzero(~kept).tolist()])
+        parts = self._entries(rows, present, order, keys)
+        for written, values, gone in [_joined(parts)] if puts is Run else parts:
+            self._backend.write(puts(written, values), gone)
+
+    def _entries(
+        self, rows: pl.DataFrame, present: np.ndarray, order: np.ndarray, keys: list[bytes]
+    ) -> Iterator[tuple[list[bytes], list[bytes], list[bytes]]]:
+        """Some rows at a time: keys and values of those that are there, and the keys of the others. keys: in this order."""
+        parts = int(rows.estimated_size()) // _WRITE_BYTES + 1
+        step = -(-len(keys) // parts)
+        for at in range(0, len(keys), step):
+            some, names = order[at : at + step], keys[at : at + step]
+            kept = present[some]
+            fields = rows.select(self._fields)[some[kept]]
+            values = encode_rows(self._schema, frames.stored(fields, self._schema.arrow))
+            if kept.all():
+                yield names, values, []
+            else:
+                written, gone = np.flatnonzero(kept).tolist(), np.flatnonzero(~kept).tolist()
+                yield [names[index] for index in written], values, [names[index] for index in gone]
 
     def _go_without_tables(self) -> None:
         """Two keys have one hash: from here on everything goes to the backend at once."""
@@ -288,6 +305,10 @@ class Rows:
 
 def _pairs(keys: list[bytes], values: list[bytes]) -> list[tuple[bytes, bytes]]:
     return list(zip(keys, values, strict=True))
+
+
+def _joined(parts: Iterator[tuple[list[bytes], list[bytes], list[bytes]]]) -> tuple[list[bytes], ...]:
+    return tuple(list(chain.from_iterable(lists)) for lists in zip(*parts, strict=True))
 
 
 def rows_of(schema: StateSchema, values: Sequence[bytes | None]) -> tuple[pl.DataFrame, np.ndarray]:

@@ -982,6 +982,20 @@ MUTANTS = [
         "tests/runtime/test_aggregation.py::test_first_and_last_of_lists_maps_and_structs_and_by_them",
     ),
     Mutant(
+        "merge all that has gathered into state at once",
+        "pipelines/runtime/operators/aggregation.py",
+        "in folding.parts(self._partials.take()):",
+        "in [self._partials.take()]:",
+        "tests/runtime/test_aggregation.py::test_more_keys_than_fit_into_memory_go_to_state_in_parts",
+    ),
+    Mutant(
+        "make entries of all pending rows at once",
+        "state_ops/rows.py",
+        "        parts = int(rows.estimated_size()) // _WRITE_BYTES + 1\n",
+        "        parts = 1\n",
+        "tests/state_ops/test_rows.py::test_many_rows_become_entries_some_at_a_time",
+    ),
+    Mutant(
         "hand all rows out to their windows at once",
         "pipelines/runtime/operators/windows.py",
         "_PARTIAL_ROWS * self._window.every // self._window.size)",

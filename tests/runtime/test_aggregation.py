@@ -186,7 +186,10 @@ def test_what_has_no_order_has_no_min_and_max(session, kind, type):
 def test_more_keys_than_fit_into_memory_go_to_state_in_parts(monkeypatch):
     monkeypatch.setattr(aggregation, "_PARTIAL_ROWS", 20)
     monkeypatch.setattr(folding, "_WAITING_BYTES", 0)
+    monkeypatch.setattr(folding, "_PART_BYTES", 100)
     monkeypatch.setattr(aggregation, "_OUT_ROWS", 7)
+    merge, sizes = folding.merged, []
+    monkeypatch.setattr(folding, "merged", lambda *given: (sizes.append(len(given[2])), merge(*given))[1])
     run = testing.run(totals(n=agg.count(), total=agg.sum("v"), last=agg.last("v"), order_by="at"), batch_rows=9)
     given = rows(*((str(i * 7 % 50), i, i) for i in range(150)))
     for turn in (1, 2):
@@ -195,6 +198,15 @@ def test_more_keys_than_fit_into_memory_go_to_state_in_parts(monkeypatch):
         assert set(out["n"]) == {3 * turn}
         assert out["total"].sum() == sum(range(150)) * turn
         assert min(out["last"]) >= 100
+    assert max(sizes) <= 5
+
+
+def test_a_fold_goes_to_state_in_parts_and_hands_out_every_key_once(monkeypatch):
+    monkeypatch.setattr(folding, "_PART_BYTES", 100)
+    run = testing.run(totals(n=agg.count(), total=agg.sum("v")))
+    for turn in (1, 2):
+        out = run.epoch(rows(*((str(i), i, i) for i in range(50))))
+        assert sorted(out.rows()) == sorted((str(i), turn, turn * i, turn) for i in range(50))
 
 
 def test_composite_keys_and_null_keys_by_policy():

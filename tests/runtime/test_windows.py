@@ -69,6 +69,18 @@ def test_rows_are_handed_out_to_so_many_windows_in_parts(monkeypatch):
     assert len(out) == 5 * 61 and out["n"].sum() == 600
 
 
+@pytest.mark.parametrize("size", ["1h", "3h"])
+def test_what_has_gathered_goes_to_state_in_parts(monkeypatch, size):
+    monkeypatch.setattr(folding, "_PART_BYTES", 100)
+    merge, sizes = folding.merged, []
+    monkeypatch.setattr(folding, "merged", lambda *given: (sizes.append(len(given[2])), merge(*given))[1])
+    run = testing.run(counted(every="1h", size=size))
+    hours = int(size[0])
+    out = run.epoch([at(minute, f"k{key}") for minute in (0, 1) for key in range(50)], drain=True)
+    assert max(sizes) <= 5 * hours and sum(sizes) == 50 * hours
+    assert len(out) == 50 * hours and set(out["n"]) == {2}
+
+
 def test_an_offset_shifts_windows_from_the_full_hour():
     run = testing.run(counted(every="1h", offset="15m"))
     assert bounds(run.epoch([at(14), at(15), at(74)], drain=True)) == [("a", -45, 15, 1), ("a", 15, 75, 2)]

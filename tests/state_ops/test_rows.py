@@ -79,12 +79,21 @@ steps = st.lists(
 
 
 @pytest.mark.parametrize("modulus", [1 << 62, 3], ids=["hashes", "collisions"])
-@given(steps=steps, most_bytes=st.sampled_from([0, 150, ROOMY]), pending_bytes=st.sampled_from([0, ROOMY]))
+@given(
+    steps=steps,
+    most_bytes=st.sampled_from([0, 150, ROOMY]),
+    pending_bytes=st.sampled_from([0, ROOMY]),
+    at_once=st.sampled_from([2, ROOMY]),
+)
 @settings(max_examples=60, deadline=None)
-def test_whatever_is_pending_resident_or_stored_a_dict_says_the_same(modulus, steps, most_bytes, pending_bytes):
+def test_whatever_is_pending_resident_or_stored_a_dict_says_the_same(
+    modulus, steps, most_bytes, pending_bytes, at_once
+):
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as scratch:
         patch.setattr(rows_module, "xxhash64", lambda columns: xxhash64(columns) % np.uint64(modulus))
         patch.setattr(rows_module, "_PENDING_BYTES", pending_bytes)
+        patch.setattr(rows_module, "_WRITE_BYTES", 50 * at_once)
+        patch.setattr(rows_module, "_GET_KEYS", at_once)
         backend, model, epoch = MemoryBackend(), {}, 0
 
         def next_epoch(source: Path | None) -> Rows:
@@ -127,6 +136,27 @@ class Counting(MemoryBackend):
         self.last = puts
         self.wrote.append([key for key, _ in puts])
         super().write(puts, deletes)
+
+
+def test_many_rows_become_entries_some_at_a_time(monkeypatch):
+    monkeypatch.setattr(rows_module, "_PENDING_BYTES", 0)
+    monkeypatch.setattr(rows_module, "_WRITE_BYTES", 500)
+    monkeypatch.setattr(rows_module, "_GET_KEYS", 30)
+    read: list[int] = []
+
+    class Watched(Counting):
+        def multi_get(self, keys):
+            read.append(len(keys))
+            return super().multi_get(keys)
+
+    backend = Watched()
+    wanted = {(f"user {n}", n): None if n % 5 == 0 else (n, "word") for n in range(100)}
+    put(opened(backend), wanted)
+    wrote = [key for some in backend.wrote for key in some]
+    assert wrote == sorted(wrote) and len(wrote) == 80
+    assert len(backend.wrote) > 4 and max(map(len, backend.wrote)) < 30
+    assert got(opened(backend), list(wanted)) == list(wanted.values())
+    assert sum(read) == 100 and max(read) == 30
 
 
 def test_a_key_is_written_once_an_epoch_and_in_key_order(tmp_path):

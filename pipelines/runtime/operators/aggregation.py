@@ -52,16 +52,17 @@ class AggregationOperator:
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         self._partials.add(frames.from_arrow(rows.select(self._columns)))
         if self._partials.full:
-            self._spilled.append(self._fold()[0])
+            self._spilled += [keys for keys, _ in self._fold()]
         return iter(())
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
         if not self._spilled:
             if len(self._partials):
-                yield from self._out(*self._fold())
+                for keys, rows in self._fold():
+                    yield from self._out(keys, rows)
         else:
             if len(self._partials):
-                self._spilled.append(self._fold()[0])
+                self._spilled += [keys for keys, _ in self._fold()]
             touched = pl.concat(self._spilled).unique()
             for part in touched.iter_slices(_OUT_ROWS):
                 yield from self._out(part, self._rows.get(part)[0])
@@ -70,14 +71,14 @@ class AggregationOperator:
     def pause(self) -> Iterator[tuple[str, pa.Table]]:
         return self.barrier()  # the current values of what this checkpoint has seen
 
-    def _fold(self) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Merge what has gathered into state: the keys, and their new rows."""
-        fresh = self._partials.take()
-        keys = fresh.select(self._by)
-        old, _ = self._rows.get(keys)
-        new = folding.merged(self._aggregates, old, fresh, self._where)
-        self._rows.put(keys, new, np.ones(len(new), bool))
-        return keys, new
+    def _fold(self) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+        """Merge what has gathered into state, part by part: the keys, and their new rows."""
+        for fresh in folding.parts(self._partials.take()):
+            keys = fresh.select(self._by)
+            old, _ = self._rows.get(keys)
+            new = folding.merged(self._aggregates, old, fresh, self._where)
+            self._rows.put(keys, new, np.ones(len(new), bool))
+            yield keys, new
 
     def _out(self, keys: pl.DataFrame, rows: pl.DataFrame) -> Iterator[tuple[str, pa.Table]]:
         frame = pl.concat([keys, rows], how="horizontal").select(

@@ -107,8 +107,9 @@ class WindowOperator:
     def _fold(self) -> None:
         """Merge what has gathered into the state of the windows that are open."""
         most = max(1, _PARTIAL_ROWS * self._window.every // self._window.size)  # a row may fall into very many windows
-        for some in self._partials.take().iter_slices(most):
-            self._merge(_spread(some, self._window.every))
+        for part in folding.parts(self._partials.take()):
+            for some in part.iter_slices(most):
+                self._merge(_spread(some, self._window.every))
 
     def _merge(self, fresh: pl.DataFrame) -> None:
         by, aggregates = [GROUP, _WINDOW, *self._stage.key], self._window.aggregates
