@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +19,7 @@ import pytest
 
 from configs.settings import PROJECT
 from pipelines.api import Epoch, KeyedState, ListOf, MapOf, Pipeline, State, agg, delta, files, stage
-from pipelines.runtime import state_reader
+from pipelines.runtime import state_reader, upkeep
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.operators import function
 from pipelines.runtime.run import RunOptions, open_storage, run
@@ -92,7 +94,7 @@ class Parking:
         options = {"WEIR_EPOCH__MAX_FILES": "1", "WEIR_LEASE__HEARTBEAT_SECONDS": "0.5", **options}
         self.site = Site(root, options, piped, "tests.recovery.test_timers")
 
-    def epochs(self, *numbers: int, drain: bool = False) -> None:
+    def epochs(self, *numbers: int, drain: bool = False, start_from: str | None = None) -> None:
         self.site.landing.mkdir(parents=True, exist_ok=True)
         for number in numbers:
             moments = [_moment(number, key) for key in range(len(KEYS))]
@@ -100,7 +102,7 @@ class Parking:
             staging = self.site.landing / f".{number:05}"
             pq.write_table(pa.table({"id": KEYS, "at": at, "stop": [number] * len(KEYS)}), staging)
             staging.rename(self.site.landing / f"{number:05}.parquet")
-        asked = RunOptions(until_caught_up=True, drain=drain)
+        asked = RunOptions(until_caught_up=True, drain=drain, start_from=start_from)
         list(run(self.site.pipeline, self.site.settings, asked, InMemoryExecutor()))
 
     def figures(self) -> dict:
@@ -217,3 +219,107 @@ def test_lists_and_maps_that_do_not_fit_what_is_stored_are_refused_and_wider_one
     wider.epochs(2)
     found = state_reader.get(wider.site.pipeline, wider.site.settings, "parking", ["k3"])[0]
     assert found == {"id": "k3", "parked": 1, "stops": [1, 2], "fees": None, "notes": None}
+
+
+# -- timers that are pending where a run goes on from a savepoint, or goes back to one
+
+DELAYS = (4, 16, 27)  # minutes after a stop; no two timers of a key are set for one moment
+
+
+class Rung(State):
+    """Of one number plate."""
+
+    times: int = 0
+
+
+def ring(fired: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+    """A row for each timer, and the how manyth of its key it is."""
+    state.fold(fired, times=agg.count())
+    return state.join(fired).select("id", "at", nth="times")
+
+
+@stage("bells", source=parking.input, key="id", state=Rung, order_by=["at"], sink=delta.append("events"), on_timer=ring)
+def bells(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+    """Each stop sets three timers, and is no row by itself."""
+    for minutes in reversed(DELAYS):
+        state.timers.set(rows.with_columns(due=pl.col("at") + pl.duration(minutes=minutes)), at="due")
+    return rows.clear().select("id", "at", nth=pl.lit(0, pl.Int64))
+
+
+ringing = Pipeline("bells", (bells,), max_parallelism=8)
+Fired = dict[str, list[tuple[datetime, int]]]
+
+
+def fired(lot: Parking) -> Fired:
+    """By key, what has fired, as it lies in the files, which are read from the oldest epoch's on."""
+    found: Fired = {key: [] for key in KEYS}
+    table = lot.site.table("events")
+    for key, at, nth in zip(table["id"], table["at"], table["nth"], strict=True):
+        found[key].append((at.to_pydatetime(), nth))
+    return found
+
+
+def due(upto: int, drained: bool = False) -> Fired:
+    """What must have fired by the barrier of file `upto`: by key, everything that was due by then, in the order of time."""
+    newest = _moment(upto, len(KEYS) - 1)
+    found = {}
+    for number, key in enumerate(KEYS):
+        stops = [_moment(n, number) for n in range(1, upto + 1)]
+        moments = sorted(stop + timedelta(minutes=minutes) for stop in stops for minutes in DELAYS)
+        found[key] = [(at, nth) for nth, at in enumerate(moments, 1) if drained or at <= newest]
+    return found
+
+
+def saved(lot: Parking) -> int:
+    """Two epochs and a savepoint, at which each key has several pending timers, of both epochs; its checkpoint."""
+    lot.epochs(1, 2)
+    pin = upkeep.savepoint(lot.site.pipeline, lot.site.settings, "pending", "a test", 30)
+    assert fired(lot) == due(2)
+    for key, waiting in due(2, drained=True).items():
+        pending = [at for at, _ in waiting[len(due(2)[key]) :]]
+        assert len(pending) >= 4 and not set(pending) & {at for at, _ in fired(lot)[key]}
+    return pin.checkpoint_id
+
+
+def after_it(found: Fired) -> Fired:
+    """Without what had fired at the savepoint."""
+    return {key: one[len(due(2)[key]) :] for key, one in found.items()}
+
+
+def test_timers_that_are_pending_at_a_savepoint_fire_once_and_in_order_in_a_pipeline_that_starts_from_it(tmp_path):
+    lot = Parking(tmp_path, ringing)
+    saved(lot)
+    origin = lot.site.storage
+    elsewhere = {**lot.site.options, "WEIR_LOCAL__WORK_DIR": str(tmp_path / "empty")}
+    other = Parking(tmp_path)
+    other.site = replace(lot.site, pipeline=replace(ringing, name="bells_again"), options=elsewhere)
+    other.epochs(3, start_from=f"{origin}:pending")
+    assert fired(other) == after_it(due(3)), "its table is its own; what had fired does not fire again"
+    shutil.rmtree(origin)
+    shutil.rmtree(tmp_path / "work")
+    other.epochs(4)
+    assert fired(other) == after_it(due(4))
+    for _ in range(2):
+        other.epochs(drain=True)
+        assert fired(other) == after_it(due(4, drained=True))
+    other.site.assert_no_orphans()
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["on this host", "with an empty work directory"])
+def test_timers_that_are_pending_at_a_savepoint_fire_once_and_in_order_after_a_rewind_to_it(here, tmp_path):
+    lot = Parking(tmp_path, ringing)
+    checkpoint = saved(lot)
+    lot.epochs(3, 4)
+    assert fired(lot) == due(4), "they have fired before it"
+    upkeep.rewind(lot.site.pipeline, lot.site.settings, checkpoint)
+    assert fired(lot) == due(2), "and are pending again"
+    if not here:
+        shutil.rmtree(tmp_path / "work")
+    lot.epochs()
+    assert fired(lot) == due(4)
+    lot.epochs(5)
+    assert fired(lot) == due(5)
+    for _ in range(2):
+        lot.epochs(drain=True)
+        assert fired(lot) == due(5, drained=True)
+    lot.site.assert_no_orphans()
