@@ -23,6 +23,8 @@ from pathlib import Path
 from configs.settings import PROJECT
 from state_ops.backends import budget as memory
 from state_ops.backends.rocksdb import RocksDBBackend, is_table
+from tests.resident_size import forget_peak, resident
+from tests.task_memory import Sizes, task_phases
 
 SLACK_MB = 24  # code of the libraries that is used only now, fragments, and the batch at hand; measured: 12 to 19
 BUDGET_MB, STATE_MB, VALUE_BYTES = 24, 480, 100
@@ -73,7 +75,7 @@ class _Child:
         self._draw = random.Random(1)
         self._noise = self._draw.randbytes(1 << 20)
         self._batch(range(_BATCH))
-        self._baseline = _resident("VmRSS")
+        self._baseline = resident("VmRSS")
 
     def run(self) -> None:
         self._begin()
@@ -122,7 +124,7 @@ class _Child:
         ]
 
     def _begin(self) -> None:
-        Path("/proc/self/clear_refs").write_text("5")  # the kernel forgets the highest resident size
+        forget_peak()
         self._clock = time.monotonic()
 
     def _report(self, name: str, backend: RocksDBBackend | None) -> None:
@@ -131,19 +133,11 @@ class _Child:
         phase = Phase(
             name,
             round(time.monotonic() - self._clock, 2),
-            *(round(_resident(field) - self._baseline, 1) for field in ("VmRSS", "VmHWM")),
+            *(round(resident(field) - self._baseline, 1) for field in ("VmRSS", "VmHWM")),
             *(round(part / (1 << 20), 1) for part in (shared.cache.get_usage(), shared.memtables.get_usage(), state)),
         )
         print(json.dumps(asdict(phase)), flush=True)
         self._begin()
-
-
-def _resident(field: str) -> float:
-    """A figure of this process in MiB, as the kernel keeps it."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"no {field} here")
 
 
 def _forked(files: list[Path], target: Path) -> Path:
@@ -175,7 +169,20 @@ def main() -> int:
     print(
         f"highest: {highest:.1f} MiB above the baseline, {'within' if highest <= asked.budget + SLACK_MB else 'ABOVE'}"
     )
-    return int(highest > asked.budget + SLACK_MB)
+    return int(highest > asked.budget + SLACK_MB) | _tasks(asked.budget, asked.state)
+
+
+def _tasks(budget: int, state: int) -> int:
+    sizes = Sizes(budget, resident_mb=16, batch_rows=2048)
+    allowed = sizes.allowed(SLACK_MB)
+    print(f"\na keyed task, state {state} MiB, {sizes}: allowed above the baseline: {allowed:.0f} MiB")
+    print(f"{'epoch':18}{'seconds':>9}{'now':>8}{'peak':>8}{'in storage':>12}")
+    highest = 0.0
+    for one in task_phases(sizes, state):
+        highest = max(highest, one.peak)
+        print(f"{one.name:18}{one.seconds:9.1f}{one.now:8.1f}{one.peak:8.1f}{one.state:12.1f}")
+    print(f"highest: {highest:.1f} MiB above the baseline, {'within' if highest <= allowed else 'ABOVE'}")
+    return int(highest > allowed)
 
 
 if __name__ == "__main__":

@@ -2139,6 +2139,13 @@ MUTANTS = [
         "tests/runtime/test_state_kinds.py::test_the_sweep_is_bounded_goes_on_where_it_stood_and_writes_nothing_for_nothing",
     ),
     Mutant(
+        "fire a key's timers from the newest on",
+        "state_ops/timers.py",
+        "    for wave in range(int(number.max()) + 1):",
+        "    for wave in reversed(range(int(number.max()) + 1)):",
+        "tests/recovery/test_timers.py::test_timers_that_are_pending_at_a_savepoint_fire_once_and_in_order_after_a_rewind_to_it",
+    ),
+    Mutant(
         "what a drain has set and holds back is let go when it is set again",
         "state_ops/timers.py",
         "            held = np.where(due, 0, np.array(before, np.int64))",

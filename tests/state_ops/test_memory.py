@@ -14,6 +14,7 @@ from state_ops.backends import budget as memory
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.errors import DamageError
 from tests.memory import SLACK_MB, phases
+from tests.task_memory import Sizes, task_phases
 
 BUDGET_MB = 16
 
@@ -38,6 +39,16 @@ def test_a_worker_stays_within_its_budget_however_large_its_state_is():
     for phase in seen:
         assert phase.peak <= BUDGET_MB + SLACK_MB, phase
         assert phase.cache <= BUDGET_MB, phase
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the kernel's figures of a process")
+def test_a_keyed_task_stays_within_the_sum_of_its_parts_however_large_its_state_is():
+    """The short version again, with less that may be pending: what is allowed must be well below the state."""
+    sizes = Sizes(BUDGET_MB, resident_mb=0, batch_rows=512, pending_mb=2)
+    seen = list(task_phases(sizes, 8 * BUDGET_MB))
+    assert seen[-1].state > 7 * BUDGET_MB > sizes.allowed(SLACK_MB)
+    for phase in seen:
+        assert phase.peak <= sizes.allowed(SLACK_MB), phase
 
 
 def test_there_is_one_budget_in_a_process_and_it_can_be_resized():
