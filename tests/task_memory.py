@@ -6,6 +6,7 @@ of it, and reports after each epoch the highest resident size that the kernel ha
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -146,6 +147,7 @@ class _Task:
         )
         ack = keyed_stage.run(task, 0, self._batches(numbers))
         assert ack.error is None, ack.error
+        gc.collect()  # as Spark's daemon does after each task
         self._bases = dict(snapshots_of(ack.files, "kept"))
         return sum(file.bytes for file in ack.files if file.kind == STATE)
 
