@@ -58,9 +58,9 @@ pipeline = Pipeline("small", (accounts,), max_parallelism=8)
 successor = replace(pipeline, name="successor")
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition: Callable[[], object], seconds: float = 30) -> None:
     """Wait for what another thread brings about."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never came"
         time.sleep(0.01)
