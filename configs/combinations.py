@@ -104,7 +104,7 @@ def alignment_beyond_timeout(settings: Settings) -> Iterator[Contradiction]:
 
 
 def waiting_epochs_without_alignment(settings: Settings) -> Iterator[Contradiction]:
-    """`checkpoints.max_waiting_epochs` without `checkpoints.alignment_timeout_seconds`: no rows would ever wait in front of a stage."""
+    """`checkpoints.max_waiting_epochs` without `checkpoints.alignment_timeout_seconds`: checkpoints would leave no rows in front of a stage."""
     checkpoints = settings.checkpoints
     if checkpoints.alignment_timeout_seconds is None and _is_changed(checkpoints, "max_waiting_epochs"):
         yield Contradiction(

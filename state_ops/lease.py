@@ -31,6 +31,7 @@ from state_ops.stores import UNFINISHED
 LEASE = "coordinator/lease.json"
 REQUESTS = "coordinator/requests"
 DEAD_AFTER_HEARTBEATS = 3
+_LAST_SECONDS = 5.0
 
 log = structlog.get_logger("weir.lease")
 
@@ -181,7 +182,7 @@ class Heartbeat:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._done.set()
-        self._thread.join(timeout=self._seconds + 5)
+        self._thread.join(timeout=self._seconds + _LAST_SECONDS)
         if kind is not None and not issubclass(kind, GeneratorExit):
             self.outcome = "failed" if issubclass(kind, Exception) else "interrupted"
         try:
@@ -206,12 +207,17 @@ class Heartbeat:
                 log.warning("heartbeat failed", error=str(error))
 
     def _write(self, **changes: Any) -> None:
-        with self._lock:
+        # Behind a write that hangs nobody waits for ever, least of all the end of the run.
+        if not self._lock.acquire(timeout=self._seconds + _LAST_SECONDS):
+            raise TimeoutError("an earlier write of the lease does not end")
+        try:
             current = read(self._storage)
             if current is not None and current.generation > self._lease.generation:
                 return  # a successor holds the lease; the registry will tell us that we are fenced
             self._lease = replace(self._lease, counter=self._lease.counter + 1, **changes)
             self._storage.put_bytes(LEASE, json.dumps(asdict(self._lease)).encode())
+        finally:
+            self._lock.release()
 
 
 @dataclass(frozen=True, slots=True)

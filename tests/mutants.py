@@ -205,6 +205,27 @@ MUTANTS = [
         "tests/recovery/test_overlap.py::test_an_epoch_goes_on_to_its_end_while_the_coordinator_looks_for_more",
     ),
     Mutant(
+        "end the run for a look that failed beside an epoch which has ended",
+        "pipelines/runtime/run.py",
+        "            if alone:\n                raise",
+        "            if air.empty:\n                raise",
+        "tests/recovery/test_overlap.py::test_a_look_that_fails_beside_an_epoch_is_done_again_once_that_has_ended",
+    ),
+    Mutant(
+        "count a plan that failed beside an epoch that fell as one more failure",
+        "pipelines/runtime/run.py",
+        "                if alone:\n                    _not_planned",
+        "                if air.empty:\n                    _not_planned",
+        "tests/recovery/test_overlap.py::test_a_look_that_fails_beside_an_epoch_is_done_again_once_that_has_ended",
+    ),
+    Mutant(
+        "wait for ever for a write of the lease that hangs",
+        "state_ops/lease.py",
+        "self._lock.acquire(timeout=self._seconds + _LAST_SECONDS)",
+        "self._lock.acquire()",
+        "tests/recovery/test_overlap.py::test_a_write_of_an_id_that_does_not_end_ends_the_run",
+    ),
+    Mutant(
         "let an upkeep of the logs that fails end the run",
         "pipelines/runtime/in_flight.py",
         "        if isinstance(error, FencedError):\n            self._not_finished(flight, error)\n",

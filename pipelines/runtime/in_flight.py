@@ -13,7 +13,7 @@
 
 Nothing of an epoch waits for a later one. If one fails, every later one falls with it; earlier ones go on to their end; then
 what fell is discarded, and the next epoch builds on the newest confirmed checkpoint. Only this thread touches the coordinator,
-and while epochs are in flight it waits for no storage: else what follows a step would wait with it.
+and while epochs are in flight it waits for no storage, but for a lease that it has to renew: else what follows a step would wait with it.
 """
 
 from __future__ import annotations
@@ -658,7 +658,8 @@ class InFlight:
             raise RunEndedError(
                 f"A step does not end, {_GRACE_SECONDS:g} s after its epoch's time was up: {', '.join(sorted(hung))}.",
                 where=f"pipeline {self._shop.pipeline.title}",
-                next="Run again. If it happens again, look at what the stage's function or the storage waits for: a call without a timeout, mostly.",
+                next="Run again. If it happens again, look at what the stage's function or the storage waits for: a call without a timeout, mostly; "
+                "looks: at a slice of fewer files (epoch.max_files), if planning it takes that long.",
             ) from (self._failure.error if self._failure else None)
 
     def _note_failures(self) -> None:

@@ -74,7 +74,7 @@ def _check_caches(pipeline: Pipeline, settings: Settings) -> None:
     for name in settings.pipelines if unknown else ():
         try:
             known[name] = [stage.uid for stage in _imported(name, settings).stages]
-        except Exception:
+        except (Exception, SystemExit):
             return
     unknown -= {uid for uids in known.values() for uid in uids}
     if unknown:

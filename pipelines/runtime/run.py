@@ -160,14 +160,14 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
             continue
         if not (air.has_room or air.empty):  # whatever there is to do waits for an epoch
             continue
-        frontier, answered = air.frontier, air.answers
+        frontier, answered, alone = air.frontier, air.answers, air.empty
         seen = yield from air.beside(partial(_look, shop, frontier.offsets), poll)
         try:
             pending, waiting = seen()
         except Exception:
-            if air.empty:
+            if alone:
                 raise
-            yield from _landed(shop, air)  # what is in flight is not to blame, and comes first
+            yield from _landed(shop, air)  # what was in flight is not to blame, and comes first
             continue
         if air.frontier is not frontier:  # epochs have fallen meanwhile
             continue
@@ -208,8 +208,9 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
         backlog = bool(waiting) or bool(air.behind)
         if not backlog:
             # A sensor asks because files wait. An epoch has read them meanwhile: there is nothing left to cut.
-            for request in [request for request in barriers if request.trigger == Trigger.SENSOR]:
-                barriers.remove(request)
+            done = [request for request in barriers if request.trigger == Trigger.SENSOR]
+            barriers = [request for request in barriers if request not in done]
+            for request in done if air.empty else ():  # else it can wait, and the epochs need not
                 lease.take(shop.storage, request)
         loop.catching_up |= air.fell()
         catching_up, now = loop.catching_up or draining, time.monotonic()
@@ -220,12 +221,13 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
         goes_on = bool(air.behind) and loop.coordinator.due(now, backlog=True, requested=False, catching_up=True)
         if air.has_room and (due or goes_on):
             waiting_since = None
+            alone = air.empty
             cutting = partial(_cut, shop, frontier, air.behind, loop.catching_up, options, barriers, ending or not due)
             planned = yield from air.beside(cutting, poll)
             try:
                 cut = planned()
             except Exception as error:
-                if air.empty:
+                if alone:
                     _not_planned(loop, error)
                 yield from _landed(shop, air)  # then it is planned anew, from where they have come to
             else:

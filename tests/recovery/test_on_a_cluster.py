@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 import pandas as pd
 import psutil
@@ -19,7 +20,12 @@ _LAST_RESORT = 10**6  # an epoch that there is not
 
 
 def _executors(run: Child) -> list[psutil.Process]:
-    return [one for one in run.family() if any("CoarseGrainedExecutorBackend" in word for word in one.cmdline())]
+    found = []
+    for one in run.family():
+        with suppress(psutil.Error):
+            if any("CoarseGrainedExecutorBackend" in word for word in one.cmdline()):
+                found.append(one)
+    return found
 
 
 def test_two_stages_are_exact_on_a_cluster_although_an_executor_dies(tmp_path, monkeypatch):
@@ -40,10 +46,9 @@ def test_two_stages_are_exact_on_a_cluster_although_an_executor_dies(tmp_path, m
         parts.append(part)
     with child(site, "in a stage", _LAST_RESORT) as run:
         log = site.storage / "tables" / "grouped" / "_delta_log"
-        until(lambda: len(list(log.glob("[0-9]*.json"))) > 2 or run.process.poll() is not None, 240)
-        executors = _executors(run)
-        assert len(executors) == 2, run.output.read_text()
-        executors[0].kill()
+        until(lambda: len(list(log.glob("[0-9]*.json"))) > 1 or run.process.poll() is not None, 240)
+        assert run.process.poll() is None, run.output.read_text()
+        _executors(run)[0].kill()
         assert run.process.wait(240) == 0, run.output.read_text()
     rows = pd.concat(parts)
     columns = ["id", "group", "amount"]

@@ -900,6 +900,56 @@ def test_a_look_that_does_not_end_ends_the_run(bank, monkeypatch, number):
     bank.assert_exact(1, 2)
 
 
+def test_a_write_of_an_id_that_does_not_end_ends_the_run(bank, monkeypatch):
+    """Nor does the last word of the lease wait for it."""
+    monkeypatch.setattr(in_flight, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(in_flight, "_GOODBYE_SECONDS", 0.1)
+    monkeypatch.setattr(lease, "_LAST_SECONDS", -0.5)  # after a heartbeat
+    put, over = Storage.put_bytes, threading.Event()
+
+    def hanging(storage, path, data):
+        if path == lease.LEASE and json.loads(data)["last_id"] == 2:
+            over.wait(60)
+        put(storage, path, data)
+
+    monkeypatch.setattr(Storage, "put_bytes", hanging)
+    quick = configured(bank, **dict.fromkeys(_HASTE, "1"), WEIR_LEASE__HEARTBEAT_SECONDS="1")
+    begun = time.monotonic()
+    try:
+        with pytest.raises(RunEndedError, match=r"does not end, 0\.5 s after .*: ids"):
+            quick.epochs(1, 2)
+        assert time.monotonic() - begun < 30
+    finally:
+        over.set()
+
+
+@pytest.mark.parametrize("name", LOOKS)
+@pytest.mark.parametrize("fails", [True, False], ids=["an epoch fails beside it", "an epoch ends beside it"])
+def test_a_look_that_fails_beside_an_epoch_is_done_again_once_that_has_ended(bank, monkeypatch, name, fails):
+    real, calls, failed = getattr(runtime, name), [], threading.Event()
+    monkeypatch.setattr("state_ops.coordinator.retry_pause", lambda _: 0.0)
+
+    class Failing(InMemoryExecutor):
+        def run(self, task, rows, columns, deadline):
+            if task.epoch == 1 and fails:
+                assert failed.wait(30)
+                raise TransientError("the storage is away")
+            return super().run(task, rows, columns, deadline)
+
+    def looking(*given):
+        calls.append(name)
+        if len(calls) == 2:
+            failed.set()
+            time.sleep(0.5)  # the epoch ends meanwhile, or falls
+            raise TransientError("the storage is away")
+        return real(*given)
+
+    monkeypatch.setattr(runtime, name, looking)
+    tolerant = configured(bank, WEIR_CHECKPOINTS__TOLERABLE_FAILURES="1")
+    assert len(tolerant.epochs(1, 2, executor=Failing())) == 2, "one outage is one failure at most"
+    bank.assert_exact(1, 2)
+
+
 def test_nothing_of_an_epoch_is_begun_before_its_id_is_written_down_and_the_one_before_does_not_wait(bank, monkeypatch):
     ids, executor = Second(monkeypatch, lease.Heartbeat, "begin"), Noting()
     bank.land(1, 2)
