@@ -2274,7 +2274,7 @@ MUTANTS = [
     Mutant(
         "let a source that cannot be planned end what is in flight",
         "pipelines/runtime/run.py",
-        "                if air.empty:\n                    _not_planned(loop, error)\n",
+        "                if alone:\n                    _not_planned(loop, error)\n",
         "                _not_planned(loop, error)\n",
         "tests/recovery/test_overlap.py::test_a_source_that_cannot_be_planned_costs_nothing_that_is_in_flight",
     ),
