@@ -88,11 +88,19 @@ class Outcome:
 
 
 def soak(
-    root: Path, seed: int, epochs: int, plan: Iterator[Life], say: Callable[[str], None], *, unaligned: bool = False
+    root: Path,
+    seed: int,
+    epochs: int,
+    plan: Iterator[Life],
+    say: Callable[[str], None],
+    *,
+    unaligned: bool = False,
+    least: int = 0,
 ) -> Outcome:
-    """Run until so many epochs are completed, then drain. Raises Violation as soon as something is wrong. unaligned: lives may be."""
+    """Run until so many epochs are completed and at least so many lives are over, then drain. Raises Violation as soon as something
+    is wrong. unaligned: lives may be."""
     with started(root / "children") as another:
-        return _Soak(root, seed, epochs, plan, say, another, unaligned).run()
+        return _Soak(root, seed, epochs, least, plan, say, another, unaligned).run()
 
 
 class _Soak:
@@ -101,6 +109,7 @@ class _Soak:
         root: Path,
         seed: int,
         epochs: int,
+        least: int,
         plan: Iterator[Life],
         say: Callable[[str], None],
         another: Callable[[], Child],
@@ -109,7 +118,7 @@ class _Soak:
         self.site = Site(root, pipeline=pipeline, module="tests.soak.accounts")
         self.storage = Storage(str(self.site.storage))
         self.chance = random.Random(f"{seed}/hands")
-        self.target, self.plan, self.say, self.another = epochs, plan, say, another
+        self.target, self.least, self.plan, self.say, self.another = epochs, least, plan, say, another
         self.feed = Feed(seed, self.site.landing)
         self.verifier = Verifier(self.site, Replay(seed), unaligned)
         self.outcome = Outcome(seed)
@@ -120,9 +129,10 @@ class _Soak:
 
     def run(self) -> Outcome:
         living: tuple[Child, Life] | None = None
-        while self.completed < self.target:
+        while not self._enough():
             child, life = living or self._born(next(self.plan))
             living = self._lived(child, life)
+            self.least -= 1
             self.outcome.ends[life.end] += 1
             if living is None:
                 self._check()
@@ -135,6 +145,9 @@ class _Soak:
         self._check()
         self._last_look()
         return self.outcome
+
+    def _enough(self) -> bool:
+        return self.completed >= self.target and self.least <= 0
 
     # -- a life
 
@@ -162,7 +175,7 @@ class _Soak:
             self._until(lambda: False, [child], patience=self.chance.uniform(0, 1), forever=True)
             child.kill()
             return self._buried(child, "kill")
-        self._until(lambda: len(child.epochs) - before >= life.epochs or self.completed >= self.target, [child])
+        self._until(lambda: len(child.epochs) - before >= life.epochs or self._enough(), [child])
         if life.end in ("stop", "drain"):
             self._stop(child, drain=life.end == "drain")
             return None

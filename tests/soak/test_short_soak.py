@@ -32,7 +32,7 @@ _PLAN = (
 
 
 def test_killed_frozen_and_stopped_coordinators_lose_and_double_nothing(tmp_path):
-    outcome = soak(tmp_path, 7, 60, chain(_PLAN, repeat(Life("kill", 12))), print)
+    outcome = soak(tmp_path, 7, 60, chain(_PLAN, repeat(Life("kill", 12))), print, least=len(_PLAN) + 2)
     assert outcome.epochs >= 60
     assert outcome.ends["kill"] + outcome.ends["early"] >= 6
     assert outcome.ends["zombies fenced"] == 1
@@ -44,9 +44,8 @@ def test_they_lose_and_double_nothing_where_checkpoints_do_not_wait_for_the_seco
         replace(life, unaligned=life.end != "stop", batch_rows=7, max_concurrent=1 + number % 3)
         for number, life in enumerate(_PLAN)
     )
-    outcome = soak(
-        tmp_path, 11, 40, chain(plan, repeat(Life("kill", 12, batch_rows=7, unaligned=True))), print, unaligned=True
-    )
+    plan = chain(plan, repeat(Life("kill", 12, batch_rows=7, unaligned=True)))
+    outcome = soak(tmp_path, 11, 40, plan, print, unaligned=True, least=len(_PLAN))
     assert outcome.waited >= 10
     assert outcome.ends["zombies fenced"] == 1
     assert outcome.rows > 500 and outcome.states >= outcome.checks / 2 and outcome.windows >= 1
