@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp
 # What pyproject.toml's requires-python says, and able to make a virtual environment.
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help venv demo demo-clean test s3 lint ui matrix schedules soak memory mutants lock bench bench-cache bench-epoch bench-state bench-async bench-dagster
+.PHONY: help venv demo demo-clean test s3 lint ui matrix schedules soak memory mutants lock bench bench-cache bench-epoch bench-state bench-async bench-snapshots bench-dagster
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ bench-state: $(STAMP) ## Measure keyed aggregation beside Spark's, Flink's and B
 
 bench-async: $(STAMP) ## Measure checkpoints on slow storage, and latency beside Spark's; a quarter of an hour, can be interrupted
 	@$(PY) -m benchmarks.asynchronous.run
+
+bench-snapshots: $(STAMP) ## Measure snapshots of state in memory, at the barrier and after it; about ten minutes
+	@$(PY) -m benchmarks.asynchronous_snapshots
 
 bench-dagster: $(STAMP) ## Measure what Dagster adds: to an epoch, at a tick, over a day; about five minutes
 	@$(PY) -m benchmarks.dagster_overhead

@@ -126,6 +126,35 @@ def limit_of_memory_backend(settings: Settings) -> Iterator[Contradiction]:
         )
 
 
+def asynchronous_snapshots_of_rocksdb(settings: Settings) -> Iterator[Contradiction]:
+    """`state.asynchronous_snapshots` with `rocksdb` as `state.backend`: its snapshots are hard links, which nothing waits for."""
+    state = settings.state
+    if state.asynchronous_snapshots and state.backend == "rocksdb":
+        yield Contradiction(
+            ("state.asynchronous_snapshots", "state.backend"),
+            "state.asynchronous_snapshots is for backends that keep state in memory, and state.backend is 'rocksdb', whose snapshots"
+            " are hard links: what is slow, the upload, goes on after the barrier anyway; take it out",
+        )
+
+
+def asynchronous_snapshots_in_memory(settings: Settings) -> Iterator[Contradiction]:
+    """`state.asynchronous_snapshots` with `state.warm_mb` of 0, or with `spark.python.worker.reuse: false`: nothing could outlive its task."""
+    if not settings.state.asynchronous_snapshots:
+        return
+    if settings.state.warm_mb == 0:
+        yield Contradiction(
+            ("state.asynchronous_snapshots", "state.warm_mb"),
+            "state.asynchronous_snapshots holds states of up to state.warm_mb in memory, and state.warm_mb is 0; raise it, or"
+            " write snapshots at the barrier (false)",
+        )
+    if settings.spark.conf.get("spark.python.worker.reuse", "true").strip().lower() == "false":
+        yield Contradiction(
+            ("state.asynchronous_snapshots", "spark.conf"),
+            "state.asynchronous_snapshots lets a worker's process write after its task, and spark.python.worker.reuse is false in"
+            " spark.conf, which ends the process with the task; take one of them out",
+        )
+
+
 def options_of_own_backend(settings: Settings) -> Iterator[Contradiction]:
     """`state.options` with one of Weir's own backends as `state.backend`: nobody would read them."""
     backend, options = settings.state.backend, settings.state.options
@@ -172,6 +201,8 @@ RULES: tuple[Callable[[Settings], Iterator[Contradiction]], ...] = (
     alignment_beyond_timeout,
     waiting_epochs_without_alignment,
     limit_of_memory_backend,
+    asynchronous_snapshots_of_rocksdb,
+    asynchronous_snapshots_in_memory,
     options_of_own_backend,
     rewind_without_earlier,
     stale_within_a_run,

@@ -347,9 +347,16 @@ class StateSettings(Section):
     warm_mb: int = Field(
         256,
         ge=0,
-        description="Entries of state caches in MiB that a worker process keeps from one epoch to the next, of all its subtasks together. 0 keeps none.",
+        description="Entries of state caches in MiB that a worker process keeps from one epoch to the next, of all its subtasks together; and states of asynchronous snapshots, likewise. 0 keeps none.",
         json_schema_extra=_advice(
-            "Above what the caches of the subtasks that one worker runs take, or they begin empty; less where memory is short. Without `caches` nothing is kept."
+            "Above what the caches of the subtasks that one worker runs take, or they begin empty; less where memory is short. Without `caches` and `asynchronous_snapshots` nothing is kept."
+        ),
+    )
+    asynchronous_snapshots: bool = Field(
+        False,
+        description="Whether `filesystem` and `memory`, and other backends that can, hold the state at the barrier (copy-on-write) and write it afterwards, in a thread of the worker, while the next stage and the next epoch run. A state that takes more than `warm_mb` in memory is written at the barrier, and so is one whose worker does not share the coordinator's disk.",
+        json_schema_extra=_advice(
+            "Left off where all cores are busy: the thread takes turns with the epoch that runs beside it in the same process. On where barriers are to be short, the state is large, and cores are idle; docs/adr/0039-asynchronous-snapshots.md has figures."
         ),
     )
     compression: Literal["lz4", "zstd"] = Field(

@@ -84,13 +84,14 @@ class LocalFile:
     """One file of a snapshot that has not been uploaded.
 
     digest: sha256, of a file that its backend changes in place (`fork` copies those); None for an immutable one. inherited: it is
-    the base's file of that name, the very inode.
+    the base's file of that name, the very inode. writing: it may still be written (`writing.settle`), and `bytes` is an estimate.
     """
 
     name: str
     bytes: int
     digest: str | None
     inherited: bool
+    writing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@
         g2-e17-<attempt>/            one attempt's directory, never shared, never opened by another attempt
             db/                      working copy: hard links of the base's immutable files, copies of the others
             snapshot/                the files that the backend made at the barrier; RocksDB's are hard links
-            manifest.json            snapshot file -> object in storage; written last, so it vouches for the rest
+            .snapshot/, .writing     while an asynchronous snapshot is written (`writing`)
+        manifest.json            snapshot file -> object in storage; written last, so it vouches for the rest
 
     <root>/<pipeline>/state/<operator uid>/g2-e17/<subtask>-<attempt>/<file>     immutable, unique names
 
@@ -45,7 +46,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from state_ops.backends.base import Backend
+from state_ops import writing
+from state_ops.backends.base import Backend, Frozen
 from state_ops.backends.rocksdb import is_table
 from state_ops.checkpoint import STATE, LocalFile, LocalSnapshot, Snapshot, StateFile
 from state_ops.errors import DamageError, LocalBaseError, PipelineError, TransientError
@@ -102,11 +104,14 @@ def fork(
     deadline: float | None = None,
     is_immutable: Callable[[str], bool] = is_table,
     objects: ObjectCache | None = None,
+    *,
+    read: bool = True,
 ) -> Fork:
     """Make the attempt's working copy: by hard links where the base's local files are still there, else from storage.
 
     is_immutable: which files the backend never changes in place (`BackendFactory.is_immutable`), so that they may be linked. objects:
-    as for `fetch`.
+    as for `fetch`. read: false where the base is in memory already (`Frozen`): the working copy stays empty. A base that is still being
+    written is waited for.
     Raises DamageError that names the file when an object is missing or is not what the checkpoint recorded,
     TransientError when storage takes longer than `deadline`, on time.monotonic(), and LocalBaseError when a base that is nowhere
     but on a local disk is not there, or not whole.
@@ -119,20 +124,36 @@ def fork(
         _check_name(name)
     if isinstance(base, LocalSnapshot):
         source = next((found for found in attempts(attempt.home) if owner(found) == base.attempt), None)
-        if source is None or not _link_all(source, base.files, db, is_immutable):
+        if read and (
+            source is None
+            or not _is_settled(source, base, deadline)
+            or not _link_all(source, base.files, db, is_immutable)
+        ):
             raise LocalBaseError(
                 f"The snapshot of attempt {base.attempt}, which is still being uploaded, is not on this host's disk.",
                 where=str(attempt.home),
                 next="The stage runs again as soon as it is in storage.",
             )
+    elif not read:
+        source = _local_directory(attempt.home, base)
     else:
         source = _local_directory(attempt.home, base)
         if source is None or not _link_all(source, base.files, db, is_immutable):
             source = None
             fetch(storage, base, db, deadline, is_immutable, objects, attempt.home.parent)
             _keep(attempt, base, db, is_immutable)
-    inherited = {file.name: (db / file.name).stat().st_ino for file in base.files if is_immutable(file.name)}
+    inherited = {file.name: (db / file.name).stat().st_ino for file in base.files if read and is_immutable(file.name)}
     return Fork(db, inherited, source, isinstance(base, LocalSnapshot), objects)
+
+
+def _is_settled(source: Path, base: LocalSnapshot, deadline: float | None) -> bool:
+    """Whether all of a snapshot has been written, after the wait for that. If not, its own upload says why."""
+    try:
+        if any(file.writing for file in base.files):
+            writing.settle(source, deadline)
+    except (TransientError, FileNotFoundError):
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +310,8 @@ def _link_all(
 
 def _bring(local: Path, file: StateFile | LocalFile, db: Path, immutable: bool) -> bool:
     """Bring one file of the base into the working copy; False if it visibly is not what the checkpoint recorded."""
-    if local.stat().st_size != file.bytes:
+    estimated = isinstance(file, LocalFile) and file.writing
+    if local.stat().st_size != file.bytes and not estimated:
         return False
     if immutable:
         os.link(local, db / file.name)
@@ -357,16 +379,53 @@ def take(attempt: Attempt, backend: Backend) -> list[Path]:
 
     Raises PipelineError for a file that could not be restored under its name: after the commit it would be too late.
     """
-    target = attempt.directory / "snapshot"
-    files = sorted(set(backend.snapshot(target)))
+    return _plain(attempt, backend, backend.snapshot, attempt.directory / writing.WHOLE)
+
+
+def _plain(
+    attempt: Attempt, maker: Backend | Frozen, write: Callable[[Path], Sequence[Path]], target: Path
+) -> list[Path]:
+    files = sorted(set(write(target)))
     for file in files:
         if file.parent != target or file.name.startswith(".") or not file.is_file():
             raise PipelineError(
-                f"The state backend {type(backend).__name__} breaks its contract: {file} is no plain file of its snapshot.",
+                f"The state backend {type(maker).__name__} breaks its contract: {file} is no plain file of its snapshot.",
                 where=f"stage {attempt.operator}, epoch {attempt.epoch}, subtask {attempt.subtask}",
                 next="snapshot(target) returns files directly in target, whose names begin with no dot.",
             )
     return files
+
+
+def begin(
+    attempt: Attempt, forked: Fork, frozen: Frozen, is_immutable: Callable[[str], bool] = is_table
+) -> LocalSnapshot:
+    """In place of `take` and `prepare`: the files are written from now on, by a thread, and whoever needs them waits (`writing.settle`).
+
+    Raises PipelineError for files that could not be linked unread: nobody has their digests yet.
+    """
+
+    def written(target: Path) -> None:
+        found = [file.name for file in _plain(attempt, frozen, frozen.write, target)]
+        if found != sorted(frozen.files):
+            raise _broken(attempt, frozen, f"it said {sorted(frozen.files)}, and wrote {found}")
+
+    for name in frozen.files:
+        _check_name(name)
+        if not is_immutable(name):
+            raise _broken(attempt, frozen, f"{name} is changed in place, and has no digest before it is written")
+    shutil.rmtree(forked.db, ignore_errors=True)
+    size = frozen.file_bytes // max(1, len(frozen.files))
+    begun = tuple(LocalFile(name, size, None, False, writing=True) for name in sorted(frozen.files))
+    writing.begin(attempt.directory, written)
+    return LocalSnapshot(attempt.subtask, attempt.id, begun)
+
+
+def _broken(attempt: Attempt, frozen: Frozen, how: str) -> PipelineError:
+    return PipelineError(
+        f"The state backend's {type(frozen).__name__} breaks its contract: {how}.",
+        where=f"stage {attempt.operator}, epoch {attempt.epoch}, subtask {attempt.subtask}",
+        next="Set state.asynchronous_snapshots to false, and report it to whoever wrote the backend.",
+    )
 
 
 def prepare(
@@ -414,6 +473,8 @@ def sent(
 ) -> StateFile:
     """One file of a snapshot, uploaded, or as the base names it."""
     local, known = attempt.directory / "snapshot" / file.name, None
+    if file.writing:
+        writing.settle(attempt.directory, cancelled=cancelled)
     if file.inherited:
         known = next((of_base for of_base in base.files if of_base.name == file.name), None) if base else None
         if known is None:

@@ -29,36 +29,38 @@ class Warm:
     def __init__(self) -> None:
         self._bytes = 0
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, int], _Kept] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, int, str], _Kept] = OrderedDict()
 
-    def keep(self, operator: str, subtask: int, attempt: AttemptId, thing: Any, bytes: int, most_bytes: int) -> None:
-        """Keep a thing that equals the snapshot of `attempt`, in place of an older one of the same subtask.
+    def keep(
+        self, operator: str, subtask: int, kind: str, attempt: AttemptId, thing: Any, bytes: int, most_bytes: int
+    ) -> None:
+        """Keep a thing that equals the snapshot of `attempt`, in place of an older one of the same subtask and kind.
 
         bytes: about what it takes in memory. most_bytes: what all things together may take; one above that is not kept.
         """
         with self._lock:
-            self._drop((operator, subtask))
+            self._drop((operator, subtask, kind))
             if bytes > most_bytes:
                 return
-            self._kept[operator, subtask] = _Kept(attempt, thing, bytes)
+            self._kept[operator, subtask, kind] = _Kept(attempt, thing, bytes)
             self._bytes += bytes
             while self._bytes > most_bytes:
                 self._drop(next(iter(self._kept)))
 
-    def claim(self, operator: str, subtask: int, attempt: AttemptId) -> Any:
-        """The thing that equals the snapshot of `attempt`, now the caller's alone; None if there is none.
+    def claim(self, operator: str, subtask: int, kind: str, attempt: AttemptId) -> Any:
+        """The thing of a kind that equals the snapshot of `attempt`, now the caller's alone; None if there is none.
 
         A thing of another attempt goes as well: the subtask has moved on without it.
         """
         with self._lock:
-            kept = self._drop((operator, subtask))
+            kept = self._drop((operator, subtask, kind))
             return kept.thing if kept is not None and kept.attempt == attempt else None
 
     @property
     def bytes(self) -> int:
         return self._bytes
 
-    def _drop(self, owner: tuple[str, int]) -> _Kept | None:
+    def _drop(self, owner: tuple[str, int, str]) -> _Kept | None:
         kept = self._kept.pop(owner, None)
         if kept is not None:
             self._bytes -= kept.bytes

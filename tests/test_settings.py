@@ -132,6 +132,24 @@ _CACHE = "state: {caches: {riders: {l1: %d, l2: %d}}}"
             "name the backend",
         ),
         (
+            "state: {asynchronous_snapshots: true}",
+            "state.asynchronous_snapshots",
+            "state.backend is 'rocksdb'",
+            "take it out",
+        ),
+        (
+            "state: {backend: memory, asynchronous_snapshots: true, warm_mb: 0}",
+            "state.asynchronous_snapshots",
+            "state.warm_mb is 0",
+            "raise it",
+        ),
+        (
+            "{state: {backend: memory, asynchronous_snapshots: true}, spark: {conf: {spark.python.worker.reuse: 'False'}}}",
+            "state.asynchronous_snapshots",
+            "spark.python.worker.reuse is false",
+            "take one of them out",
+        ),
+        (
             "{dagster: {freshness_hours: 0.5}, run: {max_run_seconds: 1800}}",
             "dagster.freshness_hours (0.5)",
             "run.max_run_seconds (1800)",
@@ -158,6 +176,9 @@ def test_settings_that_contradict_each_other_are_named_with_their_values_and_wha
         "state: {backend: 'sqlite', options: {path: x}}",
         "state: {backend: 'sqlite', max_state_size_mb: 64}",  # it is given the limit too
         "state: {backend: memory, max_state_size_mb: 64}",
+        "state: {backend: memory, asynchronous_snapshots: true}",
+        "state: {backend: 'sqlite', asynchronous_snapshots: true}",  # it may offer them
+        "{state: {warm_mb: 0}, spark: {conf: {spark.python.worker.reuse: 'false'}}}",
         "state: {backend: filesystem, max_state_size_mb: 5}",  # what holds anyway
         "checkpoints: {max_waiting_epochs: 2}",
         "checkpoints: {max_waiting_epochs: 3, alignment_timeout_seconds: 0}",

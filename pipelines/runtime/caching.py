@@ -11,6 +11,8 @@ from state_ops.checkpoint import LocalSnapshot, Snapshot
 from state_ops.ids import AttemptId
 from state_ops.schema import StateSchema
 
+_KIND = "cache"
+
 
 class Caching:
     """sizes: None for no cache. base: the snapshot that the attempt builds on. most_bytes: what entries of all subtasks may take in this
@@ -38,7 +40,7 @@ class Caching:
         if self._sizes is None:
             return None
         self._shape = schema.schema_id
-        held = warm.claim(self._operator, self._subtask, self._base.attempt) if self._base else None
+        held = warm.claim(self._operator, self._subtask, _KIND, self._base.attempt) if self._base else None
         contents = held[1] if held is not None and held[0] == self._shape else None
         self._cache = StateCache(store, self._sizes, contents)
         return self._cache
@@ -52,4 +54,5 @@ class Caching:
         """Leave the entries to the epoch that builds on this attempt's snapshot, which is complete; None: there is none."""
         if self._cache is not None and attempt is not None:
             kept = (self._shape, self._cache.contents())
-            warm.keep(self._operator, self._subtask, attempt, kept, self._cache.size_bytes(), self._most_bytes)
+            size = self._cache.size_bytes()
+            warm.keep(self._operator, self._subtask, _KIND, attempt, kept, size, self._most_bytes)

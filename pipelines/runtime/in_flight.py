@@ -411,7 +411,9 @@ class InFlight:
         here = self._here if shared else None
         tip = self._tips[stage.uid]
         flight.work[stage.uid] = plan(self._shop, flight, stage, tip)
-        step = partial(run_stage, self._shop, flight, stage, tip, frozenset(keep), here, self._may_wait)
+        # After a failure at the barrier: a later epoch that ends its worker again and again must not take this one's snapshot along.
+        lagging = self._shop.settings.state.asynchronous_snapshots and not self._coordinator.failures
+        step = partial(run_stage, self._shop, flight, stage, tip, frozenset(keep), here, self._may_wait, lagging)
         self._begin(stage.uid, flight, _JOB, step, partial(self._worked, stage))
 
     def _begin_upload(self, flight: Flight, stage: Stage) -> None:

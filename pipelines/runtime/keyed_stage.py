@@ -26,6 +26,7 @@ from polars.exceptions import PanicException
 
 from pipelines.runtime.caching import Caching
 from pipelines.runtime.definition import ROW, Epoch, Stage
+from pipelines.runtime.freezing import Freezer
 from pipelines.runtime.operators import FunctionOperator, Operator, Progress, Shapes, build, event_time_of
 from state_ops import frames, handover, rescale, snapshot
 from state_ops.backends import joined
@@ -69,7 +70,7 @@ class KeyedTask:
     origin: the epoch whose rows these are, and whose time and progress the others say, if not this one. patience: seconds after which
     the subtask stops between two batches, and leaves the rest; None: it applies all rows. unfinished: the origin has further rows.
     reread: rows for the next stages may be read again after this epoch.
-    objects: those that this host keeps. keep: attempts whose local directories are still needed, besides the bases'. here: a file of the coordinator's: a subtask that sees it
+    asynchronous: a snapshot may be written after the barrier, where the coordinator shares the disk. objects: those that this host keeps. keep: attempts whose local directories are still needed, besides the bases'. here: a file of the coordinator's: a subtask that sees it
     shares its disk, and leaves the uploads to it; None: each subtask uploads by itself.
     """
 
@@ -102,6 +103,7 @@ class KeyedTask:
     patience: float | None = None
     unfinished: bool = False
     reread: bool = False
+    asynchronous: bool = False
     objects: ObjectCache | None = None
 
 
@@ -165,10 +167,14 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
     clock = time.perf_counter()
     kind = named(task.backend)
     is_immutable = joined.is_immutable(kind)
-    forked = snapshot.fork(task.storage, attempt, base, deadline, is_immutable, task.objects)
+    shared = task.here is not None and task.here.exists()
+    freezer = Freezer(task.asynchronous and shared, task.backend, task.stage.uid, attempt.subtask, task.warm_mb << 20)
+    held = freezer.claim(base)
+    forked = snapshot.fork(task.storage, attempt, base, deadline, is_immutable, task.objects, read=held is None)
     with snapshot.healing(forked):
         where = f"stage {task.stage.uid}, epoch {task.epoch}, subtask {attempt.subtask}"
-        backend = joined.opened(kind, forked.db, replace(task.options, where=where))
+        options = replace(task.options, where=where)
+        backend = held.thaw(options) if held is not None else joined.opened(kind, forked.db, options)
         clock = _lap(counters, "open", clock)
         staged = _Staged(task, attempt)
         with _closed(backend, staged):
@@ -210,19 +216,23 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
             clock = _lap(counters, "process", clock)
             caching.barrier()
             changed = backend.written or moved or (task.full and base is not None)
-            taken = snapshot.take(attempt, backend) if changed else []
             counters.entries = backend.approximate_entries()
+            frozen = freezer.freeze(backend)
+            taken = snapshot.take(attempt, backend) if changed and frozen is None else []
             _lap(counters, "sync", clock)
-    if changed:
+    prepared: LocalSnapshot | None = None
+    if changed and frozen is not None:
+        prepared = snapshot.begin(attempt, forked, frozen, is_immutable)
+    elif changed:
         prepared = snapshot.prepare(attempt, forked, taken, is_immutable)
     else:
-        prepared = None
         shutil.rmtree(forked.db, ignore_errors=True)
     handed = Handover(base.attempt if base else None, prepared, staged.files(), str(attempt.directory))
     ack = _ack(task, attempt, handed, operator, counters, caching)
-    if task.here is None or not task.here.exists():
+    if not shared:
         ack = _uploaded(task, attempt, base, ack, deadline)
-    caching.keep(attempt.id if changed else base.attempt if base else None)
+    for kept in (caching, freezer):
+        kept.keep(attempt.id if changed else base.attempt if base else None)
     return ack
 
 

@@ -78,10 +78,12 @@ def run_stage(
     keep: frozenset[AttemptId],
     here: Path | None,
     reread: bool,
+    asynchronous: bool,
 ) -> StageResult:
     """Run a stage's job; then ask its gates on rows, if they may set rows aside and no subtask declined. Others are asked by `judge`.
 
-    tip: what the epoch builds on. keep: attempts whose local files other epochs in flight need. here, reread: as in `KeyedTask`.
+    tip: what the epoch builds on. keep: attempts whose local files other epochs in flight need. here, reread, asynchronous: as in
+    `KeyedTask`.
     """
     started, ms = time.perf_counter(), dict[str, float]()
     rows = _input(shop, flight, stage)
@@ -92,7 +94,9 @@ def run_stage(
     if flight.work[stage.uid].first is None and not full and not tip.rescaled:
         return StageResult(_idle(shop, flight, stage, tip), shapes=fixed)
     _check_columns(shop, flight, stage)
-    task = replace(_task(shop, flight, stage, fixed, tip), keep=keep, here=here, reread=reread)
+    task = replace(
+        _task(shop, flight, stage, fixed, tip), keep=keep, here=here, reread=reread, asynchronous=asynchronous
+    )
     acks = shop.executor.run(task, rows, shop.inputs[stage.uid], lambda: flight.deadline)
     verdicts: list[Verdict] = []
     again: Cut | None = None

@@ -116,6 +116,38 @@ class Backend(Protocol):
         ...
 
 
+class Frozen(Protocol):
+    """A state as it was at a barrier. Nobody changes it any more, so that it may be written while the next epoch works on it.
+
+    files: names of what `write` makes; the factory calls all of them immutable. file_bytes: of these files; memory_bytes: what it takes
+    in this process. Both are estimates: they decide what may wait, never what is right.
+    """
+
+    @property
+    def files(self) -> tuple[str, ...]: ...
+    @property
+    def file_bytes(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int: ...
+
+    def write(self, target: Path) -> list[Path]:
+        """As `Backend.snapshot`; in a thread of its own, beside backends that `thaw` has opened."""
+        ...
+
+    def thaw(self, options: BackendOptions) -> Backend:
+        """Open the state as it was, without its files. What is then written shows nowhere but in the backend that is returned."""
+        ...
+
+
+@runtime_checkable
+class Freezing(Protocol):
+    """What a backend may offer besides: snapshots that are written after the barrier (`state.asynchronous_snapshots`)."""
+
+    def freeze(self) -> Frozen:
+        """The state of this moment, in no more time than it takes to hold on to it. Only `close` is called afterwards."""
+        ...
+
+
 @runtime_checkable
 class Clipping(Protocol):
     """What a backend may offer besides: without it, entries are deleted one by one when a subtask's key groups change."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from state_ops.backends import entries as files
@@ -18,6 +19,9 @@ from state_ops.errors import DamageError, StateSizeError
 
 FILE = "state.arrow"
 FORMAT = "entries-1"
+
+_SAMPLE = 1024
+_OBJECT_BYTES = 150  # an entry's two bytes objects, without their content, its slot in the dict and in the order
 
 
 class MemoryBackend:
@@ -28,6 +32,7 @@ class MemoryBackend:
         self._order = _Order(list(self._entries))
         self._limit, self._where = limit, where
         self._bytes = _size(self._entries) if limit is not None else 0
+        self._shared = False  # with what was frozen: to be copied before the first change
         self.written = False
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -41,6 +46,8 @@ class MemoryBackend:
         gone = {key for key in deletes if key in self._entries and key not in fresh}
         if self._limit is not None:
             self._bytes = self._allowed(fresh, gone)
+        if self._shared:
+            self._entries, self._shared = dict(self._entries), False
         self._order.add(fresh.keys() - self._entries.keys())
         self._entries.update(fresh)
         for key in gone:
@@ -72,17 +79,63 @@ class MemoryBackend:
 
     def keep_only(self, start: bytes, end: bytes) -> None:
         self._entries = {key: value for key, value in self._entries.items() if start <= key < end}
+        self._shared = False
         self._order = _Order(sorted(self._entries))
         self._bytes = _size(self._entries) if self._limit is not None else 0
         self.written = True
 
     def snapshot(self, target: Path) -> list[Path]:
-        target.mkdir()
-        files.write(target / FILE, sorted(self._entries), self._entries)
-        return [target / FILE]
+        return _write(target, self._entries)
+
+    def freeze(self) -> FrozenEntries:
+        return FrozenEntries(self._entries, self._order, self._bytes, self._limit is not None)
 
     def close(self) -> None:
         self._entries, self._order = {}, _Order([])
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FrozenEntries:
+    """A state in memory, between the epoch that left it and the next. Copy-on-write: the dict is shared until that changes something.
+
+    order: the keys', of which each backend gets its own. size: of keys and values in bytes, known where there is a limit.
+    """
+
+    entries: dict[bytes, bytes]
+    order: _Order
+    size: int
+    limited: bool
+    files: tuple[str, ...] = (FILE,)
+
+    @property
+    def file_bytes(self) -> int:
+        if self.limited:
+            return self.size
+        step = max(1, len(self.entries) // _SAMPLE)
+        return step * sum(len(key) + len(value) for key, value in islice(self.entries.items(), 0, None, step))
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.file_bytes + _OBJECT_BYTES * len(self.entries)
+
+    def write(self, target: Path) -> list[Path]:
+        return _write(target, self.entries)
+
+    def thaw(self, options: BackendOptions) -> MemoryBackend:
+        opened = MemoryBackend(None, _limit(options) if self.limited else None, options.where)
+        opened._entries, opened._order, opened._bytes = self.entries, self.order.copy(), self.size
+        opened._shared = True
+        return opened
+
+
+def _write(target: Path, entries: Mapping[bytes, bytes]) -> list[Path]:
+    target.mkdir()
+    files.write(target / FILE, sorted(entries), entries)
+    return [target / FILE]
+
+
+def _limit(options: BackendOptions) -> int:
+    return int(options.max_state_size_mb * (1 << 20))
 
 
 class _Order:
@@ -96,6 +149,12 @@ class _Order:
         self._runs: list[list[bytes]] = [keys] if keys else []  # longest first
         self._fresh: set[bytes] = set()
         self._removed = 0
+
+    def copy(self) -> _Order:
+        """Another one to go on with. Runs are never changed, only merged into new ones."""
+        other = _Order([])
+        other._runs, other._fresh, other._removed = list(self._runs), set(self._fresh), self._removed
+        return other
 
     def add(self, keys: Iterable[bytes]) -> None:
         self._fresh.update(keys)
@@ -149,8 +208,7 @@ class FilesystemFactory:
             )
         file = directory / FILE
         entries = files.read(file) if file.exists() else {}
-        limit = int(options.max_state_size_mb * (1 << 20)) if self.limited else None
-        return MemoryBackend(entries, limit, options.where)
+        return MemoryBackend(entries, _limit(options) if self.limited else None, options.where)
 
 
 FILESYSTEM = FilesystemFactory()

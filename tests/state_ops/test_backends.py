@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from state_ops import snapshot
 from state_ops.backends import entries
-from state_ops.backends.base import Backend, BackendFactory, BackendOptions
+from state_ops.backends.base import Backend, BackendFactory, BackendOptions, Freezing, Frozen
 from state_ops.backends.memory import FILE, FILESYSTEM, MEMORY, MemoryBackend
 from state_ops.backends.named import misfit, named
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.checkpoint import Snapshot
 from state_ops.errors import ConfigurationError, DamageError, PipelineError, StateSizeError, TransientError
-from state_ops.ids import CheckpointId, Generation, new_attempt_id
+from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
 from state_ops.snapshot import Attempt
 from state_ops.storage import Storage
 from state_ops.sweep import sweep
@@ -38,28 +38,37 @@ Puts = Sequence[tuple[bytes, bytes]]
 
 
 class Lineage:
-    """One subtask's state from snapshot to snapshot, as the keyed task drives it. full: as checkpoints.mode says."""
+    """One subtask's state from snapshot to snapshot, as the keyed task drives it. mode: "full", as checkpoints.mode says, or
+    "asynchronous", which writes after the barrier, and opens every second fork of the newest snapshot without its files."""
 
-    def __init__(self, directory: Path, factory: BackendFactory, full: bool) -> None:
+    def __init__(self, directory: Path, factory: BackendFactory, mode: str = "") -> None:
         self.storage = Storage(str(directory / "storage"))
         self.home = directory / "work" / "counts" / "0"
-        self.factory, self.full = factory, full
+        self.factory, self.full, self.asynchronous = factory, mode == "full", mode == "asynchronous"
         self.number = 0
+        self.frozen: dict[AttemptId, Frozen] = {}
 
     @contextmanager
     def opened(self, base: Snapshot | None) -> Iterator[tuple[Backend, Callable[[], Snapshot]]]:
         """A fork of `base`, and what to call for its snapshot, which closes it."""
         self.number += 1
         attempt = Attempt("counts", 0, Generation(1), CheckpointId(self.number), new_attempt_id(), self.home)
-        forked = snapshot.fork(self.storage, attempt, base, None, self.factory.is_immutable)
+        held = self.frozen.get(base.attempt) if base and self.number % 2 else None
+        forked = snapshot.fork(self.storage, attempt, base, None, self.factory.is_immutable, read=held is None)
         taken: list[Snapshot] = []
         with snapshot.healing(forked):
-            backend = self.factory.open(forked.db, OPTIONS)
+            backend = held.thaw(OPTIONS) if held else self.factory.open(forked.db, OPTIONS)
 
             def take() -> Snapshot:
-                files = snapshot.take(attempt, backend)
-                backend.close()
-                prepared = snapshot.prepare(attempt, forked, files, self.factory.is_immutable)
+                if self.asynchronous:
+                    assert isinstance(backend, Freezing)
+                    frozen = self.frozen[attempt.id] = backend.freeze()
+                    backend.close()
+                    prepared = snapshot.begin(attempt, forked, frozen, self.factory.is_immutable)
+                else:
+                    files = snapshot.take(attempt, backend)
+                    backend.close()
+                    prepared = snapshot.prepare(attempt, forked, files, self.factory.is_immutable)
                 taken.append(snapshot.upload(self.storage, attempt, prepared, base, full=self.full))
                 return taken[0]
 
@@ -88,6 +97,7 @@ class Lineage:
             return dict(found)
 
     def forget_local(self) -> None:
+        self.frozen.clear()
         shutil.rmtree(self.home, ignore_errors=True)
 
     def local(self, one: Snapshot) -> Path:
@@ -103,10 +113,14 @@ def third_party(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     sys.path.remove(str(site))
 
 
-@pytest.fixture(params=["memory", "filesystem", "rocksdb", "rocksdb-full", "sqlite", "weir_sqlite:FACTORY"])
+BACKENDS = ["memory", "filesystem", "rocksdb", "rocksdb-full", "sqlite", "weir_sqlite:FACTORY"]
+ASYNCHRONOUS = ["memory-asynchronous", "filesystem-asynchronous"]
+
+
+@pytest.fixture(params=[*BACKENDS, *ASYNCHRONOUS])
 def lineage(request: pytest.FixtureRequest, tmp_path: Path, third_party: None) -> Lineage:
     name, _, mode = request.param.partition("-")
-    return Lineage(tmp_path, named(name), mode == "full")
+    return Lineage(tmp_path, named(name), mode)
 
 
 def some(*numbers: int, value: bytes = b"v") -> list[tuple[bytes, bytes]]:

@@ -304,41 +304,41 @@ def test_its_size_in_memory_grows_with_entries_and_values() -> None:
 
 def test_only_the_attempt_that_builds_on_the_very_snapshot_gets_it_and_only_once() -> None:
     warm, thing = Warm(), object()
-    warm.keep("rides", 0, AttemptId("a"), thing, 10, 100)
-    assert warm.claim("rides", 1, AttemptId("a")) is None
-    assert warm.claim("other", 0, AttemptId("a")) is None
-    assert warm.claim("rides", 0, AttemptId("a")) is thing
-    assert warm.claim("rides", 0, AttemptId("a")) is None
+    warm.keep("rides", 0, "cache", AttemptId("a"), thing, 10, 100)
+    assert warm.claim("rides", 1, "cache", AttemptId("a")) is None
+    assert warm.claim("other", 0, "cache", AttemptId("a")) is None
+    assert warm.claim("rides", 0, "cache", AttemptId("a")) is thing
+    assert warm.claim("rides", 0, "cache", AttemptId("a")) is None
     assert warm.bytes == 0
 
 
 def test_a_thing_of_another_snapshot_is_dropped() -> None:
     warm = Warm()
-    warm.keep("rides", 0, AttemptId("a"), "stale", 10, 100)
-    assert warm.claim("rides", 0, AttemptId("b")) is None
-    assert warm.claim("rides", 0, AttemptId("a")) is None
+    warm.keep("rides", 0, "cache", AttemptId("a"), "stale", 10, 100)
+    assert warm.claim("rides", 0, "cache", AttemptId("b")) is None
+    assert warm.claim("rides", 0, "cache", AttemptId("a")) is None
     assert warm.bytes == 0
 
 
 def test_a_newer_thing_of_the_same_subtask_drops_the_older() -> None:
     warm = Warm()
-    warm.keep("rides", 0, AttemptId("a"), "old", 10, 100)
-    warm.keep("rides", 0, AttemptId("b"), "new", 20, 100)
+    warm.keep("rides", 0, "cache", AttemptId("a"), "old", 10, 100)
+    warm.keep("rides", 0, "cache", AttemptId("b"), "new", 20, 100)
     assert warm.bytes == 20
-    assert warm.claim("rides", 0, AttemptId("a")) is None
+    assert warm.claim("rides", 0, "cache", AttemptId("a")) is None
 
 
 def test_what_is_kept_is_bounded_and_the_oldest_goes_first() -> None:
     warm = Warm()
-    warm.keep("rides", 0, AttemptId("a"), "a", 60, 100)
-    warm.keep("rides", 1, AttemptId("b"), "b", 40, 100)
-    warm.keep("rides", 2, AttemptId("c"), "c", 30, 100)
+    warm.keep("rides", 0, "cache", AttemptId("a"), "a", 60, 100)
+    warm.keep("rides", 1, "cache", AttemptId("b"), "b", 40, 100)
+    warm.keep("rides", 2, "cache", AttemptId("c"), "c", 30, 100)
     assert warm.bytes == 70
-    assert warm.claim("rides", 0, AttemptId("a")) is None
-    assert warm.claim("rides", 1, AttemptId("b")) == "b"
-    warm.keep("rides", 2, AttemptId("d"), "huge", 101, 100)
+    assert warm.claim("rides", 0, "cache", AttemptId("a")) is None
+    assert warm.claim("rides", 1, "cache", AttemptId("b")) == "b"
+    warm.keep("rides", 2, "cache", AttemptId("d"), "huge", 101, 100)
     assert warm.bytes == 0
-    assert warm.claim("rides", 2, AttemptId("c")) is None
+    assert warm.claim("rides", 2, "cache", AttemptId("c")) is None
 
 
 def _store(backend: MemoryBackend) -> ValueStore[int]:

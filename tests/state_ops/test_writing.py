@@ -1,0 +1,274 @@
+"""Snapshots that are written after their barrier: whoever needs one waits for it, and for no longer than there is anything to wait for."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from configs.settings import PROJECT
+from state_ops import snapshot, writing
+from state_ops.backends.base import BackendOptions, Run
+from state_ops.backends.memory import FILE, MEMORY, MemoryBackend
+from state_ops.checkpoint import LocalFile, LocalSnapshot
+from state_ops.errors import LocalBaseError, PipelineError, StateSizeError, TransientError
+from state_ops.ids import CheckpointId, Generation, new_attempt_id
+from state_ops.snapshot import Attempt
+from state_ops.storage import CancelledError, Storage
+
+OPTIONS = BackendOptions()
+EVERYTHING = (b"", b"\xff" * 9)
+
+# Begins a snapshot, says so and never gets done.
+_ENDLESS = """
+import sys, time
+from pathlib import Path
+from state_ops import writing
+
+def write(target):
+    target.mkdir()
+    print("begun", flush=True)
+    time.sleep(600)
+
+writing.begin(Path(sys.argv[1]), write).join()
+"""
+
+
+def _attempt(home: Path) -> Attempt:
+    made = Attempt("counts", 0, Generation(1), CheckpointId(1), new_attempt_id(), home / "counts" / "0")
+    made.directory.mkdir(parents=True)
+    return made
+
+
+# Waiting
+
+
+def test_it_is_whole_when_the_wait_for_it_ends(tmp_path):
+    go, order = Event(), list[str]()
+
+    def write(target: Path) -> None:
+        target.mkdir()
+        (target / "half").write_text("")
+        assert go.wait(30)
+        (target / "whole").write_text("")
+        order.append("written")
+
+    def wait() -> None:
+        writing.settle(tmp_path)
+        order.append("waited")
+
+    writer = writing.begin(tmp_path, write)
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.1)
+    assert order == [] and not (tmp_path / "snapshot").exists()
+    go.set()
+    waiting.join(30)
+    writer.join(30)
+    assert order == ["written", "waited"]
+    assert {file.name for file in (tmp_path / "snapshot").iterdir()} == {"half", "whole"}
+    writing.settle(tmp_path)  # again, at once
+
+
+def test_a_write_that_fails_is_said_to_whoever_waits(tmp_path):
+    def write(target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    writing.begin(tmp_path, write).join(30)
+    for _ in range(2):
+        with pytest.raises(TransientError, match="No space left on device"):
+            writing.settle(tmp_path)
+
+
+def test_nobody_waits_for_a_process_that_was_killed(tmp_path):
+    command = [sys.executable, "-c", _ENDLESS, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=PROJECT, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        with pytest.raises(TransientError, match="time was up"):  # it lives
+            writing.settle(tmp_path, time.monotonic() + 0.2)
+        os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(TransientError, match="process that wrote it has ended"):
+        writing.settle(tmp_path, time.monotonic() + 30)
+
+
+def test_a_wait_can_be_cancelled(tmp_path):
+    go, cancelled = Event(), Event()
+    writer = writing.begin(tmp_path, lambda target: go.wait(30) and target.mkdir())
+    threading.Timer(0.1, cancelled.set).start()
+    with pytest.raises(CancelledError):
+        writing.settle(tmp_path, cancelled=cancelled)
+    go.set()
+    writer.join(30)
+
+
+def test_a_snapshot_that_is_made_between_two_looks_is_not_taken_for_lost(tmp_path, monkeypatch):
+    ended = writing._ended
+
+    def late(file: Path) -> tuple[bool, str]:
+        writing.begin(tmp_path, Path.mkdir).join(30)
+        return ended(file)
+
+    monkeypatch.setattr(writing, "_ended", late)
+    writing.settle(tmp_path)
+
+
+def test_where_none_was_begun_there_is_nothing_to_wait_for(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        writing.settle(tmp_path)
+
+
+def test_an_attempt_that_is_swept_while_it_is_written_troubles_nobody(tmp_path, monkeypatch):
+    troubled: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", troubled.append)
+    go, directory = Event(), tmp_path / "attempt"
+    directory.mkdir()
+
+    def write(target: Path) -> None:
+        assert go.wait(30)
+        target.mkdir()
+
+    writer = writing.begin(directory, write)
+    shutil.rmtree(directory)
+    go.set()
+    writer.join(30)
+    assert not troubled and not directory.exists()
+
+
+# What is uploaded, and built upon
+
+
+def test_an_upload_and_the_next_fork_wait_for_it(tmp_path):
+    storage, attempt = Storage(str(tmp_path / "storage")), _attempt(tmp_path)
+    backend = MemoryBackend()
+    backend.write([(b"a", b"1"), (b"b", b"2")])
+    go = Event()
+    frozen = _Slow(backend, go)
+    forked = snapshot.fork(storage, _attempt(tmp_path), None)
+    begun = snapshot.begin(attempt, forked, frozen, MEMORY.is_immutable)
+    assert [file.writing for file in begun.files] == [True]
+    threading.Timer(0.2, go.set).start()
+    second = Attempt("counts", 0, Generation(1), CheckpointId(2), new_attempt_id(), attempt.home)
+    next_one = snapshot.fork(storage, second, begun, None, MEMORY.is_immutable)
+    assert go.is_set()
+    assert dict(MEMORY.open(next_one.db, OPTIONS).scan(*EVERYTHING)) == {b"a": b"1", b"b": b"2"}
+    uploaded = snapshot.upload(storage, attempt, begun, None)
+    (file,) = uploaded.files
+    assert file.bytes == (attempt.directory / "snapshot" / FILE).stat().st_size, "of the file, not the estimate"
+
+
+def test_a_base_whose_writer_is_gone_is_left_to_storage(tmp_path):
+    storage, attempt = Storage(str(tmp_path / "storage")), _attempt(tmp_path)
+    writing.begin(attempt.directory, lambda target: target / 0).join(30)
+    base = LocalSnapshot(0, attempt.id, (LocalFile(FILE, 10, None, False, writing=True),))
+    second = Attempt("counts", 0, Generation(1), CheckpointId(2), new_attempt_id(), attempt.home)
+    with pytest.raises(LocalBaseError):
+        snapshot.fork(storage, second, base, None, MEMORY.is_immutable)
+    with pytest.raises(TransientError, match="TypeError"):
+        snapshot.upload(storage, attempt, base, None)
+
+
+@pytest.mark.parametrize(
+    ("files", "immutable", "said"), [(("other",), True, "wrote"), ((FILE,), False, "changed in place")]
+)
+def test_a_backend_that_breaks_the_contract_is_named(tmp_path, files, immutable, said):
+    storage, attempt = Storage(str(tmp_path / "storage")), _attempt(tmp_path)
+    backend = MemoryBackend()
+    backend.write([(b"a", b"1")])
+    frozen = _Slow(backend, None, files)
+    forked = snapshot.fork(storage, _attempt(tmp_path), None)
+    with pytest.raises((PipelineError, TransientError), match=said) as raised:
+        begun = snapshot.begin(attempt, forked, frozen, lambda _: immutable)
+        snapshot.upload(storage, attempt, begun, None)
+    assert "_Slow breaks its contract" in str(raised.value)
+
+
+class _Slow:
+    """A frozen state that is written when somebody says so."""
+
+    def __init__(self, backend: MemoryBackend, go: Event | None, files: tuple[str, ...] = (FILE,)) -> None:
+        self._frozen, self._go, self.files = backend.freeze(), go, files
+        self.file_bytes = self.memory_bytes = 1
+
+    def write(self, target: Path) -> list[Path]:
+        assert self._go is None or self._go.wait(30)
+        return self._frozen.write(target)
+
+    def thaw(self, options: BackendOptions) -> MemoryBackend:
+        return self._frozen.thaw(options)
+
+
+# What is frozen
+
+
+def test_what_is_written_after_the_barrier_is_not_in_the_snapshot_nor_in_another_thaw(tmp_path):
+    backend = MemoryBackend()
+    backend.write([(b"a", b"1"), (b"b", b"2"), (b"c", b"3")])
+    frozen = backend.freeze()
+    backend.close()
+    first, second, third = (frozen.thaw(OPTIONS) for _ in range(3))
+    first.write([(b"a", b"x"), (b"d", b"4")], [b"b"])
+    first.write([(b"e", b"5")])
+    second.keep_only(b"b", b"c")
+    second.write([(b"z", b"9")])
+    before = {b"a": b"1", b"b": b"2", b"c": b"3"}
+    assert dict(first.scan(*EVERYTHING)) == {b"a": b"x", b"c": b"3", b"d": b"4", b"e": b"5"}
+    assert dict(second.scan(*EVERYTHING)) == {b"b": b"2", b"z": b"9"}
+    assert dict(third.scan(*EVERYTHING)) == before and not third.written
+    frozen.write(tmp_path / "snapshot")
+    assert dict(MEMORY.open(tmp_path / "snapshot", OPTIONS).scan(*EVERYTHING)) == before
+
+
+def test_a_state_that_goes_on_without_its_files_is_still_a_sorted_map():
+    chance = random.Random(3)
+    model: dict[bytes, bytes] = {}
+    backend = MemoryBackend()
+    for _ in range(60):
+        for _ in range(3):
+            puts = [(bytes([chance.randrange(40)]), bytes([chance.randrange(256)])) for _ in range(5)]
+            gone = [bytes([chance.randrange(40)]) for _ in range(4)]
+            model = {key: value for key, value in model.items() if key not in gone} | dict(puts)
+            backend.write(puts, gone)
+            if chance.random() < 0.5:
+                assert list(backend.scan(*EVERYTHING)) == sorted(model.items())
+        backend = backend.freeze().thaw(OPTIONS)
+        assert list(backend.scan(b"\x05", b"\x20")) == sorted(
+            (key, value) for key, value in model.items() if b"\x05" <= key < b"\x20"
+        )
+        assert backend.approximate_entries() == len(model)
+
+
+def test_the_limit_of_memory_holds_from_epoch_to_epoch():
+    limited = BackendOptions(max_state_size_mb=100 / (1 << 20))
+    backend = MemoryBackend(None, 100, "stage counts")
+    backend.write([(b"a", b"x" * 59)])
+    frozen = backend.freeze()
+    assert frozen.file_bytes == 60
+    thawed = frozen.thaw(limited)
+    with pytest.raises(StateSizeError):
+        thawed.write([(b"b", b"x" * 40)])
+    assert list(thawed.scan(*EVERYTHING)) == [(b"a", b"x" * 59)]
+    thawed.write([(b"b", b"x" * 39)])
+    with pytest.raises(StateSizeError):
+        thawed.freeze().thaw(limited).write([(b"c", b"")])
+
+
+@pytest.mark.parametrize("entries", [0, 1, 1000, 50_000])
+def test_the_size_of_what_is_held_is_about_right(entries):
+    backend = MemoryBackend()
+    keys = [number.to_bytes(8, "big") for number in range(entries)]
+    values = [b"x" * (number % 100) for number in range(entries)]
+    backend.write(Run(keys, values))
+    frozen = backend.freeze()
+    really = sum(map(len, keys)) + sum(map(len, values))
+    assert really * 0.9 <= frozen.file_bytes <= really * 1.1
+    objects = sys.getsizeof(frozen.entries) + sum(map(sys.getsizeof, keys)) + sum(map(sys.getsizeof, values))
+    assert objects * 0.8 - 300 <= frozen.memory_bytes <= objects * 1.4 + 300
