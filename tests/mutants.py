@@ -2603,8 +2603,8 @@ MUTANTS = [
     Mutant(
         "write after the barrier where nobody sees it",
         "pipelines/runtime/keyed_stage.py",
-        "        task.asynchronous and shared, task.backend",
-        "        task.asynchronous, task.backend",
+        "Freezer(task.asynchronous and shared, ",
+        "Freezer(task.asynchronous, ",
         "tests/recovery/test_asynchronous_snapshots.py::test_a_worker_that_does_not_share_the_disk_writes_at_the_barrier",
     ),
 ]
