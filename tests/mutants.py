@@ -2535,14 +2535,14 @@ MUTANTS = [
         "state_ops/snapshot.py",
         "    if file.writing:\n        writing.settle(attempt.directory, cancelled=cancelled)\n",
         "",
-        "tests/state_ops/test_writing.py::test_an_upload_and_the_next_fork_wait_for_it",
+        "tests/state_ops/test_writing.py::test_an_upload_waits_for_it",
     ),
     Mutant(
         "build on a snapshot that is still being written",
         "state_ops/snapshot.py",
         "            or not _is_settled(source, base, deadline)\n",
         "",
-        "tests/state_ops/test_writing.py::test_an_upload_and_the_next_fork_wait_for_it",
+        "tests/state_ops/test_writing.py::test_the_next_fork_waits_for_it",
     ),
     Mutant(
         "show a snapshot before it is whole",

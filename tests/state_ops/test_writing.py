@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -92,10 +90,12 @@ def test_a_write_that_fails_is_said_to_whoever_waits(tmp_path):
 def test_nobody_waits_for_a_process_that_was_killed(tmp_path):
     command = [sys.executable, "-c", _ENDLESS, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=PROJECT, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "begun\n"
-        with pytest.raises(TransientError, match="time was up"):  # it lives
-            writing.settle(tmp_path, time.monotonic() + 0.2)
-        os.kill(process.pid, signal.SIGKILL)
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "begun\n"
+            with pytest.raises(TransientError, match="time was up"):  # it lives
+                writing.settle(tmp_path, time.monotonic() + 0.2)
+        finally:
+            process.kill()
     with pytest.raises(TransientError, match="process that wrote it has ended"):
         writing.settle(tmp_path, time.monotonic() + 30)
 
@@ -146,23 +146,32 @@ def test_an_attempt_that_is_swept_while_it_is_written_troubles_nobody(tmp_path, 
 # What is uploaded, and built upon
 
 
-def test_an_upload_and_the_next_fork_wait_for_it(tmp_path):
-    storage, attempt = Storage(str(tmp_path / "storage")), _attempt(tmp_path)
-    backend = MemoryBackend()
-    backend.write([(b"a", b"1"), (b"b", b"2")])
-    go = Event()
-    frozen = _Slow(backend, go)
-    forked = snapshot.fork(storage, _attempt(tmp_path), None)
-    begun = snapshot.begin(attempt, forked, frozen, MEMORY.is_immutable)
+def test_an_upload_waits_for_it(tmp_path):
+    storage, attempt, go = Storage(str(tmp_path / "storage")), _attempt(tmp_path), Event()
+    begun = _begun(storage, attempt, go)
     assert [file.writing for file in begun.files] == [True]
     threading.Timer(0.2, go.set).start()
-    second = Attempt("counts", 0, Generation(1), CheckpointId(2), new_attempt_id(), attempt.home)
-    next_one = snapshot.fork(storage, second, begun, None, MEMORY.is_immutable)
+    (file,) = snapshot.upload(storage, attempt, begun, None).files
     assert go.is_set()
-    assert dict(MEMORY.open(next_one.db, OPTIONS).scan(*EVERYTHING)) == {b"a": b"1", b"b": b"2"}
-    uploaded = snapshot.upload(storage, attempt, begun, None)
-    (file,) = uploaded.files
     assert file.bytes == (attempt.directory / "snapshot" / FILE).stat().st_size, "of the file, not the estimate"
+
+
+def test_the_next_fork_waits_for_it(tmp_path):
+    storage, attempt, go = Storage(str(tmp_path / "storage")), _attempt(tmp_path), Event()
+    begun = _begun(storage, attempt, go)
+    threading.Timer(0.2, go.set).start()
+    second = Attempt("counts", 0, Generation(1), CheckpointId(2), new_attempt_id(), attempt.home)
+    forked = snapshot.fork(storage, second, begun, None, MEMORY.is_immutable)
+    assert go.is_set()
+    assert dict(MEMORY.open(forked.db, OPTIONS).scan(*EVERYTHING)) == {b"a": b"1", b"b": b"2"}
+
+
+def _begun(storage: Storage, attempt: Attempt, go: Event) -> LocalSnapshot:
+    """A snapshot of two entries that is written when `go` is set."""
+    backend = MemoryBackend()
+    backend.write([(b"a", b"1"), (b"b", b"2")])
+    forked = snapshot.fork(storage, _attempt(attempt.home.parent.parent), None)
+    return snapshot.begin(attempt, forked, _Slow(backend, go), MEMORY.is_immutable)
 
 
 def test_a_base_whose_writer_is_gone_is_left_to_storage(tmp_path):
@@ -215,11 +224,14 @@ def test_what_is_written_after_the_barrier_is_not_in_the_snapshot_nor_in_another
     frozen = backend.freeze()
     backend.close()
     first, second, third = (frozen.thaw(OPTIONS) for _ in range(3))
+    before = {b"a": b"1", b"b": b"2", b"c": b"3"}
+    first.write([(b"f", b"6")])
+    assert dict(third.scan(*EVERYTHING)) == before
+    first.write([], [b"f"])
     first.write([(b"a", b"x"), (b"d", b"4")], [b"b"])
     first.write([(b"e", b"5")])
     second.keep_only(b"b", b"c")
     second.write([(b"z", b"9")])
-    before = {b"a": b"1", b"b": b"2", b"c": b"3"}
     assert dict(first.scan(*EVERYTHING)) == {b"a": b"x", b"c": b"3", b"d": b"4", b"e": b"5"}
     assert dict(second.scan(*EVERYTHING)) == {b"b": b"2", b"z": b"9"}
     assert dict(third.scan(*EVERYTHING)) == before and not third.written
