@@ -2607,6 +2607,34 @@ MUTANTS = [
         "Freezer(task.asynchronous, ",
         "tests/recovery/test_asynchronous_snapshots.py::test_a_worker_that_does_not_share_the_disk_writes_at_the_barrier",
     ),
+    Mutant(
+        "lose the order of partials on the disk",
+        "state_ops/spill.py",
+        "            files = self._ranges.pop(number)\n",
+        "            files = self._ranges.pop(number)[::-1]\n",
+        "tests/state_ops/test_spill.py::test_all_rows_of_a_key_group_come_back_together_and_in_order",
+    ),
+    Mutant(
+        "spread the partials of a key over ranges",
+        "state_ops/spill.py",
+        "at = (pl.col(GROUP).cast(pl.Int64) - self._groups.start) * RANGES // len(self._groups)",
+        "at = (pl.col(GROUP).cast(pl.Int64) - self._groups.start + self._number) % RANGES",
+        "tests/state_ops/test_spill.py::test_all_rows_of_a_key_group_come_back_together_and_in_order",
+    ),
+    Mutant(
+        "hand a key out more than once where a range does not fit",
+        "pipelines/runtime/operators/aggregation.py",
+        "for keys, _ in self._fold(some)]).unique()",
+        "for keys, _ in self._fold(some)])",
+        "tests/runtime/test_aggregation.py::test_more_keys_than_fit_into_memory_go_to_state_in_parts",
+    ),
+    Mutant(
+        "take ranges of any size into memory",
+        "pipelines/runtime/operators/aggregation.py",
+        "        if len(gathered) == 1 or not folding.have_gathered(gathered, _PARTIAL_ROWS, 1):\n",
+        "        if True:\n",
+        "tests/runtime/test_aggregation.py::test_a_range_that_does_not_fit_goes_to_state_piece_by_piece",
+    ),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
@@ -14,6 +15,8 @@ from pipelines.api import Pipeline, Stage, agg, aggregate, delta, files, window
 from pipelines.runtime.operators import aggregation, shapes
 from state_ops import folding, frames
 from state_ops.errors import InputError, PipelineError
+from state_ops.rows import Rows
+from state_ops.spill import Spill
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 EVENTS = files("x/*.parquet", event_time="at")
@@ -183,8 +186,9 @@ def test_what_has_no_order_has_no_min_and_max(session, kind, type):
         shapes(made, schema)
 
 
-def test_more_keys_than_fit_into_memory_go_to_state_in_parts(monkeypatch):
-    monkeypatch.setattr(aggregation, "_PARTIAL_ROWS", 20)
+@pytest.mark.parametrize("limit", [20, 2], ids=["each range fits", "not even a range fits"])
+def test_more_keys_than_fit_into_memory_go_to_state_in_parts(monkeypatch, limit):
+    monkeypatch.setattr(aggregation, "_PARTIAL_ROWS", limit)
     monkeypatch.setattr(folding, "_WAITING_BYTES", 0)
     monkeypatch.setattr(folding, "_PART_BYTES", 100)
     monkeypatch.setattr(aggregation, "_OUT_ROWS", 7)
@@ -199,6 +203,56 @@ def test_more_keys_than_fit_into_memory_go_to_state_in_parts(monkeypatch):
         assert out["total"].sum() == sum(range(150)) * turn
         assert min(out["last"]) >= 100
     assert max(sizes) <= 5
+
+
+def test_a_key_whose_rows_do_not_fit_into_memory_is_read_once(monkeypatch):
+    monkeypatch.setattr(aggregation, "_PARTIAL_ROWS", 40)
+    monkeypatch.setattr(folding, "_WAITING_BYTES", 0)
+    asked: list[str] = []
+    get = Rows.get
+    monkeypatch.setattr(Rows, "get", lambda self, keys: (asked.extend(keys["k"]), get(self, keys))[1])
+    added: list[int] = []
+    add = Spill.add
+    monkeypatch.setattr(Spill, "add", lambda self, rows: (added.append(len(rows)), add(self, rows))[1])
+    run = testing.run(totals(n=agg.count(), last=agg.last("v"), order_by="at"), batch_rows=9)
+    for turn in (1, 2):
+        del asked[:], added[:]
+        out = run.epoch(rows(*((str(i % 70), i, i) for i in range(140))))
+        assert sum(added) > max(added) >= 20, "several times"
+        assert sorted(asked) == sorted({str(i) for i in range(70)})
+        assert set(out["n"]) == {2 * turn}
+        assert sorted(out["last"]) == list(range(70, 140))
+
+
+def test_a_range_that_does_not_fit_goes_to_state_piece_by_piece(monkeypatch):
+    monkeypatch.setattr(aggregation, "_PARTIAL_ROWS", 4)
+    monkeypatch.setattr(folding, "_WAITING_BYTES", 0)
+    sizes: list[int] = []
+    combined = folding.combined
+    monkeypatch.setattr(
+        folding, "combined", lambda *given: (sizes.append(sum(map(len, given[1]))), combined(*given))[1]
+    )
+    run = testing.run(totals(n=agg.count()), batch_rows=3)
+    out = run.epoch(rows(*((str(i), i, i) for i in range(200))))
+    assert sorted(out["k"]) == sorted(map(str, range(200))) and set(out["n"]) == {1}
+    assert max(sizes) <= 7, "what gathers, and a batch"
+
+
+def test_what_does_not_fit_into_memory_leaves_nothing_on_the_disk(monkeypatch, tmp_path):
+    monkeypatch.setattr(aggregation, "_PARTIAL_ROWS", 20)
+    monkeypatch.setattr(folding, "_WAITING_BYTES", 0)
+    left: list[list[Path]] = []
+    barrier = aggregation.AggregationOperator.barrier
+
+    def looked(self):
+        directory = self._spill._directory
+        left.append(list(directory.iterdir()))
+        yield from barrier(self)
+        assert not directory.exists()
+
+    monkeypatch.setattr(aggregation.AggregationOperator, "barrier", looked)
+    testing.run(totals(n=agg.count()), batch_rows=9).epoch(rows(*((str(i), i, i) for i in range(150))))
+    assert len(left) == 1 and len(left[0]) > 16
 
 
 def test_a_fold_goes_to_state_in_parts_and_hands_out_every_key_once(monkeypatch):

@@ -22,7 +22,7 @@ from state_ops.checkpoint import Ack
 from state_ops.errors import PipelineError
 from state_ops.ids import CheckpointId
 from state_ops.keys import check_key_type
-from state_ops.per_key import OpenCache, no_cache
+from state_ops.per_key import OpenCache
 from state_ops.resident import Residence
 from state_ops.schema import StateSchema
 
@@ -90,20 +90,21 @@ def build(
     epoch: Epoch,
     progress: Progress,
     groups: range,
-    swept: str | None = None,
-    open_cache: OpenCache = no_cache,
-    residence: Residence | None = None,
-    checkpoint: CheckpointId | None = None,
+    swept: str | None,
+    open_cache: OpenCache,
+    residence: Residence,
+    checkpoint: CheckpointId,
 ) -> Operator:
-    """The operator of one subtask for one epoch. checkpoint: the one that its state will be part of, if not the epoch's own. groups: its key groups; swept: where its sweep of expired state goes on; open_cache: for state that is
-    used key by key; residence: where tables of its rows come from and go to."""
+    """The operator of one subtask for one epoch. groups: its key groups; swept: where its sweep of expired state goes on; open_cache: for state
+    that is used key by key; residence: where tables of its rows come from and go to, and what does not fit into memory;
+    checkpoint: the one that its state will be part of, a later one than the epoch whose rows have waited."""
     fixed = fixed.handed_out
     if isinstance(stage.window, Window):
         return WindowOperator(stage, stage.window, fixed, backend, progress, groups)
     if isinstance(stage.window, SessionWindow):
         return SessionOperator(stage, stage.window, fixed, backend, progress, groups)
     if stage.aggregation is not None:
-        return AggregationOperator(stage, stage.aggregation, fixed, backend, checkpoint or epoch.id, residence)
+        return AggregationOperator(stage, stage.aggregation, fixed, backend, checkpoint, residence)
     if stage.deduplication is not None:
         return DeduplicationOperator(stage, stage.deduplication, fixed, backend, epoch, progress, groups)
     return FunctionOperator(stage, fixed, backend, epoch, progress, groups, swept, open_cache, residence)

@@ -1,7 +1,7 @@
 """Running aggregates: at each barrier, one row with the current values for every key that the epoch touched.
 
-Batches are reduced to a row a key as they come; state is read and written once an epoch and key, at the barrier. Only an
-epoch with more keys than fit into memory goes to state several times; it then reads the keys that it touched once more.
+Batches are reduced to a row a key as they come; state is read and written once an epoch and key, at the barrier. What does not fit
+into memory until then waits on the local disk (`state_ops.spill`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from state_ops.backends.base import Backend
 from state_ops.ids import CheckpointId
 from state_ops.resident import Residence
 from state_ops.rows import Rows
+from state_ops.spill import Spill
 from state_ops.state import GROUP, VALUE_STATE
 
 EPOCH = "epoch"
@@ -36,7 +37,7 @@ class AggregationOperator:
         shapes: Shapes,
         backend: Backend,
         epoch: CheckpointId,
-        residence: Residence | None = None,
+        residence: Residence,
     ) -> None:
         self._stage, self._aggregates, self._shapes = stage, aggregation.aggregates, shapes
         self._rows = Rows(backend, shapes.state, shapes.keys, VALUE_STATE, residence)
@@ -45,35 +46,44 @@ class AggregationOperator:
         columns = [*self._by, *(column for _, agg in self._aggregates for column in agg.columns)]
         self._columns = list(dict.fromkeys(columns))
         self._partials = folding.Partials(self._aggregates, self._by, self._where, _PARTIAL_ROWS)
-        self._spilled: list[pl.DataFrame] = []
+        self._spill = Spill(residence.target, residence.groups)
         self.rows_late = self.rows_deferred = 0
         self.closed_upto: int | None = None
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         self._partials.add(frames.from_arrow(rows.select(self._columns)))
         if self._partials.full:
-            self._spilled += [keys for keys, _ in self._fold()]
+            self._spill.add(self._partials.take())
         return iter(())
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
-        if not self._spilled:
-            if len(self._partials):
-                for keys, rows in self._fold():
-                    yield from self._out(keys, rows)
-        else:
-            if len(self._partials):
-                self._spilled += [keys for keys, _ in self._fold()]
-            touched = pl.concat(self._spilled).unique()
-            for part in touched.iter_slices(_OUT_ROWS):
-                yield from self._out(part, self._rows.get(part)[0])
+        if len(self._partials):
+            rest = self._partials.take()
+            if not len(self._spill):
+                yield from self._handed_out([rest])
+            else:
+                self._spill.add(rest)
+        for gathered in self._spill.take():
+            yield from self._handed_out(gathered)
         self._rows.barrier()
 
     def pause(self) -> Iterator[tuple[str, pa.Table]]:
         return self.barrier()  # the current values of what this checkpoint has seen
 
-    def _fold(self) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-        """Merge what has gathered into state, part by part: the keys, and their new rows."""
-        for fresh in folding.parts(self._partials.take()):
+    def _handed_out(self, gathered: list[pl.DataFrame]) -> Iterator[tuple[str, pa.Table]]:
+        """All partials of some keys merged into state, and the rows of these keys. Too many for memory go there one after the other;
+        their keys are read once more, to be handed out once."""
+        if len(gathered) == 1 or not folding.have_gathered(gathered, _PARTIAL_ROWS, 1):
+            for keys, rows in self._fold(folding.combined(self._aggregates, gathered, self._by, self._where)):
+                yield from self._out(keys, rows)
+            return
+        touched = pl.concat([keys for some in gathered for keys, _ in self._fold(some)]).unique()
+        for part in touched.iter_slices(_OUT_ROWS):
+            yield from self._out(part, self._rows.get(part)[0])
+
+    def _fold(self, gathered: pl.DataFrame) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+        """Merge partials into state, part by part: the keys, and their new rows."""
+        for fresh in folding.parts(gathered):
             keys = fresh.select(self._by)
             old, _ = self._rows.get(keys)
             new = folding.merged(self._aggregates, old, fresh, self._where)

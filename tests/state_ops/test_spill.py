@@ -1,0 +1,70 @@
+"""Partials on the disk: every row comes back once, with those of its key, in the order in which they came."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from state_ops.spill import RANGES, Spill
+from state_ops.state import GROUP
+
+
+def _rows(groups: list[int], first: int = 0) -> pl.DataFrame:
+    return pl.DataFrame({GROUP: pl.Series(groups, dtype=pl.UInt16), "n": range(first, first + len(groups))})
+
+
+@given(
+    start=st.integers(0, 32_000),
+    number=st.integers(1, 700),
+    batches=st.lists(st.lists(st.integers(0, 10**6), max_size=20), min_size=1, max_size=6),
+)
+def test_all_rows_of_a_key_group_come_back_together_and_in_order(tmp_path_factory, start, number, batches):
+    directory = tmp_path_factory.mktemp("spill")
+    spill, given = Spill(directory, range(start, start + number)), []
+    for batch in batches:
+        rows = _rows([start + group % number for group in batch], sum(map(len, given)))
+        spill.add(rows)
+        given.append(rows)
+    assert len(spill) == len(batches)
+    found = [pl.concat(parts) for parts in spill.take()]
+    assert len(found) <= RANGES
+    for one in found:
+        assert one["n"].is_sorted()
+    groups = [set(one[GROUP]) for one in found]
+    assert sum(map(len, groups)) == len(set().union(*groups)), "a key group is in one range"
+    assert [min(some) for some in groups] == sorted(min(some) for some in groups)
+    whole = pl.concat([*found, _rows([])])
+    assert whole.sort("n").equals(pl.concat([*given, _rows([])]))
+    assert not list(directory.iterdir()) and not len(spill)
+    assert list(spill.take()) == []
+
+
+def test_every_type_comes_back_as_it_was(tmp_path):
+    at = datetime(2024, 5, 1, tzinfo=UTC)
+    rows = pl.DataFrame(
+        {
+            GROUP: pl.Series([3, 3], dtype=pl.UInt16),
+            "wide": pl.Series([1 << 100, None], dtype=pl.Int128),
+            "exact": pl.Series([Decimal("1.50"), None], dtype=pl.Decimal(38, 2)),
+            "text": ["\N{SNOWMAN}", None],
+            "bytes": [b"\x00", None],
+            "at": pl.Series([at, None], dtype=pl.Datetime("us", "UTC")),
+            "list": [[1, None], None],
+            "struct": [{"a": 1, "b": ["x"]}, None],
+            "nothing": pl.Series([None, None], dtype=pl.Null),
+        }
+    )
+    spill = Spill(tmp_path, range(8))
+    spill.add(rows)
+    ((found,),) = spill.take()
+    assert found.schema == rows.schema and found.equals(rows)
+
+
+def test_a_disk_that_cannot_be_written_is_an_error_of_the_system(tmp_path):
+    with pytest.raises(OSError):
+        Spill(tmp_path / "missing", range(8)).add(_rows([1]))
