@@ -1005,8 +1005,8 @@ MUTANTS = [
     Mutant(
         "merge all that has gathered into state at once",
         "pipelines/runtime/operators/aggregation.py",
-        "in folding.parts(self._partials.take()):",
-        "in [self._partials.take()]:",
+        "        for fresh in folding.parts(gathered):\n            keys = fresh.select(self._by)\n",
+        "        for fresh in [gathered]:\n            keys = fresh.select(self._by)\n",
         "tests/runtime/test_aggregation.py::test_more_keys_than_fit_into_memory_go_to_state_in_parts",
     ),
     Mutant(
