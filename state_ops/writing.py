@@ -29,9 +29,9 @@ _LOOK_SECONDS = 0.005
 def begin(directory: Path, write: Callable[[Path], object]) -> Thread:
     """Write a snapshot into an attempt's directory, in a thread. write: called with a path that does not exist, to make it a directory."""
     lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-    fcntl.flock(lock, fcntl.LOCK_EX)
     writer = Thread(target=_written, args=(directory, write, lock), name=f"snapshot {directory.name}", daemon=True)
     try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         writer.start()
     except BaseException:
         os.close(lock)

@@ -2554,7 +2554,7 @@ MUTANTS = [
     Mutant(
         "wait for a writer that is gone",
         "state_ops/writing.py",
-        "    fcntl.flock(lock, fcntl.LOCK_EX)\n",
+        "        fcntl.flock(lock, fcntl.LOCK_EX)\n",
         "",
         "tests/state_ops/test_writing.py::test_nobody_waits_for_a_process_that_was_killed",
     ),
