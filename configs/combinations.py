@@ -138,7 +138,7 @@ def asynchronous_snapshots_of_rocksdb(settings: Settings) -> Iterator[Contradict
 
 
 def asynchronous_snapshots_in_memory(settings: Settings) -> Iterator[Contradiction]:
-    """`state.asynchronous_snapshots` with `state.warm_mb` of 0, or with `spark.python.worker.reuse: false`: nothing could outlive its task."""
+    """`state.asynchronous_snapshots` with `state.warm_mb` of 0, or with `spark.python.worker.reuse` or `spark.python.use.daemon` false: nothing could outlive its task."""
     if not settings.state.asynchronous_snapshots:
         return
     if settings.state.warm_mb == 0:
@@ -147,12 +147,13 @@ def asynchronous_snapshots_in_memory(settings: Settings) -> Iterator[Contradicti
             "state.asynchronous_snapshots holds states of up to state.warm_mb in memory, and state.warm_mb is 0; raise it, or"
             " write snapshots at the barrier (false)",
         )
-    if settings.spark.conf.get("spark.python.worker.reuse", "true").strip().lower() == "false":
-        yield Contradiction(
-            ("state.asynchronous_snapshots", "spark.conf"),
-            "state.asynchronous_snapshots lets a worker's process write after its task, and spark.python.worker.reuse is false in"
-            " spark.conf, which ends the process with the task; take one of them out",
-        )
+    for name in ("spark.python.worker.reuse", "spark.python.use.daemon"):
+        if settings.spark.conf.get(name, "true").strip().lower() == "false":
+            yield Contradiction(
+                ("state.asynchronous_snapshots", "spark.conf"),
+                f"state.asynchronous_snapshots lets a worker's process write after its task, and {name} is false in"
+                " spark.conf, which ends the process with the task; take one of them out",
+            )
 
 
 def options_of_own_backend(settings: Settings) -> Iterator[Contradiction]:

@@ -24,10 +24,9 @@ class _Kept:
 
 
 class Warm:
-    """Things of all subtasks that this process has run; what was kept first is dropped first."""
+    """Things of all subtasks that this process has run. Of a kind, what was kept first is dropped first."""
 
     def __init__(self) -> None:
-        self._bytes = 0
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, int, str], _Kept] = OrderedDict()
 
@@ -36,16 +35,15 @@ class Warm:
     ) -> None:
         """Keep a thing that equals the snapshot of `attempt`, in place of an older one of the same subtask and kind.
 
-        bytes: about what it takes in memory. most_bytes: what all things together may take; one above that is not kept.
+        bytes: about what it takes in memory. most_bytes: what all things of the kind may take; one above that is not kept.
         """
         with self._lock:
             self._drop((operator, subtask, kind))
             if bytes > most_bytes:
                 return
             self._kept[operator, subtask, kind] = _Kept(attempt, thing, bytes)
-            self._bytes += bytes
-            while self._bytes > most_bytes:
-                self._drop(next(iter(self._kept)))
+            while self._of(kind) > most_bytes:
+                self._drop(next(known for known in self._kept if known[2] == kind))
 
     def claim(self, operator: str, subtask: int, kind: str, attempt: AttemptId) -> Any:
         """The thing of a kind that equals the snapshot of `attempt`, now the caller's alone; None if there is none.
@@ -58,13 +56,13 @@ class Warm:
 
     @property
     def bytes(self) -> int:
-        return self._bytes
+        return sum(kept.bytes for kept in self._kept.values())
+
+    def _of(self, kind: str) -> int:
+        return sum(kept.bytes for known, kept in self._kept.items() if known[2] == kind)
 
     def _drop(self, owner: tuple[str, int, str]) -> _Kept | None:
-        kept = self._kept.pop(owner, None)
-        if kept is not None:
-            self._bytes -= kept.bytes
-        return kept
+        return self._kept.pop(owner, None)
 
 
 _process = Warm()

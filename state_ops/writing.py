@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -44,6 +45,9 @@ def _written(directory: Path, write: Callable[[Path], object], lock: int) -> Non
         write(directory / _PARTIAL)
         (directory / _PARTIAL).rename(directory / WHOLE)
     except BaseException as error:  # whoever waits says it: nobody listens to this thread
+        shutil.rmtree(
+            directory / _PARTIAL, ignore_errors=True
+        )  # first: on a full disk there is no room for the reason either
         said = error.what if isinstance(error, WeirError) else f"{type(error).__name__}: {error}"
         with suppress(OSError):
             os.pwrite(lock, said.encode(errors="replace"), 0)
@@ -67,7 +71,7 @@ def settle(directory: Path, deadline: float | None = None, cancelled: Event | No
             raise TransientError(
                 "A snapshot was not written after its barrier: " + (why or "the process that wrote it has ended") + ".",
                 where=str(directory),
-                next="The epoch is declined and replayed, and its snapshot written at the barrier. Look at disk space and memory.",
+                next="The epoch is declined; its replay writes the snapshot at the barrier. Look at disk space and memory, and at what failed beside it.",
             )
         if cancelled is not None and cancelled.is_set():
             raise CancelledError("The wait for a snapshot was cancelled.", where=str(directory))

@@ -150,6 +150,12 @@ _CACHE = "state: {caches: {riders: {l1: %d, l2: %d}}}"
             "take one of them out",
         ),
         (
+            "{state: {backend: memory, asynchronous_snapshots: true}, spark: {conf: {spark.python.use.daemon: 'false'}}}",
+            "state.asynchronous_snapshots",
+            "spark.python.use.daemon is false",
+            "take one of them out",
+        ),
+        (
             "{dagster: {freshness_hours: 0.5}, run: {max_run_seconds: 1800}}",
             "dagster.freshness_hours (0.5)",
             "run.max_run_seconds (1800)",

@@ -129,6 +129,7 @@ class InFlight:
         self._reports: list[EpochReport] = []
         self._has_fallen = False
         self._failures_before = 0
+        self._has_confirmed = False
         self._commit_ms, self._publishing_ms, self._pruning_ms = 0.0, 0.0, 0.0
         self._here = _mark(work_dir(shop))
         self.frontier = Frontier.at(None)
@@ -411,8 +412,9 @@ class InFlight:
         here = self._here if shared else None
         tip = self._tips[stage.uid]
         flight.work[stage.uid] = plan(self._shop, flight, stage, tip)
-        # After a failure at the barrier: a later epoch that ends its worker again and again must not take this one's snapshot along.
-        lagging = self._shop.settings.state.asynchronous_snapshots and not self._coordinator.failures
+        # A later epoch that ends its worker again and again must not take this one's snapshot along, in this run or in the next.
+        proven = self._has_confirmed and not self._coordinator.failures
+        lagging = self._shop.settings.state.asynchronous_snapshots and proven
         step = partial(run_stage, self._shop, flight, stage, tip, frozenset(keep), here, self._may_wait, lagging)
         self._begin(stage.uid, flight, _JOB, step, partial(self._worked, stage))
 
@@ -519,7 +521,7 @@ class InFlight:
         own = {file.path for file in flight.pending.files()}
         self._coordinator.completed(time.monotonic(), checkpoint, [file for file in files if file.path not in own])
         self._channels = _channels(files)
-        self._failures_before = 0
+        self._failures_before, self._has_confirmed = 0, True
         self._commit_ms = flight.ms["commit"]
         self._shop.head = checkpoint
         flight.confirmed = checkpoint
@@ -689,7 +691,11 @@ class InFlight:
         index = self._flights.index(flight)
         self._fallen += self._flights[index:]
         self._flights = self._flights[:index]
-        self._failure = failure  # a later epoch's failure says less: it was built on this one
+        if (
+            self._failure is not None
+        ):  # a later epoch's says less, for it was built on this one; but it may have ended this one's worker
+            log.warning("later_epoch_failed", epoch=self._failure.epoch, error=str(self._failure.error))
+        self._failure = failure
 
     def _land(self) -> None:
         """Everything has come down: discard what fell, and stand on the newest confirmed checkpoint."""

@@ -14,11 +14,14 @@ import pytest
 
 from configs.settings import PROJECT
 from pipelines.runtime import keyed_stage
+from pipelines.runtime.freezing import Freezer
 from pipelines.runtime.run import RunOptions, run
 from state_ops import snapshot, warm, writing
-from state_ops.backends.memory import FILE
-from state_ops.checkpoint import STATE
+from state_ops.backends.base import Frozen
+from state_ops.backends.memory import FILE, MemoryBackend
+from state_ops.checkpoint import STATE, LocalSnapshot, Snapshot
 from state_ops.errors import TransientError
+from state_ops.ids import AttemptId
 from tests.recovery.small import Apart, Bank
 from tests.state_ops import dying
 
@@ -48,13 +51,16 @@ def begun(monkeypatch) -> list[str]:
 
 
 def test_the_next_epoch_is_built_on_a_state_that_is_not_written_yet(bank, monkeypatch):
-    """The first snapshot is written when the second epoch has done its work on it."""
-    built, waited = Event(), list[bool]()
+    """The first snapshot that is written after its barrier is written when the next epoch has done its work on it."""
+    built, waited, held = Event(), list[bool](), list[int]()
     real, runs = writing.begin, keyed_stage.run
 
     def begin(directory, write):
+        first = not held
+        held.append(int(directory.name.split("-")[1].removeprefix("e")))
+
         def late(target):
-            if "-e1-" in directory.name:
+            if first:
                 waited.append(built.wait(30))
             write(target)
 
@@ -62,29 +68,39 @@ def test_the_next_epoch_is_built_on_a_state_that_is_not_written_yet(bank, monkey
 
     def working(task, subtask, batches):
         ack = runs(task, subtask, batches)
-        if task.epoch == 2:
+        if held and task.epoch == held[0] + 1:
             built.set()
         return ack
 
     monkeypatch.setattr(writing, "begin", begin)
     monkeypatch.setattr(keyed_stage, "run", working)
-    bank.epochs(1, 2, 3)
+    bank.epochs(*range(1, 7))
     assert waited == [True]
-    bank.assert_exact(1, 2, 3)
+    bank.assert_exact(*range(1, 7))
 
 
 def test_who_has_no_share_in_its_memory_reads_the_files_instead(bank, begun, monkeypatch):
     """As a worker process that did not run the epoch before."""
     with monkeypatch.context() as patch:
         patch.setattr(warm, "claim", lambda *_: None)
-        bank.epochs(1, 2, 3)
+        bank.epochs(*range(1, 7))
+    assert len(begun) >= 3
     shutil.rmtree(bank.site.root / "work")
-    bank.epochs(4)
-    bank.assert_exact(1, 2, 3, 4)
-    assert len(begun) == 4
+    bank.epochs(7)
+    bank.assert_exact(*range(1, 8))
 
 
-def test_state_in_memory_is_opened_without_its_files_and_only_by_who_builds_on_it(bank, begun, monkeypatch):
+def test_a_run_begins_at_the_barrier_and_goes_on_after_it_once_an_epoch_is_confirmed(bank, begun):
+    """Else an epoch that ends its worker could keep the one before it from ever being confirmed, run after run."""
+    for number in (1, 2):
+        bank.epochs(number)
+        assert not begun
+    bank.epochs(*range(3, 9))
+    assert begun and not any("-e3-" in name for name in begun)
+    bank.assert_exact(*range(1, 9))
+
+
+def test_state_in_memory_is_opened_without_its_files(bank, monkeypatch):
     opened: list[bool] = []
     real = snapshot.fork
 
@@ -93,43 +109,65 @@ def test_state_in_memory_is_opened_without_its_files_and_only_by_who_builds_on_i
         return real(*given, read=read, **options)
 
     monkeypatch.setattr(snapshot, "fork", fork)
-    bank.epochs(1, 2)
-    assert opened == [True, False]
-    bank.epochs(3)
-    assert opened == [True, False, False], "in another run of the same process"
-    bank.assert_exact(1, 2, 3)
-    other = bank_on(bank.site.root.parent, "memory" if _backend(bank) == "filesystem" else "filesystem")
-    del opened[:]
-    other.epochs(4)
-    assert opened == [True], "another backend, another limit"
-    other.assert_exact(1, 2, 3, 4)
+    bank.epochs(*range(1, 8))
+    assert opened == sorted(opened, reverse=True), "from the second one on that is kept in memory"
+    assert opened[:2] == [True, True] and opened[-2:] == [False, False]
+    bank.assert_exact(*range(1, 8))
+
+
+def test_only_who_builds_on_it_gets_a_state_and_only_with_the_same_backend():
+    backend, attempt = MemoryBackend(), AttemptId("one")
+    backend.write([(b"a", b"1")])
+    base = LocalSnapshot(0, attempt, ())
+
+    def freezer(asynchronous: bool = True, name: str = "memory") -> Freezer:
+        return Freezer(asynchronous, name, "only-who-builds-on-it", 0, 1 << 20)
+
+    def kept() -> Frozen:
+        keeping = freezer()
+        frozen = keeping.freeze(backend)
+        assert frozen is not None
+        keeping.keep(attempt)
+        return frozen
+
+    frozen = kept()
+    assert freezer().claim(base) is frozen
+    assert freezer().claim(base) is None, "it is somebody's by now"
+    kept()
+    assert freezer(name="filesystem").claim(base) is None, "another backend, another limit"
+    kept()
+    assert freezer(asynchronous=False).claim(base) is None
+    assert freezer().claim(Snapshot(0, attempt, (), rescaled=True)) is None
+    assert freezer().claim(LocalSnapshot(0, AttemptId("another"), ())) is None
+    assert freezer(asynchronous=False).freeze(backend) is None
 
 
 def test_one_that_is_lost_declines_its_epoch_and_what_was_built_on_it_and_is_written_at_the_barrier(
-    bank, begun, monkeypatch
+    tmp_path, begun, monkeypatch
 ):
-    real = writing.begin
+    bank = bank_on(tmp_path, "filesystem", WEIR_CHECKPOINTS__TOLERABLE_FAILURES="3")
+    real, lost = writing.begin, list[int]()
 
     def begin(directory, write):
-        def lost(target):
+        def half(target):
             target.mkdir()
             (target / FILE).write_bytes(b"half of it")
             raise OSError(28, "No space left on device")
 
-        return real(directory, lost if "-e2-" in directory.name else write)
+        if lost:
+            return real(directory, write)
+        lost.append(int(directory.name.split("-")[1].removeprefix("e")))
+        return real(directory, half)
 
-    bank.epochs(1)
     monkeypatch.setattr(writing, "begin", begin)
-    tolerant = bank_on(bank.site.root.parent, _backend(bank), WEIR_CHECKPOINTS__TOLERABLE_FAILURES="3")
-    reports = tolerant.epochs(2, 3)
-    tolerant.assert_exact(1, 2, 3)
-    again = reports[0].checkpoint.id
-    assert again > 2
-    assert [name for name in begun if f"-e{again}-" in name] == [], "after a failure at the barrier"
-    tolerant.epochs(4)
-    assert len(begun) > 2, "and then after it again"
-    tolerant.assert_exact(1, 2, 3, 4)
-    tolerant.site.assert_no_orphans()
+    reports = bank.epochs(*range(1, 8))
+    bank.assert_exact(*range(1, 8))
+    again = next(report.checkpoint.id for report in reports if report.checkpoint.id > lost[0])
+    assert again > lost[0] + 1, "it fell, and what was built on it"
+    names = [name for name in begun if f"-e{again}-" in name]
+    assert not names, "after a failure at the barrier"
+    assert begun[-1].split("-")[1] > f"e{again}", "and then after it again"
+    bank.site.assert_no_orphans()
 
 
 def test_without_tolerance_the_run_says_what_was_lost(bank, monkeypatch):
@@ -143,33 +181,33 @@ def test_without_tolerance_the_run_says_what_was_lost(bank, monkeypatch):
 
     monkeypatch.setattr(writing, "begin", begin)
     with pytest.raises(TransientError, match=r"not written after its barrier: OSError.*No space left"):
-        bank.epochs(1)
+        bank.epochs(*range(1, 6))
     monkeypatch.setattr(writing, "begin", real)
-    bank.epochs(2)
-    bank.assert_exact(1, 2)
+    bank.epochs(6)
+    bank.assert_exact(*range(1, 7))
 
 
 def test_a_state_that_takes_more_than_it_may_is_written_at_the_barrier(bank, begun, monkeypatch):
-    bank.epochs(1)
-    assert len(begun) == 1
+    bank.epochs(*range(1, 6))
+    assert (before := len(begun)) > 0
     monkeypatch.setattr("state_ops.backends.memory._OBJECT_BYTES", 300 << 20)
-    bank.epochs(2)
-    bank.assert_exact(1, 2)
-    assert len(begun) == 1
+    bank.epochs(*range(6, 11))
+    bank.assert_exact(*range(1, 11))
+    assert len(begun) == before
 
 
 def test_off_nothing_is_written_after_the_barrier_nor_kept(bank, begun, monkeypatch):
     kept: list[object] = []
     monkeypatch.setattr(warm, "keep", lambda *given: kept.append(given))
     plain = Bank.at(bank.site.root, WEIR_STATE__BACKEND=_backend(bank))
-    plain.epochs(1, 2)
-    plain.assert_exact(1, 2)
+    plain.epochs(*range(1, 6))
+    plain.assert_exact(*range(1, 6))
     assert not begun and not kept
 
 
 def test_a_worker_that_does_not_share_the_disk_writes_at_the_barrier(bank, begun):
-    bank.epochs(1, 2, executor=Apart())
-    bank.assert_exact(1, 2)
+    bank.epochs(*range(1, 6), executor=Apart())
+    bank.assert_exact(*range(1, 6))
     assert not begun
 
 
@@ -191,7 +229,7 @@ def begin(directory, write):
 
 writing.begin = begin
 options = dict(option.split("=") for option in sys.argv[2:])
-Bank.at(Path(sys.argv[1]), **options).epochs(2, 3)
+Bank.at(Path(sys.argv[1]), **options).epochs(*range(2, 8))
 """
 
 
@@ -205,9 +243,9 @@ def test_a_run_that_is_killed_while_it_writes_goes_on(tmp_path):
     env = os.environ | {"PYTHONPATH": str(PROJECT)}
     doomed = subprocess.run([sys.executable, "-c", _DOOMED, bank.site.root, *said], env=env, check=False)
     assert doomed.returncode == -signal.SIGKILL
-    assert bank.registry.head().id == 1
+    assert 2 <= bank.registry.head().id < 7
     bank.epochs()
-    bank.assert_exact(1, 2, 3)
+    bank.assert_exact(*range(1, 8))
     bank.site.assert_no_orphans()
 
 
@@ -215,11 +253,11 @@ def test_on_spark_a_worker_that_dies_while_it_writes_costs_the_epoch_and_nothing
     mark = tmp_path / "died"
     options = {"WEIR_STATE__OPTIONS__MARK": str(mark), "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "3"}
     bank = bank_on(tmp_path, dying.NAME, **options)
-    bank.land(1, 2, 3)
+    bank.land(*range(1, 8))
     reports = list(run(bank.site.pipeline, bank.site.settings, RunOptions(until_caught_up=True)))
     assert mark.exists()
-    assert reports[0].checkpoint.id > 1, "the first one was declined"
-    bank.assert_exact(1, 2, 3)
+    assert reports[-1].checkpoint.id > 7, "one was declined, and played again"
+    bank.assert_exact(*range(1, 8))
     bank.site.assert_no_orphans()
     (file,) = [file for file in bank.registry.files(bank.registry.head()) if file.kind == STATE]
     assert file.name == FILE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
@@ -15,6 +16,8 @@ from state_ops.backends.memory import MemoryBackend
 from state_ops.checkpoint import from_micros
 from state_ops.ids import CheckpointId
 from state_ops.key_groups import group_range
+from state_ops.per_key import no_cache
+from state_ops.resident import Residence
 
 START = datetime(2024, 5, 1, tzinfo=UTC)
 MAX_PARALLELISM = 8
@@ -55,6 +58,9 @@ class Driven:
                 Progress(None, watermark, drain),
                 self.groups(subtask),
                 self.swept[subtask],
+                no_cache,
+                Residence(None, Path("nowhere"), 0, self.groups(subtask)),
+                epoch.id,
             )
             for batch in batches:
                 out += [produced for _, produced in operator.process(pa.Table.from_batches([batch]))]

@@ -341,6 +341,14 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes_first() -> None:
     assert warm.claim("rides", 2, "cache", AttemptId("c")) is None
 
 
+def test_kinds_do_not_push_each_other_out() -> None:
+    warm = Warm()
+    warm.keep("rides", 0, "cache", AttemptId("a"), "entries", 60, 100)
+    warm.keep("rides", 0, "state", AttemptId("a"), "state", 90, 100)
+    assert warm.claim("rides", 0, "cache", AttemptId("a")) == "entries"
+    assert warm.claim("rides", 0, "state", AttemptId("a")) == "state"
+
+
 def _store(backend: MemoryBackend) -> ValueStore[int]:
     return ValueStore(
         backend, lambda values: [_bytes(value) for value in values], lambda found: [int(value) for value in found]

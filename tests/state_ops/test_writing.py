@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import subprocess
@@ -85,6 +86,25 @@ def test_a_write_that_fails_is_said_to_whoever_waits(tmp_path):
     for _ in range(2):
         with pytest.raises(TransientError, match="No space left on device"):
             writing.settle(tmp_path)
+
+
+def test_a_full_disk_gets_room_for_the_reason(tmp_path, monkeypatch):
+    pwrite = os.pwrite
+
+    def full(lock: int, said: bytes, at: int) -> int:
+        if (tmp_path / ".snapshot").exists():
+            raise OSError(28, "No space left on device")
+        return pwrite(lock, said, at)
+
+    def write(target: Path) -> None:
+        target.mkdir()
+        (target / "half").write_bytes(b"x" * 1000)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    writing.begin(tmp_path, write).join(30)
+    with pytest.raises(TransientError, match="No space left on device"):
+        writing.settle(tmp_path)
 
 
 def test_nobody_waits_for_a_process_that_was_killed(tmp_path):
