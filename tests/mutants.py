@@ -2610,7 +2610,7 @@ MUTANTS = [
     Mutant(
         "leave half a snapshot on a full disk",
         "state_ops/writing.py",
-        "        shutil.rmtree(directory / _PARTIAL, ignore_errors=True)  # first: on a full disk there is no room for the reason either\n",
+        "        shutil.rmtree(\n            directory / _PARTIAL, ignore_errors=True\n        )  # first: on a full disk there is no room for the reason either\n",
         "",
         "tests/state_ops/test_writing.py::test_a_full_disk_gets_room_for_the_reason",
     ),
