@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from dagster import DagsterInstance
 
 from configs.settings import PROJECT, Settings, load
 from infra import dagster_home, flights_input
@@ -158,6 +159,8 @@ def site(tmp_path, options) -> Iterator[Site]:
     made.landing.mkdir()
     (tmp_path / "home").mkdir()
     shutil.copyfile(PROJECT / "infra" / "dagster.yaml", tmp_path / "home" / "dagster.yaml")
+    with DagsterInstance.from_config(str(tmp_path / "home")):
+        pass  # makes Dagster's databases: daemon and web server at once may leave two versions in one, which nothing opens again
     workspace = str(PROJECT / "workspace.yaml")
     made.start("dagster-daemon", "run", "-w", workspace)
     made.start("dagster-webserver", "-w", workspace, "-h", "127.0.0.1", "-p", str(port))
