@@ -5,7 +5,7 @@
             db/                      working copy: hard links of the base's immutable files, copies of the others
             snapshot/                the files that the backend made at the barrier; RocksDB's are hard links
             .snapshot/, .writing     while an asynchronous snapshot is written (`writing`)
-        manifest.json            snapshot file -> object in storage; written last, so it vouches for the rest
+            manifest.json            snapshot file -> object in storage; written last, so it vouches for the rest
 
     <root>/<pipeline>/state/<operator uid>/g2-e17/<subtask>-<attempt>/<file>     immutable, unique names
 
@@ -134,11 +134,9 @@ def fork(
                 where=str(attempt.home),
                 next="The stage runs again as soon as it is in storage.",
             )
-    elif not read:
-        source = _local_directory(attempt.home, base)
     else:
         source = _local_directory(attempt.home, base)
-        if source is None or not _link_all(source, base.files, db, is_immutable):
+        if read and (source is None or not _link_all(source, base.files, db, is_immutable)):
             source = None
             fetch(storage, base, db, deadline, is_immutable, objects, attempt.home.parent)
             _keep(attempt, base, db, is_immutable)

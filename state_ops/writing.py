@@ -34,7 +34,7 @@ def begin(directory: Path, write: Callable[[Path], object]) -> Thread:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         writer.start()
-    except BaseException:
+    except BaseException:  # also when this thread is interrupted: there is no other that would close it
         os.close(lock)
         raise
     return writer
@@ -45,15 +45,16 @@ def _written(directory: Path, write: Callable[[Path], object], lock: int) -> Non
         write(directory / _PARTIAL)
         (directory / _PARTIAL).rename(directory / WHOLE)
     except BaseException as error:  # whoever waits says it: nobody listens to this thread
-        shutil.rmtree(
-            directory / _PARTIAL, ignore_errors=True
-        )  # first: on a full disk there is no room for the reason either
+        # First: on a full disk there is no room for the reason either.
+        shutil.rmtree(directory / _PARTIAL, ignore_errors=True)
         said = error.what if isinstance(error, WeirError) else f"{type(error).__name__}: {error}"
-        with suppress(OSError):
+        with suppress(OSError):  # then the lock says that it is over, and nothing why
             os.pwrite(lock, said.encode(errors="replace"), 0)
     finally:
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has it too
+        with suppress(
+            OSError
+        ):  # closing lets go of it as well, but for a child that was forked meanwhile and has it too
+            fcntl.flock(lock, fcntl.LOCK_UN)
         os.close(lock)
 
 

@@ -2575,8 +2575,8 @@ MUTANTS = [
     Mutant(
         "share the order of keys between thawed states",
         "state_ops/backends/memory.py",
-        "self.entries, self.order.copy(), self.size",
-        "self.entries, self.order, self.size",
+        "self.entries, self.order.copy(), self.file_bytes",
+        "self.entries, self.order, self.file_bytes",
         "tests/state_ops/test_writing.py::test_what_is_written_after_the_barrier_is_not_in_the_snapshot_nor_in_another_thaw",
     ),
     Mutant(
@@ -2610,7 +2610,7 @@ MUTANTS = [
     Mutant(
         "leave half a snapshot on a full disk",
         "state_ops/writing.py",
-        "        shutil.rmtree(\n            directory / _PARTIAL, ignore_errors=True\n        )  # first: on a full disk there is no room for the reason either\n",
+        "        shutil.rmtree(directory / _PARTIAL, ignore_errors=True)\n",
         "",
         "tests/state_ops/test_writing.py::test_a_full_disk_gets_room_for_the_reason",
     ),

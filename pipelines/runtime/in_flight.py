@@ -414,8 +414,8 @@ class InFlight:
         flight.work[stage.uid] = plan(self._shop, flight, stage, tip)
         # A later epoch that ends its worker again and again must not take this one's snapshot along, in this run or in the next.
         proven = self._has_confirmed and not self._coordinator.failures
-        lagging = self._shop.settings.state.asynchronous_snapshots and proven
-        step = partial(run_stage, self._shop, flight, stage, tip, frozenset(keep), here, self._may_wait, lagging)
+        asynchronous = self._shop.settings.state.asynchronous_snapshots and proven
+        step = partial(run_stage, self._shop, flight, stage, tip, frozenset(keep), here, self._may_wait, asynchronous)
         self._begin(stage.uid, flight, _JOB, step, partial(self._worked, stage))
 
     def _begin_upload(self, flight: Flight, stage: Stage) -> None:

@@ -88,7 +88,8 @@ class MemoryBackend:
         return _write(target, self._entries)
 
     def freeze(self) -> FrozenEntries:
-        return FrozenEntries(self._entries, self._order, self._bytes, self._limit is not None)
+        limited = self._limit is not None
+        return FrozenEntries(self._entries, self._order, self._bytes if limited else _about(self._entries), limited)
 
     def close(self) -> None:
         self._entries, self._order = {}, _Order([])
@@ -98,21 +99,14 @@ class MemoryBackend:
 class FrozenEntries:
     """A state in memory, between the epoch that left it and the next. Copy-on-write: the dict is shared until that changes something.
 
-    order: the keys', of which each backend gets its own. size: of keys and values in bytes, known where there is a limit.
+    order: the keys', of which each backend gets its own. file_bytes: of keys and values, exactly where there is a limit.
     """
 
     entries: dict[bytes, bytes]
     order: _Order
-    size: int
+    file_bytes: int
     limited: bool
     files: tuple[str, ...] = (FILE,)
-
-    @property
-    def file_bytes(self) -> int:
-        if self.limited:
-            return self.size
-        step = max(1, len(self.entries) // _SAMPLE)
-        return step * sum(len(key) + len(value) for key, value in islice(self.entries.items(), 0, None, step))
 
     @property
     def memory_bytes(self) -> int:
@@ -123,7 +117,7 @@ class FrozenEntries:
 
     def thaw(self, options: BackendOptions) -> MemoryBackend:
         opened = MemoryBackend(None, _limit(options) if self.limited else None, options.where)
-        opened._entries, opened._order, opened._bytes = self.entries, self.order.copy(), self.size
+        opened._entries, opened._order, opened._bytes = self.entries, self.order.copy(), self.file_bytes
         opened._shared = True
         return opened
 
@@ -186,6 +180,12 @@ def _merged(runs: list[list[bytes]]) -> list[bytes]:
 
 def _size(entries: Mapping[bytes, bytes]) -> int:
     return sum(map(len, entries)) + sum(map(len, entries.values()))
+
+
+def _about(entries: Mapping[bytes, bytes]) -> int:
+    """`_size`, from a sample."""
+    step = max(1, len(entries) // _SAMPLE)
+    return step * sum(len(key) + len(value) for key, value in islice(entries.items(), 0, None, step))
 
 
 @dataclass(frozen=True, slots=True)

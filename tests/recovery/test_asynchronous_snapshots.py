@@ -57,7 +57,7 @@ def test_the_next_epoch_is_built_on_a_state_that_is_not_written_yet(bank, monkey
 
     def begin(directory, write):
         first = not held
-        held.append(int(directory.name.split("-")[1].removeprefix("e")))
+        held.append(_epoch(directory.name))
 
         def late(target):
             if first:
@@ -156,14 +156,14 @@ def test_one_that_is_lost_declines_its_epoch_and_what_was_built_on_it_and_is_wri
 
         if lost:
             return real(directory, write)
-        lost.append(int(directory.name.split("-")[1].removeprefix("e")))
+        lost.append(_epoch(directory.name))
         return real(directory, half)
 
     monkeypatch.setattr(writing, "begin", begin)
     reports = bank.epochs(*range(1, 8))
     bank.assert_exact(*range(1, 8))
     again = next(report.checkpoint.id for report in reports if report.checkpoint.id > lost[0])
-    ids = [int(name.split("-")[1].removeprefix("e")) for name in begun]
+    ids = [_epoch(name) for name in begun]
     assert lost[0] in ids and lost[0] not in [report.checkpoint.id for report in reports]
     assert again not in ids, "after a failure at the barrier"
     assert ids[-1] > again, "and then after it again"
@@ -265,3 +265,8 @@ def test_on_spark_a_worker_that_dies_while_it_writes_costs_the_epoch_and_nothing
 
 def _backend(bank: Bank) -> str:
     return str(bank.site.settings.state.backend)
+
+
+def _epoch(directory: str) -> int:
+    """Of an attempt, from its directory's name."""
+    return int(directory.split("-")[1].removeprefix("e"))
