@@ -33,13 +33,24 @@ Context = dg.AssetExecutionContext | dg.OpExecutionContext
 KIND = "kind"  # of the error that ended a run, in its failure's metadata
 _STAGES_SECONDS = 60.0
 _HISTORY_SECONDS = 900.0
+# What Dagster notes on a run that no person has asked for: whose it is, or that it repeats one that failed.
+_NO_PERSON = (
+    "dagster/sensor_name",
+    "dagster/schedule_name",
+    "dagster/from_automation_condition",
+    "dagster/auto_materialize",
+    "dagster/retry_number",
+)
 
 
 def coordinate(context: Context, pipeline: Pipeline, settings: Settings) -> Iterator[dg.AssetMaterialization]:
     """Run epochs until caught up, each an observation; then a materialization of each asset of the pipeline.
 
+    Yields nothing if a person has ended the pipeline and no person asked for this run.
     Raises dagster.Failure for an error that Weir knows, with what, where and what next.
     """
+    if left_alone(context, pipeline, settings):
+        return
     watcher = Watcher(context, pipeline, settings)
     try:
         with closing(runtime.run(pipeline, settings, _options(context, settings))) as reports:  # type: ignore[type-var]
@@ -53,6 +64,8 @@ def coordinate(context: Context, pipeline: Pipeline, settings: Settings) -> Iter
             watcher.judge([Verdict.from_dict(str(one["stage"]), one) for one in refused])
         told_of(context, pipeline, error)
         raise failure(error) from None  # the cause's trace is Weir's own; a stage's is in the metadata
+    if watcher.run.newest is None and left_alone(context, pipeline, settings):
+        return
     with showing("the end of a run"):
         watcher.end()
         ended = checks.verdict(pipeline, checks.LAST_RUN, True, metadata.of_run(watcher.run)["outcome"])
@@ -78,6 +91,14 @@ def introduce(context: Context, pipeline: Pipeline) -> None:
     }
     with showing("whose run this is"):
         context.instance.add_run_tags(context.run.run_id, said)
+
+
+def left_alone(context: Context, pipeline: Pipeline, settings: Settings) -> bool:
+    """Whether this run has nothing to do because a person has ended the pipeline; says so in the run's log."""
+    why = runtime.halted(pipeline, settings, _options(context, settings))
+    if why is not None:
+        context.log.warning(f"{pipeline.name} is left alone, since it was {why}")
+    return why is not None
 
 
 def show(context: Context, found: Iterable[dg.AssetCheckEvaluation]) -> None:
@@ -205,4 +226,5 @@ def _options(context: Context, settings: Settings) -> RunOptions:
         linger_seconds=settings.run.linger_seconds,
         max_seconds=settings.run.max_run_seconds,
         run_id=context.run.run_id,
+        automatic=any(tag in tags for tag in _NO_PERSON),
     )

@@ -39,7 +39,8 @@ def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
 
     @dg.multi_asset(
         name=f"{pipeline.name}_epochs",
-        specs=own,
+        # Where a person has ended the pipeline, a sensor's run makes nothing.
+        specs=[spec.replace_attributes(skippable=True) for spec in own],
         can_subset=False,
         description=pipeline.description or f"Runs epochs of {pipeline.name} until it has caught up.",
         pool=names.pool(pipeline),

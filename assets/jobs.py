@@ -18,14 +18,14 @@ import dagster as dg
 from pydantic import Field
 
 from assets import checks
-from assets.coordination import coordinate, failure, introduce, show, showing, told_of
+from assets.coordination import coordinate, failure, introduce, left_alone, show, showing, told_of
 from assets.names import BESIDE, PIPELINE, pool, restore_job_name
 from configs.settings import Settings
 from pipelines.runtime import data_docs, upkeep
 from pipelines.runtime import rewind as rewinding
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.state_reader import chosen
-from pipelines.runtime.stopping import ask_to_stop
+from pipelines.runtime.stopping import ask_to_stop, end
 from pipelines.runtime.tenure import busy, open_storage
 from state_ops import halt, lease
 from state_ops.errors import ConfigurationError, DamageError, WeirError
@@ -97,6 +97,8 @@ def restore_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
     def restore(context: dg.OpExecutionContext, config: RestoreConfig) -> None:
         introduce(context, pipeline)
         try:
+            if config.resume and left_alone(context, pipeline, settings):
+                return
             if _outdated(pipeline, settings, config):
                 context.log.info(f"generation {config.generation} has a successor already: there is nothing to restore")
                 return
@@ -105,8 +107,11 @@ def restore_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
             told_of(context, pipeline, error)
             raise failure(error) from None
         if config.resume:
-            for done in coordinate(context, pipeline, settings):
-                context.log_event(done)
+            done = list(coordinate(context, pipeline, settings))
+            for shown in done:
+                context.log_event(shown)
+            if not done:
+                return
             with showing("that a run went on"):  # perhaps from an earlier checkpoint than was proven
                 said = "a run went on from it, or from the newest one that is whole"
                 show(context, [checks.verdict(pipeline, checks.RESTORABLE, True, said)])
@@ -269,26 +274,30 @@ def _rewound(
 def _stop_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
     @dg.op(name=f"{pipeline.name}_stop", out=dg.Out(dg.Nothing))
     def stop(context: dg.OpExecutionContext, config: StopConfig) -> None:
-        storage, _ = open_storage(pipeline, settings)
+        reason = "stop job"
         try:
             if config.savepoint is not None:
                 upkeep.check_free(pipeline, settings, config.savepoint)
-            if not lease.watch(storage):
+            if config.drain and not lease.watch(open_storage(pipeline, settings)[0]):
                 raise WeirError(
-                    f"No coordinator of {pipeline.name} is running.",
-                    next="There is nothing to stop. To keep sensors from starting one, turn the checkpoint sensor off.",
+                    f"No coordinator of {pipeline.name} is running, so nobody drains.",
+                    next=f"Materialize first, or `weir stop {pipeline.name} --drain`, which drains by itself.",
                 )
-            request = Request(upkeep.STOP, reason="stop job", drain=config.drain, savepoint=config.savepoint or "")
-            ask_to_stop(pipeline, settings, request)
+            request = Request(upkeep.STOP, reason=reason, drain=config.drain, savepoint=config.savepoint or "")
+            stopped = end(pipeline, settings, request)
+            if config.savepoint is not None and not stopped:
+                patience = settings.checkpoints.timeout_seconds
+                upkeep.savepoint(pipeline, settings, config.savepoint, reason, patience)
         except WeirError as error:
             raise failure(error) from None
-        context.log.info(f"{pipeline.name} ended at a barrier. Materialize, `weir run` or `weir resume` begin again")
+        ended = "ended at a barrier" if stopped else "was not running; sensors begin nothing"
+        context.log.info(f"{pipeline.name} {ended}. Materialize, `weir run` or `weir resume` begin again")
 
     return job_of(
         pipeline,
         f"{pipeline.name}_stop_job",
         stop,
-        "Ends the running coordinator at its next barrier; nothing is lost.",
+        "Ends the running coordinator at its next barrier; sensors begin none until a person does. Nothing is lost.",
     )
 
 

@@ -464,6 +464,27 @@ MUTANTS = [
         "tests/assets/test_jobs.py::test_a_stop_ends_the_coordinator_and_sensors_wait_for_a_person",
     ),
     Mutant(
+        "take every run for a person's",
+        "pipelines/runtime/run.py",
+        "        return not self.automatic and self.trigger is not Trigger.SENSOR\n",
+        "        return True\n",
+        "tests/runtime/test_stopping.py::test_a_sensors_run_that_was_queued_before_the_end_does_nothing_and_says_so",
+    ),
+    Mutant(
+        "look for a halt only before the lease is written",
+        "pipelines/runtime/run.py",
+        "        elif _is_halted(pipeline, settings, options):",
+        "        elif False:",
+        "tests/runtime/test_stopping.py::test_a_sensors_run_that_begins_while_a_person_ends_the_pipeline_sees_that",
+    ),
+    Mutant(
+        "end a pipeline without looking for who has begun meanwhile",
+        "pipelines/runtime/stopping.py",
+        "    return began and lease.watch(storage) and ask_to_stop(pipeline, settings, request)\n",
+        "    return False\n",
+        "tests/runtime/test_stopping.py::test_a_coordinator_that_begins_while_a_person_ends_the_pipeline_is_asked_to_stop",
+    ),
+    Mutant(
         "restore for a generation that has a successor",
         "assets/jobs.py",
         "    return holder is not None and holder.generation != config.generation\n",

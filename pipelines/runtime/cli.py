@@ -40,7 +40,7 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.loading import find
 from pipelines.runtime.run import RunOptions
 from pipelines.runtime.sinks.delta import table_path
-from pipelines.runtime.stopping import ask_to_stop
+from pipelines.runtime.stopping import end
 from pipelines.runtime.tenure import Tenure, open_storage, readers
 from pipelines.runtime.workshop import EpochReport, bottleneck
 from state_ops import halt, held, lease
@@ -192,15 +192,15 @@ def stop(
     if savepoint is not None:
         upkeep.check_free(found, settings, savepoint)
     request = Request(upkeep.STOP, reason=reason, drain=drain, savepoint=savepoint or "")
-    if lease.watch(storage) and ask_to_stop(found, settings, request):
+    if end(found, settings, request):
         out.print(f"{pipeline} {'drained' if drain else 'stopped'} and ended at a barrier.")
         return
     if drain:
         out.print(f"No coordinator of {pipeline} is running: this command works off what has arrived and drains.")
         _follow(found, settings, RunOptions(trigger=Trigger.MANUAL, reason=reason, drain=True))
+        halt.write(storage, Halt("drained", reason))
     else:
         out.print(f"No coordinator of {pipeline} is running.")
-    halt.write(storage, Halt("drained" if drain else "stopped", reason))  # sensors are not to start one either
     if savepoint is not None:
         pin = upkeep.savepoint(found, settings, savepoint, reason, settings.checkpoints.timeout_seconds)
         out.print(f"Savepoint {escape(pin.name)} is checkpoint {pin.checkpoint_id}. It stays until it is dropped.")

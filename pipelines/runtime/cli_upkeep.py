@@ -17,9 +17,8 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.loading import find
 from pipelines.runtime.recovery import owning
 from pipelines.runtime.sinks import rewinding
-from pipelines.runtime.stopping import ask_to_stop
+from pipelines.runtime.stopping import end
 from pipelines.runtime.tenure import open_storage
-from state_ops import lease
 from state_ops.errors import ConfigurationError
 from state_ops.lease import Request
 from state_ops.registry import SAVEPOINT, Pin
@@ -185,14 +184,12 @@ def cancel(
 ) -> None:
     """End a pipeline: stop its coordinator at the next barrier; then retain its checkpoints, or delete all but its savepoints.
 
-    Tables stay as they are. After --delete the pipeline goes on only where its newest savepoint is the last that was published.
+    Sensors begin nothing until a person does (`weir run`, `weir resume`, Materialize). Tables stay as they are. After --delete the pipeline goes on only where its newest savepoint is the last that was published.
     """
     found, settings = find(pipeline)
     deletes = settings.checkpoints.on_cancel == "delete" if delete is None else delete
-    storage, registry = open_storage(found, settings)
-    stopped = lease.watch(storage) and ask_to_stop(
-        found, settings, Request(upkeep.STOP, reason="weir cancel", delete=deletes)
-    )
+    _, registry = open_storage(found, settings)
+    stopped = end(found, settings, Request(upkeep.STOP, reason="weir cancel", delete=deletes), "cancelled")
     if deletes and not stopped:
         with owning(found, settings, epochs=False) as tenure:
             upkeep.end(tenure.shop)

@@ -59,7 +59,7 @@ class RunOptions:
     that the run cuts by itself when data waits; None: only requests do (in Dagster the sensor is the trigger).
     until_caught_up: end when there is no more input, after lingering `linger_seconds` for more. drain: then close every
     window and end. max_seconds: end at the first barrier after this time. start_from: PIPELINE:SAVEPOINT, for a pipeline that
-    has no checkpoint yet (`start_from.start`).
+    has no checkpoint yet (`start_from.start`). automatic: no person asked for this run; a sensor's is so whatever is said here.
     """
 
     trigger: Trigger = Trigger.MANUAL
@@ -71,6 +71,12 @@ class RunOptions:
     max_seconds: float | None = None
     run_id: str | None = None
     start_from: str | None = None
+    automatic: bool = False
+
+    @property
+    def by_a_person(self) -> bool:
+        """Whether this run may begin again what a person has ended."""
+        return not self.automatic and self.trigger is not Trigger.SENSOR
 
 
 @dataclass
@@ -99,11 +105,18 @@ def run(
 
     executor: what runs the stages, by default Spark, which the first epoch starts. lanes: what runs steps beside each other, by default
     threads. began: is told once the pipeline is owned, before anything else is done.
+    A run that a person asked for begins again what a person had ended; any other ends then without an epoch (`halted`), since it may
+    have waited in a queue meanwhile.
     Raises BusyError when a coordinator is alive, FencedError when a newer one took over, and the error of an epoch that
     failed for good. Everything that a failed epoch staged has been discarded by then.
     """
+    if _is_halted(pipeline, settings, options):
+        return
     with owning(pipeline, settings, executor, options.run_id, claimed_by=began) as tenure:
-        halt.clear(tenure.shop.storage)  # whoever runs epochs has begun again
+        if options.by_a_person:
+            halt.clear(tenure.shop.storage)
+        elif _is_halted(pipeline, settings, options):  # now that the lease is written: see `stopping.end`
+            return
         head = tenure.head if options.start_from is None else start(tenure, settings, options.start_from)
         check_fits(pipeline, head)
         tenure.shop.held = held.is_there(tenure.shop.storage)
@@ -117,6 +130,23 @@ def run(
                 air.close()
             finally:
                 threads.close()
+
+
+def halted(pipeline: Pipeline, settings: Settings, options: RunOptions) -> str | None:
+    """Why a run with these options does not begin, in words: a person has ended the pipeline, and no person asked for this run."""
+    if options.by_a_person:
+        return None
+    found = halt.read(open_storage(pipeline, settings)[0])
+    if found is None:
+        return None
+    return f"{found.how} by a person ({found.why}): Materialize, `weir run` or `weir resume` begin again"
+
+
+def _is_halted(pipeline: Pipeline, settings: Settings, options: RunOptions) -> bool:
+    why = halted(pipeline, settings, options)
+    if why is not None:
+        log.info("the run ends without an epoch", pipeline=pipeline.title, reason=why)
+    return why is not None
 
 
 def coordinator_of(shop: Workshop, options: RunOptions, last_id: CheckpointId) -> Coordinator:

@@ -1,4 +1,4 @@
-"""Asking a running coordinator to end, and waiting until it has."""
+"""Ending a pipeline: asking a running coordinator to end, waiting until it has, and keeping sensors from beginning again."""
 
 from __future__ import annotations
 
@@ -8,9 +8,35 @@ from configs.settings import Settings
 from pipelines.runtime.console import out, waiting
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.tenure import open_storage
-from state_ops import lease
+from state_ops import halt, lease
 from state_ops.errors import WeirError
+from state_ops.halt import Halt
 from state_ops.lease import Lease, Request
+
+
+def end(pipeline: Pipeline, settings: Settings, request: Request, how: str = "stopped") -> bool:
+    """Have a pipeline end as the stop request says, and stay ended until a person begins again.
+
+    Args:
+        request: What a living coordinator is asked for; its `reason` is what sensors and `weir status` say.
+        how: "stopped" or "cancelled", for those where no coordinator lives.
+
+    Returns:
+        Whether a coordinator lived and did what was asked. If not, `drain`, `delete` and `savepoint` are for the caller to do.
+
+    Raises:
+        WeirError: As `ask_to_stop`; then nothing keeps sensors from beginning.
+    """
+    storage, _ = open_storage(pipeline, settings)
+    before = lease.read(storage)
+    if lease.watch(storage) and ask_to_stop(pipeline, settings, request):
+        return True
+    halt.write(storage, Halt(how, request.reason))
+    # A run that began meanwhile may have looked for the halt before it was there. A run writes its lease, then looks for the halt; here the
+    # halt is written first: one of the two sees the other.
+    now = lease.read(storage)
+    began = now is not None and (before is None or now.generation != before.generation)
+    return began and lease.watch(storage) and ask_to_stop(pipeline, settings, request)
 
 
 def ask_to_stop(pipeline: Pipeline, settings: Settings, request: Request) -> bool:

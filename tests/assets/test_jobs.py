@@ -9,6 +9,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationPlanned
 
+from assets.names import REASON, TRIGGER
 from pipelines.api import expect
 from pipelines.runtime import upkeep
 from pipelines.runtime.tenure import open_storage
@@ -192,8 +193,44 @@ def test_a_command_beside_a_stop_does_not_end_it(house):
     assert "stopped by a person" in house.tick("checkpoint_sensor")[1]
 
 
-def test_with_nobody_running_there_is_nothing_to_stop(house):
-    assert "No coordinator" in failed_with(house.execute("small_stop_job", {}))["what"]
+def test_with_nobody_running_a_stop_still_keeps_sensors_and_their_queued_runs_from_beginning(house):
+    house.bank.land(4)
+    assert house.execute("small_stop_job", {"savepoint": "at-the-end"}).success
+    assert [pin.name for pin in house.bank.registry.pins()] == ["at-the-end"]
+    assert "stopped by a person (stop job)" in house.tick("checkpoint_sensor")[1]
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {TRIGGER: "sensor", REASON: "1 file new"},
+        {"dagster/sensor_name": "of_the_project"},
+        {"dagster/schedule_name": "every_hour"},
+        {"dagster/from_automation_condition": "true"},
+        {"dagster/retry_number": "1"},
+    ],
+    ids=lambda tags: next(iter(tags)),
+)
+@pytest.mark.parametrize("job", ["small_job", "small_restore_job"])
+def test_a_queued_run_that_no_person_asked_for_leaves_a_stopped_pipeline_alone(house, job, tags):
+    house.bank.land(4)
+    assert house.execute("small_stop_job", {}).success
+    verdicts = house.checked()
+    result = house.execute(job, tags=tags)
+    assert result.success
+    assert house.bank.ids() == [1, 2, 3]
+    assert halt.read(house.storage) is not None
+    assert {name: passed for name, passed in house.checked().items() if name == "last_run"} == verdicts
+    lines = house.instance.all_logs(result.run_id)
+    assert any("stopped by a person (stop job)" in entry.user_message for entry in lines)
+
+
+def test_a_stop_that_drains_with_nobody_running_is_a_persons_run(house):
+    house.bank.land(4)
+    refused = failed_with(house.execute("small_stop_job", {"drain": True}))
+    assert "No coordinator" in refused["what"]
+    assert "weir stop small --drain" in refused["next"]
+    assert halt.read(house.storage) is None
 
 
 # -- upkeep, drill, checks

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from pipelines.runtime.stopping import ask_to_stop
+from pipelines.runtime import cli, cli_upkeep, sensor
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.stopping import ask_to_stop, end
 from pipelines.runtime.tenure import open_storage
 from pipelines.runtime.upkeep import STOP
-from state_ops import lease
+from state_ops import halt, lease
+from state_ops.halt import Halt
 from state_ops.ids import CheckpointId, Generation
 from state_ops.lease import Heartbeat, Request
-from tests.recovery.small import Bank
+from state_ops.pending import Trigger
+from tests.recovery.small import Bank, until
 
 
 @pytest.mark.parametrize("outcome", ["stopped", "ended"])
@@ -27,3 +34,104 @@ def test_a_coordinator_that_ends_between_two_looks_has_not_died(tmp_path, monkey
         monkeypatch.setattr(lease, "watch", watch)
         assert ask_to_stop(site.pipeline, site.settings, Request(STOP)) is (outcome == "stopped")
     assert lease.pending(storage) == []
+
+
+QUEUED = RunOptions(trigger=Trigger.SENSOR, reason="1 file new", until_caught_up=True)
+
+
+@pytest.fixture
+def bank(tmp_path, monkeypatch) -> Bank:
+    """One epoch is done, a file waits, and commands are about this pipeline."""
+    bank = Bank.at(tmp_path / "site")
+    bank.epochs(1)
+    bank.land(2)
+    for command in (cli, cli_upkeep):
+        monkeypatch.setattr(command, "find", lambda _name: (bank.site.pipeline, bank.site.settings))
+    return bank
+
+
+def storage_of(bank: Bank):
+    return open_storage(bank.site.pipeline, bank.site.settings)[0]
+
+
+def committed(bank: Bank, options: RunOptions) -> list[int]:
+    """The checkpoints of a run without Spark."""
+    reports = run(bank.site.pipeline, bank.site.settings, options, InMemoryExecutor())
+    return [int(report.checkpoint.id) for report in reports]
+
+
+def ticked(bank: Bank) -> sensor.Decision:
+    sight = sensor.observe(bank.site.pipeline, bank.site.settings)
+    return sensor.decide(sight, sensor.Memory(), bank.site.settings.dagster.max_lag_files)
+
+
+ENDINGS = {
+    "stop": lambda: cli.stop("small", drain=False, savepoint=None),
+    "cancel and retain": lambda: cli_upkeep.cancel("small", delete=False),
+    "cancel and delete": lambda: cli_upkeep.cancel("small", delete=True),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_pipeline_that_a_person_ended_while_nothing_ran_is_not_begun_again_by_sensors(bank, ending):
+    assert ticked(bank).action is sensor.Action.RUN
+    ENDINGS[ending]()
+    assert ticked(bank).action is sensor.Action.WAIT
+    assert f"weir {ending.split()[0]}" in ticked(bank).reason
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_sensors_run_that_was_queued_before_the_end_does_nothing_and_says_so(bank, ending, capsys):
+    ENDINGS[ending]()
+    generation = bank.registry.generation()
+    assert committed(bank, QUEUED) == []
+    assert committed(bank, replace(QUEUED, trigger=Trigger.MANUAL, automatic=True)) == [], "a schedule's, say"
+    assert bank.registry.generation() == generation, "it has not even taken over"
+    assert "by a person" in capsys.readouterr().out
+    assert ticked(bank).action is sensor.Action.WAIT
+
+
+def test_a_persons_run_begins_again(bank):
+    cli.stop("small", drain=False, savepoint=None)
+    assert committed(bank, RunOptions(until_caught_up=True)) == [2]
+    assert halt.read(storage_of(bank)) is None
+    bank.land(3)
+    assert ticked(bank).action is sensor.Action.RUN
+    assert committed(bank, QUEUED) == [3]
+
+
+def test_a_sensors_run_that_begins_while_a_person_ends_the_pipeline_sees_that(bank, monkeypatch):
+    """It has looked for a halt and found none; then the halt is written, then it owns the pipeline."""
+    storage, read, looks = storage_of(bank), halt.read, []
+
+    def first_look_is_early(storage):
+        found = read(storage)
+        if not looks:
+            halt.write(storage, Halt("stopped", "weir stop"))
+        looks.append(found)
+        return found
+
+    monkeypatch.setattr(halt, "read", first_look_is_early)
+    assert committed(bank, QUEUED) == []
+    assert looks[0] is None
+    assert read(storage) is not None
+
+
+def test_a_coordinator_that_begins_while_a_person_ends_the_pipeline_is_asked_to_stop(bank, monkeypatch):
+    """It had looked for a halt before that was written, and for the lease nobody looked again."""
+    storage, write = storage_of(bank), halt.write
+    living = bank.coordinator()
+
+    def begins_before(storage, note):
+        if not looked:
+            looked.append(True)
+            living.__enter__()
+            until(lambda: lease.alive(lease.read(storage)))
+        write(storage, note)
+
+    looked: list[bool] = []
+    monkeypatch.setattr(halt, "write", begins_before)
+    assert end(bank.site.pipeline, bank.site.settings, Request(STOP, reason="weir stop"))
+    living.__exit__(None, None, None)
+    assert lease.read(storage).outcome == "stopped"
+    assert halt.read(storage).why == "weir stop"
