@@ -283,7 +283,18 @@ class LeaseSettings(Section):
 class SparkSettings(Section):
     """The Spark session, and the parallelism of keyed stages."""
 
-    master: str = Field("local[2]", description="Spark master URL.")
+    master: str = Field(
+        "local[2]",
+        description="Spark master URL: local[N], spark://, yarn, k8s://, or sc:// for Spark Connect; docs/how-to/clusters.md.",
+    )
+    python: str | None = Field(
+        None,
+        min_length=1,
+        description="Python that runs the stages on the workers: its path there, or a name on their PATH. null: the variable PYSPARK_PYTHON; without it, the run's own Python on a local master, and python3 on any other. A Spark Connect server decides by itself.",
+        json_schema_extra=_advice(
+            "Left at null on one machine. On a cluster, the Python whose packages are those of requirements.lock; its minor version is the run's own."
+        ),
+    )
     parallelism: int = Field(2, ge=1, le=32768, description="Subtasks of every keyed stage.")
     batch_rows: int = Field(65_536, ge=1, description="Largest Arrow batch that a stage function gets, in rows.")
     direct_read_mb: int = Field(

@@ -30,6 +30,20 @@ class Mutant:
 
 MUTANTS = [
     Mutant(
+        "remove the code before executors have fetched it",
+        "pipelines/runtime/code_archive.py",
+        "    atexit.register(kept.close)\n    archive",
+        "    archive",
+        "tests/recovery/test_on_a_cluster.py::test_two_stages_are_exact_although_a_worker_joins_late_and_the_one_that_holds_a_subtask_is_killed",
+    ),
+    Mutant(
+        "ship none but Weir's own packages",
+        "pipelines/runtime/code_archive.py",
+        '        if not entry.name.startswith("."):\n            yield from _importable(entry)\n',
+        '        if entry.name in ("configs", "state_ops", "pipelines"):\n            yield from _importable(entry)\n',
+        "tests/runtime/test_code_archive.py::test_a_package_of_your_own_is_shipped_whatever_it_is_called",
+    ),
+    Mutant(
         "leave nanoseconds to Arrow, which refuses to lose any",
         "state_ops/frames.py",
         "        if _has_nanoseconds(field.type):\n",

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.settings import PROJECT, S3Settings, Settings
+from pipelines.runtime import code_archive
 from pipelines.runtime.jars import delta_jars, s3_jars
 from pipelines.runtime.java import java_home
 from state_ops.errors import ConfigurationError, TransientError
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOG4J = Path(__file__).with_name("log4j2.properties")
-_PACKAGES = ("configs", "state_ops", "pipelines")
 _SECRET = re.compile(r"access\.key|secret|session\.token|password", re.IGNORECASE)
 
 
@@ -41,8 +39,6 @@ def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSessio
     remote = settings.spark.master.startswith("sc://")
     if not remote:
         os.environ["JAVA_HOME"] = str(java_home(settings.cache_dir))
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("POLARS_MAX_THREADS", "2")
     # Local workers import what the driver imports from the project's folder.
     paths = [str(PROJECT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -64,7 +60,8 @@ def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSessio
         jars += s3_jars(settings.cache_dir)
     if jars:
         builder = builder.config("spark.jars", ",".join(str(jar) for jar in jars))
-    with _stderr_to(log_file(settings)), _environment(jvm_environment(settings.storage.s3) if s3 else {}):
+    variables = worker_python(settings) | (jvm_environment(settings.storage.s3) if s3 else {})
+    with _stderr_to(log_file(settings)), _environment(variables):
         try:
             spark = builder.getOrCreate()
         except Exception as error:  # PySpark raises many kinds here; its log says why
@@ -74,8 +71,17 @@ def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSessio
                 next="Read the end of that file; check spark.master, spark.driver_memory and the Java that is used.",
             ) from error
     if not settings.spark.master.startswith("local"):
-        _ship_code(spark)
+        code_archive.ship(spark, settings)
     return spark
+
+
+def worker_python(settings: Settings) -> dict[str, str]:
+    """What tells PySpark which Python runs the workers. On other hosts this process's own path may not exist: there it is `python3`
+    unless something names another."""
+    named = settings.spark.python or settings.spark.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    if named is None and settings.spark.master.startswith("local"):
+        named = sys.executable
+    return {"PYSPARK_PYTHON": named} if named else {}
 
 
 def reads_s3(settings: Settings) -> bool:
@@ -166,14 +172,3 @@ def _properties(settings: Settings) -> dict[str, str]:
                 next="Take it out; storage.s3 says by reference where the keys are.",
             )
     return properties | spark.conf
-
-
-def _ship_code(spark: SparkSession) -> None:
-    """Send Weir's own packages to the executors; third-party packages are part of their environment."""
-    project = Path(__file__).resolve().parents[2]
-    with tempfile.TemporaryDirectory() as scratch:
-        staged = Path(scratch) / "code"
-        for package in _PACKAGES:
-            shutil.copytree(project / package, staged / package, ignore=shutil.ignore_patterns("__pycache__"))
-        archive = shutil.make_archive(str(Path(scratch) / "weir"), "zip", staged)
-        spark.addArtifacts(archive, pyfile=True)

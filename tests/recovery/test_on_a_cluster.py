@@ -1,61 +1,86 @@
-"""A master that is not local: executors are JVMs of their own, and a stage's rows go to the next one through storage."""
+"""A standalone cluster whose workers share the storage root with the coordinator, and nothing else: not even the project."""
 
 from __future__ import annotations
 
+import json
 import random
-from contextlib import suppress
+from pathlib import Path
 
+import duckdb
 import pandas as pd
-import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
+import polars as pl
 
 from configs.settings import PROJECT
 from tests.recovery import clustered
 from tests.recovery.harness import Child, Site, child
 from tests.recovery.small import until
+from tests.spark_cluster import cluster, kill_family
 
-_FILES, _ROWS = 8, 200
+_EPOCHS, _ROWS = 5, 200
 _LAST_RESORT = 10**6  # an epoch that there is not
 
 
-def _executors(run: Child) -> list[psutil.Process]:
-    found = []
-    for one in run.family():
-        with suppress(psutil.Error):
-            if any("CoarseGrainedExecutorBackend" in word for word in one.cmdline()):
-                found.append(one)
-    return found
-
-
-def test_two_stages_are_exact_on_a_cluster_although_an_executor_dies(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(PROJECT))  # the executors' workers begin elsewhere
-    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    options = {
-        "WEIR_SPARK__MASTER": "local-cluster[2,1,1024]",
-        "WEIR_EPOCH__MAX_FILES": "1",
-        "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "5",
-    }
-    site = Site(tmp_path / "site", options, clustered.pipeline, "tests.recovery.clustered")
-    site.landing.mkdir(parents=True)
-    draw, parts = random.Random(4), []
-    for number in range(_FILES):
+def _land(site: Site, landing: Path, gates: dict[int, Path]) -> None:
+    """A file for each epoch. gates: by epoch, what the rows of one key wait for."""
+    landing.mkdir(parents=True)
+    draw = random.Random(4)
+    hidden = [str(PROJECT), str(site.root / "work" / "of the coordinator")]
+    for epoch in range(1, _EPOCHS + 1):
         ids = [draw.randrange(50) for _ in range(_ROWS)]
-        part = pd.DataFrame({"id": ids, "group": [one % 7 for one in ids], "amount": [draw.randrange(99) for _ in ids]})
-        pq.write_table(pa.Table.from_pandas(part, preserve_index=False), site.landing / f"{number:03}.parquet")
-        parts.append(part)
-    with child(site, "in a stage", _LAST_RESORT) as run:
-        log = site.storage / "tables" / "grouped" / "_delta_log"
-        until(lambda: len(list(log.glob("[0-9]*.json"))) > 1 or run.process.poll() is not None, 240)
+        waits = str(gates[epoch]) if epoch in gates else None
+        rows = {
+            "id": ids,
+            "group": [key % 7 for key in ids],
+            "amount": [draw.randrange(99) for _ in ids],
+            "hidden": [hidden[number % 2] for number in range(_ROWS)],
+            "gate": [waits if key == ids[0] else None for key in ids],
+        }
+        pl.DataFrame(rows, schema_overrides={"gate": pl.String}).write_parquet(landing / f"{epoch:03}.parquet")
+
+
+def _held_by(run: Child, gate: Path) -> int:
+    """The Python worker that waits at a gate."""
+
+    def waiting() -> list[Path]:
         assert run.process.poll() is None, run.output.read_text()
-        _executors(run)[0].kill()
-        assert run.process.wait(240) == 0, run.output.read_text()
-    rows = pd.concat(parts)
+        return list(gate.parent.glob(f"{gate.name}.*"))
+
+    until(waiting, 240)
+    return int(waiting()[0].suffix[1:])
+
+
+def test_two_stages_are_exact_although_a_worker_joins_late_and_the_one_that_holds_a_subtask_is_killed(tmp_path):
+    shared, landing = tmp_path / "site" / "storage", tmp_path / "site" / "storage" / "landing"
+    with cluster(tmp_path / "cluster", shared, workers=1) as spark:
+        options = {
+            "WEIR_EPOCH__MAX_FILES": "1",
+            "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "5",
+            "WEIR_PIPELINES__CLUSTERED__PARAMS": json.dumps({"landing": str(landing)}),
+            **spark.settings,
+        }
+        site = Site(tmp_path / "site", options, clustered.pipeline, "tests.recovery.clustered")
+        gates = {2: shared / "late", 4: shared / "killed"}
+        _land(site, landing, gates)
+        for path in (site.root / "work" / "of the coordinator", *gates.values()):
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+        with child(site, "in a stage", _LAST_RESORT) as run:
+            _held_by(run, gates[2])
+            late = spark.add_worker()
+            until(lambda: late.children(recursive=True), 240)  # its executor fetches the code only now
+            gates[2].unlink()
+            kill_family(spark.worker_of(_held_by(run, gates[4])).pid)
+            gates[4].unlink()
+            assert run.process.wait(240) == 0, run.output.read_text()
+    landed = f"read_parquet('{landing}/*.parquet')"
     columns = ["id", "group", "amount"]
     booked = site.table("grouped")[columns].sort_values(columns, ignore_index=True)
-    pd.testing.assert_frame_equal(booked, rows.sort_values(columns, ignore_index=True), check_dtype=False)
+    rows = duckdb.sql(f'SELECT id, "group", amount FROM {landed} ORDER BY ALL').df()
+    pd.testing.assert_frame_equal(booked, rows, check_dtype=False)
     for stage, key in (("by_id", "id"), ("by_group", "group")):
-        wanted = rows.groupby(key)["amount"].agg(rows="count", total="sum").reset_index()
-        found = site.state(stage).sort_values(key, ignore_index=True)
-        pd.testing.assert_frame_equal(found[[key, "rows", "total"]], wanted, check_dtype=False)
+        replayed = duckdb.sql(
+            f'SELECT "{key}", count(*) AS rows, sum(amount) AS total FROM {landed} GROUP BY ALL ORDER BY 1'
+        )
+        state = site.state(stage).sort_values(key, ignore_index=True)
+        pd.testing.assert_frame_equal(state[[key, "rows", "total"]], replayed.df(), check_dtype=False)
     site.assert_no_orphans()
