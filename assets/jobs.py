@@ -21,7 +21,7 @@ from assets import checks
 from assets.coordination import coordinate, failure, introduce, left_alone, show, showing, told_of
 from assets.names import BESIDE, PIPELINE, pool, restore_job_name
 from configs.settings import Settings
-from pipelines.runtime import data_docs, upkeep
+from pipelines.runtime import data_docs, holding, upkeep
 from pipelines.runtime import rewind as rewinding
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.state_reader import chosen
@@ -139,7 +139,7 @@ def _outdated(pipeline: Pipeline, settings: Settings, config: RestoreConfig) -> 
 
 def _prove(context: dg.OpExecutionContext, pipeline: Pipeline, settings: Settings, config: RestoreConfig) -> None:
     """Whether the pipeline can go on: registry and storage agree, the checkpoint is whole, sources can be read on."""
-    storage, _ = open_storage(pipeline, settings)
+    storage, registry = open_storage(pipeline, settings)
     at = config.checkpoint if config.savepoint is None else config.savepoint
     if config.resume and at is not None:
         raise ConfigurationError(
@@ -164,7 +164,12 @@ def _prove(context: dg.OpExecutionContext, pipeline: Pipeline, settings: Setting
     if not proven[checks.RESTORABLE].passed and not (config.resume and settings.restore.on_invalid == "rewind"):
         said: dict[str, Any] = proven[checks.RESTORABLE].metadata
         text = {name: said[name].value for name in ("what", "where", "next") if name in said}
-        raise DamageError(text["what"], where=text.get("where"), next=text.get("next"))
+        damage = DamageError(text["what"], where=text.get("where"), next=text.get("next"))
+        if config.resume:  # nobody runs the pipeline, and nobody is to try again before this has changed
+            holder = lease.read(storage)
+            generation = holder.generation if holder is not None else None
+            holding.note(storage, registry.head(), generation, context.run.run_id, damage)
+        raise damage
 
 
 def beside(pipeline: Pipeline, settings: Settings) -> list[dg.JobDefinition]:

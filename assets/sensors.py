@@ -31,11 +31,11 @@ from assets.names import (
     restore_job_name,
 )
 from configs.settings import Settings
+from pipelines.runtime import holding, upkeep
 from pipelines.runtime import sensor as decisions
-from pipelines.runtime import upkeep
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.sensor import Action, Decision, Memory, restore_key
-from pipelines.runtime.tenure import open_storage
+from pipelines.runtime.tenure import open_storage, readers
 from state_ops import halt, lease
 from state_ops.lease import Request
 
@@ -142,6 +142,10 @@ def run_failure_sensor(
             return dg.SkipReason(f"another coordinator has it: {what}")
         if run.job_name == restore_job_name(pipeline) and kind == "DamageError":
             return dg.SkipReason(f"the restore itself failed, a person has to repair or rewind: {what}")
+        storage, registry = open_storage(pipeline, settings)
+        noted = holding.standing(storage, registry.head(), readers(pipeline, settings))
+        if noted is not None and holding.is_since(noted, lease.read(storage)):
+            return dg.SkipReason(f"the pipeline is held, a person has to repair or rewind: {what}")
         if run.job_name == restore_job_name(pipeline):
             return dg.SkipReason(
                 f"the restore itself failed; the checkpoint sensor tries again, ever more rarely: {what}"
@@ -149,7 +153,6 @@ def run_failure_sensor(
         others = [one for one in _unfinished(context.instance, pipeline, set(keys)) if one != run.run_id]
         if others:
             return dg.SkipReason(f"run {others[0][:8]} follows already")
-        storage, _ = open_storage(pipeline, settings)
         holder = lease.read(storage)
         if holder is None:
             return dg.SkipReason(f"it had not begun, so there is nothing to restore: {what}")

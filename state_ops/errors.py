@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from configs.errors import ConfigurationError, WeirError
@@ -15,6 +16,7 @@ __all__ = [
     "DamageError",
     "FencedError",
     "GateError",
+    "HoldingError",
     "InputError",
     "PipelineError",
     "PrunedError",
@@ -46,11 +48,23 @@ class StageError(WeirError):
         self.traceback = traceback
 
 
-class InputError(WeirError):
+class HoldingError(WeirError):
+    """Base of what the next run would only meet again: the run ends, and schedulers wait until its cause has changed, or for a person.
+
+    Attributes:
+        epoch: The id of the epoch that ended with it; None if it came before an epoch had begun.
+        files: By source, the input files that may be its cause: by name, their size in bytes and their time of change in ns since 1970.
+    """
+
+    epoch: int | None = None
+    files: Mapping[str, Mapping[str, tuple[int, int]]] = MappingProxyType({})
+
+
+class InputError(HoldingError):
     """Repair or move the input: a source's data cannot be read as the pipeline needs it."""
 
 
-class GateError(WeirError):
+class GateError(HoldingError):
     """Look at the data: a quality gate failed, the epoch was declined, and everything is as it was.
 
     verdicts: what all gates of that stage said, JSON-ready, failed or passed; none where no epoch was judged.
@@ -68,7 +82,7 @@ class GateError(WeirError):
         self.verdicts = tuple(verdicts)
 
 
-class DamageError(WeirError):
+class DamageError(HoldingError):
     """Restore or repair: something that Weir wrote is missing, altered or inconsistent. Nothing is deleted."""
 
 

@@ -1,14 +1,18 @@
-"""`coordinator/held.json`: that a gate holds the pipeline, for who would start it again and for who looks.
+"""The hold: a note in `coordinator/held.json` that says which error ended the pipeline's last run, where every next run would meet it again.
 
-It is advice and gives no right: whoever runs the pipeline again plans the same slice and asks the same gates. A run that is killed before it
-has written it leaves none, which the next run mends; one that is killed before it has removed it leaves one too many, which the newest
-checkpoint belies. No failure to read, write or remove it ends a run.
+A quality gate, bad input and damage hold a pipeline. Sensors read the note before they start a run, and `weir status` shows it. It is only
+advice and gives no right: whoever runs the pipeline again plans the same slice, asks the same gates and reads the same objects.
+
+- If a run is killed before it writes the note, the next run writes it.
+- If a run is killed before it removes the note, readers ignore it as soon as the newest checkpoint is past the epoch that is held.
+
+No failure to read, write or remove it ends a run. Whether its cause still stands is `pipelines.runtime.holding`'s to say.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,16 +22,29 @@ from state_ops.checkpoint import Checkpoint
 from state_ops.storage import Storage
 
 PATH = "coordinator/held.json"
+GATE = "GateError"
+_SHOWN = 3  # files
 
 log = structlog.get_logger("weir.run")
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A gate has declined an epoch, and the run has ended over it.
+    """Why the pipeline is held.
 
-    when: ISO 8601, UTC. stage: whose gate; epoch: the id of the epoch that was declined. verdicts: those that failed, as in a checkpoint's
-    row. message: for people. files: by source, the names of the files that the epoch had read.
+    Attributes:
+        when: ISO 8601, UTC.
+        run_id: Of the run that ended.
+        epoch: The id of the epoch that was declined; where none had begun, of the newest checkpoint, 0 if there is none.
+        stage: Whose gate it is; empty where it is none.
+        message: What people are told, on several lines.
+        verdicts: Those that failed, as in a checkpoint's row.
+        files: By source, the names of the files that the epoch had read, or of the one that it could not read.
+        error: The name of the error's type. Notes of earlier releases have none: they are all of gates.
+        where: The file or object, or what else the error names.
+        generation: Which coordinator noted it; None in notes of earlier releases.
+        read: By source and name, size in bytes and time of change in ns of those files as the epoch saw them.
+        objects: By path in storage, the stamp (`Storage.stamp`) of what is damaged; None where nothing was there.
     """
 
     when: str
@@ -37,6 +54,24 @@ class Held:
     message: str
     verdicts: tuple[Mapping[str, Any], ...] = ()
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    error: str = GATE
+    where: str = ""
+    generation: int | None = None
+    read: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict)
+    objects: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def by_gate(self) -> bool:
+        """Whether it is a gate that holds."""
+        return self.error == GATE
+
+    @property
+    def subject(self) -> str:
+        """The error and what it names, with the files that were being read where that names none of them."""
+        names = [name for several in self.files.values() for name in several]
+        unnamed = names and not any(name in self.where for name in names)
+        shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+        return ", ".join(filter(None, [self.error, self.where, f"reading {shown}" if unnamed else ""]))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -45,6 +80,13 @@ class Held:
             "verdicts": [dict(verdict) for verdict in self.verdicts],
             "files": {source: list(names) for source, names in self.files.items()},
         }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Held:
+        """From what `to_dict` gave, in this release or another: what is unknown is left out."""
+        known = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
+        files = {source: tuple(names) for source, names in known.pop("files", {}).items()}
+        return cls(**{**known, "verdicts": tuple(known.get("verdicts", ()))}, files=files)
 
 
 def read(storage: Storage, head: Checkpoint | None) -> Held | None:
@@ -56,13 +98,10 @@ def read(storage: Storage, head: Checkpoint | None) -> Held | None:
         data = storage.read_bytes(PATH)
         if data is None:
             return None
-        raw = json.loads(data)
-        known = {name: raw[name] for name in Held.__dataclass_fields__ if name in raw}
-        files = {source: tuple(names) for source, names in known.pop("files", {}).items()}
-        held = Held(**{**known, "verdicts": tuple(known.get("verdicts", ()))}, files=files)
+        held = Held.from_dict(json.loads(data))
         return None if head is not None and head.id > held.epoch else held
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        log.warning("nobody can tell whether a gate holds the pipeline", where=storage.full(PATH), error=str(error))
+        log.warning("nobody can tell whether the pipeline is held", where=storage.full(PATH), error=str(error))
         return None
 
 
@@ -70,7 +109,7 @@ def write(storage: Storage, held: Held) -> None:
     try:
         storage.put_bytes(PATH, json.dumps(held.to_dict(), indent=1).encode())
     except OSError as error:
-        log.warning("that a gate holds the pipeline could not be written down", stage=held.stage, error=str(error))
+        log.warning("that the pipeline is held could not be written down", why=held.message, error=str(error))
 
 
 def clear(storage: Storage) -> bool:
@@ -78,7 +117,7 @@ def clear(storage: Storage) -> bool:
     try:
         storage.delete(PATH)
     except OSError as error:
-        log.warning("an outdated note that a gate holds the pipeline stays", error=str(error))
+        log.warning("an outdated note that the pipeline is held stays", error=str(error))
         return False
     return True
 

@@ -93,6 +93,14 @@ class ObjectStore:
         except FileNotFoundError:
             return None
 
+    def stamp(self, path: str) -> str | None:
+        try:
+            with self._translated(path):
+                head = obstore.head(self._once, path)
+        except FileNotFoundError:
+            return None
+        return f"{head['size']}-{head['last_modified'].isoformat()}-{head['e_tag']}"
+
     def list(self, path: str) -> Iterable[StoredFile]:
         with self._translated(path):
             for page in obstore.list(self._many, path or None):

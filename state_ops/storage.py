@@ -265,6 +265,11 @@ class Storage:
         store, place = self._there(path)
         return self._retried(path, lambda: store.size(place))
 
+    def stamp(self, path: str) -> str | None:
+        """What is another one once the file has been written anew, even with the same content; None if there is no such file."""
+        store, place = self._there(path)
+        return self._retried(path, lambda: store.stamp(place))
+
     # -- what is there
 
     def list(self, path: str = "", *, unfinished: bool = False) -> Iterator[StoredFile]:

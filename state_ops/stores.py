@@ -65,6 +65,9 @@ class Store(Protocol):
     def size(self, path: str) -> int | None:
         """Size in bytes, None if there is no such object."""
 
+    def stamp(self, path: str) -> str | None:
+        """What is another one once the object has been written anew, even with the same content; None if there is no such object."""
+
     def list(self, path: str) -> Iterable[StoredFile]:
         """All objects below `path`, also unfinished ones; none if there is no such directory."""
 
@@ -190,6 +193,19 @@ class FileSystemStore:
     def size(self, path: str) -> int | None:
         info = self._fs.get_file_info(self._at(path))
         return info.size if info.type == pafs.FileType.File else None
+
+    def stamp(self, path: str) -> str | None:
+        info = self._fs.get_file_info(self._at(path))
+        if info.type != pafs.FileType.File:
+            return None
+        if not self._local:
+            return f"{info.size}-{info.mtime_ns}"
+        try:
+            # A backup that is copied back may have the size and the time of what it replaces; the time of the inode's change is its own.
+            found = Path(self._at(path)).stat()
+        except FileNotFoundError:  # since the look before
+            return None
+        return f"{found.st_size}-{found.st_ctime_ns}"
 
     def list(self, path: str) -> Iterable[StoredFile]:
         for info in self._infos(path, recursive=True):

@@ -82,6 +82,10 @@ class Counted:
         self._traffic.requested(HEAD)
         return self._store.size(path)
 
+    def stamp(self, path: str) -> str | None:
+        self._traffic.requested(HEAD)
+        return self._store.stamp(path)
+
     def list(self, path: str) -> Iterable[StoredFile]:
         self._traffic.requested(LIST)  # its first page
         for number, file in enumerate(self._store.list(path)):

@@ -32,6 +32,7 @@ from pipelines.runtime import (
     cli_restore,
     cli_state,
     cli_upkeep,
+    holding,
     upkeep,
 )
 from pipelines.runtime import run as runtime
@@ -47,6 +48,7 @@ from state_ops import halt, held, lease
 from state_ops.checkpoint import Checkpoint, from_micros
 from state_ops.errors import StageError, WeirError, page_about, plainly
 from state_ops.halt import Halt
+from state_ops.held import Held
 from state_ops.lease import Request
 from state_ops.pending import Trigger
 
@@ -230,6 +232,8 @@ def status(pipeline: Name, json: Json = False) -> None:
     ]
     where = f"  (process {holder['pid']} on {holder['host']})" if holder["alive"] else ""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    if facts["held"] is not None:
+        table.add_row("held", escape(_held(facts["held"])))
     table.add_row("coordinator", alive + where)
     if facts["halted"] is not None:
         halted = facts["halted"]
@@ -245,10 +249,6 @@ def status(pipeline: Name, json: Json = False) -> None:
         table.add_row("state", f"{head['bytes_total']:,} bytes, of which {head['bytes_new']:,} new")
         ended = " (of the last run)" if holder["alive"] is False else ""
         table.add_row("bottleneck", f"{head['bottleneck']}{ended}" if head["bottleneck"] else "none")
-    if facts["held"] is not None:
-        note = facts["held"]
-        by = f" by a gate of {note['stage']}" if note["stage"] else ""
-        table.add_row("held", escape(f"since {note['when']}, epoch {note['epoch']}{by}: see below"))
     for name, files in facts["lag"].items():
         table.add_row("waiting", escape(f"{_counted(files, 'file')} in {_short(facts['sources'][name])}"))
     for uid, rows in facts["unapplied"].items():
@@ -268,11 +268,20 @@ def status(pipeline: Name, json: Json = False) -> None:
             out.print(escape(f"  files: {_counted(len(read), 'file')} in {directory}: {shown}"))
 
 
+def _held(note: dict[str, Any]) -> str:
+    """What holds the pipeline, on one line. note: as `Held.to_dict`."""
+    if note["error"] == held.GATE:
+        by = f" by a gate of {note['stage']}" if note["stage"] else ""
+        return f"since {note['when']}, epoch {note['epoch']}{by}: see below"
+    return f"{Held.from_dict(note).subject}, since {note['when']}: see below"
+
+
 def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
     """What `weir status` says, JSON-ready. Reads only; starts no JVM."""
     storage, registry = open_storage(pipeline, settings)
     head, holder = registry.head(), lease.read(storage)
-    holds, halted = held.read(storage, head), halt.read(storage)
+    sources = readers(pipeline, settings)
+    holds, halted = holding.standing(storage, head, sources), halt.read(storage)
     return {
         "pipeline": pipeline.title,
         "storage": storage.uri,
@@ -288,7 +297,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
         "last_checkpoint": None if head is None else _brief(head),
         "held": None if holds is None else holds.to_dict(),
         "lag": dict(runtime.lag(pipeline, settings, head)),
-        "sources": {name: reader.directory for name, reader in readers(pipeline, settings).items()},
+        "sources": {name: reader.directory for name, reader in sources.items()},
         "unapplied": dict(runtime.unapplied(head)),
         "watermarks": {
             uid: from_micros(moment).isoformat() for uid, moment in (head.watermarks if head else {}).items()

@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -51,7 +50,6 @@ from state_ops.checkpoint import (
 from state_ops.errors import (
     DamageError,
     FencedError,
-    GateError,
     RunEndedError,
     TransientError,
     WeirError,
@@ -59,7 +57,6 @@ from state_ops.errors import (
     plainly,
 )
 from state_ops.frames import schema_to_json
-from state_ops.held import Held
 from state_ops.ids import CheckpointId
 from state_ops.lease import Request
 from state_ops.registry import Publication
@@ -125,15 +122,6 @@ def finish(
 def keep_up(shop: Workshop) -> None:
     """Shorten the registry's logs, which nothing waits for."""
     as_owner(shop, lambda: shop.registry.keep_up(shop.generation))
-
-
-def hold(shop: Workshop, flight: Flight, error: GateError) -> None:
-    """A gate holds: what fell is discarded, and the run ends. Leave word of it for whoever would start the next one."""
-    failed = tuple(one for one in error.verdicts if not one["passed"])
-    files = {name: tuple(file.name for file in planned.files) for name, planned in flight.cut.slices.items()}
-    stage = str(failed[0]["stage"]) if failed else ""
-    now = datetime.now(UTC).isoformat()
-    held.write(shop.storage, Held(now, shop.run_id, int(flight.pending.id), stage, str(error), failed, files))
 
 
 def _answer(shop: Workshop, checkpoint: Checkpoint, request: Request) -> None:

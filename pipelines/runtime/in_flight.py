@@ -61,7 +61,15 @@ from pipelines.runtime.workshop import (
 from state_ops import handover
 from state_ops.checkpoint import CHANNEL, Ack, Checkpoint, Snapshot, StateFile, snapshots_of
 from state_ops.coordinator import Coordinator
-from state_ops.errors import FencedError, GateError, LocalBaseError, RunEndedError, WeirError
+from state_ops.errors import (
+    DamageError,
+    FencedError,
+    GateError,
+    HoldingError,
+    LocalBaseError,
+    RunEndedError,
+    WeirError,
+)
 from state_ops.ids import AttemptId
 from state_ops.lease import Heartbeat
 from state_ops.pending import FailureReason, Refusal, owns
@@ -717,8 +725,8 @@ class InFlight:
         if failure.again is not None:
             self.again = failure.again
             return
-        if isinstance(failure.error, GateError):
-            epoch.hold(self._shop, next(one for one in fallen if one.pending.id == failure.epoch), failure.error)
+        if isinstance(failure.error, HoldingError):
+            _note_slice(failure.error, next((one for one in fallen if one.pending.id == failure.epoch), None))
         typed = epoch.typed(failure.error, f"pipeline {self._shop.pipeline.title}, epoch {failure.epoch}")
         if typed is not None:
             raise typed from failure.error
@@ -746,6 +754,18 @@ class InFlight:
         self._tips = {uid: Tip.at(head, uid, self._bases[uid], self._channels) for uid in stages}
         handover.clear(self._kept)  # from now on they are read from storage
         self._kept = []
+
+
+def _note_slice(error: HoldingError, flight: Flight | None) -> None:
+    """Say which epoch an error ended and, where it does not say so itself, which input that had read."""
+    if flight is None:  # it stands, and what failed came after it
+        return
+    error.epoch = int(flight.pending.id)
+    if not error.files and not isinstance(error, DamageError):
+        error.files = {
+            source: {file.name: (file.size, file.mtime_ns) for file in planned.files}
+            for source, planned in flight.cut.slices.items()
+        }
 
 
 def _channels(files: Sequence[StateFile]) -> dict[str, StateFile]:

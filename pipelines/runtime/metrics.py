@@ -20,13 +20,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from configs.settings import Settings
+from pipelines.runtime import holding
 from pipelines.runtime.commit import unpublished
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.loading import load_pipeline
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import SourceFile
 from pipelines.runtime.tenure import open_storage, readers
-from state_ops import held, lease, restores
+from state_ops import lease, restores
 from state_ops.checkpoint import Checkpoint
 from state_ops.errors import plainly
 from state_ops.lease import DEAD_AFTER_HEARTBEATS, Lease
@@ -60,7 +61,10 @@ FAMILIES = (
     Family("weir_scrape_seconds", "How long reading the pipeline's storage took."),
     Family("weir_coordinator_alive", "1 if a coordinator lives; absent while only more scrapes can tell (another host)."),
     Family("weir_coordinator_generation", "The generation that owns the pipeline: one more for each coordinator."),
-    Family("weir_held", "1 while a gate holds the pipeline: it declined an epoch and no later one is complete; else 0."),
+    Family(
+        "weir_held",
+        "1 while a gate, bad input or damage holds the pipeline: its cause stands, and no later epoch is complete; else 0.",
+    ),
     Family("weir_checkpoint_id", "The newest completed checkpoint; absent before the first."),
     Family("weir_checkpoint_completed_timestamp_seconds", "When the newest checkpoint was completed."),
     Family("weir_checkpoint_interval_seconds", "checkpoints.interval_seconds of the configuration."),
@@ -158,7 +162,7 @@ class Watched:
             publications=registry.publications(),
             waiting={name: reader.backlog(offsets.get(name)) for name, reader in sources.items()},
             restored=restores.newest(storage),
-            held=held.read(storage, retained[-1] if retained else None) is not None,
+            held=holding.standing(storage, retained[-1] if retained else None, sources) is not None,
         )
 
     def _alive(self, holder: Lease | None, now: float) -> bool | None:

@@ -9,15 +9,15 @@ from dataclasses import replace
 import structlog
 
 from configs.settings import Settings
-from pipelines.runtime import restore
-from pipelines.runtime.commit import prune, publish_missing, unpublished
+from pipelines.runtime import holding, restore
+from pipelines.runtime.commit import prune, publish_missing, raise_if_fenced, unpublished
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.executor import Executor
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.tenure import Tenure, claimed, remove_leftovers
 from pipelines.runtime.workshop import Workshop
 from state_ops.checkpoint import CHANNEL, STATE, Checkpoint
-from state_ops.errors import DamageError, WeirError
+from state_ops.errors import DamageError, HoldingError, WeirError
 
 log = structlog.get_logger("weir.run")
 
@@ -42,7 +42,19 @@ def owning(
     with claimed(pipeline, settings, executor, run_id) as tenure:
         if claimed_by is not None:
             claimed_by(tenure)
-        yield recovered(tenure, epochs)
+        try:
+            yield recovered(tenure, epochs)
+        except HoldingError as error:
+            shop = tenure.shop
+            if epochs and not _next_run_rewinds(shop, error):
+                raise_if_fenced(shop, error)
+                holding.note(shop.storage, shop.head, shop.generation, shop.run_id, error)
+            raise
+
+
+def _next_run_rewinds(shop: Workshop, error: HoldingError) -> bool:
+    """Whether an epoch has met damage that the next run is to take back by itself."""
+    return isinstance(error, DamageError) and error.epoch is not None and shop.settings.restore.on_invalid == "rewind"
 
 
 def recovered(tenure: Tenure, epochs: bool) -> Tenure:

@@ -312,14 +312,14 @@ def _brought(
     settings: Settings, storage: Storage, row: Checkpoint, part: Part, kept: snapshot.ObjectCache, checking: list[float]
 ) -> Fetched:
     kind = named(part.figures.get("backend", DEFAULT))
-    check: Callable[[Path], None] = partial(_checked, settings, part, checking)
+    check: Callable[[Path], None] = partial(_checked, settings, storage, part, checking)
     part.home.mkdir(parents=True, exist_ok=True)
     return snapshot.bring_home(
         storage, part.home, part.taken, epoch_dir(row.generation, row.id), check, joined.is_immutable(kind), kept
     )
 
 
-def _checked(settings: Settings, part: Part, checking: list[float], directory: Path) -> None:
+def _checked(settings: Settings, storage: Storage, part: Part, checking: list[float], directory: Path) -> None:
     """Open a working copy of a snapshot, and look whether its entries are the subtask's."""
     started = time.perf_counter()
     kind = named(part.figures.get("backend", DEFAULT))
@@ -332,7 +332,7 @@ def _checked(settings: Settings, part: Part, checking: list[float], directory: P
                 raise DamageError(
                     f"The state of {part.stage}, subtask {part.taken.subtask}, holds a key of key group "
                     f"{int.from_bytes(stray[0][:2], 'big')}, but its key groups are {part.groups.start} to {part.groups.stop - 1}.",
-                    where=part.taken.files[0].path,
+                    where=storage.full(part.taken.files[0].path),
                 )
     finally:
         backend.close()

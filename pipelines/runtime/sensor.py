@@ -14,10 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 
 from configs.settings import Settings
+from pipelines.runtime import holding
 from pipelines.runtime import run as runtime
 from pipelines.runtime.definition import Pipeline
-from state_ops import halt, held, lease
+from pipelines.runtime.tenure import readers
+from state_ops import halt, lease
 from state_ops.halt import Halt
+from state_ops.held import Held
 from state_ops.ids import CheckpointId, Generation
 from state_ops.lease import DEAD_AFTER_HEARTBEATS, Lease, Request
 
@@ -42,8 +45,9 @@ class Sight:
 
     alive: whether the lease's holder lives, None if only watching its counter can tell. waiting: files that were not
     read. asked: a barrier request waits to be taken. unfinished: runs of this pipeline that the orchestrator counts as
-    queued or running. unapplied: a stage has rows of earlier epochs to apply. held: why an epoch was held, if a gate did that. halted:
-    a person has ended the pipeline.
+    queued or running. unapplied: a stage has rows of earlier epochs to apply. held: what holds the pipeline and what a person does
+    about it, if a gate, bad input or damage does. held_since: that was noted by the lease's holder, or after it. halted: a person has ended
+    the pipeline.
     """
 
     holder: Lease | None
@@ -54,6 +58,7 @@ class Sight:
     unfinished: tuple[str, ...] = ()
     unapplied: bool = False
     held: str | None = None
+    held_since: bool = False
     halted: Halt | None = None
 
     @property
@@ -118,7 +123,8 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
     holder = lease.read(storage)
     # The lease is read before the head: a coordinator that ends in between is seen alive, which the next tick corrects.
     alive, head = lease.alive(holder), registry.head()
-    found = held.read(storage, head)
+    sources = readers(pipeline, settings)
+    noted = holding.standing(storage, head, sources)
     return Sight(
         holder=holder,
         alive=alive,
@@ -127,9 +133,22 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
         asked=any(request.kind == "barrier" for request in lease.pending(storage)),
         unfinished=tuple(unfinished),
         unapplied=bool(runtime.unapplied(head)),
-        held=None if found is None else found.message.splitlines()[0],
+        held=None if noted is None else _why_held(noted),
+        held_since=noted is not None and holding.is_since(noted, holder),
         halted=halt.read(storage),
     )
+
+
+def _why_held(noted: Held) -> str:
+    """What holds the pipeline, and what a person does about it."""
+    message = noted.message.splitlines()
+    if noted.by_gate:
+        return f"{message[0]}. Repair the input or correct the gate, then Materialize"
+    mended = {
+        "InputError": "Once that is repaired or moved away it goes on by itself",
+        "DamageError": "Once that is put back it goes on by itself; or go back with `weir rewind` (docs/playbooks/corrupt-checkpoint.md)",
+    }.get(noted.error, "A person has to look at it")
+    return f"{noted.subject}: {message[0]} {mended}. Materialize or `weir run` tries again at once"
 
 
 def watched(sight: Sight, memory: Memory) -> tuple[Memory, bool]:
@@ -188,10 +207,8 @@ def decide(
             "Materialize, `weir run` or `weir resume`"
         )
         return Decision(Action.WAIT, reason, memory, gone=gone)
-    if sight.held is not None and not died:
-        return Decision(
-            Action.WAIT, f"held: {sight.held}. Repair the input or correct the gate, then Materialize", memory
-        )
+    if sight.held is not None and (sight.held_since or not died):
+        return Decision(Action.WAIT, f"held: {sight.held}", memory, gone=gone)
     if not (behind or sight.unapplied or died):
         return Decision(Action.WAIT, f"nothing to do: {_idle(sight)}, no coordinator needed", memory, gone=gone)
     due = memory.run_tick + min(2**memory.runs, _LONGEST_PAUSE)

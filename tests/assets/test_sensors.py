@@ -345,3 +345,49 @@ def test_a_gate_that_warns_is_a_warning_and_the_run_goes_on(house):
     assert picked.execute_in_process(instance=gated.instance).success
     assert "10 of 10 rows" in gated.said("column_values_to_be_between_amount"), "what the newest checkpoint recorded"
     gated.bank.assert_exact(1, 2, 3, 4, 5)
+
+
+# -- bad input and damage
+
+
+def asked_for(house: House, ticks: int) -> list[dg.RunRequest]:
+    """What so many ticks of the checkpoint sensor ask for, if no run comes of it."""
+    cursor, asked = None, []
+    for _ in range(ticks):
+        requests, _, cursor = house.tick("checkpoint_sensor", cursor)
+        asked += requests
+    return asked
+
+
+def test_bad_input_fails_one_run_and_then_waits_for_whoever_repairs_it(house):
+    file = house.bank.site.landing / "00004.parquet"
+    file.write_bytes(b"no parquet")
+    run = failed_run(house, raises=ValueError())
+    assert "repair or move the input" in answer(house, run).skip_message
+    assert asked_for(house, 20) == []
+    assert f"held: InputError, {file}" in house.tick("checkpoint_sensor")[1]
+    file.unlink()
+    house.bank.land(5)
+    assert [request.job_name for request in asked_for(house, 1)] == ["small_job"]
+    assert house.execute("small_job").success
+    house.bank.assert_exact(1, 2, 3, 5)
+
+
+@pytest.mark.parametrize("died", [True, False], ids=["a coordinator died", "a run found it"])
+def test_damage_fails_one_run_and_then_waits_for_whoever_puts_it_back(house, died):
+    victim = next(path for path in (house.bank.site.root / "storage").rglob("*.sst"))
+    whole = victim.read_bytes()
+    victim.write_bytes(whole[:-1])
+    house.bank.land(4)
+    if died:
+        dead_holder(house, None)
+    job = "small_restore_job" if died else "small_job"
+    run = failed_run(house, job, raises=ValueError())
+    assert "a person has to repair or rewind" in answer(house, run).skip_message
+    assert asked_for(house, 20) == []
+    assert f"held: DamageError, {victim}" in house.tick("checkpoint_sensor")[1]
+    victim.write_bytes(whole)
+    assert [request.job_name for request in asked_for(house, 1)] == ["small_restore_job" if died else "small_job"]
+    assert house.execute(job).success
+    house.bank.assert_exact(1, 2, 3, 4)
+    assert house.tick("checkpoint_sensor")[1].startswith("nothing to do")

@@ -11,6 +11,7 @@ import fnmatch
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -174,14 +175,15 @@ class FilesReader:
             ):
                 limited = True
                 break
-            self._check_name(file)
-            footer, stored = self._parquet.footer(file)
-            if chosen and limits is not None and rows + footer.num_rows > limits.max_rows:
-                limited = True
-                break
-            found = frames.canonical_schema(stored)
-            schema = found if schema is None else self._check_schema(file, schema, found)
-            self._check_event_time(file, found)
+            with self._about(file):
+                self._check_name(file)
+                footer, stored = self._parquet.footer(file)
+                if chosen and limits is not None and rows + footer.num_rows > limits.max_rows:
+                    limited = True
+                    break
+                found = frames.canonical_schema(stored)
+                schema = found if schema is None else self._check_schema(file, schema, found)
+                self._check_event_time(file, found)
             by_nanos = tuple(name for name in nanos(stored) if name in schema.names)
             by_spark = bool(by_nanos) or pa.uint64() in stored.types or shifts_dates(footer)
             chosen.append(replace(file, rows=footer.num_rows, nanos=by_nanos, by_spark=by_spark))
@@ -250,7 +252,7 @@ class FilesReader:
 
     def table(self, file: SourceFile, columns: Sequence[str] | None = None) -> pa.Table:
         """One file's rows, whole in memory. Large slices are read by Spark; this is for who needs one file alone. Raises as `batches`."""
-        with self._parquet.decoded(file) as parquet:
+        with self._about(file), self._parquet.decoded(file) as parquet:
             return parquet.read(None if columns is None else list(columns), use_threads=False)
 
     def batches(self, file: SourceFile, columns: pa.Schema, rows: int) -> Iterator[pa.Table]:
@@ -258,7 +260,7 @@ class FilesReader:
 
         Raises InputError if it is gone, damaged or not what was planned, and TransientError if storage fails.
         """
-        with self._parquet.decoded(file) as parquet:
+        with self._about(file), self._parquet.decoded(file) as parquet:
             if any(name not in parquet.schema_arrow.names for name in columns.names):
                 raise self._parquet.changed(file)
             for batch in parquet.iter_batches(rows, columns=columns.names, use_threads=False):
@@ -269,16 +271,31 @@ class FilesReader:
         now = {file.name: file for file in self._stat([file.name for file in planned.files])}
         for file in planned.files:
             found = now.get(file.name)
-            if found is None:
-                raise InputError(
-                    "A file vanished while an epoch was reading it.",
-                    where=self.uri(file),
-                    next="Put it back, or let its producer write under temporary names and rename; the epoch was declined.",
-                )
-            if (found.size, found.mtime_ns) != (file.size, file.mtime_ns):
-                raise self._parquet.changed(file)
+            with self._about(file):
+                if found is None:
+                    raise InputError(
+                        "A file vanished while an epoch was reading it.",
+                        where=self.uri(file),
+                        next="Put it back, or let its producer write under temporary names and rename; the epoch was declined.",
+                    )
+                if (found.size, found.mtime_ns) != (file.size, file.mtime_ns):
+                    raise self._parquet.changed(file)
+
+    def are_as_read(self, files: Mapping[str, Sequence[int]]) -> bool:
+        """Whether files are there as an epoch saw them. files: by name, size in bytes and time of change in ns since 1970."""
+        now = {file.name: [file.size, file.mtime_ns] for file in self._stat(list(files))}
+        return now == {name: list(figures) for name, figures in files.items()}
 
     # -- how
+
+    @contextmanager
+    def _about(self, file: SourceFile) -> Iterator[None]:
+        """Whatever is raised for input is about this file, as it was when it was listed."""
+        try:
+            yield
+        except InputError as error:
+            error.files = {self.source.name: {file.name: (file.size, file.mtime_ns)}}
+            raise
 
     def _split(self, position: dict[str, Any] | None) -> tuple[list[SourceFile], list[SourceFile]]:
         """One listing: what was not read, in name order; and what sorts at or below the floor."""

@@ -1,0 +1,110 @@
+"""What holds a pipeline (`state_ops.held`): noting it when a run ends, and whether its cause still stands.
+
+A hold ends with the next checkpoint, whatever made that. It ends for sensors, too, once what it is about has changed: an input file was
+repaired or moved away, a damaged object or table was put back, the landing directory is there again. That is seen by sizes and times,
+with no content read, at each tick. What only a correction of the code can mend waits for a person.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from pipelines.runtime.sources.files import FilesReader
+from state_ops import held
+from state_ops.checkpoint import Checkpoint
+from state_ops.errors import DamageError, GateError, HoldingError, InputError
+from state_ops.held import Held
+from state_ops.ids import Generation
+from state_ops.lease import Lease
+from state_ops.storage import Storage
+
+_AFTER_A_PATH = re.compile(
+    r": |, | \("
+)  # what a message's `where` may say behind the path; no path in storage has that
+
+
+def note(
+    storage: Storage, head: Checkpoint | None, generation: Generation | None, run_id: str | None, error: HoldingError
+) -> None:
+    """Leave word of what ended a run, for whoever would start the next one.
+
+    Args:
+        head: The newest checkpoint.
+        generation: The coordinator that met the error, or that died before somebody else did.
+        error: With what it says of the epoch and its files.
+    """
+    failed = tuple(one for one in error.verdicts if not one["passed"]) if isinstance(error, GateError) else ()
+    damaged = _path(storage, error.where or "") if isinstance(error, DamageError) else None
+    newest = int(head.id) if head is not None else 0
+    held.write(
+        storage,
+        Held(
+            when=datetime.now(UTC).isoformat(),
+            run_id=run_id,
+            epoch=newest if error.epoch is None else error.epoch,
+            stage=str(failed[0]["stage"]) if failed else "",
+            message=str(error),
+            verdicts=failed,
+            files={source: tuple(files) for source, files in error.files.items()},
+            error=type(error).__name__,
+            where=error.where or "",
+            generation=generation,
+            read={source: dict(files) for source, files in error.files.items()},
+            objects={damaged: _stamp(storage, damaged)} if damaged is not None else {},
+        ),
+    )
+
+
+def standing(storage: Storage, head: Checkpoint | None, readers: Mapping[str, FilesReader]) -> Held | None:
+    """What holds the pipeline, if its cause is as it was when that was noted. It lists or asks for the few files that the note names.
+
+    Args:
+        head: The newest checkpoint.
+        readers: Of the pipeline's sources, by name.
+    """
+    noted = held.read(storage, head)
+    if noted is None or not _stands(storage, head, readers, noted):
+        return None
+    return noted
+
+
+def is_since(noted: Held, holder: Lease | None) -> bool:
+    """Whether a hold was noted by the lease's holder or after it died: then the pipeline has nothing that is to be recovered first."""
+    return noted.generation is not None and holder is not None and noted.generation >= holder.generation
+
+
+def _stands(storage: Storage, head: Checkpoint | None, readers: Mapping[str, FilesReader], noted: Held) -> bool:
+    for source, files in noted.read.items():
+        if source in readers and not readers[source].are_as_read(files):
+            return False
+    if noted.error == InputError.__name__ and not noted.read:  # it is about the source as a whole
+        return not _can_be_read(head, readers)
+    return all(_stamp(storage, path) == stamp for path, stamp in noted.objects.items())
+
+
+def _can_be_read(head: Checkpoint | None, readers: Mapping[str, FilesReader]) -> bool:
+    """Whether all sources can be read on from where the newest checkpoint stands."""
+    try:
+        for name, reader in readers.items():
+            reader.check(head.offsets.get(name) if head is not None else None)
+    except InputError:
+        return False
+    return True
+
+
+def _path(storage: Storage, where: str) -> str | None:
+    """The path in storage that an error names; None if it names something else."""
+    root = f"{storage.uri}/"
+    return (_AFTER_A_PATH.split(where.removeprefix(root))[0] or None) if where.startswith(root) else None
+
+
+def _stamp(storage: Storage, path: str) -> str | None:
+    """Of an object; or of all that lies in a directory: a table that was put back."""
+    stamp = storage.stamp(path)
+    if stamp is not None:
+        return stamp
+    inside = sorted((file.path, file.bytes) for file in storage.list(path))
+    return hashlib.sha256(repr(inside).encode()).hexdigest() if inside else None

@@ -1,0 +1,222 @@
+"""Bad input and damage hold the pipeline as a gate does: nobody tries for ever, and what has been mended lets it go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.metrics import Watched
+from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.sensor import Action, Memory, Sight, decide, observe
+from pipelines.runtime.tenure import open_storage
+from state_ops import held
+from state_ops.errors import DamageError, InputError
+from tests.recovery.small import Bank, accounts, pipeline
+
+
+@pytest.fixture
+def bank(tmp_path) -> Bank:
+    """Two files are read."""
+    made = Bank.at(tmp_path, WEIR_CHECKPOINTS__NUM_RETAINED="3")
+    made.epochs(1, 2)
+    return made
+
+
+def seen(bank: Bank) -> Sight:
+    return observe(bank.site.pipeline, bank.site.settings)
+
+
+def ticks(bank: Bank, count: int) -> list[Action]:
+    """What so many ticks of a sensor ask for, if no run comes of it."""
+    memory, asked = Memory(), []
+    for _ in range(count):
+        decision = decide(seen(bank), memory, 0)
+        memory = decision.memory
+        asked.append(decision.action)
+    return asked
+
+
+def rubbish(bank: Bank, number: int) -> Path:
+    file = bank.site.landing / f"{number:05}.parquet"
+    file.write_bytes(b"no parquet")
+    return file
+
+
+def newest_object(bank: Bank) -> Path:
+    storage = open_storage(bank.site.pipeline, bank.site.settings)[0]
+    (listed,) = [file for file in bank.registry.files(bank.registry.head()) if file.path.endswith("/CURRENT")][:1]
+    return Path(storage.full(listed.path))
+
+
+def held_by_a_file(bank: Bank) -> Path:
+    file = rubbish(bank, 3)
+    with pytest.raises(InputError):
+        bank.epochs()
+    return file
+
+
+def held_by_damage(bank: Bank) -> Path:
+    victim = newest_object(bank)
+    victim.rename(victim.with_name("kept"))
+    with pytest.raises(DamageError):
+        bank.epochs(3)
+    return victim
+
+
+# -- what sensors and people are told
+
+
+@pytest.mark.parametrize(("causes", "error"), [(held_by_a_file, "InputError"), (held_by_damage, "DamageError")])
+def test_sensors_wait_and_name_error_and_file_first(bank, weir, causes, error):
+    file = causes(bank)
+    assert set(ticks(bank, 40)) == {Action.WAIT}
+    reason = decide(seen(bank), Memory(), 0).reason
+    assert reason.startswith(f"held: {error}, {file}")
+    assert "weir run" in reason and "goes on by itself" in reason
+
+    first, *_ = weir(bank.site, "status", "small").out.splitlines()
+    assert first.startswith("held") and error in first and str(file) in first
+    note = json.loads(weir(bank.site, "status", "small", "--json").out)["held"]
+    assert note["error"] == error and str(file) in note["where"]
+    assert Watched("small", bank.site.settings).look().held
+
+
+def test_a_file_that_is_moved_away_or_repaired_lets_the_pipeline_go_on(bank):
+    file = held_by_a_file(bank)
+    good = bank.site.landing / ".good"
+    bank.land(4)  # what arrives meanwhile changes nothing about the bad one
+    assert ticks(bank, 1) == [Action.WAIT]
+    file.rename(bank.site.root / "aside")
+    assert ticks(bank, 1) == [Action.RUN]
+    (bank.site.root / "aside").rename(file)
+    assert ticks(bank, 1) == [Action.WAIT], "it is the very same again"
+    ids = [f"k{key}" for key in range(8)] + [f"only-3-{key}" for key in range(2)]
+    pq.write_table(pa.table({"id": ids, "at": list(range(10)), "amount": [3] * 10}), good)
+    good.rename(file)
+    assert ticks(bank, 1) == [Action.RUN]
+    bank.epochs()
+    assert seen(bank).held is None
+    bank.assert_exact(1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("again", [shutil.copy2, Path.replace], ids=["copied", "moved"])
+def test_an_object_that_is_put_back_lets_the_pipeline_go_on(bank, again):
+    victim = held_by_damage(bank)
+    again(victim.with_name("kept"), victim)
+    assert ticks(bank, 1) == [Action.RUN]
+    bank.epochs()
+    bank.assert_exact(1, 2, 3)
+    assert not (bank.site.storage / held.PATH).exists()
+
+
+def test_an_altered_object_that_is_put_back_as_it_was_with_size_and_time_lets_it_go_on(bank):
+    victim = next(file for file in newest_object(bank).parent.iterdir() if file.suffix == ".sst")
+    shutil.copy2(victim, bank.site.root / "backup")
+    before, data = victim.stat(), bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    os.utime(victim, ns=(before.st_atime_ns, before.st_mtime_ns))
+    shutil.rmtree(bank.site.root / "work")  # the next host fetches it
+    with pytest.raises(DamageError, match="sha256"):
+        bank.epochs(3)
+    assert ticks(bank, 3) == [Action.WAIT] * 3
+    shutil.copy2(bank.site.root / "backup", victim)
+    assert ticks(bank, 1) == [Action.RUN]
+    bank.epochs()
+    bank.assert_exact(1, 2, 3)
+
+
+def test_a_table_that_is_put_back_lets_the_pipeline_go_on(bank):
+    table = bank.site.storage / "tables" / "booked"
+    table.rename(bank.site.root / "table")
+    with pytest.raises(DamageError, match="sink table"):
+        bank.epochs(3)
+    assert ticks(bank, 3) == [Action.WAIT] * 3
+    (bank.site.root / "table").rename(table)
+    assert ticks(bank, 1) == [Action.RUN]
+    bank.epochs()
+    bank.assert_exact(1, 2, 3)
+
+
+def test_a_landing_directory_that_comes_back_lets_the_pipeline_go_on(bank):
+    bank.land(3)
+    bank.site.landing.rename(bank.site.root / "unmounted")
+    with pytest.raises(InputError, match="landing directory is gone"):
+        list(run(bank.site.pipeline, bank.site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
+    assert ticks(bank, 3) == [Action.WAIT] * 3
+    (bank.site.root / "unmounted").rename(bank.site.landing)
+    assert ticks(bank, 1) == [Action.RUN]
+    bank.epochs()
+    bank.assert_exact(1, 2, 3)
+
+
+def test_rows_that_no_epoch_can_read_hold_with_the_files_that_it_had_read(bank):
+    rows = pa.table({"id": ["k0", None], "at": [0, 1], "amount": [3, 3]})
+    pq.write_table(rows, bank.site.landing / "00003.parquet")
+    with pytest.raises(InputError, match="have no 'id'"):
+        bank.epochs()
+    reason = decide(seen(bank), Memory(), 0).reason
+    assert reason.startswith("held: InputError, stage accounts") and "00003.parquet" in reason
+    assert ticks(bank, 3) == [Action.WAIT] * 3
+    (bank.site.landing / "00003.parquet").unlink()
+    bank.epochs(4)
+    bank.assert_exact(1, 2, 4)
+
+
+# -- what it does not do
+
+
+def test_a_person_tries_again_and_a_correction_of_the_code_clears_it(bank):
+    rows = pa.table({"id": ["only-3-0", None], "at": [0, 1], "amount": [3, 3]})
+    pq.write_table(rows, bank.site.landing / "00003.parquet")
+    with pytest.raises(InputError):
+        bank.epochs()
+    with pytest.raises(InputError):
+        bank.epochs()
+    assert ticks(bank, 1) == [Action.WAIT]
+    corrected = replace(pipeline, stages=(replace(accounts, null_keys="drop"),))
+    Bank(replace(bank.site, pipeline=corrected)).epochs()
+    bank.land(4)
+    assert ticks(bank, 1) == [Action.RUN]
+
+
+def test_a_rewind_away_from_the_damage_lets_the_pipeline_go_on(bank, weir):
+    held_by_damage(bank)
+    assert weir(bank.site, "rewind", "small", "--to", "1", "--yes").code == 0
+    assert ticks(bank, 1) == [Action.RUN]
+    bank.epochs()
+    bank.assert_exact(1, 2, 3)
+
+
+def test_a_coordinator_that_died_after_the_hold_is_restored(bank):
+    """The hold speaks of the generation that noted it; what a later one left is to be recovered."""
+    held_by_a_file(bank)
+    sight = seen(bank)
+    died = replace(sight, alive=False, holder=replace(sight.holder, stopped=False))
+    assert decide(died, Memory(), 0).action is Action.WAIT, "it died while it noted the hold"
+    later = replace(died, holder=replace(died.holder, generation=sight.holder.generation + 1), held_since=False)
+    assert decide(later, Memory(), 0).action is Action.RESTORE
+
+
+def test_notes_of_earlier_releases_are_those_of_gates(bank):
+    written = {
+        "when": "2026-01-01T00:00:00+00:00",
+        "run_id": None,
+        "epoch": 9,
+        "stage": "accounts",
+        "message": "A gate.\nx",
+    }
+    storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
+    written |= {"verdicts": [], "files": {"landing": ["00002.parquet"]}}
+    storage.put_bytes(held.PATH, json.dumps(written).encode())
+    note = held.read(storage, registry.head())
+    assert note is not None and note.error == "GateError"
+    assert decide(seen(bank), Memory(), 0).reason.startswith("held: A gate.")
