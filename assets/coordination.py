@@ -222,6 +222,7 @@ def _options(context: Context, settings: Settings) -> RunOptions:
     return RunOptions(
         trigger=Trigger.SENSOR if by_sensor else Trigger.MANUAL,
         reason=f"{tags.get(REASON, 'sensor')}{tick}" if by_sensor else "run in Dagster",
+        interval=settings.checkpoints.interval_seconds,  # a sensor only makes it sooner: it may be off, and the daemon dead
         until_caught_up=True,
         linger_seconds=settings.run.linger_seconds,
         max_seconds=settings.run.max_run_seconds,

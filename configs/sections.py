@@ -119,7 +119,7 @@ class CheckpointSettings(Section):
     interval_seconds: float = Field(
         60,
         gt=0,
-        description="`weir run` cuts a barrier this often when data is waiting.",
+        description="A run cuts a barrier this often when data is waiting; in Dagster the sensor asks for one sooner.",
         json_schema_extra=_advice(
             "1 to 10 minutes. Longer leaves more to replay after a failure, and rows reach the tables later; much shorter pays for requests and small files although little has changed. Below a minute only where readers wait for the rows."
         ),

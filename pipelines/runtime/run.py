@@ -56,7 +56,7 @@ class RunOptions:
     """How this run is triggered and when it ends.
 
     trigger, reason: what started it; recorded for epochs that no slice limit cut. interval: seconds between barriers
-    that the run cuts by itself when data waits; None: only requests do (in Dagster the sensor is the trigger).
+    that the run cuts by itself when data waits; None: only requests do.
     until_caught_up: end when there is no more input, after lingering `linger_seconds` for more. drain: then close every
     window and end. max_seconds: end at the first barrier after this time. start_from: PIPELINE:SAVEPOINT, for a pipeline that
     has no checkpoint yet (`start_from.start`). automatic: no person asked for this run; a sensor's is so whatever is said here.
