@@ -4,8 +4,10 @@
     group | EVENT_TIMERS_OF_KEY or PROCESSING_TIMERS_OF_KEY | key | at (int64 us)  ->  nothing
 
 The first gives what is due as one range of a key group, in order of time; the second what a key has. A timer is its key and
-its time, so that setting the same one again changes nothing. held: the epoch (int64, big endian) in whose barrier it does not
-fire, or 0; see `TimerState.firing`.
+its time, so that setting the same one again changes nothing. held: minus the id of the epoch in whose barrier it does not fire
+(int64, big endian), or 0; see `TimerState.firing`. Earlier releases wrote the id itself, and pipelines of theirs have ids twice: those that were
+started from a savepoint counted from 1 again, and a promotion could have a lower one than its branch. So a positive number holds nothing
+any more: the barrier in which it did is over.
 """
 
 from __future__ import annotations
@@ -165,9 +167,8 @@ class TimerState:
             due = (at <= clock) & (at > firing[codes]) & (fires == domain)
             self.disturbed |= bool(due.any())
             # One that is set already stays what it is: a drain fires what was set before, and nothing that was held.
-            before = [
-                self._epoch if value is None else int.from_bytes(value, "big") for value in self._timers.get(timers)
-            ]
+            now = -self._epoch
+            before = [now if value is None else _held_by(value) for value in self._timers.get(timers)]
             held = np.where(due, 0, np.array(before, np.int64))
         self._timers.put(timers, held.astype(">i8").view("V8").tolist())
         self._timers.put(of_key, [b""] * len(of_key))
@@ -227,7 +228,7 @@ class Due:
         return start, start + encode_int64(self._upto + 1)
 
     def _held(self, value: bytes) -> bool:
-        return int.from_bytes(value, "big") == self._epoch
+        return _held_by(value) == -self._epoch
 
     def fired(self, timers: pl.DataFrame) -> None:
         """Forget timers, which are fired now."""
@@ -238,6 +239,10 @@ class Due:
         self._backend.write(
             [], [*batch.encoded(by_time, codes, [moments]), *batch.encoded(of_key, codes, [], [moments])]
         )
+
+
+def _held_by(value: bytes) -> int:
+    return int.from_bytes(value, "big", signed=True)
 
 
 def waves(timers: pl.DataFrame, keys: list[str]) -> Iterator[pl.DataFrame]:

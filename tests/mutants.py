@@ -1479,6 +1479,27 @@ MUTANTS = [
         "tests/runtime/test_delta_sink.py::test_a_table_that_asks_more_of_a_commit_than_files_is_refused",
     ),
     Mutant(
+        "count a pipeline's ids from 1 although its state knows those of the savepoint's",
+        "pipelines/runtime/start_from.py",
+        "epoch, reason = tenure.begin(saved), f",
+        "epoch, reason = tenure.begin(), f",
+        "tests/recovery/test_timers.py::test_a_timer_that_was_held_in_an_epoch_of_the_savepoint_is_held_in_none_of_the_pipeline_started_from_it",
+    ),
+    Mutant(
+        "promote a branch below its newest checkpoint",
+        "pipelines/runtime/promotion.py",
+        "    id = tenure.begin(decided.head, decided.tip)\n",
+        "    id = tenure.begin(decided.head)\n",
+        "tests/recovery/test_promotion.py::test_a_key_s_newest_row_has_the_highest_epoch_also_after_promotions",
+    ),
+    Mutant(
+        "hold a timer by what an earlier release wrote",
+        "state_ops/timers.py",
+        "        return _held_by(value) == -self._epoch\n",
+        "        return abs(_held_by(value)) == self._epoch\n",
+        "tests/recovery/test_timers.py::test_a_pipeline_that_an_older_release_started_from_a_savepoint_opens_and_its_timers_fire",
+    ),
+    Mutant(
         "start from a savepoint unseen",
         "pipelines/runtime/start_from.py",
         "file.path, path, file.digest)",
@@ -2205,7 +2226,7 @@ MUTANTS = [
         "what a drain has set and holds back is let go when it is set again",
         "state_ops/timers.py",
         "            held = np.where(due, 0, np.array(before, np.int64))",
-        "            held = np.where(due | np.array([one is not None for one in self._timers.get(timers)]), 0, self._epoch)",
+        "            held = np.where(due | np.array([one is not None for one in self._timers.get(timers)]), 0, now)",
         "tests/runtime/test_state_kinds.py::test_a_drain_does_not_fire_what_it_had_set_itself_however_often_it_is_set",
     ),
     Mutant(

@@ -320,8 +320,7 @@ def _carry_out(tenure: Tenure, here: Pipeline, decided: PromotionPlan, reason: s
     shop, settings = tenure.shop, tenure.shop.settings
     for table in decided.tables:  # before the row: nobody could change a table that is elsewhere
         delta.check_chain(shop.storage, shop.pipeline.app_id, table.table, decided.head)
-    id = CheckpointId(max(tenure.last_id, decided.head.id) + 1)
-    tenure.heartbeat.begin(id)
+    id = tenure.begin(decided.head, decided.tip)
     source, theirs = open_storage(here, settings)
     if decided.only is not None:
         row, files = _range_row(tenure, source, decided, decided.only, id, reason)

@@ -171,8 +171,7 @@ def carry_out(tenure: Tenure, decided: RewindPlan, reason: str = "") -> Checkpoi
     shop = tenure.shop
     for table in decided.tables:  # before the row: nobody could take back a table that is elsewhere
         delta.check_chain(shop.storage, shop.pipeline.app_id, table.table, decided.head)
-    id = CheckpointId(max(tenure.last_id, decided.head.id) + 1)
-    tenure.heartbeat.begin(id)
+    id = tenure.begin(decided.head)
     row, files = _row(shop, decided, id, reason)
     shop.registry.commit(row, files, newest=decided.head.id)
     shop.head = row

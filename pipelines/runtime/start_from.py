@@ -4,8 +4,8 @@
     weir run flights --from /old/bucket/flights:last
 
 Every object is copied, its digest checked on the way, so nothing is shared: either pipeline may be dropped afterwards. The copy is
-committed as the first checkpoint of the new one, which then goes on as from any other. Tables start empty: what the old
-pipeline has published stays its own.
+committed as the first checkpoint of the new one, which then goes on as from any other. Its ids go on above the savepoint's, since the state
+knows those of the epochs that made it. Tables start empty: what the old pipeline has published stays its own.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
     saved, _ = _savepoint(registry, source, name)
     # Before the commit: without a checkpoint it says nothing, with one it tells a later run where that came from.
     shop.storage.put_bytes(ORIGIN, json.dumps({"origin": origin}).encode())
-    epoch, reason = CheckpointId(tenure.last_id + 1), f"from {origin}, its checkpoint {saved.id}"
+    epoch, reason = tenure.begin(saved), f"from {origin}, its checkpoint {saved.id}"
     made = seed(tenure, settings, source, registry, saved, epoch, reason)
     log.info("started", pipeline=shop.pipeline.title, origin=origin, checkpoint=saved.id, bytes=made.bytes_new)
     return made
@@ -84,7 +84,6 @@ def seed(
     """
     shop = tenure.shop
     listing = registry.files(saved)
-    tenure.heartbeat.begin(epoch)
     with Hold(
         source, registry, saved, f"{shop.pipeline.title} starts from it", settings.lease.heartbeat_seconds
     ) as hold:

@@ -84,8 +84,7 @@ def carry_out(tenure: Tenure, target: Target, routed: Routed, replaces: bool, re
     replaces: subtasks start empty, else from what they have. Raises FencedError when a newer owner took over.
     """
     shop, head = tenure.shop, target.head
-    id = CheckpointId(max(tenure.last_id, head.id if head else 0) + 1)
-    tenure.heartbeat.begin(id)
+    id = tenure.begin(head)
     listing = shop.registry.files(head) if head else ()
     now = head.epoch_now if head else datetime.now(UTC)
     bases = {} if replaces else snapshots_of(tuple(listing), target.uid)

@@ -26,6 +26,7 @@ from pipelines.runtime.workshop import Workshop
 from state_ops import lease, retention
 from state_ops.branches import BRANCHES, pinned
 from state_ops.checkpoint import Checkpoint, is_abandoned
+from state_ops.coordinator import next_id
 from state_ops.errors import BusyError, TransientError, page_about, plainly
 from state_ops.ids import CheckpointId, parse_epoch_dir
 from state_ops.layout import is_staged_rows
@@ -46,6 +47,20 @@ class Tenure:
     head: Checkpoint | None
     last_id: CheckpointId
     predecessor: lease.Lease | None = None
+
+    def begin(self, *beyond: Checkpoint | None) -> CheckpointId:
+        """Take the id of a checkpoint that no epoch makes: a start, a rewind, a promotion, an edit.
+
+        Args:
+            beyond: Checkpoints whose ids it must exceed. That includes those of other pipelines and branches whose state or rows it takes
+                over: these carry the ids of their epochs (timers that are held, `epoch` columns), which must not come again here.
+
+        Returns:
+            An id above those, and above every one that this pipeline has ever begun. The lease says that it is taken.
+        """
+        id = next_id(None, [self.last_id, *(row.id for row in beyond if row is not None)])
+        self.heartbeat.begin(id)
+        return id
 
 
 def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Registry]:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, stage
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, stage
 from pipelines.runtime import forks, fsck, upkeep
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.promotion import promote
@@ -185,6 +185,34 @@ def test_blue_green_with_another_schema_another_parallelism_and_a_new_table(tmp_
     bank.assert_exact(1, 2, 3)
     bank.epochs()
     bank.assert_exact(1, 2, 3, 4)
+
+
+totals = aggregate(
+    "totals", small.accounts.input, key="id", rows=agg.count(), total=agg.sum("amount"), sink=delta.append("totals")
+)
+counting = Pipeline("small", (totals,), max_parallelism=8)
+
+
+@pytest.mark.parametrize("finer", [True, False], ids=["the branch has more epochs", "the pipeline has more epochs"])
+def test_a_key_s_newest_row_has_the_highest_epoch_also_after_promotions(tmp_path, finer):
+    bank = at(tmp_path, WEIR_CHECKPOINTS__NUM_RETAINED="9")
+    one, four = (
+        Bank(replace(bank.site, pipeline=counting, options={**bank.site.options, "WEIR_EPOCH__MAX_FILES": count}))
+        for count in ("1", "4")
+    )
+    production, branch = (four, one) if finer else (one, four)
+    production.epochs(1)
+    forks.fork(counting, bank.site.settings, "fix", 1)
+    production.epochs(2, 3, 4, 5)
+    made = promote(counting, branch.site.settings, "fix", executor=InMemoryExecutor())
+    assert made.id == 6, "above the pipeline's 2 or 5 and the branch's 5 or 2"
+    production.epochs(6)
+    upkeep.rewind(counting, bank.site.settings, made.id)
+    production.epochs(7)
+    table = bank.site.table("totals")
+    newest = table.loc[table.groupby("id")["epoch"].idxmax()].set_index("id")
+    assert newest["rows"].to_dict() == table.groupby("id")["rows"].max().to_dict()
+    assert newest.loc["k0", "total"] == sum(range(1, 8))
 
 
 def test_what_others_wrote_to_a_table_is_an_obstacle(bank):

@@ -141,7 +141,7 @@ def test_case_4_a_pipeline_starts_from_a_savepoint_of_another_which_stays(bank, 
     other = Bank(replace(bank.site, pipeline=small.successor))
     origin = f"{bank.site.storage}:handover"
     reports = other.epochs(4, start_from=origin)
-    assert [report.checkpoint.id for report in reports] == [2, 3], "what the savepoint had not read, in ids of its own"
+    assert [report.checkpoint.id for report in reports] == [4, 5], "what the savepoint, 2, had not read; the start is 3"
     other.epochs(5, 6)
     expected = {f"k{key}": (6, 1 + 2 + 3 + 4 + 5 + 6) for key in range(8)}
     expected |= {f"only-{number}-{key}": (1, number) for number in range(1, 7) for key in range(2)}

@@ -19,7 +19,7 @@ import pytest
 
 from configs.settings import PROJECT
 from pipelines.api import Epoch, KeyedState, ListOf, MapOf, Pipeline, State, agg, delta, files, stage
-from pipelines.runtime import state_reader, upkeep
+from pipelines.runtime import forks, promotion, state_reader, upkeep
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.operators import function
 from pipelines.runtime.run import RunOptions, open_storage, run
@@ -28,6 +28,7 @@ from tests.recovery.harness import Site
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 KEYS = [f"k{number}" for number in range(6)]
+GOLDEN = Path(__file__).parents[1] / "golden" / "started-format-1"
 FAIL = "WEIR_TEST_FAIL_IN_TIMER"
 
 _DOOMED = """
@@ -87,6 +88,37 @@ def parking(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame
 pipeline = Pipeline("parking", (parking,), max_parallelism=8)
 
 
+class Watched(State):
+    """Of one number plate: its timers alone."""
+
+    seen: int = 0
+
+
+def tick(fired: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+    """Every twenty minutes, for ever: what it sets is held until the next epoch."""
+    state.timers.set(fired.with_columns(due=pl.col("at") + pl.duration(minutes=20)), at="due")
+    return fired.select("id", "at", what=pl.lit("tick"))
+
+
+@stage(
+    "parking",
+    source=files("{landing}/*.parquet", name="landing", event_time="at"),
+    key="id",
+    state=Watched,
+    order_by=["at"],
+    sink=delta.append("events"),
+    on_timer=tick,
+)
+def watched(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+    """Twenty minutes after a key's stop of file 1 it ticks for the first time."""
+    first = rows.filter(pl.col("stop") == 1)
+    state.timers.set(first.with_columns(due=pl.col("at") + pl.duration(minutes=20)), at="due")
+    return rows.select("id", "at", what=pl.lit("stop"))
+
+
+ticking = Pipeline("parking", (watched,), max_parallelism=8)
+
+
 class Parking:
     """Its site. File n has one stop of each key, the first at n times ten minutes after noon, one a minute."""
 
@@ -94,7 +126,7 @@ class Parking:
         options = {"WEIR_EPOCH__MAX_FILES": "1", "WEIR_LEASE__HEARTBEAT_SECONDS": "0.5", **options}
         self.site = Site(root, options, piped, "tests.recovery.test_timers")
 
-    def epochs(self, *numbers: int, drain: bool = False, start_from: str | None = None) -> None:
+    def land(self, *numbers: int) -> None:
         self.site.landing.mkdir(parents=True, exist_ok=True)
         for number in numbers:
             moments = [_moment(number, key) for key in range(len(KEYS))]
@@ -102,6 +134,9 @@ class Parking:
             staging = self.site.landing / f".{number:05}"
             pq.write_table(pa.table({"id": KEYS, "at": at, "stop": [number] * len(KEYS)}), staging)
             staging.rename(self.site.landing / f"{number:05}.parquet")
+
+    def epochs(self, *numbers: int, drain: bool = False, start_from: str | None = None) -> None:
+        self.land(*numbers)
         asked = RunOptions(until_caught_up=True, drain=drain, start_from=start_from)
         list(run(self.site.pipeline, self.site.settings, asked, InMemoryExecutor()))
 
@@ -303,6 +338,59 @@ def test_timers_that_are_pending_at_a_savepoint_fire_once_and_in_order_in_a_pipe
         other.epochs(drain=True)
         assert fired(other) == after_it(due(4, drained=True))
     other.site.assert_no_orphans()
+
+
+def ticks(lot: Parking) -> list[str]:
+    """When the first key has ticked, by the time of the timers, oldest first."""
+    table = lot.site.table("events")
+    return sorted(f"{at:%H:%M}" for at in table[(table["id"] == KEYS[0]) & (table["what"] == "tick")]["at"])
+
+
+@pytest.mark.parametrize("drained", [False, True], ids=["by the watermark", "by a drain"])
+def test_a_timer_that_was_held_in_an_epoch_of_the_savepoint_is_held_in_none_of_the_pipeline_started_from_it(
+    tmp_path, drained
+):
+    lot = Parking(tmp_path, ticking)
+    lot.epochs(1, 2, 3)
+    assert ticks(lot) == ["12:30"], "in epoch 3, which has set the one of 12:50 and held it"
+    upkeep.savepoint(lot.site.pipeline, lot.site.settings, "held", "", 5)
+    other = Parking(tmp_path)
+    other.site = replace(lot.site, pipeline=replace(ticking, name="successor"))
+    other.epochs(4, start_from=f"{lot.site.storage}:held")
+    assert ticks(other) == []
+    if drained:
+        other.epochs(drain=True)
+    else:
+        other.epochs(5)
+    assert ticks(other) == ["12:50"]
+    head = open_storage(other.site.pipeline, other.site.settings)[1].head()
+    assert head.id == 6, "the start is 4, above the savepoint, and two epochs follow"
+
+
+def test_a_timer_that_was_held_on_a_branch_fires_on_time_after_its_promotion(tmp_path):
+    many = Parking(tmp_path, ticking, WEIR_EPOCH__MAX_FILES="4", WEIR_CHECKPOINTS__NUM_RETAINED="5")
+    many.epochs(1)
+    forks.fork(many.site.pipeline, many.site.settings, "fix")
+    many.epochs(2, 3, 4)
+    slow = Parking(tmp_path, ticking, WEIR_CHECKPOINTS__NUM_RETAINED="5")
+    made = promotion.promote(slow.site.pipeline, slow.site.settings, "fix", executor=InMemoryExecutor())
+    assert made.id == 5, "the branch is at 4, the pipeline at 2"
+    assert ticks(many) == ["12:30"]
+    many.epochs(5)
+    assert ticks(many) == ["12:30", "12:50"]
+
+
+@pytest.mark.parametrize("drained", [False, True], ids=["by the watermark", "by a drain"])
+def test_a_pipeline_that_an_older_release_started_from_a_savepoint_opens_and_its_timers_fire(tmp_path, drained):
+    lot = Parking(tmp_path, replace(ticking, name="successor"), WEIR_STATE__BACKEND="filesystem")
+    shutil.copytree(GOLDEN, lot.site.storage)
+    head = open_storage(lot.site.pipeline, lot.site.settings)[1].head()
+    assert (head.id, ticks(lot)) == (2, []), "epoch 3 of the savepoint's pipeline held the timer of 12:50"
+    lot.land(1, 2, 3, 4)
+    for name, ns in zip(head.offsets["landing"]["seen"], head.offsets["landing"]["seen_ns"], strict=True):
+        os.utime(lot.site.landing / name, ns=(ns, ns))  # the very files, in another place
+    lot.epochs(*() if drained else (5,), drain=drained)
+    assert ticks(lot) == ["12:50"], "in the epoch that is 3 here"
 
 
 @pytest.mark.parametrize("here", [True, False], ids=["on this host", "with an empty work directory"])
