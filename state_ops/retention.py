@@ -72,12 +72,13 @@ def reasons(
 ) -> dict[CheckpointId, tuple[str, ...]]:
     """Why each checkpoint stays; an empty tuple: it goes.
 
-    keep: how many to retain besides those with a name; 0 drops the head too. needed: who else needs a checkpoint, in words.
+    keep: how many to retain besides those with a name; 0 drops the head too, and a rewind with what it abandoned. needed: who else needs a checkpoint, in words.
     """
     named = {pin.commit_id for pin in pins}
     ordered = sorted(checkpoints, key=lambda row: row.id)
     left = abandoned(ordered)
     newest = [row.id for row in ordered if row.commit_id not in named and row.id not in left][-keep:] if keep else []
+    taken_back = {*newest, *(row.id for row in ordered[-1:])} if keep else set()
     found: dict[CheckpointId, tuple[str, ...]] = {}
     for row in ordered:
         why = [f"{pin.kind} {pin.name!r}" for pin in pins if pin.commit_id == row.commit_id]
@@ -85,10 +86,10 @@ def reasons(
             why.append("the newest checkpoint")
         elif row.id in newest:
             why.append(f"among the newest {keep}")
-        elif left.get(row.id) in {*newest, ordered[-1].id}:
+        elif left.get(row.id) in taken_back:
             why.append(f"abandoned by rewind {left[row.id]}, which can be taken back while it is among the newest")
         found[row.id] = (*why, *(needed or {}).get(row.id, ()))
-    for id, rewind in left.items():
+    for id, rewind in left.items() if keep else ():
         if found[id] and not found[rewind]:
             found[rewind] = (f"it says that {id} is abandoned",)
     return found

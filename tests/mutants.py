@@ -1500,6 +1500,13 @@ MUTANTS = [
         "tests/recovery/test_timers.py::test_a_pipeline_that_an_older_release_started_from_a_savepoint_opens_and_its_timers_fire",
     ),
     Mutant(
+        "keep what a rewind abandoned when everything is deleted",
+        "state_ops/retention.py",
+        "        elif left.get(row.id) in taken_back:\n",
+        "        elif left.get(row.id) in {*taken_back, ordered[-1].id}:\n",
+        "tests/recovery/test_savepoints.py::test_a_deletion_leaves_neither_a_rewind_nor_what_it_abandoned",
+    ),
+    Mutant(
         "start from a savepoint unseen",
         "pipelines/runtime/start_from.py",
         "file.path, path, file.digest)",

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from pipelines.runtime import in_flight
+from pipelines.runtime import in_flight, upkeep
 from pipelines.runtime import run as run_module
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, open_storage, run
@@ -257,6 +257,22 @@ def test_a_cancelled_pipeline_leaves_only_its_savepoints_if_told_so(bank, weir, 
     with pytest.raises(DamageError, match="its last published checkpoint is 3"):
         bank.epochs()  # going on from checkpoint 1 would book files 2 and 3 twice
     assert len(bank.site.table("booked")) == 30
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["no savepoint", "one of what was abandoned"])
+def test_a_deletion_leaves_neither_a_rewind_nor_what_it_abandoned(tmp_path, weir, saved):
+    bank = Bank.at(tmp_path, WEIR_CHECKPOINTS__NUM_RETAINED="5")
+    bank.epochs(1, 2, 3)
+    if saved:
+        weir(bank.site, "savepoint", "small", "--name", "kept")
+    upkeep.rewind(bank.site.pipeline, bank.site.settings, 1)
+    assert bank.ids() == [1, 2, 3, 4]
+    assert weir(bank.site, "cancel", "small", "--delete").code == 0
+    assert bank.ids() == ([3] if saved else [])
+    assert bool(states(bank)) == saved
+    bank.site.assert_no_orphans()
+    with pytest.raises(DamageError, match="its last published checkpoint is 4"):
+        bank.epochs()
 
 
 @pytest.fixture
