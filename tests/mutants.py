@@ -1507,6 +1507,13 @@ MUTANTS = [
         "tests/recovery/test_savepoints.py::test_a_deletion_leaves_neither_a_rewind_nor_what_it_abandoned",
     ),
     Mutant(
+        "take what a branch inherits for what was never written",
+        "state_ops/fsck/survey.py",
+        "            path = own_of_parent(file.path) if inherited else file.path\n",
+        "            path = file.path\n",
+        "tests/recovery/test_forks.py::test_fsck_of_a_branch_looks_at_what_it_inherits",
+    ),
+    Mutant(
         "start from a savepoint unseen",
         "pipelines/runtime/start_from.py",
         "file.path, path, file.digest)",

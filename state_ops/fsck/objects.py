@@ -5,6 +5,7 @@
     tables/<table>/data/g<generation>-e<epoch>/<subtask>-<attempt>.parquet      and Delta's own files
     registry/<table>/...                                                        Delta; data files of Weir's names
     coordinator/lease.json, held.json, halt.json, requests/<uuid>.json, holds/<uuid>.json
+    promotes.json, backfill.json                                                of a branch
 
 What fits none of these is foreign. An object that nothing names is an orphan only if its generation can commit nothing any
 more: no clock and no age is asked.
@@ -35,7 +36,9 @@ _STAGED = re.compile(
     rf"|tables/(?P<table>[^/]+)/data/(?P<rows>g\d+-e\d+)/{_ATTEMPT}\.parquet)"
 )
 _REGISTRY_DATA = re.compile(r"registry/\w+/(?:data|checkpoint_id=\d+)/\d{20}-[0-9a-f]{32}\.parquet")
-_COORDINATOR = re.compile(r"coordinator/(?:lease|origin|held|halt|(?:requests|holds)/[0-9a-f]{32})\.json")
+_NOTES = re.compile(
+    r"coordinator/(?:lease|origin|held|halt|(?:requests|holds)/[0-9a-f]{32})\.json|(?:promotes|backfill)\.json"
+)
 _LOG = re.compile(r"(?P<table>(?:registry|tables)/[^/]+)/_delta_log/(?P<name>.+)")
 _PROBED_AFTER = re.compile(rf"registry/{re.escape(PROBE)}g(\d+)-")
 _HALF_IN_LOG = re.compile(r"_commit_.*\.tmp|.*#\d+")  # what delta-rs renames or links into place on a local disk
@@ -132,7 +135,7 @@ def superfluous(
                 elsewhere = entry["table"] not in TABLES  # others may commit to a published table at any time
                 what = "A commit to the table's log that was cut off."
                 yield found(Kind.HALF_WRITTEN, what, path, bytes=size, leave=elsewhere)
-        elif path.startswith(tuple(f"{table}/" for table in (*TABLES, RESTORES))) or _COORDINATOR.fullmatch(path):
+        elif path.startswith(tuple(f"{table}/" for table in (*TABLES, RESTORES))) or _NOTES.fullmatch(path):
             continue  # `unnamed_registry_files` knows what the registry's tables name
         else:
             table = path.split("/")[1] if path.startswith("tables/") else ""

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from state_ops.branches import is_inherited, own_of_parent, parent_uri
 from state_ops.checkpoint import CHANNEL, OUTPUT, STATE, TAKES_BACK, Checkpoint, StateFile
 from state_ops.delta_log import active_files, open_table
 from state_ops.errors import DamageError, PrunedError, WeirError
@@ -85,7 +86,7 @@ def survey(storage: Storage, app_id: str, alive: bool, owned: bool = False) -> S
         # A registry of its own for each listing: it would keep them all.
         listing = _listing(storage, seen, Registry(storage, app_id), row)
         if listing is not None:
-            seen.findings += _listing_problems(row, listing)
+            seen.findings += _listing_problems(row, listing, parent_uri(storage.uri) is not None)
             _name(seen, row, listing)
     seen.publications = _read(storage, seen, registry.publications) or []
     seen.pins = _read(storage, seen, registry.pins) or []
@@ -188,11 +189,14 @@ def unreadable_parquet(data: bytes) -> str | None:
 _TOP = {STATE: "state/", CHANNEL: "channels/", OUTPUT: "tables/"}
 
 
-def _listing_problems(row: Checkpoint, listing: tuple[StateFile, ...]) -> Iterator[Finding]:
+def _listing_problems(row: Checkpoint, listing: tuple[StateFile, ...], branch: bool) -> Iterator[Finding]:
+    """What is wrong with a listing by itself. branch: it is a branch's, which may name its pipeline's state and rows that wait."""
     for file in listing:
+        inherited = branch and is_inherited(file.path) and file.kind != OUTPUT
         try:
             check_path(file.path)
-            fits = file.path.startswith(_TOP.get(file.kind, "\0"))
+            path = own_of_parent(file.path) if inherited else file.path
+            fits = path.startswith(_TOP.get(file.kind, "\0")) and not (inherited and file.new)
         except DamageError:
             fits = False
         if not fits:

@@ -11,8 +11,11 @@ from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, run
 from pipelines.runtime.tenure import open_storage
 from state_ops import lease
+from state_ops.branches import is_inherited, own_of_parent
 from state_ops.checkpoint import FORK
 from state_ops.errors import BusyError, ConfigurationError, DamageError, WeirError
+from state_ops.fsck.findings import Kind
+from state_ops.fsck.repair import plan_repair
 from state_ops.registry import BRANCH
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.small import Bank, pipeline, until
@@ -94,10 +97,29 @@ def test_pruning_never_takes_what_a_branch_was_forked_from(bank):
     bank.epochs(*range(4, 12))
     assert bank.ids()[0] == 1
     branch = bank.branch("fix")
+    named = branch.registry.files(branch.registry.head())
+    assert named and all(is_inherited(file.path) for file in named)
+    assert not fsck.examine(branch.site.pipeline, branch.site.settings).findings, "all of it is there"
     ran(branch)
     assert branch.state() == bank.state()
     assert not fsck.examine(bank.site.pipeline, bank.site.settings).findings
     assert not fsck.examine(branch.site.pipeline, branch.site.settings).findings
+
+
+def test_fsck_of_a_branch_looks_at_what_it_inherits(bank):
+    bank.fork(at=2)
+    branch = bank.branch("fix")
+    for _ in range(2):  # as it was forked, then with an epoch of its own beside what it inherits
+        report = fsck.examine(branch.site.pipeline, branch.site.settings)
+        assert not report.findings
+        assert report.checkpoints and all(one.intact for one in report.checkpoints)
+        assert plan_repair(report).refused is None
+        ran(branch)
+    inherited = [file.path for file in branch.registry.files(branch.registry.head()) if is_inherited(file.path)]
+    assert inherited
+    (bank.site.storage / own_of_parent(inherited[0])).unlink()
+    damage = fsck.examine(branch.site.pipeline, branch.site.settings).damage
+    assert {(one.kind, one.path) for one in damage} == {(Kind.MISSING_OBJECT, inherited[0])}
 
 
 def test_a_branch_deletes_only_what_is_its_own(bank):
