@@ -23,7 +23,7 @@ from pipelines.runtime.run import RunOptions
 from pipelines.runtime.workshop import EpochReport
 from state_ops import lease
 from state_ops.checkpoint import Checkpoint
-from state_ops.errors import BusyError, FencedError, GateError, StageError, WeirError
+from state_ops.errors import BusyError, FencedError, GateError, StageError, WeirError, plainly
 from state_ops.pending import Trigger
 
 log = structlog.get_logger("weir.dagster")
@@ -79,7 +79,7 @@ def showing(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        log.warning("could not be shown in Dagster", what=what, error=f"{type(error).__name__}: {error}")
+        log.warning("could not be shown in Dagster", what=what, error=plainly(error))
 
 
 def introduce(context: Context, pipeline: Pipeline) -> None:

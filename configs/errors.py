@@ -1,9 +1,12 @@
 """The root of the error tree. `state_ops.errors` has the rest of it; the settings need only these two.
 
-Every message says what happened, where, and what to do: the three arguments of `WeirError`.
+Every message says what happened, where, and what to do: the three arguments of `WeirError`. Each of them is redacted, since many
+repeat what a library or a server has said.
 """
 
 from __future__ import annotations
+
+from configs.redaction import redacted
 
 
 class WeirError(Exception):
@@ -16,8 +19,11 @@ class WeirError(Exception):
     exit_code = 1
 
     def __init__(self, what: str, *, where: str | None = None, next: str | None = None) -> None:
+        what = redacted(what)
         super().__init__(what)
-        self.what, self.where, self.next = what, where, next
+        self.what = what
+        self.where = redacted(where) if where else where
+        self.next = redacted(next) if next else next
 
     def __str__(self) -> str:
         lines = [self.what]

@@ -13,7 +13,7 @@ _VARIABLE = re.compile(r"(?!A[KS]IA[A-Z0-9]{16}$)[A-Z_][A-Z0-9_]{0,99}")
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 def _advice(text: str) -> dict[str, JsonValue]:
@@ -396,7 +396,7 @@ class StateSettings(Section):
 class GateSettings(BaseModel):
     """One expectation; every key that is not listed here is an argument of it."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, hide_input_in_errors=True)
 
     expect: str = Field(description="Great Expectations' class name, e.g. `ExpectColumnValuesToNotBeNull`.")
     on_failure: str = Field("hold", description="What a failure does: `hold`, `warn`, `quarantine`.")
@@ -413,7 +413,7 @@ class GateSettings(BaseModel):
 class RestoreGateSettings(BaseModel):
     """One expectation of a restored checkpoint; every key that is not listed here is an argument of it."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, hide_input_in_errors=True)
 
     expect: str = Field(description="Great Expectations' class name.")
     on_failure: str = Field("hold", description="What a failure does: `hold`, `warn`.")

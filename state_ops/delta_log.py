@@ -27,8 +27,9 @@ import structlog
 from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
+from configs.redaction import scrubbed, scrubbing
 from state_ops import log_entries, log_upkeep
-from state_ops.errors import ConfigurationError, DamageError, FencedError
+from state_ops.errors import ConfigurationError, DamageError, FencedError, first_line, plainly
 from state_ops.ids import Generation
 from state_ops.log_entries import DataFile, Known, active_files
 from state_ops.storage import Storage
@@ -46,14 +47,39 @@ _NO_UPKEEP = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_l
 _FORGETS = "delta.setTransactionRetentionDuration"
 
 
+class Table(DeltaTable):
+    """delta-rs' handle of a table. Its errors hold what a server has answered, so they are scrubbed wherever a method asks storage.
+
+    What `alter` returns, and delta-rs' functions, are called inside `scrubbing()`.
+    """
+
+    __init__ = scrubbed(DeltaTable.__init__)
+    create_checkpoint = scrubbed(DeltaTable.create_checkpoint)
+    create_write_transaction = scrubbed(DeltaTable.create_write_transaction)
+    get_add_actions = scrubbed(DeltaTable.get_add_actions)
+    history = scrubbed(DeltaTable.history)
+    restore = scrubbed(DeltaTable.restore)
+    to_pyarrow_dataset = scrubbed(DeltaTable.to_pyarrow_dataset)
+    to_pyarrow_table = scrubbed(DeltaTable.to_pyarrow_table)
+    transaction_version = scrubbed(DeltaTable.transaction_version)
+    update_incremental = scrubbed(DeltaTable.update_incremental)
+    vacuum = scrubbed(DeltaTable.vacuum)
+
+
+@scrubbing()
+def is_table(uri: str, options: dict[str, str] | None) -> bool:
+    """Whether there is a Delta table at a URI. options: of its storage."""
+    return DeltaTable.is_deltatable(uri, options)
+
+
 def exists(storage: Storage, path: str) -> bool:
     """Whether there is a Delta table at `path`."""
-    return DeltaTable.is_deltatable(storage.full(path), storage_options=storage.delta_options)
+    return is_table(storage.full(path), storage.delta_options)
 
 
-def open_table(storage: Storage, path: str, version: int | None = None) -> DeltaTable:
+def open_table(storage: Storage, path: str, version: int | None = None) -> Table:
     """A handle on the table at `path`, relative to the storage's root. Raises TableNotFoundError."""
-    return DeltaTable(storage.full(path), version=version, storage_options=storage.delta_options)
+    return Table(storage.full(path), version=version, storage_options=storage.delta_options)
 
 
 def ensure_table(
@@ -67,14 +93,15 @@ def ensure_table(
     if exists(storage, path):
         return
     try:
-        DeltaTable.create(
-            storage.full(path),
-            schema=schema,
-            mode="ignore",
-            partition_by=list(partition_by),
-            configuration=_CONFIGURATION | (configuration or {}),
-            storage_options=storage.delta_options,
-        )
+        with scrubbing():
+            DeltaTable.create(
+                storage.full(path),
+                schema=schema,
+                mode="ignore",
+                partition_by=list(partition_by),
+                configuration=_CONFIGURATION | (configuration or {}),
+                storage_options=storage.delta_options,
+            )
     except CommitFailedError:  # somebody else created it at the same moment
         if not exists(storage, path):
             raise
@@ -391,7 +418,7 @@ class FencedTable:
             log_upkeep.write_checkpoint(open_table(self.storage, self.path, newest.number))
             log_upkeep.clean_up(self.storage, self.path)
         except (DeltaError, OSError) as error:
-            log.warning("the log of a registry table was not cleaned up", table=self.path, error=str(error))
+            log.warning("the log of a registry table was not cleaned up", table=self.path, error=plainly(error))
 
     def upgrade(self, generation: Generation) -> None:
         """Give a table of an older release this one's properties and columns, and its log the upkeep that it lacks."""
@@ -427,7 +454,7 @@ class FencedTable:
         if isinstance(error, FileNotFoundError) or "not found" in str(error).lower():
             return DamageError(
                 "A file of the registry is missing from storage.",
-                where=f"{self.storage.full(self.path)}: {error}",
+                where=f"{self.storage.full(self.path)}: {plainly(error)}",
                 next="Nothing was deleted. Bring the file back from a backup of the bucket.",
             )
         return error
@@ -475,7 +502,7 @@ class FencedTable:
                 table = opened.read(use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise DamageError(
-                f"A file of the registry is damaged: {str(error).splitlines()[0]}",
+                f"A file of the registry is damaged: {first_line(error)}",
                 where=self.storage.full(f"{self.path}/{file.path}"),
                 next="Nothing was deleted. Bring the file back from a backup of the bucket.",
             ) from error
@@ -491,6 +518,7 @@ class FencedTable:
         return table.select(self.file_schema.names).cast(self.file_schema)
 
 
+@scrubbing()
 def _set_properties(handle: DeltaTable, app_id: str, generation: Generation) -> None:
     handle.alter.set_table_properties(
         log_upkeep.PROPERTIES,
@@ -499,6 +527,7 @@ def _set_properties(handle: DeltaTable, app_id: str, generation: Generation) -> 
     )
 
 
+@scrubbing()
 def _add_columns(handle: DeltaTable, app_id: str, generation: Generation, columns: list[Field]) -> None:
     handle.alter.add_columns(
         columns, commit_properties=_properties(app_id, generation), post_commithook_properties=_NO_UPKEEP

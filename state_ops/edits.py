@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from state_ops import frames
 from state_ops.columns import contiguous, is_list
-from state_ops.errors import InputError
+from state_ops.errors import InputError, first_line
 from state_ops.nested import elements
 from state_ops.schema import StateSchema
 from state_ops.ttl import visible
@@ -76,7 +76,7 @@ def _cast(
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         row = _first(column.length(), lambda number: _casts(column.slice(0, number), type))
         shown = _shown(rows, pa.array([row]))
-        said = str(error).splitlines()[0]
+        said = first_line(error)
         return f"the column {name!r} holds what {type_name(type)} cannot: {said}: {shown}", None
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from configs.errors import ConfigurationError, WeirError
+from configs.redaction import redacted
 
 __all__ = [
     "BusyError",
@@ -25,6 +26,7 @@ __all__ = [
     "StateSizeError",
     "TransientError",
     "WeirError",
+    "first_line",
     "page_about",
     "plainly",
 ]
@@ -45,7 +47,7 @@ class StageError(WeirError):
 
     def __init__(self, what: str, *, where: str | None = None, next: str | None = None, traceback: str = "") -> None:
         super().__init__(what, where=where, next=next)
-        self.traceback = traceback
+        self.traceback = redacted(traceback)
 
 
 class HoldingError(WeirError):
@@ -115,9 +117,14 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def plainly(error: BaseException) -> str:
-    """A foreign error on one line: its type and what it says, without the colours and the tree in which delta-rs draws its causes."""
-    lines = (" ".join(_DECORATION.sub("", line).split()) for line in str(error).splitlines())
+    """A foreign error on one line: its type and what it says, redacted, without the colours and the tree in which delta-rs draws its causes."""
+    lines = (" ".join(_DECORATION.sub("", line).split()) for line in redacted(str(error)).splitlines())
     return f"{type(error).__name__}: {' '.join(filter(None, lines))}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what a foreign error says, redacted: some libraries append a native stack. Its type, if it says nothing."""
+    return next(iter(redacted(str(error)).strip().splitlines()), type(error).__name__)
 
 
 def page_about(error: BaseException) -> str:

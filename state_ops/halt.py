@@ -17,6 +17,7 @@ from typing import Any
 
 import structlog
 
+from state_ops.errors import plainly
 from state_ops.lease import born, known, pid_namespace, process_lives
 from state_ops.storage import Storage
 
@@ -80,4 +81,4 @@ def during(storage: Storage, why: str) -> Iterator[None]:
         except (
             OSError
         ) as error:  # must not replace the error that ended it; it counts no longer than this process lives
-            log.warning("a halt could not be taken back", error=str(error))
+            log.warning("a halt could not be taken back", error=plainly(error))

@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 
 from state_ops.checkpoint import Checkpoint
+from state_ops.errors import plainly
 from state_ops.storage import Storage
 
 PATH = "coordinator/held.json"
@@ -101,7 +102,7 @@ def read(storage: Storage, head: Checkpoint | None) -> Held | None:
         held = Held.from_dict(json.loads(data))
         return None if head is not None and head.id > held.epoch else held
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        log.warning("nobody can tell whether the pipeline is held", where=storage.full(PATH), error=str(error))
+        log.warning("nobody can tell whether the pipeline is held", where=storage.full(PATH), error=plainly(error))
         return None
 
 
@@ -109,7 +110,7 @@ def write(storage: Storage, held: Held) -> None:
     try:
         storage.put_bytes(PATH, json.dumps(held.to_dict(), indent=1).encode())
     except OSError as error:
-        log.warning("that the pipeline is held could not be written down", why=held.message, error=str(error))
+        log.warning("that the pipeline is held could not be written down", why=held.message, error=plainly(error))
 
 
 def clear(storage: Storage) -> bool:
@@ -117,7 +118,7 @@ def clear(storage: Storage) -> bool:
     try:
         storage.delete(PATH)
     except OSError as error:
-        log.warning("an outdated note that the pipeline is held stays", error=str(error))
+        log.warning("an outdated note that the pipeline is held stays", error=plainly(error))
         return False
     return True
 

@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 import structlog
 
+from state_ops.errors import plainly
 from state_ops.ids import CheckpointId, Generation
 from state_ops.storage import Storage
 from state_ops.stores import UNFINISHED
@@ -188,7 +189,7 @@ class Heartbeat:
         try:
             self._write(stopped=True, outcome=self.outcome)
         except OSError as error:  # must not replace the error that ended the run
-            log.warning("the lease could not be given back", error=str(error))
+            log.warning("the lease could not be given back", error=plainly(error))
 
     def renew(self, generation: Generation) -> None:
         """Go on under a generation that the coordinator claimed meanwhile."""
@@ -204,7 +205,7 @@ class Heartbeat:
             try:
                 self._write()
             except OSError as error:  # a missed beat is visible to observers, which is what it is for
-                log.warning("heartbeat failed", error=str(error))
+                log.warning("heartbeat failed", error=plainly(error))
 
     def _write(self, **changes: Any) -> None:
         # Behind a write that hangs nobody waits for ever, least of all the end of the run.

@@ -21,7 +21,8 @@ from obstore.exceptions import (
     UnauthenticatedError,
 )
 
-from state_ops.errors import ConfigurationError
+from configs.redaction import error_code, error_status
+from state_ops.errors import ConfigurationError, first_line
 from state_ops.s3 import client_options, is_s3, obstore_arguments, retry_config
 from state_ops.stores import CHUNK, PART, StoredFile, UnavailableError
 
@@ -80,7 +81,7 @@ class ObjectStore:
                 found = obstore.get(self._once, path, options={"range": {"suffix": length}})
             except BaseError as error:
                 # An empty object has no last bytes: S3 answers 416, other stores with the whole object.
-                no_range = _status(str(error)) == "416" or "NotPartial" in str(error)
+                no_range = error_status(str(error)) == "416" or "NotPartial" in str(error)
                 if no_range and obstore.head(self._once, path)["size"] == 0:
                     return b"", 0
                 raise
@@ -142,15 +143,15 @@ def _open(uri: str, s3: S3Settings, retries: int) -> Any:
 def translated(error: Exception, where: str) -> OSError | ConfigurationError:
     """What an error of obstore means: UnavailableError, FileNotFoundError, PermissionError, OSError or ConfigurationError."""
     text = str(error)
-    status = _status(text)
-    code = _first(r"<Code>(\w+)</Code>", text)
+    status, code = error_status(text), error_code(text)
     if code in _CONFIGURED_WRONGLY or "incorrectly configured region" in text:
         return ConfigurationError(
             f"There is no such bucket in this region ({code or 'redirected'}).",
             where=where,
             next="Correct storage.root, storage.s3.region or storage.s3.endpoint.",
         )
-    told = " ".join(filter(None, [status, code])) or _KINDS.get(_first(r"kind: (\w+)", text) or "", _kind(error))
+    kind = re.search(r"kind: (\w+)", text)
+    told = " ".join(filter(None, [status, code])) or _KINDS.get(kind[1] if kind else "", _kind(error))
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"{where}: {told}")
     if isinstance(error, (AlreadyExistsError, PreconditionError)):
@@ -162,14 +163,5 @@ def translated(error: Exception, where: str) -> OSError | ConfigurationError:
     return OSError(f"{where}: {told}")
 
 
-def _status(text: str) -> str | None:
-    return _first(r"non-2xx status code: (\d{3})", text)
-
-
-def _first(pattern: str, text: str) -> str | None:
-    found = re.search(pattern, text)
-    return found[1] if found else None
-
-
 def _kind(error: Exception) -> str:
-    return type(error).__name__ if isinstance(error, BaseError) else str(error).partition("\n")[0]
+    return type(error).__name__ if isinstance(error, BaseError) else first_line(error)

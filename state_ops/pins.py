@@ -26,7 +26,7 @@ import structlog
 
 from state_ops import lease
 from state_ops.checkpoint import Checkpoint
-from state_ops.errors import PrunedError
+from state_ops.errors import PrunedError, plainly
 from state_ops.ids import CheckpointId
 from state_ops.lease import DEAD_AFTER_HEARTBEATS
 from state_ops.registry import Registry
@@ -91,7 +91,7 @@ class Hold:
         try:
             self._storage.delete(self._path)
         except OSError as error:  # it expires by itself
-            log.warning("a hold could not be given back", error=str(error))
+            log.warning("a hold could not be given back", error=plainly(error))
 
     def check(self) -> None:
         """PrunedError unless this hold is still there and so is the checkpoint."""
@@ -112,7 +112,7 @@ class Hold:
                     return  # taken for dead and removed: `check` will say so, and nobody puts it back
                 self._write()
             except OSError as error:
-                log.warning("a hold's heartbeat failed", error=str(error))
+                log.warning("a hold's heartbeat failed", error=plainly(error))
 
     def _write(self) -> None:
         self._held = replace(self._held, counter=self._held.counter + 1)

@@ -19,7 +19,9 @@ import structlog
 from deltalake import CommitProperties, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from configs.redaction import scrubbing
 from state_ops import delta_log
+from state_ops.errors import plainly
 from state_ops.ids import CheckpointId
 from state_ops.log_entries import active_files
 from state_ops.storage import Storage
@@ -84,15 +86,16 @@ def record(storage: Storage, restored: Restored) -> None:
     """Append a row. That it cannot be written is logged: it must not hide what the restore found."""
     try:
         delta_log.ensure_table(storage, PATH, SCHEMA)
-        write_deltalake(
-            storage.full(PATH),
-            pa.Table.from_pylist([dataclasses.asdict(restored)], schema=SCHEMA),
-            mode="append",
-            storage_options=storage.delta_options,
-            commit_properties=CommitProperties(max_commit_retries=10),
-        )
+        with scrubbing():
+            write_deltalake(
+                storage.full(PATH),
+                pa.Table.from_pylist([dataclasses.asdict(restored)], schema=SCHEMA),
+                mode="append",
+                storage_options=storage.delta_options,
+                commit_properties=CommitProperties(max_commit_retries=10),
+            )
     except (OSError, DeltaError) as error:
-        log.warning("a restore could not be recorded", checkpoint=int(restored.checkpoint_id), error=str(error))
+        log.warning("a restore could not be recorded", checkpoint=int(restored.checkpoint_id), error=plainly(error))
 
 
 def newest(storage: Storage) -> Restored | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
+from configs.redaction import remember_variable
 from configs.settings import S3Settings, SecretReference
 from state_ops.errors import ConfigurationError
 
@@ -70,6 +71,7 @@ def credentials(s3: S3Settings) -> Credentials | None:
 
 
 def _value(reference: SecretReference, key: str) -> str:
+    remember_variable(reference.env)
     value = os.environ.get(reference.env)
     if not value:
         raise ConfigurationError(

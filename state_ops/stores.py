@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow.fs as pafs
 
-from state_ops.errors import ConfigurationError, DamageError
+from state_ops.errors import ConfigurationError, DamageError, first_line
 
 if TYPE_CHECKING:
     from configs.settings import S3Settings
@@ -103,7 +103,7 @@ def open_store(uri: str, s3: S3Settings | None = None) -> Store:
         return FileSystemStore(pafs.LocalFileSystem(), uri)
     except (ValueError, OSError) as error:
         raise ConfigurationError(
-            "The storage root cannot be used: " + str(error).splitlines()[0],
+            "The storage root cannot be used: " + first_line(error),
             where=f"storage.root = {uri}",
             next="Give a directory or a URI such as s3://bucket/prefix.",
         ) from None

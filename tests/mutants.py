@@ -1829,6 +1829,27 @@ MUTANTS = [
         "tests/storage/test_faults.py::test_a_listing_is_complete_or_an_error",
     ),
     Mutant(
+        "let what a server has answered into an error's text",
+        "configs/redaction.py",
+        "    text = _ANSWER.sub(_without_body, text)\n",
+        "",
+        "tests/state_ops/test_errors.py::test_of_what_a_library_says_status_code_and_path_stay_and_secrets_go",
+    ),
+    Mutant(
+        "let delta-rs' errors through as they are",
+        "configs/redaction.py",
+        "        scrub(error)\n        raise\n",
+        "        raise\n",
+        "tests/storage/test_secrets.py::test_what_delta_rs_says_of_a_refusal_names_status_code_and_path_and_no_secret",
+    ),
+    Mutant(
+        "let a secret's value stand in an error's text",
+        "configs/redaction.py",
+        "        text = text.replace(value, _GONE)\n",
+        "        pass\n",
+        "tests/state_ops/test_errors.py::test_the_values_of_variables_that_hold_secrets_go_wherever_they_stand",
+    ),
+    Mutant(
         "retry what will not pass",
         "state_ops/object_store.py",
         "if status is None or status in _MAY_PASS or code in _CODES_THAT_MAY_PASS:",

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -20,6 +21,7 @@ from deltalake.exceptions import DeltaError
 from rich.markup import escape
 from rich.table import Table
 
+from configs.redaction import redacted
 from configs.settings import Settings
 from pipelines.runtime import (
     cli_drill,
@@ -94,7 +96,7 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
         return int(command(standalone_mode=False) or 0)
     except WeirError as error:
         if debug:
-            err.print_exception()
+            err.print(escape(_trace(error)))
         if isinstance(error, StageError) and error.traceback:
             err.print(escape(error.traceback.rstrip()))
         err.print(f"[bold red]error:[/] {escape(str(error))}")
@@ -111,7 +113,8 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
             err.print(f"[bold red]usage:[/] {escape(error.format_message())}")
             return 2
         if debug:
-            raise
+            err.print(escape(_trace(error)))
+            return 1
         if isinstance(error, OSError | DeltaError):
             err.print(
                 f"[bold red]error:[/] {escape(plainly(error))}\n"
@@ -119,10 +122,15 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
             )
             return 1
         err.print(
-            f"[bold red]error:[/] {type(error).__name__}: {escape(str(error))}\n"
+            f"[bold red]error:[/] {escape(plainly(error))}\n"
             "  next:  this was not foreseen; run the command again with --debug for the trace."
         )
         return 1
+
+
+def _trace(error: BaseException) -> str:
+    """The whole trace, redacted: errors of libraries in it repeat what a server has answered."""
+    return redacted("".join(traceback.format_exception(error))).rstrip()
 
 
 def _quiet_logs(debug: bool) -> None:

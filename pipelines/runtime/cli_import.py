@@ -8,7 +8,6 @@ from typing import Annotated
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from rich.markup import escape
 
@@ -16,7 +15,8 @@ from configs.settings import Settings
 from pipelines.runtime.console import Json, Name, out, print_json, waiting
 from pipelines.runtime.loading import find
 from pipelines.runtime.state_import import import_rows
-from state_ops.errors import ConfigurationError, InputError
+from state_ops.delta_log import Table, is_table
+from state_ops.errors import ConfigurationError, InputError, first_line
 from state_ops.storage import Storage
 
 
@@ -71,11 +71,11 @@ def read(source: str, settings: Settings) -> pa.Table:
                 return pa.ipc.open_file(path).read_all()
             return pq.read_table(path, use_threads=False, page_checksum_verification=True)
         place = Storage(source, settings.storage.s3)
-        if DeltaTable.is_deltatable(place.uri, place.delta_options):
-            return DeltaTable(place.uri, storage_options=place.delta_options).to_pyarrow_table()
+        if is_table(place.uri, place.delta_options):
+            return Table(place.uri, storage_options=place.delta_options).to_pyarrow_table()
     except (pa.ArrowException, DeltaError) as error:
         raise InputError(
-            f"{source} cannot be read: {str(error).splitlines()[0]}",
+            f"{source} cannot be read: {first_line(error)}",
             where=source,
             next="Write it anew, as Parquet or Arrow.",
         ) from error

@@ -26,10 +26,7 @@ from state_ops.checkpoint import (
     from_micros,
     newest_before,
 )
-from state_ops.errors import (
-    RunEndedError,
-    TransientError,
-)
+from state_ops.errors import RunEndedError, TransientError, plainly
 from state_ops.ids import CheckpointId, Generation, epoch_dir
 from state_ops.pins import Held
 from state_ops.registry import Publication, Registry
@@ -69,14 +66,14 @@ def _settle(shop: Workshop, checkpoint: Checkpoint, error: Exception) -> None:
         raise
     except Exception as second:
         raise RunEndedError(
-            f"Nobody can tell whether checkpoint {checkpoint.id} was committed: {error}; then: {second}",
+            f"Nobody can tell whether checkpoint {checkpoint.id} was committed: {plainly(error)}; then: {plainly(second)}",
             where=shop.storage.full("registry/checkpoints"),
             next="Look at the storage, then run again: the next run finds out. Nothing was deleted.",
         ) from error
     shop.generation = claimed
     if not landed:
         raise TransientError(
-            f"The registry could not be committed: {error}",
+            f"The registry could not be committed: {plainly(error)}",
             where=shop.storage.full("registry/checkpoints"),
             next="The epoch was declined and will be replayed. Look at the storage.",
         ) from error
@@ -103,7 +100,7 @@ def discard(shop: Workshop, generation: Generation, epoch: CheckpointId) -> None
     try:
         delete_staged(shop, name)
     except OSError as error:
-        log.warning("what a declined epoch staged could not be deleted", epoch=epoch, error=str(error))
+        log.warning("what a declined epoch staged could not be deleted", epoch=epoch, error=plainly(error))
     shop.discarded.append(name)
 
 
@@ -119,7 +116,7 @@ def raise_if_fenced(shop: Workshop, error: BaseException) -> None:
     except errors.FencedError as fenced:
         raise fenced from error
     except Exception as unknown:  # the storage is away: then the error at hand is what there is to say
-        log.warning("nobody can tell who owns the pipeline", error=str(unknown))
+        log.warning("nobody can tell who owns the pipeline", error=plainly(unknown))
 
 
 def remove(shop: Workshop, files: Sequence[StateFile]) -> None:
@@ -131,7 +128,7 @@ def remove(shop: Workshop, files: Sequence[StateFile]) -> None:
         try:
             shop.storage.delete(file.path)
         except Exception as error:
-            log.warning("an object of an attempt that lost could not be deleted", path=file.path, error=str(error))
+            log.warning("an object of an attempt that lost could not be deleted", path=file.path, error=plainly(error))
 
 
 def delete_staged(shop: Workshop, name: str) -> None:

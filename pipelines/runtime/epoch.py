@@ -133,7 +133,7 @@ def _answer(shop: Workshop, checkpoint: Checkpoint, request: Request) -> None:
         except FencedError:
             raise
         except WeirError as error:  # the name was taken meanwhile: no reason to end the run, and who asked sees it
-            log.warning("no savepoint was taken", name=request.savepoint, error=str(error))
+            log.warning("no savepoint was taken", name=request.savepoint, error=plainly(error))
     lease.take(shop.storage, request)
 
 
@@ -145,7 +145,7 @@ def typed(error: BaseException, where: str) -> WeirError | None:
         return None
     if isinstance(error, Py4JError | ConnectionError | EOFError):
         return RunEndedError(
-            f"Spark's JVM is gone: {type(error).__name__}: {error}",
+            f"Spark's JVM is gone: {plainly(error)}",
             where=where,
             next="Run again, which starts another one. On a local master the end of <local.work_dir>/spark.log says why it went.",
         )

@@ -15,7 +15,7 @@ from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.checkpoint import Ack, StagedFile, StateFile
-from state_ops.errors import DamageError, InputError, TransientError
+from state_ops.errors import DamageError, InputError, TransientError, first_line
 from state_ops.storage import Storage
 
 Deadline = Callable[[], float]
@@ -89,7 +89,7 @@ def staged_table(storage: Storage, file: StagedFile | StateFile, columns: Sequen
                 columns = [name for name in parquet.schema_arrow.names if name in columns]
             return parquet.read(columns, use_threads=False)  # why not: see state_ops.delta_log
     except (pa.ArrowException, OSError) as error:
-        what = f"Rows that a stage has staged cannot be read: {str(error).splitlines()[0]}"
+        what = f"Rows that a stage has staged cannot be read: {first_line(error)}"
         if isinstance(file, StagedFile):
             advice = "The epoch was declined and is replayed. Look at that disk if it happens again."
             raise TransientError(what, where=uri(storage, file), next=advice) from error

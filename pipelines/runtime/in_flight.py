@@ -69,6 +69,7 @@ from state_ops.errors import (
     LocalBaseError,
     RunEndedError,
     WeirError,
+    plainly,
 )
 from state_ops.ids import AttemptId
 from state_ops.lease import Heartbeat
@@ -601,7 +602,7 @@ class InFlight:
         if isinstance(error, FencedError):
             self._not_finished(flight, error)
         else:
-            log.warning("the registry's logs were not shortened", error=str(error))
+            log.warning("the registry's logs were not shortened", error=plainly(error))
 
     def _not_finished(self, flight: Flight, error: BaseException) -> None:
         """It stands, as the next one does if its commit has landed or is about to: the next run publishes both. The others fall, but for one
@@ -631,7 +632,7 @@ class InFlight:
         try:
             self._heartbeat.renew(self._shop.generation)
         except OSError as error:  # a missed beat; the checkpoint stands
-            log.warning("heartbeat failed", error=str(error))
+            log.warning("heartbeat failed", error=plainly(error))
         fallen = {aborted.pending.id for aborted in self._coordinator.renew(self._shop.generation)}
         self._fallen += [flight for flight in self._flights if flight.pending.id in fallen]
         self._flights = [flight for flight in self._flights if flight.pending.id not in fallen]

@@ -38,6 +38,7 @@ from state_ops.errors import (
     StageError,
     TransientError,
     WeirError,
+    plainly,
 )
 from state_ops.halt import Halt
 from state_ops.ids import CheckpointId
@@ -392,7 +393,7 @@ def _counted(coordinator: Coordinator, event: str, error: Exception) -> None:
     failures = coordinator.failures
     if coordinator.failed_for_good:
         raise error
-    log.warning(event, failure=failures, retry_seconds=retry_pause(failures), error=str(error))
+    log.warning(event, failure=failures, retry_seconds=retry_pause(failures), error=plainly(error))
 
 
 def unapplied(head: Checkpoint | None) -> Mapping[str, int]:

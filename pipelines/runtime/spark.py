@@ -15,7 +15,7 @@ from configs.settings import PROJECT, S3Settings, Settings
 from pipelines.runtime import code_archive
 from pipelines.runtime.jars import delta_jars, s3_jars
 from pipelines.runtime.java import java_home
-from state_ops.errors import ConfigurationError, TransientError
+from state_ops.errors import ConfigurationError, TransientError, first_line
 from state_ops.s3 import hadoop_properties, is_s3, jvm_environment
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSessio
             spark = builder.getOrCreate()
         except Exception as error:  # PySpark raises many kinds here; its log says why
             raise TransientError(
-                f"Spark did not start: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+                f"Spark did not start: {first_line(error)}",
                 where=str(log_file(settings)),
                 next="Read the end of that file; check spark.master, spark.driver_memory and the Java that is used.",
             ) from error

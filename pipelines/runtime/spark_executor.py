@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from configs.redaction import redacted
 from configs.settings import Settings
 from pipelines.runtime import direct, gates, spark, stateless
 from pipelines.runtime.definition import ROW, Stage
@@ -23,7 +24,7 @@ from pipelines.runtime.sources.files import literal
 from pipelines.runtime.sources.slices import position
 from pipelines.runtime.spark_task import reading_rows, with_rows
 from state_ops.checkpoint import Ack, StagedFile, StateFile
-from state_ops.errors import InputError, TransientError, WeirError
+from state_ops.errors import InputError, TransientError, WeirError, first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -133,7 +134,7 @@ def _from_spark(stage: Stage, error: Exception) -> WeirError:
     about_rows = stateless.data_error(stage, error)
     if about_rows is not None:
         return about_rows
-    text = str(error)
+    text = redacted(str(error))
     lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith("An error occurred while calling")]
     reason = said[0][:500] if said else type(error).__name__
@@ -196,7 +197,7 @@ def _read(session: SparkSession, schema: pa.Schema, paths: Sequence[str]) -> Dat
         return session.read.schema(stateless.spark_schema(schema, paths[0])).parquet(*paths)
     except AnalysisException as error:
         raise InputError(
-            f"Spark cannot find a file that was there when the epoch was planned: {str(error).splitlines()[0]}",
+            f"Spark cannot find a file that was there when the epoch was planned: {first_line(error)}",
             where=paths[0] if len(paths) == 1 else f"one of {len(paths)} files in {paths[0].rpartition('/')[0]}",
             next="Put it back, or run again, which plans anew; the epoch was declined.",
         ) from error

@@ -18,12 +18,14 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from configs.redaction import scrubbing
 from configs.settings import Settings
 from pipelines.runtime.console import jsonable
 from pipelines.runtime.state_database import streamed
 from pipelines.runtime.state_view import View
 from state_ops import frames
-from state_ops.errors import ConfigurationError, WeirError
+from state_ops.delta_log import Table, is_table
+from state_ops.errors import ConfigurationError, WeirError, plainly
 from state_ops.storage import Storage
 
 _GROUP_ROWS = 65_536  # of a Parquet row group or an Arrow batch: key groups may be small
@@ -202,7 +204,7 @@ def to_delta(view: View, settings: Settings, target: str, force: bool = False) -
     The commit's metadata name pipeline storage, stage and checkpoint. A table that is there is only replaced with `force`, by a new
     version. What a failure leaves is in no version; a directory that was not there before is removed.
     """
-    from deltalake import CommitProperties, DeltaTable, write_deltalake
+    from deltalake import CommitProperties, write_deltalake
     from deltalake.exceptions import DeltaError
 
     place = Storage(target, settings.storage.s3)
@@ -211,31 +213,33 @@ def to_delta(view: View, settings: Settings, target: str, force: bool = False) -
         raise ConfigurationError(
             "That lies in the pipeline's own storage.", where=place.uri, next="Export to a directory of its own."
         )
-    is_table = DeltaTable.is_deltatable(place.uri, place.delta_options)
+    replaces = is_table(place.uri, place.delta_options)
     local = Path(place.uri.removeprefix("file://")) if place.is_local else None
     before = local is not None and local.exists()
-    if not force and (is_table or (local is not None and local.is_dir() and any(local.iterdir()))):
+    if not force and (replaces or (local is not None and local.is_dir() and any(local.iterdir()))):
         raise ConfigurationError(f"{target} is there already.", next="Choose another place, or say --force.")
     schema = storable(view)
     metadata = {"weir.checkpoint": str(view.checkpoint), "weir.stage": view.uid, "weir.storage": view.storage.uri}
     tables = (table.cast(schema) for table in gathered(view.tables(), _GROUP_ROWS))
     try:
-        with streamed(tables, schema) as reader:
+        with streamed(tables, schema) as reader, scrubbing():
             write_deltalake(
                 place.uri,
                 reader,
-                mode="overwrite" if is_table else "error",
-                schema_mode="overwrite" if is_table else None,
+                mode="overwrite" if replaces else "error",
+                schema_mode="overwrite" if replaces else None,
                 commit_properties=CommitProperties(custom_metadata=metadata),
                 storage_options=place.delta_options,
             )
     except (DeltaError, OSError) as error:
         _remove_new(local, before)
-        raise WeirError(f"The state was not exported: {error}", where=place.uri, next="Look at the storage.") from error
+        raise WeirError(
+            f"The state was not exported: {plainly(error)}", where=place.uri, next="Look at the storage."
+        ) from error
     except BaseException:
         _remove_new(local, before)
         raise
-    return place.uri, DeltaTable(place.uri, storage_options=place.delta_options).version()
+    return place.uri, Table(place.uri, storage_options=place.delta_options).version()
 
 
 def _remove_new(local: Path | None, before: bool) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from configs.redaction import scrub
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.sinks.delta import table_path
@@ -30,7 +31,7 @@ from pipelines.runtime.state_reader import At, chain, held, view_at
 from pipelines.runtime.state_view import View, stages_with_state
 from state_ops import delta_log
 from state_ops.checkpoint import Checkpoint
-from state_ops.errors import ConfigurationError, PrunedError, WeirError
+from state_ops.errors import ConfigurationError, PrunedError, TransientError, WeirError, page_about, plainly
 from state_ops.registry import CHECKPOINTS, PINS, PUBLICATIONS, STATE_FILES, Registry
 from state_ops.storage import Storage
 
@@ -213,7 +214,9 @@ def _load_table(source: _Source, table: str, connection: Connection) -> None:
         dataset = handle.to_pyarrow_dataset()
     except DeltaError as error:  # a feature of the table that it does not know
         raise WeirError(
-            f"The table {table} cannot be read here: {error}", where=handle.table_uri, next="Read it with Spark."
+            f"The table {table} cannot be read here: {plainly(error)}",
+            where=handle.table_uri,
+            next="Read it with Spark.",
         ) from error
     connection.register(f"__weir_table_{table}", dataset)
     connection.execute(f"CREATE VIEW {TABLES}.{quoted(table)} AS SELECT * FROM {quoted(f'__weir_table_{table}')}")
@@ -226,6 +229,11 @@ def _explained(error: Exception, connection: Connection, catalog: Catalog) -> We
     """DuckDB's error, with what there is."""
     import duckdb
 
+    scrub(error)  # it repeats what storage has answered while the table was read
+    if "failed: IOError" in str(error):
+        return TransientError(
+            plainly(error), where=_PURPOSE, next=f"Look at the storage and the disk: {page_about(error)}."
+        )
     said = str(error).splitlines()[0].partition(" Error: ")[2] or str(error)
     if isinstance(error, duckdb.CatalogException):
         return ConfigurationError(said, where=_PURPOSE, next=_there_is(catalog))

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from pipelines.runtime.definition import Stage
 from state_ops import frames
-from state_ops.errors import InputError, PipelineError, StageError, WeirError
+from state_ops.errors import InputError, PipelineError, StageError, WeirError, first_line
 from state_ops.state import GROUP
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def prepared(stage: Stage, rows: DataFrame) -> DataFrame:
             rows.schema  # noqa: B018 - Spark Connect analyses a plan only when its schema is asked for
     except (AnalysisException, ParseException) as error:
         raise PipelineError(
-            f"Spark cannot resolve the stateless part of {stage.uid}: {str(error).splitlines()[0]}",
+            f"Spark cannot resolve the stateless part of {stage.uid}: {first_line(error)}",
             where=f"stage {stage.uid}, where={stage.where!r}",
             next="Correct the names in where= or transform=.",
         ) from error

@@ -14,6 +14,7 @@ from functools import partial
 import structlog
 from deltalake.exceptions import DeltaError
 
+from configs.redaction import scrubbing
 from configs.settings import Settings
 from pipelines.runtime.commit import raise_if_fenced
 from pipelines.runtime.definition import FileSource, Pipeline
@@ -118,7 +119,8 @@ def claimed(
 def storage_errors(pipeline: Pipeline, storage: Storage) -> Iterator[None]:
     """What storage or a Delta log raises between epochs, as what the operator should do: from the first look at the lease on."""
     try:
-        yield
+        with scrubbing():
+            yield
     except (OSError, DeltaError) as error:
         raise TransientError(
             plainly(error),

@@ -25,7 +25,7 @@ from pipelines.runtime.tenure import open_storage, remove_leftovers
 from pipelines.runtime.workshop import Workshop
 from state_ops import lease, retention
 from state_ops.checkpoint import Checkpoint
-from state_ops.errors import ConfigurationError, PrunedError, WeirError
+from state_ops.errors import ConfigurationError, PrunedError, WeirError, plainly
 from state_ops.lease import Request
 from state_ops.pins import Watcher
 from state_ops.registry import BRANCH, SAVEPOINT, Pin
@@ -95,7 +95,7 @@ def pin_branch(shop: Workshop, request: Request) -> None:
     try:
         shop.registry.pin(shop.generation, pin)
     except WeirError as error:
-        log.warning("no branch was forked", name=request.savepoint, error=str(error))
+        log.warning("no branch was forked", name=request.savepoint, error=plainly(error))
 
 
 def end(shop: Workshop) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from state_ops.branches import branch_of
 from state_ops.checkpoint import OUTPUT
 from state_ops.delta_log import PROBE, active_files, open_table
+from state_ops.errors import plainly
 from state_ops.fsck.findings import Finding, Kind, found
 from state_ops.fsck.sinks import SinkTable, mentioned
 from state_ops.fsck.survey import TABLES, UNREADABLE, Survey
@@ -157,7 +158,7 @@ def _in_table(storage: Storage, seen: Survey, table: SinkTable, files: list[Stor
     try:
         known = mentioned(storage, table.path, candidates)
     except UNREADABLE as error:
-        yield found(Kind.UNREADABLE_TABLE, f"An entry of its log cannot be read: {error}", table.path)
+        yield found(Kind.UNREADABLE_TABLE, f"An entry of its log cannot be read: {plainly(error)}", table.path)
         return
     for file in files:
         if file.path in known or file.path in table.files:

@@ -18,6 +18,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from state_ops.checkpoint import Checkpoint
 from state_ops.delta_log import active_files, open_table
+from state_ops.errors import first_line
 from state_ops.fsck.findings import Finding, Kind, found
 from state_ops.fsck.survey import UNREADABLE, Survey, torn_entry
 from state_ops.storage import Storage
@@ -61,8 +62,7 @@ def look(storage: Storage, app_id: str, name: str, *, files: bool = True) -> Sin
     except TableNotFoundError:
         pass
     except UNREADABLE as error:
-        text = str(error).strip().splitlines()
-        table.exists, table.problem = True, text[0] if text else type(error).__name__
+        table.exists, table.problem = True, first_line(error)
     return table
 
 

@@ -17,7 +17,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from state_ops.branches import is_inherited, own_of_parent, parent_uri
 from state_ops.checkpoint import CHANNEL, OUTPUT, STATE, TAKES_BACK, Checkpoint, StateFile
 from state_ops.delta_log import active_files, open_table
-from state_ops.errors import DamageError, PrunedError, WeirError
+from state_ops.errors import DamageError, PrunedError, WeirError, first_line
 from state_ops.fsck.findings import Finding, Kind, found
 from state_ops.ids import CheckpointId, Generation
 from state_ops.pins import Watcher
@@ -322,5 +322,4 @@ def _listing_dir(row: Checkpoint) -> str:
 
 def _brief(error: BaseException) -> str:
     """An error without the native stack that delta-rs appends."""
-    text = error.what if isinstance(error, WeirError) else str(error)
-    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    return error.what.partition("\n")[0] if isinstance(error, WeirError) else first_line(error)

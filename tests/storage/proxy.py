@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import random
 import socket
@@ -48,6 +49,35 @@ class Answer:
 
 def refused(status: int, code: str, message: str = "as the test wants") -> Answer:
     return Answer(status, {"content-type": "application/xml"}, ERROR.format(code, message).encode())
+
+
+_SIGNATURE = """<?xml version="1.0" encoding="UTF-8"?>
+<Error><Code>SignatureDoesNotMatch</Code><Message>The request signature we calculated does not match the signature you provided. \
+Check your key and signing method.</Message><AWSAccessKeyId>{key}</AWSAccessKeyId><StringToSign>{signed}</StringToSign>\
+<SignatureProvided>{signature}</SignatureProvided><StringToSignBytes>{signed_bytes}</StringToSignBytes>\
+<CanonicalRequest>{canonical}</CanonicalRequest><CanonicalRequestBytes>{canonical_bytes}</CanonicalRequestBytes>\
+<RequestId>4442587FB7D0A2F9</RequestId></Error>"""
+
+
+def echoed(request: Request) -> Answer:
+    """How AWS refuses a signature: with the key's id, and with all that it has signed itself, the request's headers among it."""
+    authorization = request.headers.get("authorization", "")
+    _, _, credential = authorization.partition("Credential=")
+    key, _, scope = credential.partition(",")[0].partition("/")
+    path, _, query = request.path.partition("?")
+    headers = "\n".join(f"{name}:{value}" for name, value in sorted(request.headers.items()))
+    canonical = f"{request.method}\n{path}\n{query}\n{headers}\n"
+    digest = hashlib.sha256(canonical.encode()).hexdigest()
+    signed = f"AWS4-HMAC-SHA256\n{request.headers.get('x-amz-date', '')}\n{scope}\n{digest}"
+    body = _SIGNATURE.format(
+        key=key,
+        signed=signed,
+        signature=authorization.rpartition("Signature=")[2],
+        signed_bytes=signed.encode().hex(" "),
+        canonical=canonical,
+        canonical_bytes=canonical.encode().hex(" "),
+    )
+    return Answer(403, {"content-type": "application/xml"}, body.encode())
 
 
 @dataclass(frozen=True)
@@ -191,6 +221,15 @@ BEHAVIOURS: dict[str, Behaviour] = {
         else None
     ),
     "refuses everything": lambda _: refused(403, "AccessDenied"),
+    "repeats what was signed": echoed,
+    "repeats what was signed, to who writes": lambda request: echoed(request) if request.method == "PUT" else None,
+    "repeats what was signed, to who reads rows": lambda request: (
+        echoed(request)
+        if request.method == "GET"
+        and (request.at("/tables/") or request.at("registry/restores/part-"))
+        and request.path.partition("?")[0].endswith(".parquet")
+        else None
+    ),
     "hangs": lambda _: Hang(),
     "throttles a fifth of the requests": _a_fifth(random.Random(5)),
     "refuses to list what may be deleted": _no_cleaning,

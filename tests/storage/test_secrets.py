@@ -11,21 +11,29 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 import structlog
+from deltalake import DeltaTable
 
 from configs import settings
 from configs.errors import ConfigurationError
 from configs.settings import PROJECT, S3Settings
-from pipelines.runtime import spark
+from pipelines.runtime import cli, spark
 from pipelines.runtime.definition import FileSource
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, run
 from pipelines.runtime.sources.files import FilesReader
-from state_ops import s3
+from pipelines.runtime.state_sql import answered
+from pipelines.runtime.tenure import storage_errors
+from state_ops import delta_log, restores, s3
+from state_ops.errors import TransientError, WeirError, plainly
+from state_ops.fsck.check import check
+from state_ops.ids import CheckpointId
+from state_ops.registry import Registry
 from state_ops.storage import Storage
 from tests.storage import counting
 from tests.storage.conftest import KEY, SECRET, Bucket
@@ -75,6 +83,13 @@ def assert_silent(*texts: object) -> None:
         assert data
         for canary in CANARIES:
             assert canary.encode() not in data
+            assert canary.encode().hex(" ").encode() not in data
+
+
+def assert_chain_silent(error: BaseException | None) -> None:
+    while error is not None:
+        assert_silent(repr(error), str(error) + ".")
+        error = error.__cause__ or error.__context__
 
 
 def everything_in(bucket: Bucket) -> Iterator[bytes]:
@@ -103,14 +118,24 @@ def test_a_run_leaves_no_secret_anywhere(planted: Bucket, heard: io.StringIO, tm
     assert_silent(*everything_in(planted), heard.getvalue() + ".")
     assert_silent(*(file.read_bytes() + b"." for file in work.rglob("*") if file.is_file()))
 
-    # A server that refuses, another that hangs, a bucket that is not there, a port where nobody listens.
+    # Servers that refuse, another that hangs, a bucket that is not there, a port where nobody listens.
     counting.land(planted, 3)
     strange: list[dict] = [
         {"port": misbehaving("refuses everything")},
+        {"port": misbehaving("repeats what was signed")},
+        {"port": misbehaving("repeats what was signed, to who writes")},
+        {"port": misbehaving("repeats what was signed, to who reads rows")},
         {"port": misbehaving("hangs")},
         {"port": 1},
         {"WEIR_STORAGE__ROOT": "s3://no-such-bucket-of-ours/root"},
     ]
+    behind = counting.configured(planted, work, strange[3]["port"], **with_token())
+    with (
+        pytest.raises(WeirError, match="SignatureDoesNotMatch") as query,
+        answered(counting.pipeline, behind, "SELECT * FROM tables.counted") as (_, rows),
+    ):
+        list(rows)
+    assert_chain_silent(query.value)
     for one in strange:
         short = {"WEIR_STORAGE__S3__REQUEST_TIMEOUT_SECONDS": "0.3", "WEIR_STORAGE__S3__MAX_ATTEMPTS": "2"}
         port, other = one.pop("port", None), with_token(**short, **one)
@@ -123,11 +148,91 @@ def test_a_run_leaves_no_secret_anywhere(planted: Bucket, heard: io.StringIO, tm
                     InMemoryExecutor(),
                 )
             )
-        chain: BaseException | None = failure.value
-        while chain is not None:
-            assert_silent(repr(chain), str(chain) + ".")
-            chain = chain.__cause__ or chain.__context__
+        assert_chain_silent(failure.value)
     assert_silent(heard.getvalue() + ".")
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """One storage with tables in it, through servers that repeat what was signed: always, to who writes, to who reads rows."""
+
+    always: Storage
+    writes: Storage
+    rows: Storage
+
+
+@pytest.fixture
+def refused(planted: Bucket, misbehaving: Misbehaving) -> Refused:
+    storage = planted.storage(session_token={"env": TOKEN})
+    Registry(storage, "counting/main").take_over()
+    restores.record(storage, _restored())
+    ways = (
+        "repeats what was signed",
+        "repeats what was signed, to who writes",
+        "repeats what was signed, to who reads rows",
+    )
+    others = [planted.storage(misbehaving(way), session_token={"env": TOKEN}, max_attempts=1) for way in ways]
+    return Refused(*others)
+
+
+def _restored() -> restores.Restored:
+    return restores.Restored(CheckpointId(1), "c" * 32, "drill", True, None, 0, 0)
+
+
+def _appended(storage: Storage) -> None:
+    handle = delta_log.open_table(storage, restores.PATH)
+    delta_log.commit(handle, "somebody", 1)
+
+
+# Each way in which a library of Rust's copies a server's answer into its errors, and where in storage that is.
+DELTA: dict[str, tuple[Callable[[Refused], object], str]] = {
+    "looks for a table": (lambda to: delta_log.exists(to.always, restores.PATH), "registry%2Frestores"),
+    "opens a table": (lambda to: delta_log.open_table(to.always, restores.PATH), restores.PATH),
+    "makes a table": (lambda to: delta_log.ensure_table(to.writes, "new", restores.SCHEMA), "new/_delta_log"),
+    "commits": (lambda to: _appended(to.writes), f"{restores.PATH}/_delta_log"),
+    "takes over": (lambda to: Registry(to.writes, "counting/main").take_over(), "registry"),
+    "asks for the generation": (lambda to: Registry(to.always, "counting/main").generation(), "registry/checkpoints"),
+    "writes a checkpoint of the log": (
+        lambda to: delta_log.open_table(to.writes, restores.PATH).create_checkpoint(),
+        f"{restores.PATH}/_delta_log",
+    ),
+    "reads rows": (lambda to: delta_log.open_table(to.rows, restores.PATH).to_pyarrow_table(), restores.PATH),
+}
+
+
+@pytest.mark.parametrize("way", DELTA)
+def test_what_delta_rs_says_of_a_refusal_names_status_code_and_path_and_no_secret(refused: Refused, way: str):
+    act, path = DELTA[way]
+    with pytest.raises(Exception) as failure:
+        act(refused)
+    assert_chain_silent(failure.value)
+    told = plainly(failure.value)
+    assert "403" in told and "SignatureDoesNotMatch" in told and path in told
+    assert "x-amz-" not in told and "AWS4-HMAC" not in told
+
+
+def test_a_refusal_is_told_and_logged_and_found_without_what_was_signed(
+    refused: Refused, heard: io.StringIO, capsys: pytest.CaptureFixture[str]
+):
+    with (
+        pytest.raises(TransientError, match="403 Forbidden") as away,
+        storage_errors(counting.pipeline, refused.always),
+    ):
+        Registry(refused.always, "counting/main").head()
+    assert_chain_silent(away.value)
+    restores.record(refused.writes, _restored())
+    assert "a restore could not be recorded" in heard.getvalue() and "SignatureDoesNotMatch" in heard.getvalue()
+    report = check(refused.rows, "counting/main", [], alive=False)
+    assert_silent(heard.getvalue(), json.dumps(report.to_dict()))
+
+    def raw() -> None:
+        DeltaTable(refused.always.full(restores.PATH), storage_options=refused.always.delta_options)
+
+    for debug in (False, True):
+        assert cli._guarded(lambda **_: raw(), debug) == 1
+        printed = capsys.readouterr().err
+        assert "SignatureDoesNotMatch" in printed and ("Traceback" in printed) is debug
+        assert_silent(printed)
 
 
 @pytest.mark.s3
@@ -211,7 +316,7 @@ def test_a_literal_secret_is_refused_and_not_repeated(tmp_path: Path, text: str)
     with pytest.raises(ConfigurationError) as refused:
         settings.load({"WEIR_CONFIG": str(file)})
     assert "storage" in str(refused.value)
-    assert_silent(refused.value)
+    assert_chain_silent(refused.value)
     assert "AKIAIOSFODNN7EXAMPLE" not in str(refused.value)
 
 

@@ -168,7 +168,9 @@ def files_at(storage: Storage, table: str, version: int | None) -> list[DataFile
     try:
         return active_files(delta_log.open_table(storage, table_path(table), version))
     except DeltaError as error:
-        raise _unreachable(storage, table, f"its version {version} cannot be read any more: {error}") from error
+        raise _unreachable(
+            storage, table, f"its version {version} cannot be read any more: {plainly(error)}"
+        ) from error
 
 
 def _difference(

@@ -10,7 +10,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pipelines.runtime.sources.slices import SourceFile
-from state_ops.errors import InputError, TransientError
+from state_ops.errors import InputError, TransientError, first_line
 
 _TAIL = 1 << 16  # bytes; as much as Arrow itself reads at first, and most footers fit
 
@@ -68,7 +68,7 @@ class ParquetFiles:
             ) from error
         except OSError as error:
             raise TransientError(
-                f"The input file {file.name} cannot be read now: {_first_line(error)}",
+                f"The input file {file.name} cannot be read now: {first_line(error)}",
                 where=self.uri(file),
                 next="Look at the storage and at who may read the file, and run again; nothing of this epoch was applied.",
             ) from error
@@ -79,7 +79,7 @@ class ParquetFiles:
             yield
         except pa.ArrowMemoryError as error:
             raise TransientError(
-                f"There was no memory to read the input file {file.name}: {_first_line(error)}",
+                f"There was no memory to read the input file {file.name}: {first_line(error)}",
                 where=self.uri(file),
                 next="Cut smaller slices (epoch.max_rows, epoch.max_bytes), or let Spark read them (spark.direct_read_mb: 0).",
             ) from error
@@ -87,7 +87,7 @@ class ParquetFiles:
             problem = "is empty" if file.size == 0 else "is not a readable Parquet file"
             raise InputError(
                 f"The input file {file.name} {problem}.",
-                where=f"{self.uri(file)} ({_first_line(error)})",
+                where=f"{self.uri(file)} ({first_line(error)})",
                 next=f"Repair it, or move it out of {self._directory}; nothing of this epoch was applied.",
             ) from error
 
@@ -100,7 +100,3 @@ class ParquetFiles:
             if end[-4:] == b"PAR1" and len(end) < needed <= size:
                 end = stream.read_at(needed, size - needed)
         return end
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
