@@ -41,11 +41,12 @@ log = structlog.get_logger("weir.cache")
 
 @dataclass(frozen=True, slots=True)
 class ValueStore(Generic[V]):
-    """Value state by encoded key in a backend: bytes below, decoded values above. encode and decode take whole batches."""
+    """Value state by encoded key in a backend: bytes below, decoded values above. encode and decode take whole batches; decode gives None
+    for what counts as absent."""
 
     backend: Backend
     encode: Callable[[Sequence[V]], Sequence[bytes]]
-    decode: Callable[[Sequence[bytes]], Sequence[V]]
+    decode: Callable[[Sequence[bytes]], Sequence[V | None]]
 
     def get(self, keys: Sequence[bytes]) -> list[V | None]:
         """The values of `keys` in their order, None where there is none; one multi-get."""

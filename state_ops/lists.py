@@ -25,13 +25,13 @@ from state_ops.errors import DamageError, StageError
 from state_ops.keys import decode_keys, last_int64
 from state_ops.kinds import LIST_ENDS, LIST_STATE, Collection
 from state_ops.schema import TOUCHED, StateSchema
-from state_ops.ttl import Expiry, Ttl
+from state_ops.ttl import Expiry
 from state_ops.value import check_nulls
 
 _CODE, _FIRST, _NEXT = "__weir_code", "__weir_first", "__weir_next"
 _MANY = 64  # numbers that are cheaper to ask for than a scan, which takes 15-20 us
 _PLAIN_ENDS = StateSchema.build([("first", pa.int64(), False, 0), ("next", pa.int64(), False, 0)])
-_STAMPED_ENDS = ttl.stamped(_PLAIN_ENDS, Ttl(1))
+_STAMPED_ENDS = ttl.stamped(_PLAIN_ENDS)
 
 
 class ListState:
@@ -166,8 +166,6 @@ class ListState:
         # Ends carry a stamp for the sweep alone: which elements live is for these to say.
         rows, _ = ttl.decoded(self._ends_schema, [value for value in values if value is not None], None)
         self._first[here], self._next[here] = rows["first"].to_numpy(), rows["next"].to_numpy()
-        if self._expiry is not None:
-            self._moved[here[self._expiry.stale(rows[TOUCHED], read=False)]] = True
 
     def _advance(self, codes: np.ndarray, n: int | None) -> None:
         """Move `first` to the first element that is stored, where many numbers, or many of the last n, would be asked for: the
@@ -211,9 +209,9 @@ class ListState:
             gone = codes[oldest[codes] > first]
             self._first[gone] = oldest[gone]
             self._moved[gone] = True
-            stale = self._expiry.stale(rows[TOUCHED], read=True)
-            self._put(owners[stale], numbers[stale], rows.filter(pl.Series(stale)))
-            self._moved[owners[stale]] = True
+            touched = self._expiry.touched_by_reading(rows[TOUCHED])
+            self._put(owners[touched], numbers[touched], rows.filter(pl.Series(touched)))
+            self._moved[owners[touched]] = True
         elements = rows.select(list(self._types))
         return self._convert(frames.arrow(pl.concat([self._known().of(owners), elements], how="horizontal")))
 

@@ -217,8 +217,8 @@ class MapState:
     def _touch(self, encoded: list[bytes], rows: pl.DataFrame, present: np.ndarray) -> None:
         """What the author has read, where that counts."""
         if self._expiry is not None:
-            stale = np.flatnonzero(self._expiry.stale(rows[TOUCHED], read=True) & present)
-            self._put([encoded[index] for index in stale.tolist()], rows[stale])
+            touched = np.flatnonzero(self._expiry.touched_by_reading(rows[TOUCHED]) & present)
+            self._put([encoded[index] for index in touched.tolist()], rows[touched])
 
     def _put(self, encoded: list[bytes], rows: pl.DataFrame) -> None:
         self._entries.put(encoded, ttl.encoded(self._schema, rows, self._expiry))

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from state_ops import frames
 from state_ops.cache import StateCache, ValueStore
-from state_ops.codec import decode_rows, encode_rows
+from state_ops.codec import encode_rows
 from state_ops.errors import StageError
 from state_ops.key_collections import KeyList, KeyMap, KeyTimers
 from state_ops.kinds import LIST, VALUE_STATE, collections_of
@@ -25,7 +26,7 @@ from state_ops.python_rows import Row, as_stored, beside, columns, own, tuples, 
 from state_ops.schema import StateSchema
 from state_ops.state import KeyedState
 from state_ops.state_class import State
-from state_ops.ttl import visible
+from state_ops.ttl import Expiry, decoded_table, encoded, visible
 
 OpenCache = Callable[[ValueStore[Row], StateSchema], "StateCache[Row] | None"]
 """Gives the cache above a store of rows of a schema, or none."""
@@ -35,13 +36,19 @@ def no_cache(store: ValueStore[Row], schema: StateSchema) -> None:
     """What `OpenCache` is where none is configured."""
 
 
-def row_store(backend: Any, schema: StateSchema, where: str) -> ValueStore[Row]:
-    """Rows of a schema in a backend, as tuples."""
+def row_store(backend: Any, schema: StateSchema, where: str, expiry: Expiry | None = None) -> ValueStore[Row]:
+    """Rows of a schema in a backend, as tuples of the fields that an author declared; None for one that has expired."""
+    fields = visible(schema)
 
     def encode(rows: Sequence[Row]) -> list[bytes]:
-        return encode_rows(schema, columns(schema.fields, rows, lambda number: f"row {number}", where))
+        table = columns(fields, rows, lambda number: f"row {number}", where)
+        return encode_rows(schema, table) if expiry is None else encoded(schema, frames.from_arrow(table), expiry)
 
-    return ValueStore(backend, encode, lambda values: tuples(decode_rows(schema, values)))
+    def decode(values: Sequence[bytes]) -> list[Row | None]:
+        rows, alive = decoded_table(schema, values, expiry)
+        return [row if lives else None for row, lives in zip(tuples(rows), alive.tolist(), strict=True)]
+
+    return ValueStore(backend, encode, decode)
 
 
 class KeyState:

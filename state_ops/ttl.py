@@ -3,6 +3,9 @@
 Every value, list element and map entry carries the processing time (`epoch.now`) at which it was last touched, in a hidden
 field of its schema. It is expired when that is `ttl` or longer ago. Expiry is judged when something is read, by the
 epoch's fixed clock, so a replay sees what the first try saw; when an expired entry is deleted does not matter to anybody.
+
+That holds for a TTL that changes too, because a checkpoint records what its stage has forgotten (`Forgotten`). What one TTL has
+let expire stays expired when the next one is longer, or when there is none any more: such a stage keeps the hidden field.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -35,27 +39,93 @@ class Ttl:
 
 
 @dataclass(frozen=True, slots=True)
-class Expiry:
-    """A TTL at one moment of processing time, `now`, in microseconds since 1970 UTC."""
+class Forgotten:
+    """What a stage with a TTL, or that once had one, has forgotten for good. A checkpoint records it for each stage.
 
-    ttl: Ttl
+    Attributes:
+        upto: State that was last touched at this moment or before it is expired, whatever the TTL is now. Microseconds since
+            1970 UTC; None: nothing is.
+        unstamped: When state without a stamp, which is older than the first TTL, counts as touched: at the first epoch that
+            had one. Microseconds since 1970 UTC; None: no epoch has had one yet.
+    """
+
+    upto: int | None = None
+    unstamped: int | None = None
+
+
+def forgotten_after(before: Forgotten | None, ttl: Ttl | None, now: int) -> Forgotten | None:
+    """What a stage has forgotten once it has applied an epoch. It only grows, as processing time does.
+
+    Args:
+        before: What it had forgotten before that epoch; None: it never had a TTL.
+        ttl: Its TTL in that epoch; None: it has none.
+        now: The epoch's processing time, in microseconds since 1970 UTC.
+
+    Returns:
+        None for a stage that has never had a TTL.
+    """
+    if ttl is None:
+        return before
+    known = before or Forgotten()
+    oldest = now - ttl.micros
+    upto = oldest if known.upto is None else max(known.upto, oldest)
+    return Forgotten(upto, now if known.unstamped is None else known.unstamped)
+
+
+def forgotten_in(figures: Mapping[str, Any], epoch_now: int) -> Forgotten | None:
+    """What a stage had forgotten by a checkpoint.
+
+    Args:
+        figures: What the checkpoint's row says of the stage.
+        epoch_now: The checkpoint's processing time, in microseconds since 1970 UTC: rows of earlier releases say what is
+            forgotten by their TTL alone.
+    """
+    if "forgotten" in figures:
+        return Forgotten(**figures["forgotten"]) if figures["forgotten"] else None
+    if not figures.get("ttl"):
+        return None
+    waiting = figures.get("waiting") or ()
+    applied = waiting[0]["now"] if waiting else epoch_now  # what waits is applied by its own epoch's clock
+    return Forgotten(applied - Ttl(**figures["ttl"]).micros)
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """What is expired at one moment of processing time.
+
+    Attributes:
+        ttl: The TTL of that moment; None: there is none any more.
+        now: The moment, in microseconds since 1970 UTC.
+        before: What was forgotten before it.
+    """
+
+    ttl: Ttl | None
     now: int
+    before: Forgotten | None = None
 
     def alive(self, touched: pl.Series) -> np.ndarray:
-        """bool[n] of stamps. Without one, an entry is older than the TTL itself: it counts as touched now."""
-        stamps = touched.fill_null(self.now).to_numpy()
-        return np.asarray(stamps > self.now - self.ttl.micros)
+        """bool[n] of stamps: which of these entries live."""
+        forgotten = forgotten_after(self.before, self.ttl, self.now) or Forgotten()
+        if forgotten.upto is None:
+            return np.ones(len(touched), bool)
+        unstamped = self.now if forgotten.unstamped is None else forgotten.unstamped
+        return np.asarray(touched.fill_null(unstamped).to_numpy() > forgotten.upto)
 
-    def stale(self, touched: pl.Series, read: bool) -> np.ndarray:
-        """bool[n]: which living entries must be written again with a new stamp after they were seen (read: by the author)."""
-        if read and self.ttl.on_read:
-            return np.asarray((touched.is_null() | (touched != self.now)).to_numpy())
-        return np.asarray(touched.is_null().to_numpy())
+    def touched_by_reading(self, touched: pl.Series) -> np.ndarray:
+        """bool[n] of the stamps of entries that the author has read: which of them get a new stamp for that."""
+        if self.ttl is None or not self.ttl.on_read:
+            return np.zeros(len(touched), bool)
+        return np.asarray(touched.ne_missing(self.now).to_numpy())
 
 
-def stamped(schema: StateSchema, ttl: Ttl | None) -> StateSchema:
-    """The schema with the hidden field, if there is a TTL."""
-    if ttl is None:
+def expiry_of(schema: StateSchema, ttl: Ttl | None, now: int, before: Forgotten | None) -> Expiry | None:
+    """What is expired of rows of a schema; None where rows have no stamp, and nothing ever expires."""
+    return Expiry(ttl, now, before) if TOUCHED in schema.arrow.names else None
+
+
+def stamped(schema: StateSchema) -> StateSchema:
+    """The schema with the hidden field, where it has none yet."""
+    if TOUCHED in schema.arrow.names:
         return schema
     return replace(schema, fields=(*schema.fields, Field(TOUCHED, pa.int64(), True, None)))
 
@@ -97,7 +167,7 @@ def _alive(rows: pa.Table, expiry: Expiry | None) -> np.ndarray:
 
 
 def encoded(schema: StateSchema, rows: pl.DataFrame, expiry: Expiry | None) -> list[bytes]:
-    """Values of rows, touched now; without an expiry, whenever somebody with one first sees them."""
+    """Values of rows, touched now; without an expiry, when the first epoch with one sees them."""
     if expiry is not None or (TOUCHED in schema.arrow.names and TOUCHED not in rows.columns):
         rows = rows.with_columns(pl.lit(expiry.now if expiry else None, pl.Int64).alias(TOUCHED))
     return encode_rows(schema, frames.stored(rows, schema.arrow))
@@ -117,7 +187,7 @@ def sweep(
     position: bytes,
     most: int,
 ) -> bytes | None:
-    """Look at the next entries from `position`, at most `most`: delete the expired ones, stamp those without a stamp.
+    """Look at the next entries from `position`, at most `most`, and delete those that are expired.
 
     schemas: by what stands between key group and key: kind, or kind and tag. Returns where to go on in the next epoch; None:
     at the beginning. Whoever starts elsewhere looks at some entries earlier and at some later, nothing else.
@@ -132,7 +202,6 @@ def sweep(
     sorts: dict[bytes, list[int]] = {}
     for number, (key, _) in enumerate(entries):
         sorts.setdefault(key[2:7] if key[2] in _NAMED else key[2:3], []).append(number)
-    puts: list[tuple[bytes, bytes]] = []
     deletes: list[bytes] = []
     for sort, numbers in sorts.items():
         schema = schemas.get(sort)
@@ -140,12 +209,8 @@ def sweep(
             continue
         touched = _stamps(schema, [entries[number][1] for number in numbers])
         deletes += [entries[numbers[i]][0] for i in np.flatnonzero(~expiry.alive(touched)).tolist()]
-        bare = [entries[numbers[i]] for i in np.flatnonzero(touched.is_null().to_numpy()).tolist()]
-        if bare:
-            rows, _ = decoded(schema, [value for _, value in bare], None)
-            puts += list(zip([key for key, _ in bare], encoded(schema, rows, expiry), strict=True))
-    if puts or deletes:
-        backend.write(puts, deletes)
+    if deletes:
+        backend.write([], deletes)
     return entries[-1][0] + b"\0" if len(entries) == most else None
 
 

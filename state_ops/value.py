@@ -79,7 +79,7 @@ class ValueState:
         if not self._touched.all():  # else they are put as they were asked for, which `Rows` remembers
             touched = np.flatnonzero(self._touched)
             keys, rows, present = keys[touched], rows[touched], present[touched]
-        if TOUCHED in self._schema.arrow.names:  # without an expiry: touched whenever somebody with one first sees it
+        if TOUCHED in self._schema.arrow.names:  # without an expiry: as of the first epoch with one
             rows = rows.with_columns(pl.lit(self._expiry.now if self._expiry else None, pl.Int64).alias(TOUCHED))
         self._kept.put(keys, rows, present)
         self._touched[:] = False
@@ -209,7 +209,7 @@ class ValueState:
         if self._expiry is not None:
             read = np.zeros(len(rows), bool)
             read[codes] = True
-            self._touched |= self._expiry.stale(rows[TOUCHED], read=True) & self._present & read
+            self._touched |= self._expiry.touched_by_reading(rows[TOUCHED]) & self._present & read
         return rows
 
     def _store(self, codes: np.ndarray, columns: dict[str, pl.Series], method: str) -> None:

@@ -299,6 +299,7 @@ def _figures(shop: Workshop, flight: Flight, stage: Stage) -> dict[str, Any]:
         "swept": {str(ack.subtask): ack.swept for ack in acks if ack.swept is not None},
         "window": meaning(stage),
         "ttl": asdict(stage.ttl) if stage.ttl else None,
+        "forgotten": asdict(forgotten) if (forgotten := flight.forgotten.get(stage.uid)) else None,
         "files_total": len(state),
         "files_new": len(new),
         "bytes_total": sum(file.bytes for file in state),

@@ -54,6 +54,7 @@ from state_ops.state import GROUP
 from state_ops.storage import Storage
 from state_ops.sweep import sweep
 from state_ops.transfers import together
+from state_ops.ttl import Forgotten
 
 POSITIONS = "positions"  # output: of each row that a tracked stage hands out, where it comes from
 _DISCARD_SECONDS = 10.0
@@ -67,6 +68,7 @@ class KeyedTask:
     is staged as a channel if `channel`, else dropped. resident_mb: MiB of rows that a subtask keeps as a resident table. warm_mb:
     MiB that entries of state caches may take in a worker process between epochs. full: the snapshot is to depend on no other.
     stages: uids of all stages of the pipeline, the only ones whose local files are kept; none: nothing is known of others. seconds: what the epoch has left when its task begins; transfers stop then. swept: by subtask, where the sweep of expired state goes on.
+    forgotten: what a TTL has let expire before this epoch.
     origin: the epoch whose rows these are, and whose time and progress the others say, if not this one. patience: seconds after which
     the subtask stops between two batches, and leaves the rest; None: it applies all rows. unfinished: the origin has further rows.
     reread: rows for the next stages may be read again after this epoch.
@@ -97,6 +99,7 @@ class KeyedTask:
     stages: tuple[str, ...] = ()
     seconds: float | None = None
     swept: Mapping[int, str] = field(default_factory=dict)
+    forgotten: Forgotten | None = None
     keep: frozenset[AttemptId] = frozenset()
     here: Path | None = None
     origin: CheckpointId | None = None
@@ -199,6 +202,7 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
                 caching.open,
                 residence,
                 task.epoch,
+                task.forgotten,
             )
             arriving = _Patient(batches, task.patience)
             for rows in _data(task, arriving, counters):

@@ -28,7 +28,7 @@ from state_ops import errors, rescale
 from state_ops.backends import named as backends
 from state_ops.backends.base import BackendOptions
 from state_ops.cache import CacheSizes
-from state_ops.checkpoint import Ack, Checkpoint, Handover, Snapshot, StagedFile, StateFile
+from state_ops.checkpoint import Ack, Checkpoint, Handover, Snapshot, StagedFile, StateFile, to_micros
 from state_ops.errors import (
     ConfigurationError,
     DamageError,
@@ -42,6 +42,7 @@ from state_ops.ids import AttemptId, epoch_dir, new_attempt_id
 from state_ops.object_cache import ObjectCache
 from state_ops.pending import Trigger
 from state_ops.storage import Storage
+from state_ops.ttl import forgotten_after
 
 log = structlog.get_logger("weir.epoch")
 
@@ -388,6 +389,7 @@ def _task(shop: Workshop, flight: Flight, stage: Stage, fixed: Shapes, tip: Tip)
         objects=objects(settings),
         seconds=flight.deadline - time.monotonic(),
         swept=tip.swept,
+        forgotten=tip.forgotten,
     )
 
 
@@ -436,11 +438,12 @@ def note_progress(flight: Flight, stage: Stage, tip: Tip, columns: pa.Schema | N
     columns: those that its function sees.
     """
     acks, done = flight.pending.acks_of(stage.uid), flight.work[stage.uid]
-    after, waiting = tip.watermark, done.behind
+    after, waiting, forgotten = tip.watermark, done.behind, tip.forgotten
     if done.first is not None:
         left = rest(done, acks, columns)
         if left is not None:
             waiting = (left, *waiting)
+        forgotten = forgotten_after(tip.forgotten, stage.ttl, to_micros(done.first.now))
         known, handed_on = known_watermark(flight, stage, tip), None
         if left is None:
             after = watermarks.after_job(stage, known, acks, flight.cut.drain)
@@ -453,7 +456,8 @@ def note_progress(flight: Flight, stage: Stage, tip: Tip, columns: pa.Schema | N
     if after is not None:
         flight.watermarks[stage.uid] = after
     flight.waiting[stage.uid] = waiting
-    return tip.after(acks, after, waiting)
+    flight.forgotten[stage.uid] = forgotten
+    return tip.after(acks, after, waiting, forgotten)
 
 
 def _rows_offered(flight: Flight, stage: Stage) -> int:

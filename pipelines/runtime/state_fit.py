@@ -71,13 +71,16 @@ ANOTHER_UID = "Put the definition back, or give the stage a new uid: it then sta
 
 def fit(stage: Stage, fixed: Shapes, recorded: Mapping[str, Any], max_parallelism: int) -> Fit:
     """A stage as it is now against what a checkpoint recorded of its state. recorded: its operator's figures, with a schema."""
-    found = [*_schema_findings(stage.uid, "state", "", evolution.from_record(recorded), fixed.state)]
+    was = evolution.from_record(recorded)
+    if TOUCHED in was.arrow.names:  # also without a TTL now: what the old one has let expire is told by its stamp
+        fixed = fixed.with_stamps
+    found = [*_schema_findings(stage.uid, "state", "", was, fixed.state)]
     refused: list[tuple[str, str]] = []
     keys = [[field.name, type_name(field.type)] for field in fixed.keys]
     if recorded["keys"] != keys:
         refused.append(("key", f"the key was {recorded['keys']}, is {keys}"))
-    if (was := recorded.get("window")) != (now := meaning(stage)):
-        refused.append((_kind(stage), f"its {_kind(stage)} were {was}, are {now}"))
+    if (meant := recorded.get("window")) != (means := meaning(stage)):
+        refused.append((_kind(stage), f"its {_kind(stage)} were {meant}, are {means}"))
     found += [_refused(stage.uid, aspect, what) for aspect, what in refused]
     collections, of_collections = _collections_fitted(stage.uid, recorded.get("collections") or {}, fixed)
     found += of_collections

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from configs.settings import Settings
 from pipelines.runtime.definition import FileSource, Pipeline, SessionWindow, Stage, Window
-from pipelines.runtime.operators import open_windows, open_windows_schema
+from pipelines.runtime.operators import open_windows, open_windows_schema, remembered
 from pipelines.runtime.stage_job import backend_options
 from pipelines.runtime.state_files import opened
 from state_ops import evolution, frames
@@ -30,7 +30,7 @@ from state_ops.kinds import LIST, Collection
 from state_ops.scans import scan_state
 from state_ops.schema import TOUCHED, StateSchema
 from state_ops.storage import Storage
-from state_ops.ttl import Expiry, Ttl, visible
+from state_ops.ttl import Expiry, Ttl, expiry_of, forgotten_in, visible
 from state_ops.value_types import type_named
 
 _READ_ELSEWHERE = FileSource("")  # a stage that is only read has no input
@@ -42,7 +42,8 @@ class View:
 
     stage: only what windows are read by; None for all other state. parallelism, max_parallelism: of then.
     schema: the columns of its rows: key columns; of windows their bounds; fields; a column for each list and map.
-    identity: the columns that tell a row from all others.
+    identity: the columns that tell a row from all others. due: of a deduplication, the moment in microseconds since 1970 UTC at which the
+    next epoch judges what has expired; None for all other state.
     """
 
     uid: str
@@ -60,6 +61,7 @@ class View:
     snapshots: Mapping[int, Snapshot]
     schema: pa.Schema
     identity: tuple[str, ...]
+    due: int | None = None
 
     def tables(self, subtasks: Iterable[int] | None = None) -> Iterator[pa.Table]:
         """All rows, by default of every subtask, in tables of at most one key group; fetched and opened one by one."""
@@ -73,7 +75,8 @@ class View:
         if self.stage is not None:
             found = open_windows(self.stage, self.keys, self.state, backend, groups)
         else:
-            found = scan_state(backend, self.state, self.collections, self.keys, groups, self.expiry)
+            scanned = scan_state(backend, self.state, self.collections, self.keys, groups, self.expiry)
+            found = (remembered(table, self.due) for table in scanned)
         for table in found:
             if table.num_rows:
                 # A group without elements has no type for its lists, and nothing of what may not be null is shown as such.
@@ -156,7 +159,7 @@ def view_of(
     state, collections = evolution.from_record(figures), _collections(figures)
     stage = _windows(pipeline, figures, uid, keys)
     ttl = _ttl(pipeline, figures, uid, checkpoint, state, collections)
-    identity = tuple(keys.names)
+    identity, now = tuple(keys.names), to_micros(checkpoint.epoch_now)
     if stage is not None:
         schema = open_windows_schema(stage, keys, state)
         # A session that grows keeps its start, unless rows came that are older than it.
@@ -173,12 +176,13 @@ def view_of(
         state=state,
         collections=collections,
         stage=stage,
-        expiry=Expiry(ttl, to_micros(checkpoint.epoch_now)) if ttl else None,
+        expiry=expiry_of(state, ttl, now, forgotten_in(figures, now)),
         parallelism=figures["parallelism"],
         max_parallelism=figures["max_parallelism"],
         snapshots=snapshots,
         schema=schema,
         identity=identity,
+        due=_due(figures, checkpoint, uid),
     )
 
 
@@ -227,6 +231,14 @@ def _windows(pipeline: Pipeline, figures: Mapping[str, Any], uid: str, keys: pa.
     else:
         return None
     return Stage(uid, _READ_ELSEWHERE, tuple(keys.names), window=window)
+
+
+def _due(figures: Mapping[str, Any], checkpoint: Checkpoint, uid: str) -> int | None:
+    """By what the next epoch would have judged which keys of a deduplication have expired: event time, or its own."""
+    meant = figures.get("window") or {}
+    if set(meant) != {"on"}:
+        return None
+    return checkpoint.watermarks.get(uid) if meant["on"] is not None else to_micros(checkpoint.epoch_now)
 
 
 def _ttl(

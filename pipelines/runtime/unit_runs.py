@@ -37,7 +37,7 @@ from state_ops.snapshot import Attempt
 from state_ops.state_class import State
 from state_ops.storage import Storage
 from state_ops.timers import AT, DOMAIN, MOMENT, scan_timers
-from state_ops.ttl import Expiry
+from state_ops.ttl import Forgotten, expiry_of, forgotten_after
 
 FIRST_NOW = datetime(2020, 1, 1, tzinfo=UTC)
 _GENERATION = Generation(1)
@@ -57,6 +57,7 @@ class _Epoch:
     bases: Mapping[int, Snapshot]
     watermark: int | None
     dropped: int
+    forgotten: Forgotten | None = None
 
 
 class StageRun:
@@ -194,7 +195,8 @@ class StageRun:
             acks.append(ack)
         after = watermarks.after_job(self.stage, known, acks, drain) if fixed_after is None else fixed_after
         bases = snapshots_of(tuple(file for ack in acks for file in ack.files), self.stage.uid)
-        return _Epoch(moment, tuple(acks), bases, after, rows.num_rows - kept.num_rows)
+        forgotten = forgotten_after(self._last.forgotten, self.stage.ttl, to_micros(moment))
+        return _Epoch(moment, tuple(acks), bases, after, rows.num_rows - kept.num_rows, forgotten)
 
     def _commit(self, done: _Epoch) -> None:
         self._last, self._read = done, None
@@ -217,6 +219,7 @@ class StageRun:
             event_time=source_of(self.stage).event_time,
             options=_OPTIONS,
             swept={ack.subtask: ack.swept for ack in self._last.acks if ack.swept is not None},
+            forgotten=self._last.forgotten,
         )
 
     # -- rows in
@@ -305,7 +308,7 @@ class StageRun:
         if self._read is None:
             made = self.stage.state or _class_of(self.stage.uid, fixed.state)
             found: dict[Any, State] = {}
-            expiry = Expiry(self.stage.ttl, to_micros(self._last.now)) if self.stage.ttl else None
+            expiry = expiry_of(fixed.state, self.stage.ttl, to_micros(self._last.now), self._last.forgotten)
             for groups, backend in self._opened():
                 found.update(instances_of.read(backend, fixed, groups, made, expiry))
             self._read = found

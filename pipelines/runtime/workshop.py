@@ -20,7 +20,7 @@ from pipelines.runtime.sinks.delta import Left
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import Slice
 from pipelines.runtime.unapplied import Rows, Unapplied, Work
-from state_ops.checkpoint import Ack, Checkpoint, Handover, LocalSnapshot, Snapshot, StagedFile, StateFile
+from state_ops.checkpoint import Ack, Checkpoint, Handover, LocalSnapshot, Snapshot, StagedFile, StateFile, to_micros
 from state_ops.errors import DamageError
 from state_ops.frames import schema_from_json
 from state_ops.handover import read_by_next
@@ -30,6 +30,7 @@ from state_ops.pending import PendingCheckpoint, Trigger
 from state_ops.pins import Watcher
 from state_ops.registry import Publication, Registry
 from state_ops.storage import Storage
+from state_ops.ttl import Forgotten, forgotten_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Tip:
 
     watermark: microseconds since 1970 UTC. swept: by subtask, where the sweep of expired state goes on. bases: snapshots by subtask.
     settled: every base is confirmed, or on the disk that workers share with the coordinator; else the next epoch waits.
-    waiting: what it has not applied. pace: rows that it applied last; None: not known.
+    waiting: what it has not applied. pace: rows that it applied last; None: not known. forgotten: what a TTL has let expire.
     """
 
     watermark: int | None = None
@@ -89,6 +90,7 @@ class Tip:
     settled: bool = True
     waiting: tuple[Unapplied, ...] = ()
     pace: int | None = None
+    forgotten: Forgotten | None = None
 
     @classmethod
     def at(
@@ -113,10 +115,13 @@ class Tip:
             return channels[path]
 
         waiting = tuple(Unapplied.from_json(raw, found) for raw in recorded.get("waiting") or ())
-        return cls(head.watermarks.get(stage) if head else None, swept, bases, waiting=waiting)
+        forgotten = forgotten_in(recorded, to_micros(head.epoch_now)) if head else None
+        return cls(head.watermarks.get(stage) if head else None, swept, bases, waiting=waiting, forgotten=forgotten)
 
-    def after(self, acks: list[Ack], watermark: int | None, waiting: tuple[Unapplied, ...] = ()) -> Tip:
-        """The tip after an epoch whose acks these are. waiting: what it leaves."""
+    def after(
+        self, acks: list[Ack], watermark: int | None, waiting: tuple[Unapplied, ...], forgotten: Forgotten | None
+    ) -> Tip:
+        """The tip after an epoch whose acks these are. waiting: what it leaves; forgotten: what a TTL has let expire by then."""
         bases, settled = dict(self.bases), True
         for ack in acks:
             if ack.handover is not None:
@@ -125,7 +130,7 @@ class Tip:
             elif ack.attempt:  # it has uploaded by itself
                 settled = False
         swept = {ack.subtask: ack.swept for ack in acks if ack.swept is not None}
-        return Tip(watermark, swept, bases, settled, waiting, sum(ack.rows_in for ack in acks))
+        return Tip(watermark, swept, bases, settled, waiting, sum(ack.rows_in for ack in acks), forgotten)
 
     @property
     def rescaled(self) -> bool:
@@ -215,7 +220,8 @@ class Flight:
 
     uploaded: acks whose files are in storage, by stage, until the epoch before is confirmed. noted: its id is written down. judged: uids of stages whose rows no gate refuses. begun: steps, by lane and kind. elsewhere: uids of stages that run again, once what they build on is in storage. sealed: the row
     and the listing, ready for the commit; confirmed: the checkpoint, once the registry has it; published: what its sinks have of it.
-    work: by stage, what it applies; waiting: what it has not applied after that. applied: which epoch it was at.
+    work: by stage, what it applies; waiting: what it has not applied after that. applied: which epoch it was at. forgotten: by stage, what
+    a TTL has let expire by then.
     may_stand: its commit has begun, and the registry has not said that it failed. losers: objects of attempts that do not count. started: on time.perf_counter(); deadline: on time.monotonic().
     """
 
@@ -239,6 +245,7 @@ class Flight:
     work: dict[str, Work] = field(default_factory=dict)
     waiting: dict[str, tuple[Unapplied, ...]] = field(default_factory=dict)
     applied: dict[str, Applied] = field(default_factory=dict)
+    forgotten: dict[str, Forgotten | None] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
     losers: list[StateFile] = field(default_factory=list)
     watermarks: dict[str, int] = field(default_factory=dict)

@@ -24,9 +24,9 @@ from state_ops.key_groups import key_groups
 from state_ops.kinds import collections_of
 from state_ops.lists import scan_list
 from state_ops.maps import scan_map
-from state_ops.schema import StateSchema
+from state_ops.schema import TOUCHED, StateSchema
 from state_ops.state import GROUP, KeyedState, scan_values, sorts
-from state_ops.ttl import Expiry, Ttl
+from state_ops.ttl import Forgotten, Ttl
 
 GROUPS, LIFE = 4, 10
 KEYS = pa.schema([("k", pa.string())])
@@ -52,15 +52,21 @@ def _keyed(keys: list[str], **columns: list) -> pl.DataFrame:
 
 
 class Kept:
-    """State over a backend, a new handle for each epoch as an attempt has it."""
+    """State over a backend, a new handle for each epoch as an attempt has it. The TTL may be another one in each epoch."""
 
     def __init__(self, backend: Any, life: Ttl | None) -> None:
         self.backend, self.life, self.position = backend, life, b""
-        self.schema = ttl.stamped(StateSchema.of(Rider), life)
-        self.collections = tuple(replace(one, schema=ttl.stamped(one.schema, life)) for one in collections_of(Rider))
+        self.schema, self.collections = StateSchema.of(Rider), collections_of(Rider)
+        self.forgotten: Forgotten | None = None
 
     def epoch(self, now: int) -> KeyedState:
-        self.expiry = Expiry(self.life, now) if self.life else None
+        if self.life is not None and TOUCHED not in self.schema.arrow.names:
+            self.collections = tuple(
+                replace(one, schema=ttl.stamped(one.schema).reading([one.schema])) for one in self.collections
+            )
+            self.schema = ttl.stamped(self.schema).reading([self.schema])
+        self.expiry = ttl.expiry_of(self.schema, self.life, now, self.forgotten)
+        self.forgotten = ttl.forgotten_after(self.forgotten, self.life, now)
         self.state = KeyedState(
             self.backend, self.schema, KEYS, "stage tried", expiry=self.expiry, collections=self.collections
         )
@@ -100,16 +106,20 @@ class Model:
     """The same with Python's own: each thing with the moment at which it was touched."""
 
     def __init__(self, life: Ttl | None) -> None:
-        self.life, self.now = life, 0
+        self.life, self.now, self.had_life = life, 0, False
         self.value: dict[str, list] = {}
         self.recent: dict[str, list[list]] = {}
         self.maps: dict[str, dict[str, dict[Any, list]]] = {"spent": {}, "seen": {}}
 
     def at(self, now: int) -> None:
-        """Forget what has expired by now."""
+        """Forget what has expired by now. What is older than the first TTL counts as touched when that came."""
         self.now = now
         if self.life is None:
             return
+        if not self.had_life:
+            self.had_life = True
+            for one in self.things():
+                one[1] = now
         oldest = now - self.life.micros
         self.value = {key: one for key, one in self.value.items() if one[1] > oldest}
         self.recent = {key: [one for one in kept if one[1] > oldest] for key, kept in self.recent.items()}
@@ -117,6 +127,10 @@ class Model:
             self.maps[name] = {
                 key: {entry: one for entry, one in kept.items() if one[1] > oldest} for key, kept in maps.items()
             }
+
+    def things(self) -> list[list]:
+        maps = [one for maps in self.maps.values() for kept in maps.values() for one in kept.values()]
+        return [*self.value.values(), *maps, *(one for kept in self.recent.values() for one in kept)]
 
     def read(self, things: list[list]) -> list:
         for one in things:
@@ -255,26 +269,30 @@ OPERATIONS = st.tuples(
 BATCHES = st.lists(st.lists(OPERATIONS, max_size=5), max_size=2)
 EPOCHS = st.lists(st.tuples(BATCHES, st.integers(0, 6)), min_size=1, max_size=6)
 LIVES = st.sampled_from([None, Ttl(LIFE), Ttl(LIFE, on_read=True)])
+ALWAYS_ONE = LIVES.map(lambda life: [life] * 6)
+EACH_ANOTHER = st.lists(st.sampled_from([None, Ttl(LIFE), Ttl(2), Ttl(2 * LIFE, on_read=True)]), min_size=6, max_size=6)
 
 
-@given(EPOCHS, LIVES, st.integers(1, 40), st.sampled_from([0, lists._MANY]))
-@settings(max_examples=80, deadline=None)
-def test_any_sequence_gives_what_lists_and_dicts_give(epochs, life, most, many):
+@given(EPOCHS, ALWAYS_ONE | EACH_ANOTHER, st.integers(1, 40), st.sampled_from([0, lists._MANY]))
+@settings(max_examples=120, deadline=None)
+def test_any_sequence_gives_what_lists_and_dicts_give(epochs, lives, most, many):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lists, "_MANY", many)
-        _compared(MemoryBackend(), epochs, life, most)
+        _compared(MemoryBackend(), epochs, lives, most)
 
 
-@given(EPOCHS, LIVES, st.integers(1, 40))
+@given(EPOCHS, ALWAYS_ONE | EACH_ANOTHER, st.integers(1, 40))
 @settings(max_examples=8, deadline=None)
-def test_any_sequence_gives_what_lists_and_dicts_give_on_rocksdb(epochs, life, most):
+def test_any_sequence_gives_what_lists_and_dicts_give_on_rocksdb(epochs, lives, most):
     with _rocksdb() as backend:
-        _compared(backend, epochs, life, most)
+        _compared(backend, epochs, lives, most)
 
 
-def _compared(backend: Any, epochs: list, life: Ttl | None, most: int) -> None:
-    kept, model, now = Kept(backend, life), Model(life), 1_000
-    for batches, later in epochs:
+def _compared(backend: Any, epochs: list, lives: list[Ttl | None], most: int) -> None:
+    """lives: the TTL of each epoch."""
+    kept, model, now = Kept(backend, None), Model(None), 1_000
+    for (batches, later), life in zip(epochs, lives, strict=False):
+        kept.life = model.life = life
         now += later
         kept.epoch(now)
         model.at(now)
@@ -285,8 +303,9 @@ def _compared(backend: Any, epochs: list, life: Ttl | None, most: int) -> None:
             kept.state.flush()
         kept.sweep(most)
         assert kept.stored() == model.stored()
-    if life is None:
+    if not model.had_life:
         assert _entries(backend) == model.entries()
+    if life is None:
         return
     # Left alone, all that has expired is deleted after as many sweeps as it takes to come round twice.
     kept.epoch(now)
@@ -295,7 +314,7 @@ def _compared(backend: Any, epochs: list, life: Ttl | None, most: int) -> None:
     assert kept.stored() == model.stored()
     # A list that was trimmed lately may keep its ends longer than its elements, at most for another life.
     assert 0 <= _entries(backend) - model.entries() <= len(NAMES), "the sweep has left what nobody will ever see"
-    kept.epoch(now + LIFE)
+    kept.epoch(now + life.micros)
     assert kept.stored() == {"value": {}, "recent": {}, "spent": {}, "seen": {}}
     for _ in range(2 * (_entries(backend) // most + 2)):
         kept.sweep(most)
@@ -317,37 +336,32 @@ def _rocksdb():
 
 @pytest.mark.parametrize("before", [None, Ttl(LIFE)])
 def test_a_ttl_that_comes_or_goes_loses_nothing(before):
-    """Rows without a stamp count as touched when they are first seen; stamps that nobody looks at do no harm."""
+    """Rows without a stamp count as touched when the TTL came; stamps of one that is gone do no harm."""
     after = None if before else Ttl(LIFE)
-    backend = MemoryBackend()
-    old, new, model = Kept(backend, before), Kept(backend, after), Model(None)
+    kept, model = Kept(MemoryBackend(), before), Model(None)
     rows = [("a", "x", 1), ("ab", "y", 2), ("a", "y", 3)]
-    old.epoch(1_000)
-    old.begin()
+    kept.epoch(1_000)
+    kept.begin()
     for do in ("value", "append", "put"):
-        apply(old.state, model, do, rows)
-    old.state.flush()
-    old.state.barrier()
-    new.schema = new.schema.reading([old.schema])
-    new.collections = tuple(
-        replace(one, schema=one.schema.reading([was.schema]))
-        for one, was in zip(new.collections, old.collections, strict=True)
-    )
-    new.epoch(5_000)
-    assert new.stored() == model.stored()
-    new.sweep(3)
-    new.begin()
+        apply(kept.state, model, do, rows)
+    kept.state.flush()
+    kept.state.barrier()
+    kept.life = after
+    kept.epoch(5_000)
+    assert kept.stored() == model.stored()
+    kept.sweep(3)
+    kept.begin()
     for do in ("append", "list", "get", "read value"):
-        apply(new.state, model, do, rows)
-    new.state.flush()
-    new.state.barrier()
+        apply(kept.state, model, do, rows)
+    kept.state.flush()
+    kept.state.barrier()
     for _ in range(20):
-        new.sweep(3)
-    assert new.stored() == model.stored()
-    new.epoch(5_000 + LIFE - 1)
-    assert new.stored() == model.stored()
-    new.epoch(5_000 + LIFE)
-    assert new.stored() == (model.stored() if after is None else {name: {} for name in model.stored()})
+        kept.sweep(3)
+    assert kept.stored() == model.stored()
+    kept.epoch(5_000 + LIFE - 1)
+    assert kept.stored() == model.stored()
+    kept.epoch(5_000 + LIFE)
+    assert kept.stored() == (model.stored() if after is None else {name: {} for name in model.stored()})
 
 
 class Asked(MemoryBackend):
@@ -389,19 +403,15 @@ def test_a_list_asks_for_no_more_than_what_the_sweep_has_left(one):
 
 
 def test_elements_that_a_ttl_has_swept_are_no_damage_once_it_is_off():
-    backend = MemoryBackend()
-    old, new = Kept(backend, Ttl(LIFE)), Kept(backend, None)
+    kept = Kept(MemoryBackend(), Ttl(LIFE))
     for now, fare in ((100, 1), (100 + LIFE - 1, 2)):
-        old.epoch(now)
-        old.begin()
-        old.state.recent.append(_keyed(["a"]).with_columns(fare=pl.lit(fare)))
-        old.state.flush()
-    old.epoch(100 + LIFE)
-    old.sweep(100)
-    new.collections = tuple(
-        replace(one, schema=one.schema.reading([was.schema]))
-        for one, was in zip(new.collections, old.collections, strict=True)
-    )
-    new.epoch(100 + LIFE)
-    new.begin()
-    assert new.state.recent.get(_keyed(["a"]))["fare"].to_list() == [2]
+        kept.epoch(now)
+        kept.begin()
+        kept.state.recent.append(_keyed(["a"]).with_columns(fare=pl.lit(fare)))
+        kept.state.flush()
+    kept.epoch(100 + LIFE)
+    kept.sweep(100)
+    kept.life = None
+    kept.epoch(100 + LIFE)
+    kept.begin()
+    assert kept.state.recent.get(_keyed(["a"]))["fare"].to_list() == [2]

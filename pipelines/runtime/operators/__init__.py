@@ -11,7 +11,7 @@ import pyarrow as pa
 from pipelines.runtime.definition import ROW, Epoch, SessionWindow, Stage, Window
 from pipelines.runtime.operators.aggregation import EPOCH, AggregationOperator, aggregation_shapes
 from pipelines.runtime.operators.base import LATE, MAIN, Operator, Progress, Shapes, event_time_of
-from pipelines.runtime.operators.deduplication import DeduplicationOperator, deduplication_shapes
+from pipelines.runtime.operators.deduplication import DeduplicationOperator, deduplication_shapes, remembered
 from pipelines.runtime.operators.function import FunctionOperator, function_shapes
 from pipelines.runtime.operators.sessions import SessionOperator, open_sessions, open_sessions_schema, session_shapes
 from pipelines.runtime.operators.windows import WindowOperator, window_shapes
@@ -25,6 +25,7 @@ from state_ops.keys import check_key_type
 from state_ops.per_key import OpenCache
 from state_ops.resident import Residence
 from state_ops.schema import StateSchema
+from state_ops.ttl import Forgotten
 
 __all__ = [
     "EPOCH",
@@ -39,6 +40,7 @@ __all__ = [
     "event_time_of",
     "open_windows",
     "open_windows_schema",
+    "remembered",
     "shapes",
 ]
 
@@ -94,10 +96,12 @@ def build(
     open_cache: OpenCache,
     residence: Residence,
     checkpoint: CheckpointId,
+    forgotten: Forgotten | None = None,
 ) -> Operator:
     """The operator of one subtask for one epoch. groups: its key groups; swept: where its sweep of expired state goes on; open_cache: for state
     that is used key by key; residence: where tables of its rows come from and go to, and what does not fit into memory;
-    checkpoint: the one that its state will be part of, a later one than the epoch whose rows have waited."""
+    checkpoint: the one that its state will be part of, a later one than the epoch whose rows have waited; forgotten: what a TTL has let
+    expire before this epoch."""
     fixed = fixed.handed_out
     if isinstance(stage.window, Window):
         return WindowOperator(stage, stage.window, fixed, backend, progress, groups)
@@ -107,7 +111,9 @@ def build(
         return AggregationOperator(stage, stage.aggregation, fixed, backend, checkpoint, residence)
     if stage.deduplication is not None:
         return DeduplicationOperator(stage, stage.deduplication, fixed, backend, epoch, progress, groups)
-    return FunctionOperator(stage, fixed, backend, epoch, progress, groups, swept, open_cache, residence)
+    return FunctionOperator(
+        stage, fixed, backend, epoch, progress, groups, swept, open_cache, residence, forgotten=forgotten
+    )
 
 
 def open_windows(

@@ -21,6 +21,7 @@ from state_ops.errors import InputError, PipelineError
 from state_ops.handover import MAIN as MAIN
 from state_ops.kinds import Collection
 from state_ops.schema import StateSchema
+from state_ops.ttl import stamped
 
 LATE = "late"
 _FARTHEST = 1 << 62  # microseconds
@@ -78,6 +79,12 @@ class Shapes:
             return self
         main = pa.schema([*self.outputs[MAIN], pa.field(ROW, pa.int64())])
         return replace(self, outputs={**self.outputs, MAIN: main})
+
+    @property
+    def with_stamps(self) -> Shapes:
+        """The same with rows that say when they were touched, which those of a stage with a TTL do already."""
+        collections = tuple(replace(one, schema=stamped(one.schema)) for one in self.collections)
+        return replace(self, state=stamped(self.state), collections=collections)
 
 
 def check_storable(schema: pa.Schema, where: str, remedy: str) -> None:

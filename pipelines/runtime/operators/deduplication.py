@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.runtime.definition import Deduplication, Epoch, Stage
 from pipelines.runtime.operators.base import (
@@ -91,7 +92,7 @@ class DeduplicationOperator:
         return iter(())  # nothing is swept: the epoch's other rows look at what is over afterwards
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
-        if self._rule.ttl is not None and self._after is not None:
+        if self._after is not None:  # also without a time to live now: keys of before have an end
             each = max(1, _SWEPT // len(self._groups))  # of each group, so that none waits for the others
             due = [entry for group in self._groups for entry in moments.first(self._backend, group, self._after, each)]
             if due:
@@ -130,6 +131,19 @@ class DeduplicationOperator:
     def _shaped(self, rows: pa.Table, output: str) -> pa.Table:
         shape = self._shapes.outputs[output]
         return rows.select(shape.names).cast(shape)
+
+
+def remembered(rows: pa.Table, before: int | None) -> pa.Table:
+    """The rows of state that have not expired.
+
+    Args:
+        rows: Of the state, with the column `expires`.
+        before: What the next epoch judges by, in microseconds since 1970 UTC; None: nothing has expired yet.
+    """
+    if before is None:
+        return rows
+    moment = pa.scalar(before, pa.int64()).cast(rows.schema.field(EXPIRES).type)
+    return rows.filter(pc.or_kleene(pc.is_null(rows.column(EXPIRES)), pc.greater(rows.column(EXPIRES), moment)))
 
 
 _ALWAYS, _NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max

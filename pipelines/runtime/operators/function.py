@@ -25,6 +25,7 @@ from state_ops.resident import Residence
 from state_ops.schema import StateSchema
 from state_ops.state import GROUP, KeyedState, check_names, sorts
 from state_ops.timers import AT, DOMAIN, EVENT, MOMENT, PROCESSING, Due, TimerState, waves
+from state_ops.ttl import Forgotten
 
 _FIRE_ROWS = 50_000
 _SWEEP_ENTRIES = 10_000
@@ -35,14 +36,14 @@ def function_shapes(stage: Stage, rows: pa.Schema, keys: pa.Schema) -> Shapes:
     """The schemas of a stage with a function, which is tried on an empty table, as its `on_timer` is."""
     where = f"stage {stage.uid}"
     assert stage.state is not None
-    state = ttl.stamped(StateSchema.of(stage.state), stage.ttl)
+    state = StateSchema.of(stage.state)
     refuse_clash(stage, {field.name for field in state.fields}, "a field of its state")
     collections = collections_of(stage.state)
     check_names(collections, keys.names, where)
     if stage.on_timer is not None:
         refuse_clash(stage, {AT, DOMAIN}, "a column of the timers that fire")
-    stamped = tuple(replace(one, schema=ttl.stamped(one.schema, stage.ttl)) for one in collections)
-    shapes = Shapes(keys, state, {}, stamped)
+    shapes = Shapes(keys, state, {}, collections)
+    shapes = shapes if stage.ttl is None else shapes.with_stamps
     epoch = Epoch(id=0, now=from_micros(0), watermark=None, subtask=0, parallelism=1)  # type: ignore[arg-type]
     trial = FunctionOperator(stage, shapes, MemoryBackend(), epoch, Progress(None, None, False), range(0))
     try:
@@ -70,7 +71,8 @@ def _no_timers(keys: pa.Schema) -> pa.Table:
 
 class FunctionOperator:
     """A stage's function over batches. groups: the subtask's key groups; swept: where the sweep of expired state goes on, as
-    a key in hex; None: at the beginning. Rows have the schema of the shapes' output, if that is known already."""
+    a key in hex; None: at the beginning. forgotten: what was forgotten before this epoch. Rows have the schema of the shapes' output, if
+    that is known already."""
 
     def __init__(
         self,
@@ -83,6 +85,7 @@ class FunctionOperator:
         swept: str | None = None,
         open_cache: OpenCache = no_cache,
         residence: Residence | None = None,
+        forgotten: Forgotten | None = None,
     ) -> None:
         assert stage.function is not None
         self._stage, self._shapes, self._backend, self._epoch = stage, shapes, backend, epoch
@@ -90,10 +93,10 @@ class FunctionOperator:
         self._keys, self._output = shapes.keys, shapes.outputs.get(MAIN)
         self._where = f"stage {stage.uid}"
         self._now = to_micros(epoch.now)
-        self._expiry = ttl.Expiry(stage.ttl, self._now) if stage.ttl else None
+        self._expiry = ttl.expiry_of(shapes.state, stage.ttl, self._now, forgotten)
         self._function, self._on_timer = stage.function, stage.on_timer
         if stage.per_key:
-            per_key = PerKey(stage, shapes.keys, shapes.state, backend, open_cache)
+            per_key = PerKey(stage, shapes.keys, shapes.state, backend, open_cache, self._expiry)
             self._function, self._on_timer = per_key.process, per_key.fire
         self._convert = frames.converter(self._function)
         self._timers = TimerState(

@@ -22,6 +22,7 @@ from state_ops.per_key import KeyState, KeyStates, OpenCache, row_store
 from state_ops.python_rows import columns
 from state_ops.schema import Field, StateSchema
 from state_ops.state import KeyedState
+from state_ops.ttl import Expiry
 from state_ops.value_types import zero_of
 
 _CODE = "__weir_code"
@@ -42,13 +43,19 @@ class PerKey:
     """The functions of a stage as functions over batches: `process` for its rows, `fire` for its timers."""
 
     def __init__(
-        self, stage: Stage, keys: pa.Schema, schema: StateSchema, backend: Backend, open_cache: OpenCache
+        self,
+        stage: Stage,
+        keys: pa.Schema,
+        schema: StateSchema,
+        backend: Backend,
+        open_cache: OpenCache,
+        expiry: Expiry | None,
     ) -> None:
         assert stage.function is not None and stage.state is not None
         self._stage, self._keys, self._function = stage, keys, stage.function
         self._where = f"stage {stage.uid}"
         self._sliced = slicer_of(stage.function)
-        cache = open_cache(row_store(backend, schema, self._where), schema)
+        cache = open_cache(row_store(backend, schema, self._where, expiry), schema)
         if cache is not None and stage.ttl is not None:
             raise PipelineError(
                 f"The stage {stage.uid} has a TTL, which goes by entries that its state cache would hold back.",
