@@ -231,9 +231,9 @@ class RocksDBBackend:
             raise self._unreadable(error) from error
 
     def approximate_entries(self) -> int:
-        # Counts a key once for each sorted run that has it; at most about twice as many as there are.
-        self._release()
-        return sum(shard.property_int_value("rocksdb.estimate-num-keys") or 0 for shard in self._shards)
+        # Counts a key once for each sorted run that has it, the held one too; at most about twice as many as there are.
+        held = 0 if self._held is None else len(self._held)
+        return held + sum(shard.property_int_value("rocksdb.estimate-num-keys") or 0 for shard in self._shards)
 
     def keep_only(self, start: bytes, end: bytes) -> None:
         """Drop shards outside, and delete ranges. Merges wait for the next epoch: in this one no value is read or written again."""
