@@ -17,7 +17,7 @@ import pyarrow as pa
 from state_ops import frames
 from state_ops.errors import StageError
 from state_ops.kinds import Collection
-from state_ops.python_rows import Row, beside, columns, own, tuples, typed, widened
+from state_ops.python_rows import Row, as_read, beside, columns, own, tuples, typed, widened
 from state_ops.schema import Field
 from state_ops.state import KeyedState
 from state_ops.timers import MOMENT
@@ -47,7 +47,8 @@ class KeyList:
     def get(self) -> list[Any]:
         """All elements, in the order in which they were appended; a list of the caller's own."""
         stored = [] if self.index in self._cleared else self._stored()[self.index]
-        return [_given(value, self._declared) for value in (*stored, *self._appended.get(self.index, ()))]
+        appended = [self._read(value) for value in self._appended.get(self.index, ())]
+        return [_given(value, self._declared) for value in (*stored, *appended)]
 
     def clear(self) -> None:
         """Forget all elements."""
@@ -71,6 +72,9 @@ class KeyList:
             )
             self._handle.append(beside(self._frame, owners, table))
 
+    def _read(self, value: Any) -> Any:
+        return _as_read(value, self._declared, self._keys[self.index], self._where)
+
     def _stored(self) -> list[list[Any]]:
         """The lists of all keys of the batch, read when the first of them is asked for."""
         if self._loaded is None:
@@ -85,22 +89,29 @@ class KeyList:
 
 
 class KeyMap:
-    """A map of the current key: `state.<name>`. Reading one entry costs a look-up of its own, whatever the map's size."""
+    """A map of the current key: `state.<name>`. Reading one entry costs a look-up of its own, whatever the map's size.
+
+    An entry is the same under every spelling of its key, as it is once it is stored: a datetime without a zone and the one in UTC, a date
+    and its midnight, a number of NumPy's and Python's.
+    """
 
     def __init__(self, declared: Collection, where: str) -> None:
+        assert declared.key is not None
         self._declared, self._where = declared, where
+        self._key = Field(declared.key_column, declared.key, False, None)
 
     def begin(self, handle: KeyedState, frame: pl.DataFrame, keys: Sequence[Any]) -> None:
         self._handle, self._frame, self._keys = getattr(handle, self._declared.name), frame, keys
-        self._changed: dict[tuple[int, Any], Any] = {}  # _GONE: deleted
+        self._changed: dict[tuple[int, Any], Any] = {}  # by keys as they are stored; _GONE: deleted
         self._cleared: set[int] = set()
         self.index = 0
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value of an entry; `default` where there is none."""
+        key = self._spelled(key)
         if (self.index, key) in self._changed:
             value = self._changed[self.index, key]
-            return default if value is _GONE else _given(value, self._declared)
+            return default if value is _GONE else _given(self._read(value), self._declared)
         if self.index in self._cleared:
             return default
         asked = self._addressed([(self.index, key)])
@@ -117,7 +128,9 @@ class KeyMap:
             keys = table.column(self._declared.key_column).to_pylist()
             values = [_value(row, self._declared) for row in tuples(typed(table, self._declared.fields))]
             found = dict(zip(keys, values, strict=True))
-        found |= {key: value for (index, key), value in self._changed.items() if index == self.index}
+        for (index, key), value in self._changed.items():
+            if index == self.index:
+                found[key] = value if value is _GONE else self._read(value)
         return [(key, _given(found[key], self._declared)) for key in sorted(found) if found[key] is not _GONE]
 
     def clear(self) -> None:
@@ -132,10 +145,10 @@ class KeyMap:
         return value
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._changed[self.index, key] = _kept(value, self._declared, self._where)
+        self._changed[self.index, self._spelled(key)] = _kept(value, self._declared, self._where)
 
     def __delitem__(self, key: Any) -> None:
-        self._changed[self.index, key] = _GONE
+        self._changed[self.index, self._spelled(key)] = _GONE
 
     def __contains__(self, key: Any) -> bool:
         return self.get(key, _GONE) is not _GONE
@@ -159,11 +172,17 @@ class KeyMap:
             entries = self._addressed(kept)
             self._handle.put(widened(entries, table))
 
+    def _spelled(self, key: Any) -> Any:
+        """A map's key as it is stored."""
+        owner = self._keys[self.index]
+        return as_read([self._key], (key,), lambda: _of(owner, self._declared), self._where)[0]
+
+    def _read(self, value: Any) -> Any:
+        return _as_read(value, self._declared, self._keys[self.index], self._where)
+
     def _addressed(self, entries: Sequence[tuple[int, Any]]) -> pa.Table:
-        assert self._declared.key is not None
-        field = Field(self._declared.key_column, self._declared.key, False, None)
         keys = columns(
-            [field],
+            [self._key],
             [(key,) for _, key in entries],
             lambda number: _of(self._keys[entries[number][0]], self._declared),
             self._where,
@@ -244,6 +263,11 @@ def _kept(value: Any, declared: Collection, where: str) -> Any:
 def _row(value: Any, declared: Collection) -> Row:
     """An element as its fields."""
     return (value,) if declared.row is None else tuple([value[field.name] for field in declared.fields])
+
+
+def _as_read(value: Any, declared: Collection, key: Any, where: str) -> Any:
+    """An element that waits to be written, as it is read once it is."""
+    return _value(as_read(declared.fields, _row(value, declared), lambda: _of(key, declared), where), declared)
 
 
 def _given(value: Any, declared: Collection) -> Any:

@@ -22,7 +22,7 @@ from state_ops.codec import encode_rows
 from state_ops.errors import StageError
 from state_ops.key_collections import KeyList, KeyMap, KeyTimers
 from state_ops.kinds import LIST, VALUE_STATE, collections_of
-from state_ops.python_rows import Row, as_stored, beside, columns, own, tuples, typed
+from state_ops.python_rows import Row, as_read, as_stored, beside, columns, own, tuples, typed
 from state_ops.schema import StateSchema
 from state_ops.state import KeyedState
 from state_ops.state_class import State
@@ -143,6 +143,8 @@ class KeyStates:
         row = self._changed[self._at] if self._at in self._changed else self._loaded()[self._at]
         if row is None:
             return self._state()
+        if self._at in self._changed:
+            row = as_read(self._fields, row, lambda: f"the key {self._keys[self._at]!r}", self._where)
         if not self._plain:
             return self._state(**{name: own(value) for name, value in zip(self._names, row, strict=True)})
         made = self._state.__new__(self._state)

@@ -77,6 +77,49 @@ def as_stored(table: pa.Table, fields: Sequence[Field], rows: Sequence[Row]) -> 
     return list(zip(*taken, strict=True))
 
 
+def as_read(fields: Sequence[Field], row: Row, name: Callable[[], str], where: str) -> Row:
+    """A row as it is read back once it is stored: 1 for 1.0 in an integer, a datetime with its field's time zone, a date for its midnight.
+
+    Args:
+        fields: The row's fields.
+        row: Its values, in their order.
+        name: Says whose row it is, for an error.
+        where: The stage, for the error.
+
+    Raises:
+        StageError: A value that its field cannot hold.
+    """
+    read = tuple([_settled(value, field) for value, field in zip(row, fields, strict=True)])
+    if not any(value is _UNSETTLED for value in read):
+        return read
+    table = columns(fields, [row], lambda _: name(), where)
+    try:
+        return tuples(table)[0]
+    except OverflowError as error:
+        raise StageError(
+            f"What {name()} was given cannot be read again: it has a time before the year 1 or after 9999, which no datetime of Python's can be.",
+            where=where,
+            next="Leave such values out, or work on whole batches.",
+        ) from error
+
+
+_UNSETTLED: Any = object()
+
+
+def _settled(value: Any, field: Field) -> Any:
+    """What Arrow makes of a value, where that can be told without asking it, which takes several times as long; else `_UNSETTLED`."""
+    if value is None:
+        return None if field.nullable else _UNSETTLED
+    if value.__class__ is datetime and (zoned := _ZONED.get(field.type)) is not None:
+        if zoned:
+            return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        return value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+    return value if _is_exact(value, field.type) else _UNSETTLED
+
+
+_ZONED = {pa.timestamp("us", "UTC"): True, pa.timestamp("us"): False}
+
+
 def own(value: Any) -> Any:
     """A copy of lists and dicts, also nested ones, so that no change in place reaches what somebody else holds."""
     if isinstance(value, State):
@@ -205,7 +248,7 @@ def _whole(value: Any) -> int:
     """A whole number as an int: Arrow would cut 1.5 down to 1 without a word."""
     if value.__class__ is int:
         return value
-    if isinstance(value, (bool, str, np.datetime64, np.timedelta64)) or value != int(value):
+    if isinstance(value, (bool, np.bool_, str, np.datetime64, np.timedelta64)) or value != int(value):
         raise ValueError("it is no whole number")
     return int(value)
 
@@ -215,6 +258,8 @@ def _day(value: Any) -> date | None:
     if value.__class__ is date:
         return value
     if value is pd.NaT:
+        return None
+    if (value := _of_numpy(value)) is None:
         return None
     if not isinstance(value, date):
         raise ValueError("it is no date")
@@ -232,11 +277,21 @@ def _moment(value: Any, unit: int) -> Any:
     those of columns."""
     if value is pd.NaT:
         return None
+    if (value := _of_numpy(value)) is None:
+        return None
     if not isinstance(value, datetime | np.datetime64):
         raise ValueError("it is no datetime")
     if unit > 1 and isinstance(value, datetime) and (value.microsecond % unit or getattr(value, "nanosecond", 0)):
         raise ValueError("its type has larger units")
     return value
+
+
+def _of_numpy(value: Any) -> Any:
+    """NumPy's moments and dates as datetimes, which Arrow takes for every type, and NaT as None; those beyond Python's years as they are."""
+    if not isinstance(value, np.datetime64):
+        return value
+    found = value.astype("M8[us]").item()
+    return value if isinstance(found, int) else found
 
 
 def _span(value: Any, unit: int) -> Any:
@@ -300,4 +355,4 @@ def _class_of(type: pa.DataType) -> Any:
     """The class of Python's values of a type where nothing but the class can differ; else None."""
     if pa.types.is_integer(type):
         return int
-    return {pa.float64(): float, pa.string(): str, pa.binary(): bytes, pa.bool_(): bool}.get(type)
+    return {pa.float64(): float, pa.string(): str, pa.binary(): bytes, pa.bool_(): bool, pa.date32(): date}.get(type)

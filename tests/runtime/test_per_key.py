@@ -6,8 +6,10 @@ from collections import Counter
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
+from enum import StrEnum
 from random import Random
 from typing import Annotated, Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -743,3 +745,99 @@ def test_a_state_of_lists_alone_has_rows_without_fields(sizes: CacheSizes | None
     run.epoch(rows(("a", 1), ("b", 2)))
     run.epoch(rows(("a", 3)))
     assert dict(run.state) == {"a": Log(lines=[1, 3]), "b": Log(lines=[2])}
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+NINE = datetime(2024, 5, 1, 9, tzinfo=UTC)
+TWICE = datetime(2024, 10, 27, 2, 30, tzinfo=BERLIN)  # an hour that Berlin has twice equals no moment of another zone
+ZONELESS = Annotated[datetime, pa.timestamp("us")]
+CENTS = Annotated[Decimal, pa.decimal128(10, 2)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "spellings"),
+    [
+        (datetime, [NINE.replace(tzinfo=None), NINE, NINE.astimezone(BERLIN), pd.Timestamp(NINE)]),
+        (datetime, [pd.Timestamp("2024-05-01 09:00"), np.datetime64("2024-05-01T09", "h"), NINE]),
+        (datetime, [TWICE, TWICE.astimezone(UTC), TWICE.astimezone(UTC).replace(tzinfo=None)]),
+        (ZONELESS, [NINE.replace(tzinfo=None), NINE, NINE.astimezone(BERLIN), np.datetime64("2024-05-01T09", "ns")]),
+        (date, [date(2024, 5, 1), datetime(2024, 5, 1), datetime(2024, 5, 1, tzinfo=UTC)]),
+        (date, [pd.Timestamp("2024-05-01"), np.datetime64("2024-05-01"), date(2024, 5, 1)]),
+        (int, [1, np.int64(1), 1.0, np.float32(1), Decimal(1)]),
+        (bool, [True, np.True_]),
+        (str, [Colour.RED, "red", np.str_("red")]),
+        (bytes, [b"a", bytearray(b"a"), np.bytes_(b"a")]),
+        (CENTS, [Decimal("1"), Decimal("1.00"), 1]),
+    ],
+)
+def test_an_entry_of_a_map_is_the_same_under_every_spelling_of_its_key(kind: Any, spellings: list[Any]) -> None:
+    kept = type("Kept", (State,), {"__annotations__": {"seen": MapOf[kind, int]}})
+    found = []
+
+    def function(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> None:
+        seen = state.seen
+        if epoch.id == 1:
+            for write in spellings:
+                for read in spellings:
+                    seen[write] = 1
+                    found.append((seen.get(read), read in seen, seen[read], len(seen.items())) == (1, True, 1, 1))
+                    seen[read] = seen.get(read, 0) + 1
+                    found.append(seen.get(write) == 2 and [value for _, value in seen.items()] == [2])
+                    del seen[read]
+                    found.append(write not in seen and not seen.items())
+                    seen.clear()
+            seen[spellings[0]] = 3
+        else:
+            found.extend(seen.get(read) == 3 for read in spellings)
+            del seen[spellings[-1]]
+            found.extend(read not in seen for read in spellings)
+
+    made = stage("totals", source=EVENTS, key="k", state=kept, per_key=True, output={})(function)
+    run = testing.run(made)
+    run.epoch(rows(("a", 1)))
+    assert list(run.state["a"].seen.values()) == [3]
+    run.epoch(rows(("a", 1)))
+    assert all(found) and len(found) > 3 * len(spellings)
+
+
+class Hired(State):
+    at: datetime = NINE
+    fare: CENTS = Decimal("0.00")
+
+
+class Hires(State):
+    at: datetime | None = None
+    day: date | None = None
+    n: int = 0
+    rides: ListOf[Hired]
+    moments: ListOf[datetime]
+    days: MapOf[str, date]
+
+
+def test_what_a_call_has_written_it_reads_as_later_calls_do() -> None:
+    read = []
+
+    def function(key: str, rows: list[dict], state: KeyState, epoch: Epoch) -> None:
+        if epoch.id == 1:
+            naive, midnight = NINE.replace(tzinfo=None), datetime(2024, 5, 1)
+            state.update(Hires(at=naive, day=midnight, n=1.0))
+            state.rides.append(Hired(at=naive, fare=Decimal(1)))
+            state.moments.append(np.datetime64("2024-05-01T09", "s"))
+            state.days["x"] = midnight
+        read.append(
+            [repr(state.get().as_dict()), repr([one.as_dict() for one in state.rides]), repr(state.days.items())]
+        )
+        read[-1] += [repr(state.moments.get()), repr(state.days["x"])]
+
+    made = stage("totals", source=EVENTS, key="k", state=Hires, per_key=True, output={})(function)
+    run = testing.run(made)
+    for _ in range(2):
+        run.epoch(rows(("a", 1)))
+    written, later = (
+        [one.replace("datetime.timezone.utc", "zoneinfo.ZoneInfo(key='UTC')") for one in some] for some in read
+    )
+    assert written == later
