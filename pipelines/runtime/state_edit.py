@@ -16,8 +16,10 @@ import pyarrow as pa
 import structlog
 
 from pipelines.runtime.decided import waiting_paths
+from pipelines.runtime.operators import index_changes
 from pipelines.runtime.sources.slices import nothing_read
 from pipelines.runtime.stage_job import backend_options, local_directory, objects
+from pipelines.runtime.state_fit import is_deduplication
 from pipelines.runtime.tenure import Tenure
 from state_ops import frames, snapshot
 from state_ops.backends import joined
@@ -140,7 +142,10 @@ def _written(
                 rows = Rows(backend, target.state, target.keys, VALUE_STATE)
                 for start in range(0, len(chosen), _BATCH_ROWS):
                     some = chosen[start : start + _BATCH_ROWS]
-                    rows.put(*_frames(target, routed.rows.take(pa.array(some)), routed.groups[some], now))
+                    keys, fields, there = _frames(target, routed.rows.take(pa.array(some)), routed.groups[some], now)
+                    if is_deduplication(target.figures):  # what says when a key is over stands beside its row
+                        backend.write(*index_changes(keys, target.keys, rows.get(keys)[0], fields))
+                    rows.put(keys, fields, there)
                 rows.barrier()
                 taken = snapshot.take(attempt, backend)
             finally:

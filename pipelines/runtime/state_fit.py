@@ -180,6 +180,11 @@ def meaning(stage: Stage) -> dict[str, Any] | None:
     return {**said, "size": stage.window.size, **(shape if shape != usual else {})}
 
 
+def is_deduplication(figures: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint's figures of a stage are those of a deduplication, whose `meaning` is that alone."""
+    return set(figures.get("window") or ()) == {"on"}
+
+
 def _kind(stage: Stage) -> str:
     return "windows" if stage.window else "aggregates" if stage.aggregation else "rules of what is a duplicate"
 

@@ -18,6 +18,7 @@ from pipelines.runtime.definition import FileSource, Pipeline, SessionWindow, St
 from pipelines.runtime.operators import open_windows, open_windows_schema, remembered
 from pipelines.runtime.stage_job import backend_options
 from pipelines.runtime.state_files import opened
+from pipelines.runtime.state_fit import is_deduplication
 from state_ops import evolution, frames
 from state_ops.aggregates import Agg
 from state_ops.backends.base import Backend, BackendOptions
@@ -235,10 +236,10 @@ def _windows(pipeline: Pipeline, figures: Mapping[str, Any], uid: str, keys: pa.
 
 def _due(figures: Mapping[str, Any], checkpoint: Checkpoint, uid: str) -> int | None:
     """By what the next epoch would have judged which keys of a deduplication have expired: event time, or its own."""
-    meant = figures.get("window") or {}
-    if set(meant) != {"on"}:
+    if not is_deduplication(figures):
         return None
-    return checkpoint.watermarks.get(uid) if meant["on"] is not None else to_micros(checkpoint.epoch_now)
+    by_event_time = figures["window"]["on"] is not None
+    return checkpoint.watermarks.get(uid) if by_event_time else to_micros(checkpoint.epoch_now)
 
 
 def _ttl(

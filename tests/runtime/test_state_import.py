@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -31,7 +34,7 @@ from pipelines.api import (
     stage,
     window,
 )
-from pipelines.runtime import state_edit, state_reader
+from pipelines.runtime import drill, in_flight, state_edit, state_reader
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, open_storage, run
 from pipelines.runtime.state_import import import_rows
@@ -343,6 +346,47 @@ def test_what_was_scanned_is_what_it_was_after_an_import(site, uid):
     go(site)
     if uid == "sums":
         assert {(row["total"], row["first"]) for row in scanned(site, uid).to_pylist()} == {(3, 1)}
+
+
+def entries(site: Site, uid: str) -> int:
+    """How many entries the newest checkpoint's state has, expired ones and indices too."""
+    with state_reader.viewed(site.pipeline, site.settings, uid, None, "test") as view:
+        return sum(count for count, _ in drill.digests(view).values())
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize("on", ["at", None])
+def test_an_imported_key_of_a_deduplication_ends_when_it_says_and_not_before(tmp_path, monkeypatch, on, replaces):
+    """Keys are swept by an index of their ends, which goes with their rows; so does the one of a row that is replaced."""
+    once = deduplicate("unique", LANDING, key="id", on=on, ttl="1h", sink=delta.append("uniques"))
+    made = Pipeline("edited", (once,), max_parallelism=8)
+    site = Site(tmp_path / "site", {"WEIR_SPARK__PARALLELISM": "2"}, made, __name__)
+
+    def at(hour: float, *keys: str) -> list[str]:
+        """An epoch at an hour of both clocks; the keys that it takes for new."""
+        moment = datetime(2024, 5, 1, tzinfo=UTC) + timedelta(hours=hour)
+        monkeypatch.setattr(in_flight, "datetime", SimpleNamespace(now=lambda _: moment))
+        before = sorted(site.table("uniques")["id"]) if hour else []
+        site.landing.mkdir(parents=True, exist_ok=True)
+        times = pa.array([moment] * len(keys), pa.timestamp("us", tz="UTC"))
+        pq.write_table(pa.table({"id": keys, "at": times}), site.landing / f"{hour * 60:06.0f}.parquet")
+        go(site)
+        return sorted((Counter(site.table("uniques")["id"]) - Counter(before)).elements())
+
+    assert at(0, "long", "short") == ["long", "short"]
+    rows = scanned(site, "unique").filter(pc.equal(pc.field("id"), "long")).to_pylist()
+    rows += [{**rows[0], "id": "other"}, {**rows[0], "id": "endless", "expires": None}]
+    rows[0]["expires"] += timedelta(hours=4)
+    import_rows(
+        made, site.settings, "unique", pa.Table.from_pylist(rows), replaces=replaces, executor=InMemoryExecutor()
+    )
+    assert at(0.5, "long", "short", "other", "endless") == (["short"] if replaces else [])
+    assert at(2, "x") == ["x"]
+    assert at(2.1, "long", "short", "other", "endless") == ["other", "short"], "what has ended, and nothing else"
+    assert at(6, "y") == ["y"]
+    assert at(6.1, "long", "endless") == ["long"]
+    assert at(9, "z") == ["z"]
+    assert entries(site, "unique") == 3, "endless, and z with its end: all others are swept away"
 
 
 def test_what_is_imported_lives_as_long_as_what_a_run_wrote_then(site):

@@ -11,7 +11,12 @@ import pyarrow as pa
 from pipelines.runtime.definition import ROW, Epoch, SessionWindow, Stage, Window
 from pipelines.runtime.operators.aggregation import EPOCH, AggregationOperator, aggregation_shapes
 from pipelines.runtime.operators.base import LATE, MAIN, Operator, Progress, Shapes, event_time_of
-from pipelines.runtime.operators.deduplication import DeduplicationOperator, deduplication_shapes, remembered
+from pipelines.runtime.operators.deduplication import (
+    DeduplicationOperator,
+    deduplication_shapes,
+    index_changes,
+    remembered,
+)
 from pipelines.runtime.operators.function import FunctionOperator, function_shapes
 from pipelines.runtime.operators.sessions import SessionOperator, open_sessions, open_sessions_schema, session_shapes
 from pipelines.runtime.operators.windows import WindowOperator, window_shapes
@@ -38,6 +43,7 @@ __all__ = [
     "build",
     "duplicates",
     "event_time_of",
+    "index_changes",
     "open_windows",
     "open_windows_schema",
     "remembered",

@@ -146,6 +146,30 @@ def remembered(rows: pa.Table, before: int | None) -> pa.Table:
     return rows.filter(pc.or_kleene(pc.is_null(rows.column(EXPIRES)), pc.greater(rows.column(EXPIRES), moment)))
 
 
+def index_changes(
+    keys: pl.DataFrame, types: pa.Schema, before: pl.DataFrame, after: pl.DataFrame
+) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+    """What becomes of the index by time when rows of state take the place of others.
+
+    Args:
+        keys: Key columns and the key group of each row.
+        types: The key columns' types.
+        before: The rows that were there, in the order of the keys; with the fields' defaults where there was none.
+        after: The rows that are there now.
+
+    Returns:
+        Entries to put, and entries to delete first.
+    """
+
+    def entries(rows: pl.DataFrame) -> list[bytes]:
+        ends = rows[EXPIRES].dt.epoch("us")
+        ending = keys.filter(ends.is_not_null())
+        columns = frames.arrow(ending.select(types.names)).cast(types).columns
+        return moments.entries(ends.drop_nulls().to_numpy(), columns, ending[GROUP].to_numpy().astype(np.uint16))
+
+    return [(entry, b"") for entry in entries(after)], entries(before)
+
+
 _ALWAYS, _NEVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
