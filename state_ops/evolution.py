@@ -10,7 +10,7 @@ very same schema comes back, to the default: then rows of both times are read as
     drop a field           its values are no longer read, and gone when the row is next updated
     widen a type           integers, floats and decimals to one that holds all values exactly; string, binary and list to large
     make nullable          from `int` to `int | None`
-    rename                 where the field declares its old name: `renamed_from`
+    rename                 where the field declares its old name: `renamed_from`, and only one old field can be meant
     reorder, new default   always
 
 The same holds for the fields of structs, in list elements and map values. Anything else is refused before the first row.
@@ -18,7 +18,7 @@ The same holds for the fields of structs, in list elements and map values. Anyth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -47,12 +47,13 @@ def obstacles_by_field(old: StateSchema, new: StateSchema) -> dict[str, list[str
     found: dict[str, list[str]] = {}
     before = {f.name: f for f in old.fields}
     for f in new.fields:
-        source = _source(f.name, f.renamed, before, {other.name for other in new.fields})
-        if source is None:
+        sources, said = _sources(f.name, f.renamed, before, {other.name for other in new.fields}), list[str]()
+        if not sources:
             continue
-        was, said = before[source], list[str]()
-        a, b = pa.field(source, was.type, was.nullable), pa.field(f.name, f.type, f.nullable)
+        was = before[sources[0]]
+        a, b = pa.field(sources[0], was.type, was.nullable), pa.field(f.name, f.type, f.nullable)
         _compare(f.name, a, b, f, (), said)
+        said += _ambiguous(f.name, sources) if not said else []
         if said:
             found[f.name] = said
     return found
@@ -64,9 +65,21 @@ def _compare(path: str, a: pa.Field, b: pa.Field, of: Field, at: tuple[str, ...]
     if _kind(a.type) != _kind(b.type) or (not _kind(b.type) and not _widens(a.type, b.type)):
         said.append(f"field {path} changed its type from {type_name(a.type)} to {type_name(b.type)}")
         return
-    for part, source in _matched(a.type, b.type, of, at):
-        if source is not None:
-            _compare(f"{path}.{part.name}", source, part, of, (*at, part.name), said)
+    for part, sources in _matched(a.type, b.type, of, at):
+        if sources:
+            said += _ambiguous(f"{path}.{part.name}", [source.name for source in sources])
+            _compare(f"{path}.{part.name}", sources[0], part, of, (*at, part.name), said)
+
+
+def _ambiguous(path: str, sources: Sequence[str]) -> list[str]:
+    """What is said of a field that may be several of the old ones; nothing where it is one. path: of the field; sources: their names."""
+    if len(sources) == 1:
+        return []
+    kept, others = sources[0], ", ".join(repr(name) for name in sources[1:])
+    return [
+        f"field {path} is ambiguous, since the state has {' and '.join(sources)}, and each of them may be meant: leave out "
+        f"renamed_from({others}) to go on with the values of {kept}, or give the field a name that the state does not have"
+    ]
 
 
 def _kind(type: pa.DataType) -> str:
@@ -99,21 +112,22 @@ def _widens(a: pa.DataType, b: pa.DataType) -> bool:
 
 def _matched(
     a: pa.DataType, b: pa.DataType, of: Field, at: tuple[str, ...]
-) -> Iterable[tuple[pa.Field, pa.Field | None]]:
-    """Every part of the new type, with the part of the old one that it was; None where it is new."""
+) -> Iterable[tuple[pa.Field, list[pa.Field]]]:
+    """Every part of the new type, with the parts of the old one that it may have been; none where it is new."""
     if not pa.types.is_struct(b):
-        return zip(parts(b), parts(a), strict=True)
+        return [(part, [source]) for part, source in zip(parts(b), parts(a), strict=True)]
     old, renamed = {part.name: part for part in a}, {part.path: part.renamed for part in of.parts}
     names = set(b.names)
-    sources = [_source(part.name, renamed.get((*at, part.name), ()), old, names) for part in b]
-    return [(part, None if source is None else old[source]) for part, source in zip(b, sources, strict=True)]
+    sources = [_sources(part.name, renamed.get((*at, part.name), ()), old, names) for part in b]
+    return [(part, [old[source] for source in some]) for part, some in zip(b, sources, strict=True)]
 
 
-def _source(name: str, renamed: Iterable[str], before: Mapping[str, Any], taken: set[str]) -> str | None:
-    """The old name of a field; None if it is new. An old name that now is another field's is that other field's."""
-    if name in before:
-        return name
-    return next((old for old in renamed if old in before and old not in taken), None)
+def _sources(name: str, renamed: Iterable[str], before: Mapping[str, Any], taken: set[str]) -> list[str]:
+    """The old names of a field, its own first: none if it is new, and one, or nobody can tell which (`obstacles`).
+
+    An old name that now is another field's is that other field's.
+    """
+    return [old for old in dict.fromkeys((name, *renamed)) if old in before and (old == name or old not in taken)]
 
 
 # Rows
@@ -126,11 +140,11 @@ def migrated(table: pa.Table, old: StateSchema, new: StateSchema) -> pa.Table:
     before = {f.name: f for f in old.fields}
     columns = []
     for f in new.fields:
-        source = _source(f.name, f.renamed, before, {other.name for other in new.fields})
-        if source is None:
+        sources = _sources(f.name, f.renamed, before, {other.name for other in new.fields})
+        if not sources:
             columns.append(_repeated(f.default, f.type, table.num_rows))
         else:
-            columns.append(_converted(contiguous(table.column(source)), f.type, f, ()))
+            columns.append(_converted(contiguous(table.column(sources[0])), f.type, f, ()))
     return pa.Table.from_arrays(columns, schema=new.arrow)
 
 
@@ -142,10 +156,10 @@ def _converted(array: pa.Array, type: pa.DataType, of: Field, at: tuple[str, ...
     if pa.types.is_struct(type):
         children = dict(zip(array.type.names, array.flatten(), strict=True))
         made = [
-            _added(part, of, (*at, part.name), len(array))
-            if source is None
-            else _converted(children[source.name], part.type, of, (*at, part.name))
-            for part, source in _matched(array.type, type, of, at)
+            _converted(children[sources[0].name], part.type, of, (*at, part.name))
+            if sources
+            else _added(part, of, (*at, part.name), len(array))
+            for part, sources in _matched(array.type, type, of, at)
         ]
         return struct_of(type, missing, made)
     inner, counts = elements(array)

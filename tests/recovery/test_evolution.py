@@ -31,6 +31,10 @@ class First(State):
     tags: list[str]
 
 
+class Either(State):
+    rows: Annotated[int, pa.int32(), renamed_from("legs")] = 0
+
+
 class Address(State):
     street: str = "?"
     number: Annotated[int, pa.int16()] = 1
@@ -244,6 +248,7 @@ class Elements(State):
         (First, Elements, r"field tags.item changed its type from string to binary"),
         (Second, Bare, "field last was nullable and no longer is"),
         (Second, Inner, "field home.number changed its type from int16 to int8"),
+        (First, Either, "field rows is ambiguous, since the state has rows and legs"),
     ],
 )
 def test_other_changes_are_refused_before_the_first_row(tmp_path, old, new, message):
