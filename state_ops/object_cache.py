@@ -3,8 +3,9 @@ changed, a restore that was prepared, a look into an older checkpoint, a fork.
 
     <work>/objects/<sha256>      the object; SSTs only, which nobody changes in place, so they are hard links in every database
 
-What is here has been verified when it came, and is hashed again before a process uses it for the first time: disks rot. The
-directory is bounded: those unused for longest go, which frees room once no database links them any more.
+What is here has been verified when it came, and is hashed again before a process uses it for the first time: disks rot. A process does
+not read it twice, because blocks of an SST have checksums of their own: where one is found to be wrong, what is here is read again, and what
+has rotted goes (`drop_rotten`). The directory is bounded: those unused for longest go, which frees room once no database links them any more.
 """
 
 from __future__ import annotations
@@ -50,6 +51,17 @@ class ObjectCache:
         for digest in digests:
             if _DIGEST.fullmatch(digest):
                 (self.directory / digest).unlink(missing_ok=True)
+
+    def drop_rotten(self, files: Iterable[StateFile]) -> bool:
+        """Read again what is here of some objects, and keep none that has rotted; whether there was one."""
+        _verified.clear()
+        has_rotten = False
+        for file in files:
+            with suppress(FileNotFoundError):  # not here, or evicted this very moment
+                if not is_object(self._at(file), file):
+                    self._at(file).unlink()
+                    has_rotten = True
+        return has_rotten
 
     def _at(self, file: StateFile) -> Path:
         if not _DIGEST.fullmatch(file.digest):

@@ -87,7 +87,8 @@ class Fork:
     """A working copy of the base.
 
     inherited: local name -> inode, of the base's immutable files. source: the local directory that it was linked from; None if it
-    came from storage, digests checked, or starts empty. only: that directory is the only place where the base is.
+    came from storage, digests checked, or starts empty. only: that directory is the only place where the base is. fetched: what was looked
+    for in storage and among what this host has; operator: the local directory of the operator's subtasks.
     """
 
     db: Path
@@ -95,6 +96,8 @@ class Fork:
     source: Path | None = None
     only: bool = False
     objects: ObjectCache | None = None
+    fetched: Snapshot | None = None
+    operator: Path | None = None
 
 
 def fork(
@@ -141,7 +144,8 @@ def fork(
             fetch(storage, base, db, deadline, is_immutable, objects, attempt.home.parent)
             _keep(attempt, base, db, is_immutable)
     inherited = {file.name: (db / file.name).stat().st_ino for file in base.files if read and is_immutable(file.name)}
-    return Fork(db, inherited, source, isinstance(base, LocalSnapshot), objects)
+    fetched = base if isinstance(base, Snapshot) and source is None else None
+    return Fork(db, inherited, source, isinstance(base, LocalSnapshot), objects, fetched, attempt.home.parent)
 
 
 def _is_settled(source: Path, base: LocalSnapshot, deadline: float | None) -> bool:
@@ -180,7 +184,7 @@ def fetch(
     objects: this host's, where immutable files are looked for and left. operator: the local directory of the operator's subtasks, whose
     snapshots are linked, as in a fork, where they vouch for the very object.
     """
-    copies = _copies(operator) if operator is not None else {}
+    copies = dict(_copies(operator)) if operator is not None else {}
 
     def one(file: StateFile, cancelled: Event) -> Fetched:
         if cancelled.is_set():
@@ -203,15 +207,13 @@ def fetch(
     return sum(together(one, base.files, at_once=storage.transfers, deadline=deadline), Fetched())
 
 
-def _copies(operator: Path) -> dict[tuple[str, str], Path]:
-    """The files of all local snapshots of an operator that vouch for objects, by object and digest."""
-    found = {}
+def _copies(operator: Path) -> Iterator[tuple[tuple[str, str], Path]]:
+    """The files of all local snapshots of an operator that vouch for objects, each with its object and digest."""
     for home in directories(operator):
         for directory in attempts(home):
             manifest = _read_manifest(directory)
             for name, (_, path, digest) in (manifest["files"] if manifest else {}).items():
-                found[path, digest] = directory / "snapshot" / name
-    return found
+                yield (path, digest), directory / "snapshot" / name
 
 
 def _linked(copy: Path, local: Path, file: StateFile) -> bool:
@@ -282,15 +284,22 @@ def bring_home(
     epoch: name for the directory's beginning, as of an attempt. check: called with a working copy, before anything vouches for it.
     Raises what `fetch` and `check` raise, with nothing left behind.
     """
-    with scratch(home, ".") as own:
-        kept, db = own / "kept", own / "db"
-        for directory in (kept / "snapshot", db):
-            directory.mkdir(parents=True)
-        fetched = fetch(storage, base, kept / "snapshot", None, is_immutable, objects, home.parent)
-        _duplicate(base, kept / "snapshot", db, is_immutable)
-        check(db)
-        _settle(kept, home, base, epoch)
-        return fetched
+    for again in (False, True):
+        with scratch(home, ".") as own:
+            kept, db = own / "kept", own / "db"
+            for directory in (kept / "snapshot", db):
+                directory.mkdir(parents=True)
+            fetched = fetch(storage, base, kept / "snapshot", None, is_immutable, objects, home.parent)
+            _duplicate(base, kept / "snapshot", db, is_immutable)
+            try:
+                check(db)
+            except DamageError:
+                if again or not drop_rotten(base, objects, home.parent):
+                    raise
+                continue
+            _settle(kept, home, base, epoch)
+            return fetched
+    raise AssertionError("the second try returns or raises")
 
 
 def _link_all(
@@ -336,12 +345,15 @@ def healing(forked: Fork) -> Iterator[None]:
     """While a working copy is used: damage in one that was linked from local files is cured by dropping those.
 
     Raises TransientError instead of DamageError then: the replay fetches the base from storage, and verifies it. Where they are the
-    only copy nothing is dropped, and LocalBaseError says so: what was not read may be whole, and is not to be lost.
+    only copy nothing is dropped, and LocalBaseError says so: what was not read may be whole, and is not to be lost. Of a base that was fetched,
+    a part may have been linked from what this host has of its objects: that is read again, and what has rotted is dropped.
     """
     try:
         yield
     except DamageError as error:
         if forked.source is None:
+            if forked.fetched is not None and forked.operator is not None:
+                raise_if_rotten(error, forked.fetched, forked.objects, forked.operator)
             raise
         if forked.only:
             raise LocalBaseError(
@@ -358,6 +370,34 @@ def healing(forked: Fork) -> Iterator[None]:
             where=error.where or str(forked.source),
             next="The replay fetches the state from storage. If this comes back, look at the disk.",
         ) from error
+
+
+def raise_if_rotten(error: DamageError, base: Snapshot, objects: ObjectCache | None, operator: Path) -> None:
+    """Raise TransientError if the damage is in files of this host, which are dropped; else it is elsewhere, and nothing happens."""
+    if drop_rotten(base, objects, operator):
+        raise TransientError(
+            f"What this host had of the state was damaged and was removed. {error.what}",
+            where=error.where or str(operator),
+            next="The replay fetches it from storage. If this comes back, look at the disk.",
+        ) from error
+
+
+def drop_rotten(base: Snapshot, objects: ObjectCache | None, operator: Path) -> bool:
+    """Read again all that this host has of a snapshot's objects, and drop what has rotted since it was read; whether there was any.
+
+    Args:
+        base: The snapshot in storage.
+        objects: The objects that this host keeps.
+        operator: The local directory of the operator's subtasks, whose snapshots may be linked from.
+    """
+    has_rotten = objects is not None and objects.drop_rotten(base.files)
+    files = {(file.path, file.digest): file for file in base.files}
+    for named, copy in list(_copies(operator)):
+        with suppress(FileNotFoundError):  # swept this very moment
+            if named in files and not is_object(copy, files[named]):
+                _drop(copy.parent.parent)
+                has_rotten = True
+    return has_rotten
 
 
 def distrust(home: Path, attempt: AttemptId | None) -> None:

@@ -66,10 +66,10 @@ def forgotten_after(before: Forgotten | None, ttl: Ttl | None, now: int) -> Forg
     """
     if ttl is None:
         return before
-    known = before or Forgotten()
+    record = before or Forgotten()
     oldest = now - ttl.micros
-    upto = oldest if known.upto is None else max(known.upto, oldest)
-    return Forgotten(upto, now if known.unstamped is None else known.unstamped)
+    upto = oldest if record.upto is None else max(record.upto, oldest)
+    return Forgotten(upto, now if record.unstamped is None else record.unstamped)
 
 
 def forgotten_in(figures: Mapping[str, Any], epoch_now: int) -> Forgotten | None:

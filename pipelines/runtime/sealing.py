@@ -25,6 +25,7 @@ from state_ops.backends import joined
 from state_ops.backends.base import Backend
 from state_ops.backends.named import named
 from state_ops.checkpoint import Checkpoint, Snapshot, StateFile, snapshots_of
+from state_ops.errors import DamageError
 from state_ops.key_groups import group_range
 from state_ops.scratch import scratch
 
@@ -95,8 +96,12 @@ def _opened(shop: Workshop, flight: Flight, view: View, found: Snapshot) -> Iter
     with scratch(home, ".gates-") as own:
         immutable, kept = joined.is_immutable(factory), objects(shop.settings)
         snapshot.fetch(shop.storage, found, own, flight.deadline, immutable, kept, home / view.uid)
-        backend = joined.opened(factory, own, view.options)
         try:
-            yield backend
-        finally:
-            backend.close()
+            backend = joined.opened(factory, own, view.options)
+            try:
+                yield backend
+            finally:
+                backend.close()
+        except DamageError as error:
+            snapshot.raise_if_rotten(error, found, kept, home / view.uid)
+            raise

@@ -498,8 +498,11 @@ def test_what_killed_restores_left_on_a_host_is_removed(whole, tmp_path):
     assert not left[1].exists()
 
 
-def test_damage_in_a_file_that_this_process_has_read_before_is_not_linked_again(whole, tmp_path):
-    options = {"WEIR_STATE__RESIDENT_MB": "0", "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "3"}
+@pytest.mark.parametrize("are_homes_there", [True, False])
+def test_damage_in_a_file_that_this_process_has_read_before_is_not_linked_again(whole, tmp_path, are_homes_there):
+    """Neither by a subtask from its local snapshot, nor from this host's objects by the restore before the first epoch."""
+    failures = "3" if are_homes_there else "0"
+    options = {"WEIR_STATE__RESIDENT_MB": "0", "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": failures}
     bank = elsewhere(whole, tmp_path / "site", **options)
     storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
     restore.restore(bank.site.pipeline, bank.site.settings, storage, registry, registry.head())
@@ -509,5 +512,8 @@ def test_damage_in_a_file_that_this_process_has_read_before_is_not_linked_again(
         with table.open("r+b") as file:
             file.write(content)
         os.utime(table, ns=(known.st_atime_ns, known.st_mtime_ns))  # as when a disk rots
+    if not are_homes_there:
+        for home in (tmp_path / "site" / "work").glob("small-*"):
+            shutil.rmtree(home)
     bank.epochs(6)
     bank.assert_exact(1, 2, 3, 4, 5, 6)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.checkpoint import Snapshot
 from state_ops.errors import DamageError, TransientError
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
+from state_ops.object_cache import ObjectCache
 from state_ops.snapshot import Attempt
 from state_ops.storage import Storage
 from state_ops.sweep import sweep
@@ -257,6 +260,61 @@ def test_a_small_local_file_that_rotted_sends_the_whole_fork_to_storage(subtask,
     forked = snapshot.fork(subtask.storage, subtask.attempt(2), one)
     assert forked.source is None
     assert subtask.read(one) == entries(1)
+
+
+def rot(table: Path) -> None:
+    """As a disk rots: in place, with no time changed; in the footer, which no cache of RocksDB has."""
+    known, content = table.stat(), bytearray(table.read_bytes())
+    content[-1] ^= 1
+    with table.open("r+b") as file:
+        file.write(content)
+    os.utime(table, ns=(known.st_atime_ns, known.st_mtime_ns))
+
+
+@pytest.mark.parametrize("place", ["an object of this host", "another subtask's snapshot"])
+def test_rot_in_what_this_host_has_is_healed_although_this_process_has_read_it_before(subtask, tmp_path, place):
+    base = subtask.epoch(1, None, entries(1, 2))
+    objects = ObjectCache(tmp_path / "work" / "objects", 1 << 30)
+
+    def found(home: Path = subtask.home) -> Entries:
+        attempt = replace(subtask.attempt(9), home=home)
+        forked = snapshot.fork(subtask.storage, attempt, base, objects=objects)
+        with snapshot.healing(forked):
+            backend = RocksDBBackend(forked.db, 16)
+            try:
+                return dict(backend.scan(b"", b"\xff" * 9))
+            finally:
+                backend.close()
+
+    subtask.forget_local()
+    assert found() == entries(1, 2), "fetched, and read"
+    (table,) = [file for file in base.files if file.name.endswith(".sst")]
+    kept = objects.directory / table.digest
+    if place == "an object of this host":
+        subtask.forget_local()
+        rot(kept)
+        home = subtask.home
+    else:
+        kept.unlink()
+        home = subtask.home.with_name("1")
+        assert found(home) == entries(1, 2), "linked from the first subtask's, and read"
+        Subtask.remove(home)
+        rot(subtask.directory(base) / "snapshot" / table.name)
+    with pytest.raises(TransientError, match="had of the state was damaged and was removed"):
+        found(home)
+    assert not kept.exists() and not list(subtask.home.glob(f"*-{base.attempt}"))
+    assert found(home) == entries(1, 2), "the replay fetches it from storage"
+    assert hashlib.sha256(kept.read_bytes()).hexdigest() == table.digest
+
+
+def test_damage_that_is_not_of_this_host_is_told_as_such(subtask, tmp_path):
+    base = subtask.epoch(1, None, entries(1))
+    subtask.forget_local()
+    objects = ObjectCache(tmp_path / "work" / "objects", 1 << 30)
+    forked = snapshot.fork(subtask.storage, subtask.attempt(2), base, objects=objects)
+    with pytest.raises(DamageError, match="a row that nobody wrote"), snapshot.healing(forked):
+        raise DamageError("a row that nobody wrote")
+    assert list(objects.directory.glob("?" * 64)), "what is whole is kept"
 
 
 def test_local_files_that_are_swept_while_they_are_linked_send_the_fork_to_storage(subtask, monkeypatch):
