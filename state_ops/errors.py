@@ -27,8 +27,10 @@ __all__ = [
     "TransientError",
     "WeirError",
     "first_line",
+    "from_report",
     "page_about",
     "plainly",
+    "to_report",
 ]
 
 
@@ -110,6 +112,25 @@ class RunEndedError(TransientError):
 
 class PrunedError(TransientError):
     """Look again: the checkpoint that was being read has been pruned meanwhile, by right."""
+
+
+def to_report(error: WeirError) -> dict[str, Any]:
+    """An error as JSON has it, to be raised again in another process; see `from_report`."""
+    return {
+        "kind": type(error).__name__,
+        "what": error.what,
+        "where": error.where,
+        "next": error.next,
+        "traceback": getattr(error, "traceback", ""),
+    }
+
+
+def from_report(report: Mapping[str, Any]) -> WeirError:
+    """The inverse of `to_report`."""
+    kind: type[WeirError] = globals().get(report["kind"], WeirError)
+    if kind is StageError:
+        return StageError(report["what"], where=report["where"], next=report["next"], traceback=report["traceback"])
+    return kind(report["what"], where=report["where"], next=report["next"])
 
 
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")

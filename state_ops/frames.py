@@ -13,7 +13,9 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 
+from state_ops.columns import array_of_fixed, fixed_values, nulls_of
 from state_ops.errors import PipelineError, StageError
+from state_ops.nested import elements
 
 _SIGNED = {
     pa.uint8(): pa.int16(),
@@ -39,9 +41,14 @@ _STORABLE = frozenset(
 )
 
 
+_PASSABLE = _STORABLE | {pa.time64("ns"), pa.duration("us"), pa.null()}
+
+
 def canonical_type(type: pa.DataType) -> pa.DataType:
-    """The type that Weir stores for `type`: no views, dictionaries, large offsets, fixed sizes, unsigned numbers or units
-    but microseconds."""
+    """The type that Weir stores for `type`: no views, dictionaries, extensions, large offsets, fixed sizes, unsigned
+    numbers or units but microseconds. A time of day, which no table holds, has nanoseconds, as Spark hands it out."""
+    if isinstance(type, pa.BaseExtensionType):
+        return canonical_type(type.storage_type)
     if type in _SIGNED:
         return _SIGNED[type]
     if pa.types.is_large_string(type) or pa.types.is_string_view(type):
@@ -56,7 +63,11 @@ def canonical_type(type: pa.DataType) -> pa.DataType:
         return pa.date32()
     if pa.types.is_decimal(type) and type.precision <= 38:
         return pa.decimal128(type.precision, type.scale)
-    if pa.types.is_list(type) or pa.types.is_large_list(type) or pa.types.is_fixed_size_list(type):
+    if pa.types.is_time(type):
+        return pa.time64("ns")
+    if pa.types.is_duration(type):
+        return pa.duration("us")
+    if _is_sequence(type):
         return pa.list_(canonical_type(type.value_type))
     if pa.types.is_map(type):
         return pa.map_(canonical_type(type.key_type), canonical_type(type.item_type))
@@ -65,11 +76,26 @@ def canonical_type(type: pa.DataType) -> pa.DataType:
     return type
 
 
-def unstorable(type: pa.DataType, in_map: bool = False) -> pa.DataType | None:
-    """The canonical type itself, or the part of it, that neither Delta nor Spark has; None if all of it can be stored."""
+def _is_sequence(type: pa.DataType) -> bool:
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(kind(type) for kind in (*kinds, pa.types.is_list_view, pa.types.is_large_list_view))
+
+
+def unreadable(type: pa.DataType) -> pa.DataType | None:
+    """The canonical type itself, or the part of it, that cannot pass from a file to a stage; None if all of it can."""
+    return unstorable(type, storable=_PASSABLE)
+
+
+def unstorable(
+    type: pa.DataType, in_map: bool = False, storable: frozenset[pa.DataType] = _STORABLE
+) -> pa.DataType | None:
+    """The canonical type itself, or the part of it, that neither Delta nor Spark has; None if all of it can be stored.
+
+    storable: the types without parts that can be, beside decimals of up to 38 digits.
+    """
     if in_map and type == pa.timestamp("us"):
         return type  # delta-rs does not declare the table feature that it needs there, and then refuses the table
-    if type in _STORABLE or (pa.types.is_decimal128(type) and 0 <= type.scale <= type.precision):
+    if type in storable or (pa.types.is_decimal128(type) and 0 <= type.scale <= type.precision):
         return None
     if pa.types.is_map(type):
         parts, in_map = [type.key_type, type.item_type], True
@@ -79,7 +105,7 @@ def unstorable(type: pa.DataType, in_map: bool = False) -> pa.DataType | None:
         parts = [field.type for field in type]
     else:
         return type
-    return next((found for part in parts if (found := unstorable(part, in_map)) is not None), None)
+    return next((found for part in parts if (found := unstorable(part, in_map, storable)) is not None), None)
 
 
 def canonical_schema(schema: pa.Schema) -> pa.Schema:
@@ -93,23 +119,71 @@ def canonical(table: pa.Table) -> pa.Table:
     if table.schema.equals(schema, check_metadata=True):
         return table
     for at, field in enumerate(table.schema):
-        if _has_nanoseconds(field.type):
-            table = table.set_column(at, field.name, _cut(table.column(at), schema.field(at).type))
+        if _is_cut(field.type):
+            chunks = [with_leaves(chunk, _cut) for chunk in table.column(at).chunks]
+            table = table.set_column(
+                at, field.name, pa.chunked_array(chunks, None if chunks else schema.field(at).type)
+            )
     return table.cast(schema)
 
 
-def _has_nanoseconds(type: pa.DataType) -> bool:
-    if pa.types.is_timestamp(type):
+def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of a canonical schema by name, in its order and types, of rows that may have them in another one.
+
+    Files of one table may: a deploy can hand out the same columns in another order, and a compaction writes other Arrow types. Columns that
+    the rows lack are null; those that the schema lacks are left out.
+    """
+    rows = canonical(table)
+    columns = [
+        rows.column(field.name) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, names=schema.names).cast(schema)
+
+
+def with_leaves(array: pa.Array, leaf: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """The array with all that is no list, map or struct replaced, in the order in which a Parquet file has its columns.
+
+    Dictionaries, extensions and views of lists become what they hold; the names and the nullability of what lists and maps hold are lost.
+    """
+    type = array.type
+    if isinstance(type, pa.BaseExtensionType):
+        return with_leaves(array.storage, leaf)
+    if pa.types.is_dictionary(type):
+        return with_leaves(array.dictionary_decode(), leaf)
+    mask = array.is_null() if array.null_count else None
+    if pa.types.is_struct(type):
+        parts = [with_leaves(part, leaf) for part in array.flatten()]
+        fields = [pa.field(field.name, part.type) for field, part in zip(type, parts, strict=True)]
+        return pa.StructArray.from_arrays(parts, fields=fields, mask=mask)
+    if not _is_sequence(type) and not pa.types.is_map(type):
+        return leaf(array)
+    values, counts = elements(array)
+    values = with_leaves(values, leaf)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+    if pa.types.is_map(type):
+        return pa.MapArray.from_arrays(offsets, *values.flatten(), mask=mask)
+    return pa.ListArray.from_arrays(offsets, values, mask=mask)
+
+
+def _is_cut(type: pa.DataType) -> bool:
+    """Whether Arrow's own cast does not know the way to the canonical type, or refuses what it loses."""
+    if pa.types.is_timestamp(type) or pa.types.is_duration(type):
         return bool(type.unit == "ns")
-    return any(_has_nanoseconds(type.field(part).type) for part in range(type.num_fields))
+    if isinstance(type, pa.BaseExtensionType) or pa.types.is_list_view(type) or pa.types.is_large_list_view(type):
+        return True
+    if pa.types.is_dictionary(type):
+        return _is_cut(type.value_type)
+    return any(_is_cut(type.field(part).type) for part in range(type.num_fields))
 
 
-def _cut(column: pa.ChunkedArray, type: pa.DataType) -> pa.Array:
-    """A column as a type in microseconds, cut down like the nanoseconds of files that Weir reads. Arrow refuses to lose any, or
-    cuts up before 1970."""
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ns", tz="UTC"))  # Polars does not know all zones: not +05:30
-    return pl.Series(pl.from_arrow(column)).cast(polars_type(type)).to_arrow(compat_level=pl.CompatLevel.oldest())
+def _cut(leaf: pa.Array) -> pa.Array:
+    """Nanoseconds cut down to microseconds. Arrow refuses to lose any, or cuts up before 1970."""
+    type = leaf.type
+    if not ((pa.types.is_timestamp(type) or pa.types.is_duration(type)) and type.unit == "ns"):
+        return leaf
+    cut = pa.timestamp("us", tz=type.tz) if pa.types.is_timestamp(type) else pa.duration("us")
+    return array_of_fixed(cut, fixed_values(leaf) // 1000, nulls_of(leaf))
 
 
 def schema_to_json(schema: pa.Schema) -> dict[str, Any]:

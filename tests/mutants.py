@@ -46,7 +46,7 @@ MUTANTS = [
     Mutant(
         "leave nanoseconds to Arrow, which refuses to lose any",
         "state_ops/frames.py",
-        "        if _has_nanoseconds(field.type):\n",
+        "        if _is_cut(field.type):\n",
         "        if False:\n",
         "tests/state_ops/test_frames.py::test_nanoseconds_are_cut_to_microseconds_in_every_library",
     ),
@@ -95,7 +95,7 @@ MUTANTS = [
     Mutant(
         "number a file's rows anew in each of its batches",
         "pipelines/runtime/direct.py",
-        "                first += len(positions)\n",
+        "            first += len(positions)\n",
         "",
         "tests/runtime/test_direct.py::test_each_row_goes_to_the_subtask_of_its_key_in_full_batches",
     ),
@@ -114,11 +114,32 @@ MUTANTS = [
         "tests/runtime/test_direct.py::test_staged_rows_with_a_flipped_bit_are_not_taken_for_others",
     ),
     Mutant(
-        "read in subtasks what Spark reads in a way of its own",
-        "pipelines/runtime/direct.py",
-        "    if any(file.by_spark for file in rows.files) or not",
-        "    if not",
-        "tests/runtime/test_direct.py::test_a_slice_is_read_by_itself_up_to_its_size_and_if_its_types_are_plain",
+        "have Spark read what it cannot read",
+        "pipelines/runtime/sources/slices.py",
+        "    by_arrow: bool = False\n",
+        "    by_arrow: bool = False\n\n    def __post_init__(self) -> None:\n        object.__setattr__(self, 'by_arrow', False)\n",
+        "tests/runtime/test_parquet_writers.py::test_what_arrow_writes_is_read_alike_by_all[options0]",
+    ),
+    Mutant(
+        "take old dates for today's, as Arrow does",
+        "pipelines/runtime/sources/parquet_files.py",
+        "                    if name in shifts:\n",
+        "                    if False:\n",
+        "tests/runtime/test_parquet_writers.py::test_the_calendar_is_what_a_footer_says_of_it[False-metadata0-True]",
+    ),
+    Mutant(
+        "take a time of 96 bits for nanoseconds in 64",
+        "pipelines/runtime/sources/footers.py",
+        "        if pa.types.is_timestamp(field.type) and _is_nanos(first)\n",
+        "        if pa.types.is_timestamp(field.type) and field.type.unit == 'ns'\n",
+        "tests/runtime/test_parquet_writers.py::test_what_spark_writes_is_read_as_spark_reads_it[INT96-CORRECTED-UTC]",
+    ),
+    Mutant(
+        "go by the statistics of files by the old calendar",
+        "pipelines/runtime/sources/footers.py",
+        '    if len(places) != 1 or footer.schema.column(places[0]).physical_type == "INT96" or old_calendar(footer) is not None:\n',
+        '    if len(places) != 1 or footer.schema.column(places[0]).physical_type == "INT96":\n',
+        "tests/runtime/test_parquet_writers.py::test_what_spark_writes_is_read_as_spark_reads_it[TIMESTAMP_MICROS-LEGACY-America/Los_Angeles]",
     ),
     Mutant(
         "do not sort what a subtask reads by itself",
@@ -669,8 +690,8 @@ MUTANTS = [
     Mutant(
         "leave out rows of the slice's first file in place of others",
         "pipelines/runtime/direct.py",
-        "                positions = position(number, first) + np.arange(table.num_rows)\n",
-        "                positions = position(0, first) + np.arange(table.num_rows)\n",
+        "            positions = position(number, first) + np.arange(table.num_rows)\n",
+        "            positions = position(0, first) + np.arange(table.num_rows)\n",
         "tests/runtime/test_quarantine.py::test_setting_rows_aside_is_no_failure",
     ),
     Mutant(

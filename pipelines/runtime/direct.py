@@ -37,7 +37,7 @@ _PLAIN = (
 def fits(stage: Stage, rows: Landed | Channel, parallelism: int, most_bytes: int) -> bool:
     """Whether the subtasks read these rows themselves, exactly as Spark would hand them out.
 
-    Not what Spark has to evaluate (where, transform) or reads in a way of its own, nor nested types.
+    Not what Spark has to evaluate (where, transform), nor nested types.
     """
     if parallelism > _MOST_SUBTASKS or not all(any(plain(one) for plain in _PLAIN) for one in rows.schema.types):
         return False
@@ -47,7 +47,7 @@ def fits(stage: Stage, rows: Landed | Channel, parallelism: int, most_bytes: int
         return False
     if isinstance(rows, Channel):
         return sum(file.bytes for file in rows.files) <= most_bytes
-    if any(file.by_spark for file in rows.files) or not rows.reader.opens_in_workers(len(rows.files)):
+    if not rows.reader.opens_in_workers(len(rows.files)):
         return False
     return sum(file.size for file in rows.files) <= most_bytes
 
@@ -82,17 +82,22 @@ def tables(rows: Landed | Channel, batch_rows: int) -> Iterator[pa.Table]:
             table = staged_table(rows.storage, file)
             yield frames.canonical(table.select(rows.schema.names)).cast(rows.schema)
         return
+    for number in range(len(rows.files)):
+        yield from landed_tables(rows, number, batch_rows)
+
+
+def landed_tables(rows: Landed, number: int, batch_rows: int) -> Iterator[pa.Table]:
+    """The same of one file of a slice, by its number in it."""
     stored = pa.schema([field for field in rows.schema if field.name != ROW])
     left_out = np.array(rows.left_out, np.int64)
-    for number, landed in enumerate(rows.files):
-        first = 0
-        for table in rows.reader.batches(landed, stored, batch_rows):
-            if rows.tracked or rows.left_out:
-                positions = position(number, first) + np.arange(table.num_rows)
-                table = table.append_column(ROW, pa.array(positions))
-                table = table.filter(pa.array(~np.isin(positions, left_out)))
-                first += len(positions)
-            yield table.select(rows.schema.names)
+    first = 0
+    for table in rows.reader.batches(rows.files[number], stored, batch_rows):
+        if rows.tracked or rows.left_out:
+            positions = position(number, first) + np.arange(table.num_rows)
+            table = table.append_column(ROW, pa.array(positions))
+            table = table.filter(pa.array(~np.isin(positions, left_out)))
+            first += len(positions)
+        yield table.select(rows.schema.names)
 
 
 def _sorted(stage: Stage, own: Iterable[pa.Table]) -> Iterator[pa.Table]:

@@ -38,7 +38,6 @@ from pipelines.runtime.lanes import Ended, Lanes
 from pipelines.runtime.stage_job import (
     bases,
     check_acks,
-    declined,
     judge,
     late,
     note_progress,
@@ -69,6 +68,7 @@ from state_ops.errors import (
     LocalBaseError,
     RunEndedError,
     WeirError,
+    from_report,
     plainly,
 )
 from state_ops.ids import AttemptId
@@ -498,7 +498,7 @@ class InFlight:
         received = self._coordinator.receive(ack)
         flight.losers += received.discard
         if received.error is not None:
-            raise declined(received.error)
+            raise from_report(received.error)
 
     def _uploaded(self, stage: Stage, flight: Flight, acks: list[Ack]) -> None:
         flight.uploaded[stage.uid] = acks

@@ -43,7 +43,7 @@ from state_ops.checkpoint import (
     StagedFile,
     from_micros,
 )
-from state_ops.errors import InputError, LocalBaseError, StageError, TransientError, WeirError
+from state_ops.errors import InputError, LocalBaseError, StageError, TransientError, WeirError, to_report
 from state_ops.handover import MAIN, REST
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir, new_attempt_id
 from state_ops.key_groups import group_range
@@ -152,14 +152,7 @@ def run(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Ack
             traceback=traceback.format_exc(),
         )
     shutil.rmtree(attempt.directory, ignore_errors=True)
-    report = {
-        "kind": type(declined).__name__,
-        "what": declined.what,
-        "where": declined.where,
-        "next": declined.next,
-        "traceback": getattr(declined, "traceback", ""),
-    }
-    return Ack(task.stage.uid, subtask, attempt.id, task.epoch, task.generation, error=report)
+    return Ack(task.stage.uid, subtask, attempt.id, task.epoch, task.generation, error=to_report(declined))
 
 
 def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], counters: _Counters) -> Ack:

@@ -122,7 +122,7 @@ def rows_of(reader: FilesReader, planned: Slice, uid: str, epoch: CheckpointId) 
         own = by_file.get(file.name)
         if own:
             numbers = pa.array([one.row for one in own])
-            rows = frames.canonical(reader.table(file).select(planned.schema.names).take(numbers)).cast(planned.schema)
+            rows = reader.table(file, planned.schema.names).take(numbers).cast(planned.schema)
             told = [
                 [one.stage for one in own], [one.gate for one in own], [int(epoch)] * len(own),
                 [one.file for one in own], [one.row for one in own], [one.reason for one in own],

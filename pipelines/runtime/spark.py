@@ -150,12 +150,17 @@ def _properties(settings: Settings) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J}",
+        # Files of old Sparks do not say in which time zone they were written: the same on every host then.
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J} -Duser.timezone=UTC",
+        "spark.executor.extraJavaOptions": "-Duser.timezone=UTC",
         "spark.sql.files.ignoreMissingFiles": "false",
         "spark.sql.files.ignoreCorruptFiles": "false",
         # Off by default: a flipped bit would come out as another value, although the file says that it is damaged.
         "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
         "spark.sql.parquet.filterPushdown": "true",
+        # Of files that do not say by which calendar they were written.
+        "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+        "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
         "spark.sql.caseSensitive": "true",
         "spark.sql.legacy.parquet.nanosAsLong": "true",
         "spark.sql.ansi.enabled": "true",

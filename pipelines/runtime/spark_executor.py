@@ -21,8 +21,8 @@ from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.executor import Channel, Deadline, Landed, uri
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.sources.files import literal
-from pipelines.runtime.sources.slices import position
-from pipelines.runtime.spark_task import reading_rows, with_rows
+from pipelines.runtime.sources.slices import SourceFile, position
+from pipelines.runtime.spark_task import error_told, landed_rows, reading_rows, with_rows
 from state_ops.checkpoint import Ack, StagedFile, StateFile
 from state_ops.errors import InputError, TransientError, WeirError, first_line
 
@@ -108,7 +108,7 @@ class SparkExecutor:
 
     def _read(self, rows: Landed | Channel) -> DataFrame:
         if isinstance(rows, Landed):
-            return _read_source(self.session, rows)
+            return _read_source(self.session, rows, self._settings.spark.batch_rows)
         return _read(self.session, rows.schema, [_path(rows, file) for file in rows.files])
 
     def cancel(self) -> None:
@@ -131,7 +131,7 @@ def _cancel_late(session: SparkSession, deadline: Deadline, done: threading.Even
 
 
 def _from_spark(stage: Stage, error: Exception) -> WeirError:
-    about_rows = stateless.data_error(stage, error)
+    about_rows = error_told(str(error)) or stateless.data_error(stage, error)
     if about_rows is not None:
         return about_rows
     text = redacted(str(error))
@@ -154,15 +154,33 @@ def _from_spark(stage: Stage, error: Exception) -> WeirError:
     )
 
 
-def _read_source(session: SparkSession, rows: Landed) -> DataFrame:
-    """The rows of a slice. Columns that a file stores in nanoseconds, which Spark cannot read, are cut to microseconds."""
+def _read_source(session: SparkSession, rows: Landed, batch_rows: int) -> DataFrame:
+    """The rows of a slice; those of files that Spark cannot read, by Arrow in tasks of their own."""
+    by_arrow = tuple(number for number, file in enumerate(rows.files) if file.by_arrow)
+    parts = [_read_by_arrow(session, rows, by_arrow, batch_rows)] if by_arrow else []
+    others = tuple(file for file in rows.files if not file.by_arrow)
+    if others:
+        parts.append(_read_by_spark(session, rows, others))
+    return functools.reduce(lambda one, other: one.unionByName(other), parts)
+
+
+def _read_by_arrow(session: SparkSession, rows: Landed, numbers: Sequence[int], batch_rows: int) -> DataFrame:
+    """The rows of some files, by their numbers in the slice, as `direct` reads them; one task for each."""
+    tasks = session.range(0, len(numbers), 1, len(numbers))
+    return tasks.mapInArrow(
+        lambda own: landed_rows(rows, numbers, batch_rows, own), stateless.spark_schema(rows.schema, rows.where)
+    )
+
+
+def _read_by_spark(session: SparkSession, rows: Landed, files: Sequence[SourceFile]) -> DataFrame:
+    """The rows of some files. Columns that a file stores in nanoseconds, which Spark cannot read, are cut to microseconds."""
     from pyspark.sql import functions as F
 
     parts, numbered = [], rows.tracked or rows.left_out
     columns = pa.schema([field for field in rows.schema if field.name != ROW])
-    for nanos in sorted({file.nanos for file in rows.files}):
+    for nanos in sorted({file.nanos for file in files}):
         stored = pa.schema([field.with_type(pa.int64()) if field.name in nanos else field for field in columns])
-        part = _read(session, stored, [rows.reader.spark_path(file) for file in rows.files if file.nanos == nanos])
+        part = _read(session, stored, [rows.reader.spark_path(file) for file in files if file.nanos == nanos])
         if numbered:
             # The name comes as it stands in a URI; a plus sign stands for itself there.
             name_of = F.url_decode(F.replace(F.col("_metadata.file_name"), F.lit("+"), F.lit("%2B")))

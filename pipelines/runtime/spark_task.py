@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -13,9 +14,11 @@ import pyarrow.compute as pc
 from pipelines.runtime import direct, keyed_stage
 from pipelines.runtime.executor import Channel, Landed
 from pipelines.runtime.keyed_stage import KeyedTask
-from state_ops.errors import ConfigurationError
+from state_ops.errors import ConfigurationError, WeirError, from_report, to_report
 from state_ops.key_groups import group_range
 from state_ops.state import GROUP
+
+_TOLD = "<weir-error>"
 
 
 def with_rows(task: KeyedTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -37,6 +40,26 @@ def reading_rows(
     if rows is not None:
         own = direct.own_batches(task.stage, rows, subtask, task.parallelism, task.max_parallelism, batch_rows)
     yield _acked(task, subtask, own)
+
+
+def landed_rows(
+    rows: Landed, files: Sequence[int], batch_rows: int, tasks: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of those files of a slice, by their numbers in it, whose places in `files` stand in the batches of `tasks`."""
+    try:
+        for batch in tasks:
+            for task in batch.column(0).to_pylist():
+                for table in direct.landed_tables(rows, files[task], batch_rows):
+                    yield from table.combine_chunks().to_batches(max_chunksize=batch_rows)
+    except WeirError as error:
+        # Spark tells of an exception by its text alone.
+        raise RuntimeError(f"{_TOLD}{json.dumps(to_report(error))}{_TOLD}") from error
+
+
+def error_told(text: str) -> WeirError | None:
+    """The error of `landed_rows` in the text of what Spark raises; None if there is none."""
+    _, mark, rest = text.partition(_TOLD)
+    return from_report(json.loads(rest.partition(_TOLD)[0])) if mark else None
 
 
 def _subtask() -> int:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import structlog
@@ -24,7 +23,7 @@ from pipelines.runtime.sinks import delta
 from pipelines.runtime.state_fit import ANOTHER_UID, fit
 from pipelines.runtime.unapplied import Unapplied, Work, joined, rest, work
 from pipelines.runtime.workshop import Applied, Cut, Flight, StageResult, Tip, Workshop, lap
-from state_ops import errors, rescale
+from state_ops import rescale
 from state_ops.backends import named as backends
 from state_ops.backends.base import BackendOptions
 from state_ops.cache import CacheSizes
@@ -33,9 +32,7 @@ from state_ops.errors import (
     ConfigurationError,
     DamageError,
     PipelineError,
-    StageError,
     TransientError,
-    WeirError,
 )
 from state_ops.handover import read_by_next
 from state_ops.ids import AttemptId, epoch_dir, new_attempt_id
@@ -182,14 +179,6 @@ def late(shop: Workshop, flight: Flight) -> TransientError:
         where=f"pipeline {shop.pipeline.title}",
         next="Raise checkpoints.timeout_seconds, or cut smaller slices (epoch.max_files, max_rows, max_bytes).",
     )
-
-
-def declined(report: dict[str, Any]) -> WeirError:
-    """The typed error in a decline, which reports it as `Ack.error`."""
-    kind = getattr(errors, report["kind"], WeirError)
-    if kind is StageError:
-        return StageError(report["what"], where=report["where"], next=report["next"], traceback=report["traceback"])
-    return kind(report["what"], where=report["where"], next=report["next"])
 
 
 def _input(shop: Workshop, flight: Flight, stage: Stage) -> Landed | Channel | None:

@@ -24,12 +24,11 @@ from pipelines.runtime.definition import ROW, FileSource, Pipeline, Stage, sourc
 from pipelines.runtime.in_memory import filtered, routed
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, event_time_of, open_windows, shapes
-from pipelines.runtime.stage_job import declined
 from state_ops import frames, snapshot
 from state_ops.backends.base import Backend, BackendOptions
 from state_ops.backends.rocksdb import ROCKSDB
 from state_ops.checkpoint import STATE, Ack, Snapshot, from_micros, snapshots_of, to_micros
-from state_ops.errors import InputError, PipelineError
+from state_ops.errors import InputError, PipelineError, from_report
 from state_ops.ids import CheckpointId, Generation, new_attempt_id
 from state_ops.key_groups import check_parallelism, group_range, key_groups, subtask_of
 from state_ops.schema import StateSchema
@@ -191,7 +190,7 @@ class StageRun:
         for subtask, batches in enumerate(parts):
             ack = Ack.from_json(keyed_stage.run(task, subtask, iter(batches)).to_json())
             if ack.error is not None:
-                raise declined(ack.error)
+                raise from_report(ack.error)
             acks.append(ack)
         after = watermarks.after_job(self.stage, known, acks, drain) if fixed_after is None else fixed_after
         bases = snapshots_of(tuple(file for ack in acks for file in ack.files), self.stage.uid)

@@ -27,7 +27,7 @@ from pipelines.runtime.executor import Channel, Landed
 from pipelines.runtime.keyed_stage import staged_writer
 from pipelines.runtime.sorting import ordered
 from pipelines.runtime.sources.files import FilesReader
-from pipelines.runtime.sources.slices import SourceFile, position
+from pipelines.runtime.sources.slices import Slice, SourceFile, position
 from pipelines.runtime.spark_executor import SparkExecutor
 from state_ops.checkpoint import CHANNEL, StagedFile
 from state_ops.errors import InputError, TransientError
@@ -267,7 +267,6 @@ def test_a_slice_is_read_by_itself_up_to_its_size_and_if_its_types_are_plain(tmp
     elsewhere = FilesReader(SOURCE, "mock:///landing/*.parquet")
     assert not direct.fits(first, replace(rows, reader=elsewhere), 2, size)
     one, other = rows.files
-    assert not direct.fits(first, replace(rows, files=(one, replace(other, by_spark=True))), 2, size)
     assert not direct.fits(first, replace(rows, files=(one, replace(other, rows=16_000_000 // 3))), 2, size)
 
 
@@ -279,24 +278,35 @@ def test_a_slice_on_s3_is_read_by_itself_if_its_files_are_few():
 
 
 @pytest.mark.parametrize(
-    ("column", "metadata", "by_spark"),
+    ("column", "metadata", "by_arrow"),
     [
         (pa.array([1], pa.int64()), {}, False),
-        (pa.array([1], pa.int64()), {"org.apache.spark.version": "3.5.1"}, False),
-        (pa.array([1], pa.int64()), {"org.apache.spark.version": "2.4.8"}, True),
-        (pa.array([1], pa.int64()), {"org.apache.spark.version": "3.5.1", "org.apache.spark.legacyDateTime": ""}, True),
-        (pa.array([1], pa.uint64()), {}, True),
-        (pa.array([1], pa.timestamp("ns")), {}, True),
+        (pa.array([1], pa.int64()), {"org.apache.spark.version": "2.4.8"}, False),
+        (pa.array([1], pa.timestamp("us", "UTC")), {"org.apache.spark.version": "2.4.8"}, False),
+        (
+            pa.array([1], pa.timestamp("us")),
+            {"org.apache.spark.version": "3.5.1", "org.apache.spark.legacyDateTime": ""},
+            True,
+        ),
         (pa.array([1], pa.timestamp("us")), {}, False),
+        (pa.array([1], pa.timestamp("ns")), {}, False),
+        (pa.array([[1]], pa.list_(pa.timestamp("ns"))), {}, True),
+        (pa.array([1], pa.uint64()), {}, True),
+        (pa.array([1], pa.uint32()), {}, False),
+        (pa.array([1], pa.duration("us")), {}, True),
+        (pa.array([1], pa.time64("us")), {}, True),
+        (pa.nulls(1), {}, True),
+        (pa.array([{"x": [b"ab"]}], pa.struct([("x", pa.list_(pa.binary(2)))])), {}, False),
     ],
 )
-def test_a_slice_knows_which_files_spark_reads_in_a_way_of_its_own(tmp_path, column, metadata, by_spark):
+def test_a_slice_knows_which_files_spark_cannot_read_as_they_are_meant(tmp_path, column, metadata, by_arrow):
     table = pa.table({"x": column})
     with pq.ParquetWriter(tmp_path / "1.parquet", table.schema) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata(metadata)
     (file,) = FilesReader(SOURCE, f"{tmp_path}/*.parquet").plan(None, EpochSettings(), None).files
-    assert file.by_spark is by_spark
+    assert file.by_arrow is by_arrow
+    assert "by_arrow" not in Slice((file,), False, None, None).to_dict()["files"][0]
 
 
 @pytest.mark.parametrize(

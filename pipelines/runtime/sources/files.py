@@ -1,8 +1,9 @@
 """Parquet files that arrive in a directory: plan a slice, watch that nobody changes it, report what arrives too late.
 
-A position is what has been read, in bounded space: the newest `_REMEMBERED` names with their times of change, and of the
-older ones (at or below `floor`) their number, the sum of their hashes and the newest of their times of change. So a file
-that appears below the floor is reported; docs/adr/0004-file-positions.md says when it cannot be.
+A position is what has been read, in bounded space: the newest `_REMEMBERED` names with their times of change and sizes, and
+of the older ones (at or below `floor`) their number, the sum of their hashes and the newest of their times of change. So a
+file that appears below the floor is reported, and one that was delivered again after it was read; docs/adr/0004-file-positions.md
+says when it cannot be.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +21,75 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 import structlog
 
 from configs.settings import EpochSettings, S3Settings
 from pipelines.runtime.definition import FileSource
-from pipelines.runtime.sources.footers import nanos, shifts_dates, times
+from pipelines.runtime.sources.footers import alone, by_arrow, nanos, times, too_large
 from pipelines.runtime.sources.parquet_files import ParquetFiles
 from pipelines.runtime.sources.slices import LeftOut, Slice, SourceFile
 from state_ops import frames
 from state_ops.errors import ConfigurationError, InputError
 from state_ops.s3 import arrow_filesystem, is_s3, refuse_secrets
 
+DELIVERED_AGAIN = "Deliver what is new in them under other names, or replay the range of event time that they have: docs/how-to/backfills.md."
+"""What a person does about files that were delivered again after they were read."""
+
 _REMEMBERED = 10_000
 _HASH_BITS = 64
 _GLOB = re.compile(r"[\\{}\[\]*?]")
 _OBJECT_STORES = frozenset({"abfs", "gcs", "s3"})  # where a directory is no more than the names in it
 _MOST_REMOTE = 8  # files
+_LOOKED_AT = 1 << 20  # rows at a time
 
 log = structlog.get_logger("weir.source")
+
+
+def named(files: Sequence[SourceFile], most: int = 3) -> str:
+    """How many files, and the names of the first of them."""
+    names = ", ".join(file.name for file in files[:most]) + (", ..." if len(files) > most else "")
+    return f"{len(files)} {'file' if len(files) == 1 else 'files'}: {names}"
 
 
 def literal(path: str) -> str:
     """A path that Spark takes for itself and not for a pattern."""
     return _GLOB.sub(r"\\\g<0>", path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a position remembers of a file; None: an older Weir read it, and did not note that."""
+
+    mtime_ns: int | None
+    size: int | None
+
+    def is_still(self, file: SourceFile) -> bool:
+        return self.mtime_ns in (None, file.mtime_ns) and self.size in (None, file.size)
+
+
+def _read_at(position: Mapping[str, Any] | None) -> dict[str, _Read]:
+    """The files that a position remembers, by name."""
+    if position is None:
+        return {}
+    none = [None] * len(position["seen"])
+    times, sizes = position.get("seen_ns") or none, position.get("seen_bytes") or none
+    return {name: _Read(ns, size) for name, ns, size in zip(position["seen"], times, sizes, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """What one listing of a source says beside a position, by name in each part.
+
+    Attributes:
+        fresh: The files that have not been read.
+        below: The files that sort at or below the floor.
+        again: The files that were delivered again after they were read, so that what they have now is not read.
+    """
+
+    fresh: tuple[SourceFile, ...]
+    below: tuple[SourceFile, ...]
+    again: tuple[SourceFile, ...]
 
 
 class FilesReader:
@@ -112,19 +159,51 @@ class FilesReader:
     def _has_bucket(self) -> bool:
         return self._fs.get_file_info(self._path.partition("/")[0]).type != pafs.FileType.NotFound
 
-    def check(self, position: dict[str, Any] | None) -> None:
-        """Whether reading may go on from `position`: call it when a run begins and whenever it looks for input.
+    def check(self, position: dict[str, Any] | None) -> Arrivals:
+        """Whether reading may go on from `position`, and what has arrived: call it when a run begins and whenever it looks for input.
 
         Raises InputError if files were read from a directory that is gone or from another one, and, by policy, if files
-        arrived below the floor. `backlog` finds nothing amiss, so that one can always look.
+        arrived below the floor. `look` finds nothing amiss, so that one can always look. Both list the directory once.
         """
         self._check_directory(position)
+        arrived = self.look(position)
         if position and position["floor"] is not None:
-            self._check_below(position, self._split(position)[1])
+            self._check_below(position, arrived.below)
+        return arrived
+
+    def say_again(self, arrived: Arrivals) -> None:
+        """Warn of the files that were delivered again and are not read, once for each delivery."""
+        new = [file for file in arrived.again if self._first_time("again", file.name, file.mtime_ns, file.size)]
+        if new:
+            log.warning(
+                "files were delivered again after they were read, and are not read again",
+                source=self.source.name,
+                directory=self.directory,
+                files=named(new),
+                next=DELIVERED_AGAIN,
+            )
+
+    def look(self, position: dict[str, Any] | None) -> Arrivals:
+        """What has arrived, nothing if there is no directory; one listing, no file is opened."""
+        read = _read_at(position)
+        floor, newest = (position["floor"], position.get("below_newest_ns")) if position else (None, None)
+        fresh, below, again = [], [], []
+        allowed = self._only() if self._only is not None else None
+        for file in sorted(self._list(), key=lambda file: file.name):
+            if floor is not None and file.name <= floor:
+                below.append(file)
+                if newest is not None and file.mtime_ns > newest:
+                    again.append(file)
+            elif file.name in read:
+                if not read[file.name].is_still(file):
+                    again.append(file)
+            elif allowed is None or allowed(file.name):
+                fresh.append(file)
+        return Arrivals(tuple(fresh), tuple(below), tuple(again))
 
     def backlog(self, position: dict[str, Any] | None) -> list[SourceFile]:
-        """The files that have not been read, in name order, none if there is no directory; one listing, no file is opened."""
-        return self._split(position)[0]
+        """The files that have not been read, in name order; as `look`."""
+        return list(self.look(position).fresh)
 
     def plan(self, position: dict[str, Any] | None, limits: EpochSettings, expected: pa.Schema | None) -> Slice:
         """The next slice after `position`: fresh files in name order up to a limit. Opens the files' footers.
@@ -133,11 +212,7 @@ class FilesReader:
         also for what `check` raises it, and TransientError if storage fails. A file beyond a limit is not opened, so it can
         do no harm to the slice before it.
         """
-        self._check_directory(position)
-        fresh, below = self._split(position)
-        if position and position["floor"] is not None:
-            self._check_below(position, below)
-        return self._planned(fresh, limits, expected)
+        return self._planned(self.check(position).fresh, limits, expected)
 
     def plan_again(self, recorded: Mapping[str, Any], expected: pa.Schema | None) -> Slice:
         """The slice of an epoch that was, as `Slice.to_dict` recorded it. Raises InputError if a file is not what it was.
@@ -165,7 +240,6 @@ class FilesReader:
         chosen: list[SourceFile] = []
         rows = size = 0
         newest: int | None = None
-        told = True
         schema, limited = expected, False
         for file in fresh:
             if (
@@ -183,27 +257,26 @@ class FilesReader:
                     break
                 found = frames.canonical_schema(stored)
                 schema = found if schema is None else self._check_schema(file, schema, found)
+                self._check_types(file, footer, stored, schema.names)
                 self._check_event_time(file, found)
-            by_nanos = tuple(name for name in nanos(stored) if name in schema.names)
-            by_spark = bool(by_nanos) or pa.uint64() in stored.types or shifts_dates(footer)
-            chosen.append(replace(file, rows=footer.num_rows, nanos=by_nanos, by_spark=by_spark))
+                last = self._newest(file, footer)
+            by_nanos = tuple(name for name in nanos(footer, stored) if name in schema.names)
+            unknown = by_arrow(footer, stored, schema.names)
+            chosen.append(replace(file, rows=footer.num_rows, nanos=by_nanos, by_arrow=unknown))
             rows, size = rows + footer.num_rows, size + file.size
-            found = times(footer, self.source.event_time) if self.source.event_time is not None else None
-            told = told and (found is not None or footer.num_rows == 0)
-            if found is not None:
-                newest = found.greatest if newest is None else max(newest, found.greatest)
-        return Slice(tuple(chosen), limited, newest if told else None, schema)
+            if last is not None:
+                newest = last if newest is None else max(newest, last)
+        return Slice(tuple(chosen), limited, newest, schema)
 
     def advance(
         self, position: dict[str, Any] | None, files: tuple[SourceFile, ...], newest: int | None = None
     ) -> dict[str, Any]:
         """The position after reading `files`. newest: their newest event time, as in `Slice`."""
         old = position or {"files": 0, "floor": None, "below": 0, "below_sum": 0, "seen": [], "last": None}
-        times = dict(zip(old["seen"], old.get("seen_ns") or [None] * len(old["seen"]), strict=True))
-        times.update((file.name, file.mtime_ns) for file in files)
-        names = sorted(times)
+        read = _read_at(old) | {file.name: _Read(file.mtime_ns, file.size) for file in files}
+        names = sorted(read)
         kept, sunk = names[-_REMEMBERED:], names[:-_REMEMBERED]
-        known = [times[name] for name in sunk]
+        known: list[Any] = [read[name].mtime_ns for name in sunk]
         if old["below"]:
             known.append(old.get("below_newest_ns"))
         return {
@@ -217,7 +290,8 @@ class FilesReader:
             # None: nothing is there, or an older Weir read some of it and did not note the time
             "below_newest_ns": None if None in known else max(known, default=None),
             "seen": kept,
-            "seen_ns": [times[name] for name in kept],
+            "seen_ns": [read[name].mtime_ns for name in kept],
+            "seen_bytes": [read[name].size for name in kept],
         }
 
     def again(self, then: dict[str, Any] | None, now: dict[str, Any] | None) -> tuple[list[SourceFile], list[str]]:
@@ -226,10 +300,9 @@ class FilesReader:
         Files that the later position remembers by number alone are named as that. One listing.
         """
         before = set(then["seen"]) if then else set()
-        times = zip(now["seen"], now.get("seen_ns") or [None] * len(now["seen"]), strict=True) if now else ()
-        read = {name: ns for name, ns in times if name not in before}
+        read = {name: was for name, was in _read_at(now).items() if name not in before}
         here = {file.name: file for file in self._list() if file.name in read}
-        same = [here[name] for name, ns in read.items() if name in here and ns in (None, here[name].mtime_ns)]
+        same = [here[name] for name, was in read.items() if name in here and was.is_still(here[name])]
         gone = sorted(read.keys() - {file.name for file in same})
         forgotten = (now["files"] if now else 0) - (then["files"] if then else 0) - len(read)
         return same, gone + ([f"{forgotten} older files, whose names are not remembered"] if forgotten > 0 else [])
@@ -244,27 +317,25 @@ class FilesReader:
                 times = self.table(file, [column]).column(column)
                 kept = np.ones(len(times), dtype=bool)
                 kept[[one.row for one in left_out if one.file == file.name]] = False
-                left = frames.canonical(pa.table([times.filter(pa.array(kept))], [column])).column(0)
-                last = pc.max(left.cast(pa.int64())).as_py()
+                last = _greatest(times.filter(pa.array(kept)))
                 if last is not None:
                     newest = last if newest is None else max(newest, last)
         return replace(planned, left_out=left_out, newest=newest)
 
     def table(self, file: SourceFile, columns: Sequence[str] | None = None) -> pa.Table:
-        """One file's rows, whole in memory. Large slices are read by Spark; this is for who needs one file alone. Raises as `batches`."""
-        with self._about(file), self._parquet.decoded(file) as parquet:
-            return parquet.read(None if columns is None else list(columns), use_threads=False)
+        """One file's rows in canonical types, whole in memory. Large slices are read by Spark; this is for who needs one file alone.
+        Raises as `batches`."""
+        with self._about(file):
+            return pa.concat_tables(self._parquet.tables(file, columns, max(file.rows, 1)))
 
     def batches(self, file: SourceFile, columns: pa.Schema, rows: int) -> Iterator[pa.Table]:
         """One file's columns, so many rows at a time; its bytes are whole in memory. columns: as the slice was planned.
 
         Raises InputError if it is gone, damaged or not what was planned, and TransientError if storage fails.
         """
-        with self._about(file), self._parquet.decoded(file) as parquet:
-            if any(name not in parquet.schema_arrow.names for name in columns.names):
-                raise self._parquet.changed(file)
-            for batch in parquet.iter_batches(rows, columns=columns.names, use_threads=False):
-                yield frames.canonical(pa.Table.from_batches([batch]).select(columns.names)).cast(columns)
+        with self._about(file):
+            for table in self._parquet.tables(file, columns.names, rows):
+                yield table.cast(columns)
 
     def verify(self, planned: Slice) -> None:
         """InputError if a file of the slice is gone or is not the file that was planned."""
@@ -296,19 +367,6 @@ class FilesReader:
         except InputError as error:
             error.files = {self.source.name: {file.name: (file.size, file.mtime_ns)}}
             raise
-
-    def _split(self, position: dict[str, Any] | None) -> tuple[list[SourceFile], list[SourceFile]]:
-        """One listing: what was not read, in name order; and what sorts at or below the floor."""
-        seen = set(position["seen"]) if position else set()
-        floor = position["floor"] if position else None
-        fresh, below = [], []
-        allowed = self._only() if self._only is not None else None
-        for file in self._list():
-            if floor is not None and file.name <= floor:
-                below.append(file)
-            elif file.name not in seen and (allowed is None or allowed(file.name)):
-                fresh.append(file)
-        return sorted(fresh, key=lambda file: file.name), below
 
     def _list(self) -> Iterator[SourceFile]:
         infos = self._fs.get_file_info(pafs.FileSelector(self._path, allow_not_found=True))
@@ -351,9 +409,9 @@ class FilesReader:
         """Whether this is the recorded directory in another place: remembered files are here, all of them unchanged."""
         if ("moved", position["directory"]) in self._warned:
             return True
-        times = {name: ns for name, ns in zip(position["seen"], position["seen_ns"], strict=True) if ns is not None}
-        here = [file for file in self._list() if file.name in times]
-        if not here or any(file.mtime_ns != times[file.name] for file in here):
+        read = {name: was for name, was in _read_at(position).items() if was.mtime_ns is not None}
+        here = [file for file in self._list() if file.name in read]
+        if not here or not all(read[file.name].is_still(file) for file in here):
             return False
         self._first_time("moved", position["directory"])
         log.warning(
@@ -384,13 +442,34 @@ class FilesReader:
                     next=f"Repair it, or move it out of {self.directory}; nothing of this epoch was applied.",
                 )
             other = found.field(field.name).type
-            if other != field.type:
+            if other != field.type and not pa.types.is_null(other):
                 raise InputError(
                     f"The column {field.name!r} of the input file {file.name} is {other}; earlier files have {field.type}.",
                     where=self.uri(file),
                     next=f"Repair it, or move it out of {self.directory}; nothing of this epoch was applied.",
                 )
         return expected
+
+    def _check_types(self, file: SourceFile, footer: pq.FileMetaData, stored: pa.Schema, names: Sequence[str]) -> None:
+        for field in frames.canonical_schema(stored):
+            if field.name in names and (part := frames.unreadable(field.type)) is not None:
+                what = f"is {field.type}" if part == field.type else f"is {field.type}, with {part}"
+                raise self._parquet.unreadable(file, field.name, f"{what}, a type that no stage can have")
+        if (found := too_large(footer, stored, names)) is not None:
+            raise self._parquet.unreadable(
+                file, found[0], f"holds {found[1]}, and Weir has no number above {2**63 - 1}"
+            )
+
+    def _newest(self, file: SourceFile, footer: pq.FileMetaData) -> int | None:
+        """The newest event time in a file: by its statistics, or by its rows where these do not tell."""
+        column = self.source.event_time
+        if column is None or not footer.num_rows:
+            return None
+        told = times(footer, column)
+        if told is not None or not alone(footer, column):
+            return told.greatest if told is not None else None
+        found = [_greatest(part) for part in self._parquet.column(file, column, _LOOKED_AT)]
+        return max((one for one in found if one is not None), default=None)
 
     def _check_event_time(self, file: SourceFile, found: pa.Schema) -> None:
         column = self.source.event_time
@@ -405,7 +484,7 @@ class FilesReader:
                 next=f"Repair the file, move it out of {self.directory}, or correct event_time= of the source.",
             )
 
-    def _check_below(self, position: dict[str, Any], below: list[SourceFile]) -> None:
+    def _check_below(self, position: dict[str, Any], below: Sequence[SourceFile]) -> None:
         floor, read, known = position["floor"], position["below"], position.get("below_newest_ns")
         total = sum(_hash(file.name) for file in below) % (1 << _HASH_BITS)
         late = sorted(
@@ -435,6 +514,11 @@ class FilesReader:
             next=f"Deliver them again under names above {floor!r} and take these away, or accept the loss with "
             'below_floor="warn" on the source.',
         )
+
+
+def _greatest(times: pa.ChunkedArray) -> int | None:
+    found: int | None = pc.max(times.cast(pa.int64())).as_py()
+    return found
 
 
 def _hash(name: str) -> int:

@@ -1,15 +1,20 @@
-"""What the footers of Parquet files tell: of event times, and of what Spark reads in a way of its own."""
+"""What the footers of Parquet files tell: of event times, and of what Spark cannot read."""
 
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipelines.runtime.sources.old_calendar import OldCalendar, old_calendar
+
 _MICROS = {"days": 86_400_000_000, "milliseconds": 1000, "microseconds": 1}
-_OLD_CALENDAR = frozenset({b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"})
+_MOST = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +27,12 @@ class Times:
 
 
 def times(footer: pq.FileMetaData, column: str) -> Times | None:
-    """Of a column of timestamps or dates, by the statistics of the row groups; None where they do not tell, or there is no row."""
-    # By path: a field of the same name inside a struct is another column. Two of one path are a column "a.b" and a struct's.
-    places = [index for index in range(footer.num_columns) if footer.schema.column(index).path == column]
-    if len(places) != 1:
+    """Of a column of timestamps or dates, by the statistics of the row groups; None where they do not tell, or there is no row.
+
+    Those of times of 96 bits, and of values by an old calendar, do not.
+    """
+    places = _places(footer, column)
+    if len(places) != 1 or footer.schema.column(places[0]).physical_type == "INT96" or old_calendar(footer) is not None:
         return None
     groups = [footer.row_group(group).column(places[0]).statistics for group in range(footer.num_row_groups)]
     if not groups or any(one is None or not one.has_min_max for one in groups):
@@ -39,16 +46,92 @@ def times(footer: pq.FileMetaData, column: str) -> Times | None:
     )
 
 
-def nanos(stored: pa.Schema) -> tuple[str, ...]:
-    """The columns of times in nanoseconds."""
-    return tuple(field.name for field in stored if pa.types.is_timestamp(field.type) and field.type.unit == "ns")
+def alone(footer: pq.FileMetaData, column: str) -> bool:
+    """Whether a column can be read without others: no field inside a struct has its name for a path."""
+    return len(_places(footer, column)) == 1
 
 
-def shifts_dates(footer: pq.FileMetaData) -> bool:
-    """Whether Spark shifts dates of before 1582 and times of before 1900 that it reads here: a Spark has written them by the old calendar."""
-    told = footer.metadata or {}
-    written_by = told.get(b"org.apache.spark.version", b"").partition(b".")[0]
-    return written_by in (b"1", b"2") or not told.keys().isdisjoint(_OLD_CALENDAR)
+def _places(footer: pq.FileMetaData, column: str) -> list[int]:
+    # By path: a field of the same name inside a struct is another column. Two of one path are a column "a.b" and a struct's.
+    return [index for index in range(footer.num_columns) if footer.schema.column(index).path == column]
+
+
+def nanos(footer: pq.FileMetaData, stored: pa.Schema) -> tuple[str, ...]:
+    """The columns of times in nanoseconds. A time of 96 bits, which Arrow takes for one, is none: Spark reads it as a time."""
+    return tuple(
+        field.name
+        for field, (first, *_) in _leaves(footer, stored)
+        if pa.types.is_timestamp(field.type) and _is_nanos(first)
+    )
+
+
+def by_arrow(footer: pq.FileMetaData, stored: pa.Schema, names: Collection[str]) -> bool:
+    """Whether Spark cannot read one of these columns, or reads other values than Arrow."""
+    calendar = old_calendar(footer)
+    return any(
+        _of_arrow(field.type) or any(_beside_spark(leaf, calendar, pa.types.is_nested(field.type)) for leaf in leaves)
+        for field, leaves in _leaves(footer, stored)
+        if field.name in names
+    )
+
+
+def too_large(footer: pq.FileMetaData, stored: pa.Schema, names: Collection[str]) -> tuple[str, int] | None:
+    """The first of these columns with an unsigned number above what int64 holds, by the statistics, and the greatest such number."""
+    places = [(field.name, leaf) for field, leaves in _leaves(footer, stored) for leaf in leaves]
+    for at, (name, leaf) in enumerate(places):
+        if name in names and leaf.converted_type == "UINT_64":
+            groups = [footer.row_group(group).column(at).statistics for group in range(footer.num_row_groups)]
+            greatest = max((one.max for one in groups if one is not None and one.has_min_max), default=0)
+            if greatest > _MOST:
+                return name, greatest
+    return None
+
+
+def unknown(end: bytes) -> list[str]:
+    """The columns of a file, by its last bytes, whose schema Arrow does not take: those with numbers of more than 64 bits."""
+    try:
+        return [name for name, type in pl.read_parquet_schema(io.BytesIO(end)).items() if "128" in str(type)]
+    except pl.exceptions.PolarsError:
+        return []
+
+
+def _leaves(footer: pq.FileMetaData, stored: pa.Schema) -> Iterator[tuple[pa.Field, list[pq.ColumnSchema]]]:
+    """Each column with the columns that it has in the file: a nested one may have several."""
+    at = 0
+    for field in stored:
+        count = leaf_count(field.type)
+        yield field, [footer.schema.column(at + part) for part in range(count)]
+        at += count
+
+
+def leaf_count(type: pa.DataType) -> int:
+    """How many columns of a Parquet file a column of this Arrow type has."""
+    if isinstance(type, pa.BaseExtensionType):
+        return leaf_count(type.storage_type)
+    return sum(leaf_count(type.field(part).type) for part in range(type.num_fields)) or 1
+
+
+def _of_arrow(type: pa.DataType) -> bool:
+    """Whether Arrow alone knows what the file means: it has noted these types beside it."""
+    if isinstance(type, pa.BaseExtensionType) or pa.types.is_duration(type):
+        return True
+    return any(_of_arrow(type.field(part).type) for part in range(type.num_fields))
+
+
+def _beside_spark(column: pq.ColumnSchema, calendar: OldCalendar | None, nested: bool) -> bool:
+    kind = json.loads(column.logical_type.to_json())
+    if kind["Type"] == "Int":
+        return kind["bitWidth"] == 64 and not kind["isSigned"]
+    if kind["Type"] == "Timestamp":
+        # A time without a zone never is by the old calendar, but Weir has Spark read it as one with a zone.
+        return (nested and _is_nanos(column)) or (calendar is not None and not kind["isAdjustedToUTC"])
+    if column.physical_type == "FIXED_LEN_BYTE_ARRAY":
+        return kind["Type"] not in ("None", "Decimal")
+    return kind["Type"] not in ("None", "Decimal", "Date", "String", "Enum", "JSON", "BSON")
+
+
+def _is_nanos(column: pq.ColumnSchema) -> bool:
+    return json.loads(column.logical_type.to_json()).get("timeUnit") == "nanoseconds"
 
 
 def _micros(stored: int, unit: str) -> int:

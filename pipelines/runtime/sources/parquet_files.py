@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from pipelines.runtime.sources.footers import leaf_count, unknown
+from pipelines.runtime.sources.old_calendar import Shift, old_calendar
 from pipelines.runtime.sources.slices import SourceFile
+from state_ops import frames
 from state_ops.errors import InputError, TransientError, first_line
 
 _TAIL = 1 << 16  # bytes; as much as Arrow itself reads at first, and most footers fit
@@ -32,21 +36,79 @@ class ParquetFiles:
         with self._reading(file):
             end = self._end(file)
         with self._parsing(file):
-            footer = pq.read_metadata(pa.BufferReader(end))
-            return footer, footer.schema.to_arrow_schema()
+            try:
+                footer = pq.read_metadata(pa.BufferReader(end))
+                return footer, footer.schema.to_arrow_schema()
+            except pa.ArrowNotImplementedError as error:
+                columns = ", ".join(map(repr, unknown(end)))
+                raise InputError(
+                    f"The input file {file.name} has types that cannot be read: {columns or first_line(error)}.",
+                    where=f"{self.uri(file)} ({first_line(error)})",
+                    next=f"Cast or drop them in what writes the files, or move the file out of {self._directory}; "
+                    "nothing of this epoch was applied.",
+                ) from error
 
-    @contextmanager
-    def decoded(self, file: SourceFile) -> Iterator[pq.ParquetFile]:
-        """A file to read from; its bytes are whole in memory."""
+    def tables(self, file: SourceFile, columns: Sequence[str] | None, rows: int) -> Iterator[pa.Table]:
+        """A file's columns, or all of them, in canonical types, so many rows at a time; its bytes are whole in memory."""
         # Read first and parse then: Arrow raises OSError for a damaged page as well as for broken storage.
-        with self._reading(file), self._fs.open_input_file(f"{self._path}/{file.name}") as stream:
+        with self._reading(file), self._open(file) as stream:
             data = stream.read_buffer()
         if data.size != file.size:
             raise self.changed(file)
         with self._parsing(file):
-            yield pq.ParquetFile(
-                pa.BufferReader(data), page_checksum_verification=True, coerce_int96_timestamp_unit="us"
-            )
+            yield from self._canonical(file, pa.BufferReader(data), columns, rows)
+
+    def column(self, file: SourceFile, name: str, rows: int) -> Iterator[pa.ChunkedArray]:
+        """One column in its canonical type, so many rows at a time; of the file, no more than that column is read."""
+        with self._reading(file), self._open(file) as opened:
+            stream = _Stream(opened)
+            try:
+                with self._parsing(file):
+                    for table in self._canonical(file, pa.PythonFile(stream, "r"), [name], rows):
+                        yield table.column(0)
+            except InputError:
+                if stream.failed is not None:  # it is the storage's fault
+                    raise stream.failed from None
+                raise
+
+    def _open(self, file: SourceFile) -> Any:
+        return self._fs.open_input_file(f"{self._path}/{file.name}")
+
+    def _canonical(self, file: SourceFile, source: Any, columns: Sequence[str] | None, rows: int) -> Iterator[pa.Table]:
+        with pq.ParquetFile(source, page_checksum_verification=True, coerce_int96_timestamp_unit="us") as parquet:
+            names = parquet.schema_arrow.names if columns is None else list(columns)
+            if any(name not in parquet.schema_arrow.names for name in names):
+                raise self.changed(file)
+            if not parquet.metadata.num_rows:
+                yield frames.canonical(parquet.schema_arrow.empty_table().select(names))
+            shifts = _shifts(parquet)
+            for batch in parquet.iter_batches(rows, columns=names, use_threads=False):
+                table = pa.Table.from_batches([batch]).select(names)
+                for at, name in enumerate(names):
+                    if name in shifts:
+                        table = table.set_column(at, name, _shifted(table.column(at), shifts[name]))
+                yield self._converted(file, table)
+
+    def _converted(self, file: SourceFile, table: pa.Table) -> pa.Table:
+        try:
+            return frames.canonical(table)
+        except pa.ArrowInvalid:
+            for name in table.column_names:
+                try:
+                    frames.canonical(table.select([name]))
+                except pa.ArrowInvalid as error:
+                    raise self.unreadable(
+                        file, name, f"holds a value that cannot be read: {first_line(error)}"
+                    ) from error
+            raise
+
+    def unreadable(self, file: SourceFile, column: str, problem: str) -> InputError:
+        """What to raise for a column of which not all can be read."""
+        return InputError(
+            f"The column {column!r} of the input file {file.name} {problem}.",
+            where=self.uri(file),
+            next=f"Cast or drop it in what writes the files, or move the file out of {self._directory}; nothing of this epoch was applied.",
+        )
 
     def changed(self, file: SourceFile) -> InputError:
         """What to raise if a file is not the one that was planned."""
@@ -93,10 +155,57 @@ class ParquetFiles:
 
     def _end(self, file: SourceFile) -> bytes:
         """The file's last bytes, of which a footer is all that Parquet asks for: data, footer, its length (4 bytes), magic (4)."""
-        with self._fs.open_input_file(f"{self._path}/{file.name}") as stream:
+        with self._open(file) as stream:
             size = stream.size()
             end = stream.read_at(min(size, _TAIL), max(size - _TAIL, 0))
             needed = int.from_bytes(end[-8:-4], "little") + 8
             if end[-4:] == b"PAR1" and len(end) < needed <= size:
                 end = stream.read_at(needed, size - needed)
         return end
+
+
+class _Stream:
+    """A file for Arrow to read from, which knows whether its storage failed."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.failed: OSError | None = None
+        self.seek, self.tell, self.close = stream.seek, stream.tell, stream.close
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            data: bytes = self._stream.read(None if size < 0 else size)
+        except OSError as error:
+            self.failed = error
+            raise
+        return data
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._stream.closed)
+
+
+def _shifts(parquet: pq.ParquetFile) -> dict[str, list[Shift | None]]:
+    """Of the columns that have values by an old calendar, what brings each of their parts to today's."""
+    calendar = old_calendar(parquet.metadata)
+    found: dict[str, list[Shift | None]] = {}
+    if calendar is None:
+        return found
+    at = 0
+    for field in parquet.schema_arrow:
+        count = leaf_count(field.type)
+        found[field.name] = [calendar.shifts(parquet.schema.column(at + part)) for part in range(count)]
+        at += count
+    return {name: shifts for name, shifts in found.items() if any(shifts)}
+
+
+def _shifted(column: pa.ChunkedArray, shifts: Sequence[Shift | None]) -> pa.ChunkedArray:
+    def leaf(array: pa.Array, rest: Iterator[Shift | None]) -> pa.Array:
+        shift = next(rest)
+        return array if shift is None else shift(array)
+
+    def whole(chunk: pa.Array) -> pa.Array:
+        rest = iter(shifts)
+        return frames.with_leaves(chunk, lambda array: leaf(array, rest))
+
+    return pa.chunked_array([whole(chunk) for chunk in column.chunks])

@@ -13,8 +13,8 @@ import pyarrow as pa
 class SourceFile:
     """One file as the slice saw it. size in bytes, mtime in ns since 1970; rows from its footer.
 
-    nanos: timestamp columns that it stores in nanoseconds. by_spark: it stores something that Spark reads in a way of its own: those,
-    unsigned numbers of 64 bits, or old dates by a calendar that Spark shifts.
+    nanos: timestamp columns that it stores in nanoseconds. by_arrow: it stores something that Spark cannot read, or reads as other values:
+    unsigned numbers of 64 bits, nested nanoseconds, times of day and what Arrow alone has, as `footers.by_arrow` tells.
     """
 
     name: str
@@ -22,7 +22,7 @@ class SourceFile:
     mtime_ns: int
     rows: int = 0
     nanos: tuple[str, ...] = ()
-    by_spark: bool = False
+    by_arrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,7 @@ def position(file: int, row: int) -> int:
 class Slice:
     """What one epoch reads from one source.
 
-    limited: a slice limit ended it, so there may be more. newest: the newest event time from the files' statistics in
-    microseconds, None if they do not tell. schema: the columns that every file has, in canonical types. left_out: rows of the files that
+    limited: a slice limit ended it, so there may be more. newest: the newest event time in microseconds, None if there is none. schema: the columns that every file has, in canonical types. left_out: rows of the files that
     nobody gets to see.
     """
 
@@ -77,7 +76,7 @@ class Slice:
             {
                 name: list(value) if name == "nanos" else value
                 for name, value in asdict(file).items()
-                if name != "by_spark"
+                if name != "by_arrow"
             }
             for file in self.files
         ]  # as JSON gives it back

@@ -1,0 +1,141 @@
+"""Dates and times of files that Spark wrote by the Julian calendar, which it shifts when it reads them, and so does Weir.
+
+Spark before 3.0, and later Sparks in their mode LEGACY, count days before 15 October 1582 by the Julian calendar, and times before 1900 by
+the offsets that Java's old time zones have. Such a file says so in its footer. Where it does, Spark's reader is followed to the second
+(`org.apache.spark.sql.catalyst.util.RebaseDateTime`), by the table that Spark itself brings.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from state_ops.columns import array_of_fixed, fixed_values, nulls_of
+from state_ops.errors import ConfigurationError
+
+_VERSION, _ZONE = b"org.apache.spark.version", b"org.apache.spark.timeZone"
+_DATES, _INT96 = b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96"
+_GREGORIAN = -141_427  # days since 1970 of 15 October 1582; the day before it was the 4th
+_DAY = 86_400  # seconds
+_MICROS = 1_000_000
+_CUSTOM_ZONE = re.compile(r"GMT([+-])(\d{1,2})(?::?(\d\d))?")
+
+Shift = Callable[[pa.Array], pa.Array]
+
+
+@dataclass(frozen=True, slots=True)
+class OldCalendar:
+    """Which values of a file are by the old calendar: dates and times, times of 96 bits; zone: of the session that wrote it."""
+
+    dates: bool
+    int96: bool
+    zone: str
+
+    def shifts(self, column: pq.ColumnSchema) -> Shift | None:
+        """What brings the values of a stored column to the calendar of today; None: they are as they should be."""
+        if column.physical_type == "INT96":
+            return self._times if self.int96 else None
+        kind = json.loads(column.logical_type.to_json())
+        if not self.dates:
+            return None
+        if kind["Type"] == "Date":
+            return _dates
+        if kind["Type"] != "Timestamp" or kind["timeUnit"] == "nanoseconds":  # which no Spark writes
+            return None
+        return self._times if kind["isAdjustedToUTC"] else None
+
+    def _times(self, times: pa.Array) -> pa.Array:
+        times = times.cast(pa.timestamp("us", tz=times.type.tz))
+        return array_of_fixed(times.type, shifted_micros(fixed_values(times), self.zone), nulls_of(times))
+
+
+def old_calendar(footer: pq.FileMetaData) -> OldCalendar | None:
+    """Of what a file has by the old calendar; None: nothing."""
+    told: Mapping[bytes, bytes] = footer.metadata or {}
+    if _VERSION not in told:
+        return None
+    version = told[_VERSION].decode()  # Spark too compares it as text
+    found = OldCalendar(
+        version < "3.0.0" or _DATES in told,
+        version < "3.1.0" or _INT96 in told,
+        told.get(_ZONE, b"UTC").decode(),  # where it is missing, Spark takes the JVM's, which is UTC in Weir's sessions
+    )
+    return found if found.dates or found.int96 else None
+
+
+def _dates(days: pa.Array) -> pa.Array:
+    return array_of_fixed(days.type, shifted_days(fixed_values(days)), nulls_of(days))
+
+
+def shifted_days(days: np.ndarray) -> np.ndarray:
+    """Days since 1970 that have the same year, month and day in today's calendar, also where it had not begun."""
+    wide = days.astype(np.int64)
+    return np.where(wide < _GREGORIAN, wide + _shift(wide), wide).astype(np.int32)
+
+
+def shifted_micros(micros: np.ndarray, zone: str) -> np.ndarray:
+    """Microseconds since 1970 UTC that show the same date and clock in a time zone in today's calendar."""
+    switches, shifts = _switches(zone)
+    seconds = micros // _MICROS
+    at = np.searchsorted(switches, seconds, side="right") - 1
+    found = shifts[np.maximum(at, 0)]
+    before = at < 0
+    if before.any():  # before the year 1: Spark has no table for it either
+        utc, shifts_utc = _switches("UTC")
+        offset = utc[0] - switches[0]
+        local = (seconds[before] + offset) // _DAY
+        found[before] = _shift(local) * _DAY + shifts[0] - shifts_utc[0]
+    return micros + found * _MICROS
+
+
+def _shift(days: np.ndarray) -> np.ndarray:
+    """By how many days the Julian calendar has to be shifted, on days of it."""
+    # Years begin in March, so that the day that today's calendar lacks in some of them is the last of its year.
+    since = days + 719_470  # 1 March of the year 0, Julian
+    year = (4 * since + 3) // 1461
+    day = since - year * 1461 // 4
+    gregorian = year * 365 + year // 4 - year // 100 + year // 400 - 719_468
+    return gregorian + day - days
+
+
+@functools.cache
+def _switches(zone: str) -> tuple[np.ndarray, np.ndarray]:
+    """From which second on how many seconds are added, both ascending by the former."""
+    tables = _tables()
+    if zone in tables:
+        return tables[zone]
+    custom = _CUSTOM_ZONE.fullmatch(zone)
+    offset = 0  # as Java has it for what it does not know
+    if custom is not None:
+        offset = (int(custom[2]) * 3600 + int(custom[3] or 0) * 60) * (-1 if custom[1] == "-" else 1)
+    switches, shifts = tables["UTC"]
+    return switches - offset, shifts
+
+
+@functools.cache
+def _tables() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    import pyspark
+
+    # In a worker PySpark comes out of an archive that lies beside the jars.
+    places = Path(pyspark.__file__).parents
+    jar = next((jar for place in places for jar in place.glob("jars/spark-sql-api_*.jar")), None)
+    if jar is None:
+        raise ConfigurationError(
+            "A file has dates by the calendar of old Sparks, and Spark's table of old time zones is not here.",
+            where=pyspark.__file__,
+            next="Install pyspark with its jars, or have Spark write the file anew, with spark.sql.parquet.*RebaseModeInWrite=CORRECTED.",
+        )
+    with zipfile.ZipFile(jar) as packed:
+        zones: Sequence[Mapping[str, list[int] | str]] = json.loads(packed.read("julian-gregorian-rebase-micros.json"))
+    return {
+        str(zone["tz"]): (np.array(zone["switches"], np.int64), np.array(zone["diffs"], np.int64)) for zone in zones
+    }
