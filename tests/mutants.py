@@ -142,6 +142,13 @@ MUTANTS = [
         "tests/runtime/test_parquet_writers.py::test_what_spark_writes_is_read_as_spark_reads_it[TIMESTAMP_MICROS-LEGACY-America/Los_Angeles]",
     ),
     Mutant(
+        "take a file that was delivered again for the one that was read",
+        "pipelines/runtime/sources/files.py",
+        "                if not read[file.name].is_still(file):\n",
+        "                if False:\n",
+        "tests/runtime/test_files_source.py::test_a_file_that_was_read_empty_and_is_delivered_full_is_named_and_not_read",
+    ),
+    Mutant(
         "do not sort what a subtask reads by itself",
         "pipelines/runtime/direct.py",
         "    yield from _packed(_sorted(stage, own) if stage.order_by else own, batch_rows)\n",

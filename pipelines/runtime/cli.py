@@ -43,6 +43,7 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.loading import find
 from pipelines.runtime.run import RunOptions
 from pipelines.runtime.sinks.delta import table_path
+from pipelines.runtime.sources.files import DELIVERED_AGAIN
 from pipelines.runtime.stopping import end
 from pipelines.runtime.tenure import Tenure, open_storage, readers
 from pipelines.runtime.workshop import EpochReport, bottleneck
@@ -259,6 +260,11 @@ def status(pipeline: Name, json: Json = False) -> None:
         table.add_row("bottleneck", f"{head['bottleneck']}{ended}" if head["bottleneck"] else "none")
     for name, files in facts["lag"].items():
         table.add_row("waiting", escape(f"{_counted(files, 'file')} in {_short(facts['sources'][name])}"))
+    for name, names in facts["delivered_again"].items():
+        shown = ", ".join(names[:_FILES_SHOWN]) + (", ..." if len(names) > _FILES_SHOWN else "")
+        place = _short(facts["sources"][name])
+        again = f"{_counted(len(names), 'file')} in {place}, delivered again after being read: {shown}"
+        table.add_row("not read", escape(again))
     for uid, rows in facts["unapplied"].items():
         if not rows:  # only barriers are left to pass
             continue
@@ -268,6 +274,8 @@ def status(pipeline: Name, json: Json = False) -> None:
     for entry in facts["tables"]:
         table.add_row("table", f"{entry['name']}: {_short(entry['path'])}")
     out.print(table)
+    if facts["delivered_again"]:
+        out.print(f"\n{escape(DELIVERED_AGAIN)}")
     if facts["held"] is not None:
         out.print(f"\n{escape(facts['held']['message'])}")
         for name, read in facts["held"]["files"].items():
@@ -290,6 +298,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
     head, holder = registry.head(), lease.read(storage)
     sources = readers(pipeline, settings)
     holds, halted = holding.standing(storage, head, sources), halt.read(storage)
+    arrived = runtime.arrivals(pipeline, settings, head)
     return {
         "pipeline": pipeline.title,
         "storage": storage.uri,
@@ -304,7 +313,10 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
         "halted": None if halted is None else dataclasses.asdict(halted),
         "last_checkpoint": None if head is None else _brief(head),
         "held": None if holds is None else holds.to_dict(),
-        "lag": dict(runtime.lag(pipeline, settings, head)),
+        "lag": {name: len(found.fresh) for name, found in arrived.items()},
+        "delivered_again": {
+            name: [file.name for file in found.again] for name, found in arrived.items() if found.again
+        },
         "sources": {name: reader.directory for name, reader in sources.items()},
         "unapplied": dict(runtime.unapplied(head)),
         "watermarks": {

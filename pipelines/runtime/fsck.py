@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import structlog
@@ -9,12 +11,13 @@ import structlog
 from configs.settings import Settings
 from pipelines.runtime.commit import publish_missing
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.tenure import open_storage
+from pipelines.runtime.tenure import open_storage, readers
 from pipelines.runtime.workshop import Workshop
 from state_ops import lease
 from state_ops.fsck.check import Reading, check
-from state_ops.fsck.findings import Kind, Report
+from state_ops.fsck.findings import Finding, Kind, Report, found
 from state_ops.fsck.repair import RepairPlan, agreed, carry_out, plan_repair
+from state_ops.registry import Registry
 from state_ops.storage import Storage
 
 log = structlog.get_logger("weir.fsck")
@@ -23,10 +26,23 @@ _OF_CONTENTS = (Kind.ALTERED_OBJECT, Kind.ALTERED_ROWS)
 
 
 def examine(pipeline: Pipeline, settings: Settings, *, quick: bool = False, reading: Reading = iter) -> Report:
-    """Look at everything that the pipeline has stored; reads only. A coordinator may live and work meanwhile."""
-    storage, _ = open_storage(pipeline, settings)
+    """Look at everything that the pipeline has stored, and whether its input is what was read; reads only.
+
+    A coordinator may live and work meanwhile.
+    """
+    storage, registry = open_storage(pipeline, settings)
     tables = [sink.table for sink in pipeline.sinks]
-    return check(storage, pipeline.app_id, tables, alive=lease.watch(storage), quick=quick, reading=reading)
+    report = check(storage, pipeline.app_id, tables, alive=lease.watch(storage), quick=quick, reading=reading)
+    return replace(report, findings=(*report.findings, *_delivered_again(pipeline, settings, registry)))
+
+
+def _delivered_again(pipeline: Pipeline, settings: Settings, registry: Registry) -> Iterator[Finding]:
+    with suppress(Exception):  # a registry or a source that cannot be looked at is told of elsewhere
+        head = registry.head()
+        for name, reader in readers(pipeline, settings).items():
+            for file in reader.look((head.offsets if head else {}).get(name)).again:
+                what = f"the source {name} has read {reader.uri(file)}, which was delivered again afterwards"
+                yield found(Kind.DELIVERED_AGAIN, what)
 
 
 def repair(shop: Workshop, shown: RepairPlan | None = None) -> RepairPlan:

@@ -414,14 +414,13 @@ def _as_read(position: dict[str, Any], by_branch: dict[str, Any] | None) -> dict
     """A position with the times of change that the branch has seen: of files that were corrected these are not what they were."""
     if by_branch is None or "seen_ns" not in position:
         return position
-    times = dict(zip(by_branch["seen"], by_branch.get("seen_ns") or (), strict=False))
-    seen = zip(position["seen"], position["seen_ns"], strict=True)
     below = [one for one in (position.get("below_newest_ns"), by_branch.get("below_newest_ns")) if one is not None]
-    return {
-        **position,
-        "seen_ns": [times.get(name) or time for name, time in seen],
-        "below_newest_ns": max(below) if position.get("below_newest_ns") is not None else None,
-    }
+    changed: dict[str, Any] = {"below_newest_ns": max(below) if position.get("below_newest_ns") is not None else None}
+    for of in ("seen_ns", "seen_bytes"):
+        if of in position:
+            branch = dict(zip(by_branch["seen"], by_branch.get(of) or (), strict=False))
+            changed[of] = [branch.get(name) or was for name, was in zip(position["seen"], position[of], strict=True)]
+    return {**position, **changed}
 
 
 def _brought(

@@ -21,6 +21,7 @@ from pipelines.runtime.executor import Executor
 from pipelines.runtime.in_flight import InFlight
 from pipelines.runtime.lanes import Lanes, Threads
 from pipelines.runtime.recovery import owning
+from pipelines.runtime.sources.files import Arrivals
 from pipelines.runtime.start_from import start
 from pipelines.runtime.state_fit import structure
 from pipelines.runtime.tenure import Tenure, readers
@@ -285,11 +286,10 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
 def _look(shop: Workshop, offsets: Mapping[str, dict[str, Any]]) -> tuple[list[Request], set[tuple[str, str]]]:
     """What is asked for, and source and name of every file that has arrived and that no epoch reads."""
     requests = lease.pending(shop.storage)
+    arrived = {name: reader.check(offsets.get(name)) for name, reader in shop.readers.items()}
     for name, reader in shop.readers.items():
-        reader.check(offsets.get(name))
-    return requests, {
-        (name, file.name) for name, reader in shop.readers.items() for file in reader.backlog(offsets.get(name))
-    }
+        reader.say_again(arrived[name])
+    return requests, {(name, file.name) for name, found in arrived.items() for file in found.fresh}
 
 
 def _stop(requests: list[Request], failing: bool) -> Request | None:
@@ -402,7 +402,12 @@ def unapplied(head: Checkpoint | None) -> Mapping[str, int]:
     return {uid: figures["rows_waiting"] for uid, figures in waiting.items()}
 
 
+def arrivals(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapping[str, Arrivals]:
+    """What has arrived beside the newest checkpoint, by source; one listing each."""
+    offsets = head.offsets if head else {}
+    return {name: reader.look(offsets.get(name)) for name, reader in readers(pipeline, settings).items()}
+
+
 def lag(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapping[str, int]:
     """Files that wait, by source."""
-    offsets = head.offsets if head else {}
-    return {name: len(reader.backlog(offsets.get(name))) for name, reader in readers(pipeline, settings).items()}
+    return {name: len(arrived.fresh) for name, arrived in arrivals(pipeline, settings, head).items()}

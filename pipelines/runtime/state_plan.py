@@ -19,6 +19,7 @@ from pipelines.runtime.definition import FileSource, Pipeline, Stage
 from pipelines.runtime.executor import Executor
 from pipelines.runtime.operators import MAIN, Shapes, open_windows
 from pipelines.runtime.sinks import delta
+from pipelines.runtime.sources.files import DELIVERED_AGAIN, named
 from pipelines.runtime.spark_executor import SparkExecutor
 from pipelines.runtime.stage_job import shapes_of, source_schema, tables_of
 from pipelines.runtime.state_files import opened
@@ -201,7 +202,9 @@ class _Look:
             position = head.offsets.get(name) if head else None
             expected = schema_from_json(head.inputs[name]) if head and name in head.inputs else None
             try:
-                reader.check(position)
+                if again := reader.look(position).again:
+                    what = f"{named(again)} were delivered again after they were read, and are not read again"
+                    self._say("source", name, "files", Verdict.COMPATIBLE, what, DELIVERED_AGAIN)
                 self.sources[name] = reader.plan(position, self._settings.epoch, expected).schema
             except WeirError as error:
                 self.sources[name] = expected

@@ -55,6 +55,7 @@ class Kind(StrEnum):
     HALF_WRITTEN = "half-written file"
     DEAD_HOLD = "dead hold"
     FOREIGN_FILE = "foreign file"
+    DELIVERED_AGAIN = "file delivered again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,11 @@ MEANINGS: dict[Kind, _Meaning] = {
     Kind.HALF_WRITTEN: _Meaning(Severity.LEFTOVER, "`--repair` removes it.", Repair.DELETE),
     Kind.DEAD_HOLD: _Meaning(Severity.LEFTOVER, _NEXT_RUN, Repair.DELETE),
     Kind.FOREIGN_FILE: _Meaning(Severity.FOREIGN, "Weir never deletes it: move it away, or leave it."),
+    Kind.DELIVERED_AGAIN: _Meaning(
+        Severity.FOREIGN,
+        "It is not read again. Deliver what is new in it under another name, or replay the range of event time that it has: "
+        "docs/how-to/backfills.md.",
+    ),
 }
 
 

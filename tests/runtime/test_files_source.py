@@ -441,3 +441,58 @@ def test_a_colon_which_spark_cannot_read_is_refused_by_name_when_its_turn_comes(
     assert (names(planned), planned.limited) == (["09h"], True)
     with pytest.raises(InputError, match=r"10:00\.parquet has a colon in its name"):
         reader.plan(None, LIMITS, None)
+
+
+# -- delivered again after it was read
+
+
+NOTHING = {"n": pa.array([], pa.int64())}
+
+
+def test_a_file_that_was_read_empty_and_is_delivered_full_is_named_and_not_read(landing):
+    put(landing, "1", ns=10, columns=NOTHING)
+    put(landing, "2", ns=20)
+    reader = reader_of(landing)
+    position = read(reader)
+    assert reader.look(position).again == ()
+    put(landing, "1", ns=30, rows=5)
+    arrived = reader.check(position)
+    assert ([file.name for file in arrived.again], arrived.fresh) == (["1.parquet"], ())
+    for _ in range(2):
+        with capture_logs() as logs:
+            reader.say_again(arrived)
+        assert [(entry["log_level"], entry["files"]) for entry in logs] == (
+            [("warning", "1 file: 1.parquet")] if not _ else []
+        )
+    put(landing, "3", ns=40)
+    assert names(reader.plan(position, LIMITS, None)) == ["3"]
+    (again,) = reader.look(read(reader, position)).again
+    assert again.name == "1.parquet", "it is named for as long as it lies there"
+
+
+def test_a_file_of_another_size_is_another_file_whatever_its_time_says(landing):
+    put(landing, "1", ns=10, columns=NOTHING)
+    position = read(reader_of(landing))
+    put(landing, "1", ns=10, rows=500)
+    assert [file.name for file in reader_of(landing).look(position).again] == ["1.parquet"]
+    older = {key: value for key, value in position.items() if key != "seen_bytes"}
+    assert reader_of(landing).look(older).again == (), "an older Weir has not noted it"
+    put(landing, "2", ns=20)
+    assert read(reader_of(landing), older)["seen_bytes"][0] is None
+    oldest = {key: value for key, value in older.items() if key not in ("seen_ns", "directory", "below_newest_ns")}
+    put(landing, "1", ns=11, rows=1)
+    assert reader_of(landing).look(oldest).again == ()
+
+
+def test_a_file_below_the_floor_that_was_delivered_again_is_named_too(landing, floored):
+    put(landing, "20", ns=90)
+    assert [file.name for file in reader_of(landing, below_floor="warn").check(floored).again] == ["20.parquet"]
+
+
+def test_looking_for_input_lists_the_directory_once(landing, floored, monkeypatch):
+    listings = []
+    real = FilesReader._list
+    monkeypatch.setattr(FilesReader, "_list", lambda reader: listings.append(1) or real(reader))
+    put(landing, "60", ns=60)
+    reader_of(landing).check(floored)
+    assert len(listings) == 1
