@@ -149,6 +149,13 @@ MUTANTS = [
         "tests/runtime/test_files_source.py::test_a_file_that_was_read_empty_and_is_delivered_full_is_named_and_not_read",
     ),
     Mutant(
+        "read a table's files by the place of their columns",
+        "pipelines/runtime/expectations.py",
+        "        yield frames.aligned(rows, schema)\n",
+        "        yield rows\n",
+        "tests/recovery/test_restore.py::test_after_a_deploy_with_the_columns_in_another_order_and_a_compaction_a_new_host_recovers",
+    ),
+    Mutant(
         "do not sort what a subtask reads by itself",
         "pipelines/runtime/direct.py",
         "    yield from _packed(_sorted(stage, own) if stage.order_by else own, batch_rows)\n",

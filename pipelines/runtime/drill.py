@@ -41,7 +41,7 @@ from pipelines.runtime.tenure import claimed, open_storage, readers
 from pipelines.runtime.workshop import Cut, EpochReport, Frontier
 from state_ops import frames, kinds
 from state_ops.checkpoint import EPOCH, Checkpoint
-from state_ops.errors import InputError, PrunedError, WeirError
+from state_ops.errors import InputError, PrunedError, WeirError, plainly
 from state_ops.ids import CheckpointId
 from state_ops.key_groups import group_range
 from state_ops.pending import Trigger
@@ -152,9 +152,9 @@ def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = No
             restored = restore.restore(pipeline, away, storage, registry, head, PURPOSE)
         except PrunedError:
             raise
-        except WeirError as error:
+        except Exception as error:  # the drill is there to say so, also of what nobody foresaw
             seconds = time.perf_counter() - clock
-            return Drilled(head.id, begun, None, seconds, None, "it was not restored", loss, (str(error),))
+            return Drilled(head.id, begun, None, seconds, None, "it was not restored", loss, (_problem(error),))
         seconds = time.perf_counter() - clock
         done = partial(Drilled, head.id, begun, restored, seconds, loss_seconds=loss)
         shutil.rmtree(own / "restored", ignore_errors=True)
@@ -166,11 +166,24 @@ def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = No
             report, took = _replayed(pipeline, there, storage, registry, head, parent, executor)
         except InputError as error:
             return done(replay=None, not_replayed=str(error), problems=())
-        except WeirError as error:
-            return done(replay=None, not_replayed="it failed", problems=(f"The replay failed: {error}",))
-        entries, problems = _compared(pipeline, settings, there, head, report.checkpoint)
+        except Exception as error:
+            return done(replay=None, not_replayed="it failed", problems=(f"The replay failed: {_problem(error)}",))
+        try:
+            entries, problems = _compared(pipeline, settings, there, head, report.checkpoint)
+        except PrunedError:
+            raise
+        except Exception as error:
+            why = "it could not be compared"
+            return done(replay=None, not_replayed=why, problems=(f"The comparison failed: {_problem(error)}",))
         replay = Replay(parent.id, report.checkpoint.totals["rows_read"] - parent.totals["rows_read"], entries, took)
         return done(replay=replay, not_replayed=None, problems=tuple(problems))
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, WeirError):
+        return str(error)
+    log.exception("the drill has met an error that nobody foresaw")
+    return plainly(error)
 
 
 def _at(settings: Settings, *, work: Path, root: Path | None = None) -> Settings:

@@ -13,9 +13,9 @@ from configs.settings import Settings
 from pipelines.runtime import gates, state_reader
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.sinks.delta import file_path, table_path
-from state_ops import delta_log
+from state_ops import delta_log, frames
 from state_ops.checkpoint import Checkpoint
-from state_ops.errors import DamageError, GateError
+from state_ops.errors import DamageError, GateError, plainly
 from state_ops.ids import parse_epoch_dir
 from state_ops.log_entries import active_files
 from state_ops.storage import Storage
@@ -72,11 +72,21 @@ def newest_rows(storage: Storage, name: str) -> Iterator[pa.Table]:
         handle = delta_log.open_table(storage, table_path(name))
     except TableNotFoundError:
         return
+    schema = frames.canonical_schema(pa.schema(handle.schema().to_arrow()))
     files = [file for file in active_files(handle) if file.bytes <= _LARGEST_BYTES]
     for file in sorted(files, key=lambda file: _epoch(file.path), reverse=True):
         data = storage.read_bytes(file_path(name, file))
-        if data is not None:
-            yield pq.read_table(pa.BufferReader(data), use_threads=False)
+        if data is None:
+            continue
+        try:
+            rows = pq.read_table(pa.BufferReader(data), use_threads=False)
+        except (pa.ArrowException, OSError) as error:  # going back to an earlier checkpoint would not mend it
+            raise GateError(
+                f"A file of the table {name} cannot be read, so that nothing can be expected of its rows: {plainly(error)}",
+                where=storage.full(file_path(name, file)),
+                next="`weir fsck` says what else is damaged: bring the file back from a backup.",
+            ) from error
+        yield frames.aligned(rows, schema)
 
 
 def _epoch(path: str) -> tuple[int, int]:

@@ -211,7 +211,7 @@ def _loaded(
     def read() -> Iterator[pa.Table]:
         for file in files:
             with storage.fetched(file_path(table, file), scratch) as local:
-                found = pq.read_table(local, use_threads=False)
+                found = frames.canonical(pq.read_table(local, use_threads=False))
                 yield found if within is None else found.filter(within[0].of(found, within[1]))
 
     tables = read()
@@ -220,7 +220,7 @@ def _loaded(
     def all_of() -> Iterator[pa.Table]:
         yield one
         for more in tables:
-            yield more.cast(one.schema)
+            yield frames.aligned(more, one.schema)
 
     load(connection, name, all_of(), one.schema)
     return one.schema

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from pipelines.api import Epoch, State, Timestamp, ValueState, agg, files, stage
@@ -75,6 +76,23 @@ def test_code_that_makes_other_state_of_the_same_rows_is_a_problem_that_says_whe
     (problem,) = done.problems
     assert "The state of accounts differs" in problem
     assert "10 changed" in problem
+
+
+def test_an_error_that_nobody_foresaw_is_a_problem_too(bank, monkeypatch):
+    def fails(*_, **__):
+        raise pa.ArrowInvalid("of some library")
+
+    for place, name, why in (
+        (drills.restore, "restore", "it was not restored"),
+        (drills, "_replayed", "it failed"),
+        (drills, "_compared", "it could not be compared"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, name, fails)
+            done = drilled(bank)
+        (problem,) = done.problems
+        assert "ArrowInvalid: of some library" in problem and done.not_replayed == why
+    assert drilled(bank).problems == ()
 
 
 def test_what_cannot_be_replayed_says_why(tmp_path):

@@ -11,6 +11,7 @@ from pipelines.runtime.fork_diff import diff
 from tests.recovery.small import Bank, accounts, pipeline
 from tests.recovery.test_forks import Branched, at, ran
 from tests.recovery.test_promotion import corrected, green
+from tests.recovery.test_restore import reordered
 from tests.recovery.test_rewind import bad
 
 
@@ -32,6 +33,16 @@ def test_the_same_code_on_the_same_input_differs_in_nothing(bank):
     assert compared.same
     assert compared.tables[0].rows == (20, 20)
     assert "**Nothing differs.**" in compared.to_markdown()
+
+
+def test_rows_whose_columns_came_in_another_order_are_the_same_rows(bank):
+    deployed = replace(pipeline, stages=(reordered,))
+    bank = replace(bank, site=replace(bank.site, pipeline=deployed))
+    bank.epochs(4)
+    ran(bank.branch("fix", deployed))
+    compared = found(bank, deployed)
+    assert compared.same
+    assert compared.tables[0].rows == (30, 30)
 
 
 def test_a_branch_that_has_read_less_says_so(bank):

@@ -12,12 +12,13 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pipelines.api import expect, on_state, on_table
-from pipelines.runtime import restore, upkeep
+from pipelines.api import Epoch, ValueState, agg, expect, on_state, on_table
+from pipelines.runtime import data_docs, restore, upkeep
 from pipelines.runtime.definition import Expected, Gate
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, run
@@ -26,7 +27,7 @@ from state_ops import restores
 from state_ops.checkpoint import STATE, StateFile
 from state_ops.errors import DamageError, GateError, PipelineError
 from state_ops.registry import Registry
-from tests.recovery.small import Bank
+from tests.recovery.small import Bank, accounts, pipeline
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "3", "WEIR_SPARK__PARALLELISM": "2"}
 REWINDING = {"WEIR_RESTORE__ON_INVALID": "rewind"}
@@ -517,3 +518,38 @@ def test_damage_in_a_file_that_this_process_has_read_before_is_not_linked_again(
             shutil.rmtree(home)
     bank.epochs(6)
     bank.assert_exact(1, 2, 3, 4, 5, 6)
+
+
+def _other_order(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    state.fold(rows, rows=agg.count(), total=agg.sum("amount"))
+    return rows.select("amount", "at", "id")
+
+
+reordered = replace(accounts, function=_other_order)
+
+
+def test_after_a_deploy_with_the_columns_in_another_order_and_a_compaction_a_new_host_recovers(tmp_path):
+    bank = Bank.at(tmp_path / "site", **RETAINED)
+    bank.epochs(1, 2)
+    DeltaTable(str(bank.site.storage / "tables" / "booked")).optimize.compact()  # writes text as another Arrow type
+    deployed = replace(pipeline, stages=(reordered,), on_restore=(on_table("booked", between("amount", 1, 4)),))
+    bank = Bank(replace(bank.site, pipeline=deployed))
+    bank.epochs(3)
+    shutil.rmtree(bank.site.settings.work_dir)
+    bank.epochs(4)
+    bank.assert_exact(1, 2, 3, 4)
+    storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
+    (row,) = restores.recorded(storage)
+    assert (row.valid, row.expectations) == (True, 1)
+    assert restore.restore(bank.site.pipeline, bank.site.settings, storage, registry, registry.head()).valid
+    report = data_docs.build(bank.site.pipeline, bank.site.settings)
+    assert [(verdict.passed, verdict.rows) for verdict in report.verdicts] == [(True, 40)]
+
+
+def test_a_table_that_cannot_be_read_is_said_and_no_reason_to_go_back(whole, tmp_path):
+    bank = expecting(elsewhere(whole, tmp_path / "site", **REWINDING), on_table("booked", between("amount", 1, 5)))
+    (newest, *_) = sorted((bank.site.storage / "tables" / "booked" / "data").rglob("*.parquet"), reverse=True)
+    newest.write_bytes(newest.read_bytes()[:-20])
+    with pytest.raises(GateError, match="A file of the table booked cannot be read") as refused:
+        bank.epochs(6)
+    assert newest.name in refused.value.where and bank.registry.head().id == 5

@@ -120,7 +120,7 @@ def read_delta(table: Path) -> pd.DataFrame:
         return read_delta(table)  # another process took rows out of it meanwhile
     if not parts:
         return pa.schema(DeltaTable(str(table)).schema().to_arrow()).empty_table().to_pandas()
-    return pa.concat_tables(parts).to_pandas()
+    return pa.concat_tables([part.select(parts[0].column_names) for part in parts]).to_pandas()
 
 
 # -- the comparison
