@@ -149,6 +149,13 @@ MUTANTS = [
         "tests/runtime/test_files_source.py::test_a_file_that_was_read_empty_and_is_delivered_full_is_named_and_not_read",
     ),
     Mutant(
+        "make floats of whole numbers beside a null",
+        "pipelines/runtime/gates.py",
+        "    return Form.OBJECTS if scores or isinstance(asked, others) else Form.NULLABLE\n",
+        "    return Form.OBJECTS if scores or isinstance(asked, others) else Form.FLOATS\n",
+        "tests/runtime/test_gates.py::test_large_numbers_are_judged_exactly_also_beside_a_null[True-ExpectColumnValuesToBeUnique-arguments0-True-aside0-int64]",
+    ),
+    Mutant(
         "read a table's files by the place of their columns",
         "pipelines/runtime/expectations.py",
         "        yield frames.aligned(rows, schema)\n",

@@ -168,24 +168,28 @@ def _asked(subjects: Iterator[_Subject], directory: Path, left_out: list[str]) -
         context.add_data_docs_site("weir", _site(directory))
         source = context.data_sources.add_pandas("weir")
         for subject in subjects:
-            suite = gx.ExpectationSuite(name=subject.title)
-            asked: list[gates.Asked] = []
+            by_form: dict[gates.Form, list[gates.Asked]] = {}
             for number, gate in enumerate(subject.gates):
                 try:
-                    asked.append((number, gate, gates.expectation(subject.title, gate)))
+                    one = gates.expectation(subject.title, gate)
+                    by_form.setdefault(gates.form_of(one), []).append((number, gate, one))
                 except PipelineError as error:
                     left_out.append(f"{subject.title}: {gate.title}: {error.what}")
-            entries = gates.enter(suite, asked)
-            batch = source.add_dataframe_asset(subject.title).add_batch_definition_whole_dataframe("newest")
-            definition = gx.ValidationDefinition(name=subject.title, data=batch, suite=context.suites.add(suite))
-            frame = subject.rows.to_pandas(use_threads=False)
-            outcomes = context.validation_definitions.add(definition).run(batch_parameters={"dataframe": frame})
-            for number, outcome in gates.by_number(entries, outcomes.results):
-                gate = subject.gates[number]
-                try:
-                    yield gates.verdict_of(subject.title, subject.name, gate, outcome, len(frame), of=subject.of)
-                except PipelineError as error:
-                    left_out.append(f"{subject.title}: {gate.title}: {error.what}")
+            for form, asked in by_form.items():
+                # A page has one frame. Most subjects need no more than one.
+                title = subject.title if len(by_form) == 1 else f"{subject.title} ({form})"
+                suite = gx.ExpectationSuite(name=title)
+                entries = gates.enter(suite, asked)
+                batch = source.add_dataframe_asset(title).add_batch_definition_whole_dataframe("newest")
+                definition = gx.ValidationDefinition(name=title, data=batch, suite=context.suites.add(suite))
+                frame = gates.pandas(subject.rows, form)
+                outcomes = context.validation_definitions.add(definition).run(batch_parameters={"dataframe": frame})
+                for number, outcome in gates.by_number(entries, outcomes.results):
+                    gate = subject.gates[number]
+                    try:
+                        yield gates.verdict_of(subject.title, subject.name, gate, outcome, len(frame), of=subject.of)
+                    except PipelineError as error:
+                        left_out.append(f"{subject.title}: {gate.title}: {error.what}")
         context.build_data_docs(site_names=["weir"])
 
 

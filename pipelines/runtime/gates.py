@@ -15,10 +15,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import structlog
 
 from pipelines.runtime.definition import HOLD, QUARANTINE, ROWS, Gate, Stage
@@ -33,6 +36,12 @@ log = structlog.get_logger("weir.epoch")
 
 _COLUMNS = ("column", "column_A", "column_B", "column_list")  # arguments of expectations that look at no other columns
 _SAMPLE = 3
+_MOST_IN_FLOAT = 1 << 53  # up to which a float has every whole number
+_NULLABLE = {
+    pa.int8(): pd.Int8Dtype(), pa.int16(): pd.Int16Dtype(), pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype(),
+    pa.uint8(): pd.UInt8Dtype(), pa.uint16(): pd.UInt16Dtype(), pa.uint32(): pd.UInt32Dtype(), pa.uint64(): pd.UInt64Dtype(),
+    pa.bool_(): pd.BooleanDtype(),
+}  # fmt: skip
 _ENTRY = "weir"  # an entry of a suite, in its meta
 
 
@@ -171,6 +180,55 @@ def columns_of(asked: Sequence[Gate]) -> list[str] | None:
     return list(dict.fromkeys(found))
 
 
+class Form(StrEnum):
+    """As what an expectation gets the whole numbers, decimals and truths of a column with nulls, of which pandas makes floats or objects.
+
+    Attributes:
+        NULLABLE: pandas' nullable types, for what looks at each value, or at the type.
+        OBJECTS: Python's own numbers and NaN, where floats would not be exact: for figures of a column, and for several columns of a row,
+            which Great Expectations cannot compare where one of the nullable types has a null.
+        FLOATS: as pandas has it, for distributions.
+    """
+
+    NULLABLE = "each value"
+    OBJECTS = "figures and several columns"
+    FLOATS = "distributions"
+
+
+def form_of(asked: Any) -> Form:
+    """Of an expectation as Great Expectations has it."""
+    from great_expectations.expectations import expectation as kinds
+
+    if type(asked).__name__ == "ExpectColumnKLDivergenceToBeLessThan":
+        return Form.FLOATS
+    others = kinds.ColumnAggregateExpectation | kinds.ColumnPairMapExpectation | kinds.MulticolumnMapExpectation
+    scores = type(asked).__name__ == "ExpectColumnValueZScoresToBeLessThan"  # looks at each value, but by figures
+    return Form.OBJECTS if scores or isinstance(asked, others) else Form.NULLABLE
+
+
+def pandas(rows: pa.Table, form: Form) -> pd.DataFrame:
+    """Rows as Great Expectations looks at them, every number exact whether or not there are nulls."""
+    nulls = {column.type for column in rows.columns if column.null_count}
+    nullable = (lambda type: _NULLABLE.get(type) if type in nulls else None) if form is Form.NULLABLE else None
+    frame: pd.DataFrame = rows.to_pandas(use_threads=False, types_mapper=nullable)
+    if form is Form.OBJECTS:
+        for name, column in zip(rows.column_names, rows.columns, strict=True):
+            if _needs_objects(column):
+                values = [math.nan if value is None else value for value in column.to_pylist()]
+                frame[name] = pd.Series(values, dtype=object)
+    return frame
+
+
+def _needs_objects(column: pa.ChunkedArray) -> bool:
+    """Whether a float or a sum in 64 bits may not be exact; and decimals with nulls, which pandas has as objects that it cannot add."""
+    if pa.types.is_decimal(column.type):
+        return bool(column.null_count)
+    if not pa.types.is_integer(column.type) or column.null_count == len(column):
+        return False
+    ends = pc.min_max(column).as_py()
+    return max(abs(ends["min"]), abs(ends["max"])) * max(len(column), (1 << 63) // _MOST_IN_FLOAT) >= 1 << 63
+
+
 _evaluating = threading.Lock()  # its context is one for all lanes, and is not made for threads
 
 
@@ -185,15 +243,15 @@ def evaluated(where: str, name: str, gates: Sequence[Gate], rows: pa.Table) -> l
         if gate.on_failure == QUARANTINE:
             _check_by_row(f"{where}, gate {gate.title}", one)
     # Of each frame Great Expectations takes copies, of all its columns. To say which rows fail takes more than how many.
-    groups: dict[tuple[tuple[str, ...], str], list[Asked]] = {}
+    groups: dict[tuple[tuple[str, ...], str, Form], list[Asked]] = {}
     for one in asked:
         named, aside = columns_of([one[1]]), one[1].on_failure == QUARANTINE
         columns = tuple(column for column in rows.column_names if named is None or column in named)
-        groups.setdefault((columns, "COMPLETE" if aside else "SUMMARY"), []).append(one)
+        groups.setdefault((columns, "COMPLETE" if aside else "SUMMARY", form_of(one[2])), []).append(one)
     outcomes: dict[int, Any] = {}
     with _evaluating, _unhashed():
-        for (columns, result_format), own in groups.items():
-            frame = rows.select(columns or rows.column_names).to_pandas(use_threads=False)
+        for (columns, result_format, form), own in groups.items():
+            frame = pandas(rows.select(columns or rows.column_names), form)
             batch = definition.get_batch({"dataframe": frame})
             outcomes |= _validated(gx, where, batch, own, result_format)
     return [verdict_of(f"{where}, gate {gate.title}", name, gate, outcomes[n], rows.num_rows) for n, gate, _ in asked]
@@ -308,10 +366,34 @@ def expectation(where: str, gate: Gate) -> Any:
         raise PipelineError(
             f"Great Expectations has no {gate.expectation}.", where=where, next="Look its class name up in its gallery."
         )
+    _take_whole_numbers(kind)
     try:
         return kind(**dict(gate.arguments))
     except Exception as error:  # whatever the library raises here is about the gate's arguments
         raise _wrong(where, error) from error
+
+
+class _Whole:
+    """A whole number of which a float would be another: Great Expectations takes bounds for floats."""
+
+    @classmethod
+    def __get_validators__(cls) -> Iterator[Callable[[Any], int]]:
+        yield cls._checked
+
+    @staticmethod
+    def _checked(value: Any) -> int:
+        if type(value) is not int or abs(value) <= _MOST_IN_FLOAT:
+            raise TypeError("it may as well be a float")
+        return value
+
+
+def _take_whole_numbers(kind: Any) -> None:
+    """Have a class of expectations take large whole numbers as they are, where it takes floats among others."""
+    for field in kind.__fields__.values():
+        choices = field.sub_fields or []
+        if any(choice.type_ is float for choice in choices) and choices[0].type_ is not _Whole:
+            config = field.model_config
+            choices.insert(0, type(field)(name=field.name, type_=_Whole, class_validators=None, model_config=config))
 
 
 def _wrong(where: str, problem: object) -> PipelineError:
@@ -357,7 +439,9 @@ def plain(value: Any) -> Any:
     """A value as JSON has it; what it has not, as text."""
     if isinstance(value, np.generic):
         value = value.item()
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or value is pd.NA:
+        return None
+    if isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)

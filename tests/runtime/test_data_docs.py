@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipelines.api import expect, on_state, on_table
@@ -102,3 +104,27 @@ def test_what_cannot_be_looked_at_is_said(tmp_path: Path):
     stages = (replace(bank.site.pipeline.stages[0], sink=None),)
     nowhere = data_docs.build(replace(bank.site.pipeline, stages=stages), bank.site.settings)
     assert "kept in no table" in nowhere.left_out[0]
+
+
+def test_pages_judge_large_numbers_exactly_beside_a_null(tmp_path):
+    big = 2**60
+    made = gated(
+        tmp_path,
+        expect("ExpectColumnValuesToBeInSet", column="amount", value_set=[big + 1]),
+        between("amount", 0, 2**61),
+    )
+    made.site.landing.mkdir(parents=True)
+    rows = {"id": ["a", "b", "c"], "at": [1, 2, 3], "amount": pa.array([big + 1, None, big + 1], pa.int64())}
+    pq.write_table(pa.table(rows), made.site.landing / "00001.parquet")
+    restored = (
+        on_table(
+            "booked",
+            expect("ExpectColumnSumToBeBetween", column="amount", min_value=2 * big + 2, max_value=2 * big + 2),
+        ),
+        on_table("booked", expect("ExpectColumnValuesToBeInSet", column="amount", value_set=[big])),
+    )
+    made = Bank(replace(made.site, pipeline=replace(made.site.pipeline, on_restore=restored)))
+    assert len(made.epochs()) == 1
+    report = data_docs.build(made.site.pipeline, made.site.settings)
+    assert [one.passed for one in sorted(report.verdicts, key=lambda one: one.gate)] == [True, True, False, True]
+    assert not report.left_out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -108,7 +109,7 @@ def test_a_sample_says_whose_rows_it_shows():
     verdict, mean = gates.with_keys([by_row, by_column], ("k", "gone"), lambda: rows)
     assert verdict.sample == (30, 50, 70)
     assert verdict.keys == ({"k": "c"}, {"k": "e"}, {"k": "g"})
-    assert str(verdict).endswith("4 of 8 rows, e.g. 30.0 (k = 'c'), 50.0 (k = 'e'), 70.0 (k = 'g')")
+    assert str(verdict).endswith("4 of 8 rows, e.g. 30 (k = 'c'), 50 (k = 'e'), 70 (k = 'g')")
     assert mean.keys == () and not mean.passed
     recorded = verdict.to_dict()
     assert gates.Verdict.from_dict("s", recorded).keys == verdict.keys
@@ -374,3 +375,95 @@ def test_a_restore_expectation_names_one_thing_to_look_at(tmp_path):
     value = json.dumps([{"expect": "ExpectX", "table": "booked", "state": "accounts"}])
     with pytest.raises(ConfigurationError, match="name either a state or a table"):
         _loaded(Bank.at(tmp_path / "site").site, WEIR_PIPELINES__SMALL__ON_RESTORE=value)
+
+
+# -- numbers are what they are, with nulls and without
+
+BIG = 2**60
+IDS = [BIG + 1, BIG + 2, None, BIG + 4]
+
+
+def asked_of(rows: dict[str, pa.Array], expectation: str, **arguments) -> tuple:
+    """Whether the gate passes, and the rows that it would set aside, where it looks at rows."""
+    of_rows = "Values" in expectation and "Distinct" not in expectation and "OfType" not in expectation
+    gate = expect(expectation, on_failure="quarantine" if of_rows else "hold", **arguments)
+    (verdict,) = gates.check(replace(accounts, gates=(gate,)), pa.table(rows))
+    return verdict.passed, verdict.unexpected_rows
+
+
+@pytest.mark.parametrize("type", [pa.int64(), pa.uint64(), pa.decimal128(38, 0)], ids=str)
+@pytest.mark.parametrize(
+    ("expectation", "arguments", "passed", "aside"),
+    [
+        ("ExpectColumnValuesToBeUnique", {}, True, ()),
+        ("ExpectColumnValuesToBeInSet", {"value_set": [BIG + 1, BIG + 2]}, False, (3,)),
+        ("ExpectColumnValuesToNotBeInSet", {"value_set": [BIG + 2]}, False, (1,)),
+        ("ExpectColumnValuesToBeBetween", {"max_value": BIG}, False, (0, 1, 3)),
+        ("ExpectColumnValuesToBeBetween", {"max_value": BIG + 2}, False, (3,)),
+        ("ExpectColumnValuesToBeBetween", {"min_value": BIG + 2}, False, (0,)),
+        ("ExpectColumnValuesToNotBeNull", {}, False, (2,)),
+        ("ExpectColumnDistinctValuesToBeInSet", {"value_set": [BIG + 1, BIG + 2, BIG + 4]}, True, ()),
+        ("ExpectColumnUniqueValueCountToBeBetween", {"min_value": 3}, True, ()),
+        ("ExpectColumnMaxToBeBetween", {"max_value": BIG}, False, ()),
+        ("ExpectColumnMinToBeBetween", {"max_value": BIG}, False, ()),
+        ("ExpectColumnMinToBeBetween", {"min_value": BIG + 1, "max_value": BIG + 1}, True, ()),
+    ],
+)
+@pytest.mark.parametrize("nulls", [True, False])
+def test_large_numbers_are_judged_exactly_also_beside_a_null(type, expectation, arguments, passed, aside, nulls):
+    if not nulls:
+        kept, passed = tuple(row for row in aside if row != 2), passed or aside == (2,)
+        rows, aside = [one for one in IDS if one is not None], tuple(2 if row == 3 else row for row in kept)
+    else:
+        rows = IDS
+    assert asked_of({"id": pa.array(rows, type)}, expectation, column="id", **arguments) == (passed, aside)
+
+
+@pytest.mark.parametrize("type", [pa.int64(), pa.uint64()], ids=str)
+def test_figures_and_pairs_of_large_numbers_are_exact_also_beside_a_null(type):
+    ids, others = pa.array(IDS, type), pa.array([BIG, None, 5, BIG + 4], type)
+    rows = {"id": ids, "other": others}
+    total = 3 * BIG + 7
+    assert asked_of(rows, "ExpectColumnSumToBeBetween", column="id", min_value=total, max_value=total) == (True, ())
+    assert asked_of(rows, "ExpectColumnSumToBeBetween", column="id", max_value=total - 1) == (False, ())
+    summed = expect("ExpectMulticolumnSumToEqual", column_list=["id", "other"], sum_total=2 * BIG + 1)
+    (verdict,) = gates.check(replace(accounts, gates=(summed,)), pa.table(rows))
+    assert (verdict.unexpected, verdict.sample_rows) == (3, (1, 2, 3))
+    pair = {"column_A": "id", "column_B": "other"}
+    greater = "ExpectColumnPairValuesAToBeGreaterThanB"
+    assert asked_of(rows, greater, **pair, ignore_row_if="either_value_is_missing") == (False, (3,))
+    assert asked_of(rows, greater, **pair, or_equal=True) == (False, (1, 2))
+    assert asked_of(rows, "ExpectColumnPairValuesToBeEqual", **pair) == (False, (0, 1, 2))
+    compound = {"id": pa.array([BIG, BIG + 1, None], type), "other": pa.array([None, None, 1], type)}
+    assert asked_of(compound, "ExpectCompoundColumnsToBeUnique", column_list=["id", "other"]) == (True, ())
+
+
+def test_a_sum_beyond_64_bits_is_no_negative_number():
+    rows = {"id": pa.array([2**62, 2**62, 2**62], pa.int64())}
+    assert asked_of(rows, "ExpectColumnSumToBeBetween", column="id", min_value=3 * 2**62) == (True, ())
+    many = {"id": pa.array([2**52] * 4096, pa.int64())}
+    assert asked_of(many, "ExpectColumnSumToBeBetween", column="id", min_value=2**64) == (True, ())
+
+
+def test_a_null_changes_no_type():
+    for values, kind, name in (
+        ([1, None], pa.int64(), "int64"),
+        ([2, None], pa.uint64(), "uint64"),
+        ([True, None], pa.bool_(), "bool"),
+    ):
+        for rows in (values, values[:1]):
+            column = {"x": pa.array(rows, kind)}
+            assert asked_of(column, "ExpectColumnValuesToBeOfType", column="x", type_=name) == (True, ())
+    assert asked_of(
+        {"x": pa.array([True, None, False])}, "ExpectColumnValuesToBeInSet", column="x", value_set=[True]
+    ) == (False, (2,))
+
+
+@pytest.mark.parametrize("name", ["Mean", "Median", "Stdev", "Sum"])
+def test_figures_of_decimals_with_nulls_can_be_asked_for(name):
+    rows = {"x": pa.array([Decimal("1.5"), None, Decimal("2.5")])}
+    assert asked_of(rows, f"ExpectColumn{name}ToBeBetween", column="x", min_value=0.5, max_value=4) == (True, ())
+    assert asked_of(rows, "ExpectColumnValueZScoresToBeLessThan", column="x", threshold=3, double_sided=True) == (
+        True,
+        (),
+    )
