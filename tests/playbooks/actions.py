@@ -301,6 +301,27 @@ def _(project: Project) -> None:
     project.landed += 1
 
 
+@action(r"the source repairs the newest file")
+def _(project: Project) -> None:
+    day = project.days[project.landed - 1]
+    project.deliver(pq.read_table(day), day.name)
+
+
+@action(r"rows are late")
+def _(project: Project) -> None:
+    """What the page says of its price is so: those of the day that came back, and its windows lack them."""
+    (day,) = set(project.site.table("airport_hourly_late")["scheduled"].dt.strftime("%Y-%m-%d").tolist()) - {
+        "2013-01-06"
+    }
+    assert day == "2013-01-05"
+
+
+@action(r"the tables are as if nothing had been late")
+def _(project: Project) -> None:
+    assert project.site.table("airport_hourly_late").empty
+    project.site.assert_exact_so_far(project.landed)
+
+
 @action(r"a deploy adds a column to a table")
 def _(project: Project) -> None:
     project.edit(
