@@ -20,6 +20,7 @@ from pipelines.runtime.gates import Verdict
 from pipelines.runtime.state_reader import chosen
 from pipelines.runtime.tenure import open_storage, readers
 from state_ops import held, lease
+from state_ops.checkpoint import Checkpoint
 from state_ops.errors import WeirError
 from state_ops.fsck.findings import Report
 
@@ -96,6 +97,21 @@ def report(instance: dg.DagsterInstance, found: Iterable[dg.AssetCheckEvaluation
     """Show verdicts that were found outside of any run."""
     for one in found:
         instance.report_runless_asset_event(one)
+
+
+def newest(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> dg.AssetCheckEvaluation | None:
+    """What a check said last; None if it never said anything. One that a run has only planned has said nothing yet."""
+    history = instance.event_log_storage.get_asset_check_execution_history(check, limit=20)
+    events = [record.event.dagster_event for record in history if record.event is not None]
+    evaluated = dg.DagsterEventType.ASSET_CHECK_EVALUATION
+    said = [event for event in events if event is not None and event.event_type == evaluated]
+    return said[0].asset_check_evaluation_data if said else None
+
+
+def red(instance: dg.DagsterInstance, pipeline: Pipeline, name: str) -> dg.AssetCheckEvaluation | None:
+    """What one of the checks that every pipeline has said last, if it failed."""
+    said = newest(instance, dg.AssetCheckKey(key(pipeline, _ON[name][0]), name))
+    return said if said is not None and not said.passed else None
 
 
 # -- verdicts
@@ -204,10 +220,11 @@ def of_last_run(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluati
         return verdict(pipeline, LAST_RUN, True, "it has not run yet")
     if not holder.stopped:
         alive = lease.alive(holder)
+        who = f"process {holder.pid} on {holder.host}"
         said = {True: "is running", False: "died", None: "runs on another host or in another container, or died there"}[
             alive
         ]
-        return verdict(pipeline, LAST_RUN, alive is not False, f"generation {holder.generation} {said}")
+        return verdict(pipeline, LAST_RUN, alive is not False, f"generation {holder.generation} ({who}) {said}")
     return verdict(pipeline, LAST_RUN, holder.outcome != "failed", f"generation {holder.generation}: {holder.outcome}")
 
 
@@ -240,7 +257,7 @@ def restorable(pipeline: Pipeline, settings: Settings, at: int | str | None = No
     if registry.head() is None:
         return verdict(pipeline, RESTORABLE, True, "there is no checkpoint yet")
     try:
-        done = restore.restore(pipeline, settings, storage, registry, chosen(pipeline, registry, at))
+        done = restore.restore(pipeline, settings, storage, registry, chosen(pipeline, registry, at), stored=True)
     except WeirError as error:
         return failed(pipeline, RESTORABLE, error)
     return verdict(
@@ -258,6 +275,37 @@ def restorable(pipeline: Pipeline, settings: Settings, at: int | str | None = No
             "expectations": done.expectations,
         },
     )
+
+
+def answers(
+    instance: dg.DagsterInstance, pipeline: Pipeline, settings: Settings, row: Checkpoint
+) -> list[dg.AssetCheckEvaluation]:
+    """What a checkpoint that was committed since says of the checks that are red: the last run failed, or a checkpoint could not be restored."""
+    given = []
+    if red(instance, pipeline, LAST_RUN) is not None:
+        said = f"a run goes on since: checkpoint {row.id} is committed"
+        given.append(verdict(pipeline, LAST_RUN, True, said, {"checkpoint": int(row.id)}))
+    damaged = red(instance, pipeline, RESTORABLE)
+    said = _no_longer_damaged(pipeline, settings, row, damaged) if damaged is not None else None
+    if said is not None:
+        given.append(verdict(pipeline, RESTORABLE, True, said, {"checkpoint": int(row.id)}))
+    return given
+
+
+def _no_longer_damaged(
+    pipeline: Pipeline, settings: Settings, row: Checkpoint, damaged: dg.AssetCheckEvaluation
+) -> str | None:
+    """In words, why a red verdict on a checkpoint says nothing of this one; None if it does: what was damaged is so still."""
+    where = str(damaged.metadata["where"].value) if "where" in damaged.metadata else ""
+    storage, registry = open_storage(pipeline, settings)
+    named = [file for file in registry.files(row) if storage.full(file.path) in where]
+    try:
+        for file in named:
+            storage.prove(file.path, file.digest)
+    except WeirError:
+        return None
+    what = "names what was damaged, and that is whole again" if named else "does not name what was damaged"
+    return f"checkpoint {row.id} is committed; it {what}"
 
 
 def input_is_there(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:

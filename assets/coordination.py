@@ -127,6 +127,12 @@ class Watcher:
 
     def see(self, report: EpochReport) -> None:
         """An epoch has completed."""
+        if self.run.newest is None:  # the run's first commit: what an earlier one left red is over
+            with showing("what is no longer red"):
+                show(
+                    self._context,
+                    checks.answers(self._context.instance, self._pipeline, self._settings, report.checkpoint),
+                )
         for tally in (self.run, self._epochs, self._stages):
             tally.add(report)
         bad = [verdict for verdict in report.verdicts if not verdict.passed]

@@ -84,15 +84,16 @@ def job_and_schedules(pipeline: Pipeline, settings: Settings) -> tuple[AssetJob,
 
 
 def _shown(instance: dg.DagsterInstance, own: dg.AssetKey, done: Drilled) -> dict[str, Any]:
-    seconds, loss = round(done.recovery_seconds, 3), round(done.loss_seconds, 3)
+    took, loss = done.recovery_seconds, round(done.loss_seconds, 3)
     shown: dict[str, Any] = {
         "checkpoint": int(done.checkpoint),
-        "recovery seconds": seconds,
         "restore seconds": round(done.restore_seconds, 3),
         "data-loss window seconds": loss,
     }
-    with showing("the last drills"):
-        shown["history"] = history.drills_plot(instance, own, (done.drilled_at, seconds, loss))
+    if took is not None:  # else there was no recovery that took any time
+        shown["recovery seconds"] = round(took, 3)
+        with showing("the last drills"):
+            shown["history"] = history.drills_plot(instance, own, (done.drilled_at, round(took, 3), loss))
     if done.restored is not None:
         shown |= {"bytes": done.restored.bytes_total, "files": done.restored.files}
     if done.replay is not None:
@@ -108,7 +109,8 @@ def _shown(instance: dg.DagsterInstance, own: dg.AssetKey, done: Drilled) -> dic
 
 
 def _verdicts(settings: Settings, done: Drilled) -> list[dg.AssetCheckResult]:
-    missed = done.missed(settings)
+    missed, took = done.missed(settings), done.recovery_seconds
+    to_recover = "it does not come back as it was" if took is None else f"{took:.1f} s to recover"
     compared = "and replayed" if done.replay is not None else f"not replayed: {done.not_replayed}"
     return [
         dg.AssetCheckResult(
@@ -119,8 +121,7 @@ def _verdicts(settings: Settings, done: Drilled) -> list[dg.AssetCheckResult]:
         ),
         dg.AssetCheckResult(
             check_name=IN_TIME,
-            passed=not missed,
-            description="; ".join(missed)
-            or f"{done.recovery_seconds:.1f} s to recover, input waits for {done.loss_seconds:.0f} s",
+            passed=not missed and took is not None,
+            description="; ".join(missed) or f"{to_recover}, input waits for {done.loss_seconds:.0f} s",
         ),
     ]

@@ -10,7 +10,9 @@ The decisions are in `pipelines.runtime.sensor`; here they meet Dagster's runs.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import dagster as dg
 from dagster import DagsterRunStatus
@@ -37,6 +39,7 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.sensor import Action, Decision, Memory, restore_key
 from pipelines.runtime.tenure import open_storage, readers
 from state_ops import halt, lease
+from state_ops.checkpoint import EPOCH
 from state_ops.lease import Request
 
 _UNFINISHED = [
@@ -47,6 +50,7 @@ _UNFINISHED = [
     DagsterRunStatus.CANCELING,
 ]
 _WATCH_SECONDS = 30
+_ENDED = re.compile(r"was terminated by signal \d+ \(\w+\)|unexpectedly exited with code -?\d+")  # as Dagster says it
 _FROM_ASSETS = "__ASSET_JOB"  # what Dagster calls the job of who clicks Materialize
 
 # What a replay would only repeat, and what somebody else has taken over.
@@ -132,10 +136,20 @@ def run_failure_sensor(
             kind = str(told.metadata[KIND].value) if told is not None and KIND in told.metadata else kind
             what = (told.description or what) if told is not None else what
         what = what.splitlines()[0]
+        answer = follows(context.instance, run, kind, what)
         newest = _newest(context.instance, pipeline, set(keys))
         if kind is None and newest is not None and newest.run_id == run.run_id:  # it could not say so itself any more
-            died = checks.verdict(pipeline, checks.LAST_RUN, False, what, {"run": run.run_id})
-            checks.report(context.instance, [died])
+            asked = f"{answer.job_name} was asked for" if isinstance(answer, dg.RunRequest) else answer.skip_message
+            said = f"{_how_it_ended(context.instance, run)}. {asked}"
+            checks.report(
+                context.instance, [checks.verdict(pipeline, checks.LAST_RUN, False, said, {"run": run.run_id})]
+            )
+        return answer
+
+    def follows(
+        instance: dg.DagsterInstance, run: dg.DagsterRun, kind: str | None, what: str
+    ) -> dg.RunRequest | dg.SkipReason:
+        """What follows a run of the pipeline that failed. kind: of its error, where it could say so; what: happened, on one line."""
         if kind in _FOR_A_PERSON:
             return dg.SkipReason(f"nothing that a restore could mend: {what} A person has to {_FOR_A_PERSON[kind]}")
         if kind in _ELSEWHERE:
@@ -143,17 +157,17 @@ def run_failure_sensor(
         if run.job_name == restore_job_name(pipeline) and kind == "DamageError":
             return dg.SkipReason(f"the restore itself failed, a person has to repair or rewind: {what}")
         storage, registry = open_storage(pipeline, settings)
+        holder = lease.read(storage)
         noted = holding.standing(storage, registry.head(), readers(pipeline, settings))
-        if noted is not None and holding.is_since(noted, lease.read(storage)):
+        if noted is not None and holding.is_since(noted, holder):
             return dg.SkipReason(f"the pipeline is held, a person has to repair or rewind: {what}")
         if run.job_name == restore_job_name(pipeline):
             return dg.SkipReason(
                 f"the restore itself failed; the checkpoint sensor tries again, ever more rarely: {what}"
             )
-        others = [one for one in _unfinished(context.instance, pipeline, set(keys)) if one != run.run_id]
+        others = [one for one in _unfinished(instance, pipeline, set(keys)) if one != run.run_id]
         if others:
             return dg.SkipReason(f"run {others[0][:8]} follows already")
-        holder = lease.read(storage)
         if holder is None:
             return dg.SkipReason(f"it had not begun, so there is nothing to restore: {what}")
         if lease.watch(storage):
@@ -163,7 +177,7 @@ def run_failure_sensor(
             return dg.SkipReason(f"{halted.how} by a person ({halted.why})")
         if holder.run_id != run.run_id:
             return dg.SkipReason(f"generation {holder.generation} was not its own: the checkpoint sensor sees to it")
-        other = _answers(context.instance, run.run_id, name)
+        other = _answers(instance, run.run_id, name)
         if other is not None:
             return dg.SkipReason(f"{other} sees to it: {what}")
         tags = {TRIGGER: "sensor", REASON: f"run {run.run_id[:8]} failed: {what}"}
@@ -210,14 +224,37 @@ def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Ass
                 _end(context, holder.run_id)
                 said.append(f"run {holder.run_id[:8]} is marked as failed")
         overdue = checks.on_time(pipeline, settings)
-        if overdue.passed != _last_passed(context.instance, overdue.asset_check_key):
+        before = checks.newest(context.instance, overdue.asset_check_key)
+        if overdue.passed != (before is None or before.passed):  # what never said anything has not failed
             checks.report(context.instance, [overdue])
+        said += _answer_red(context.instance, pipeline, settings, sight, seen)
         said.append(overdue.description or "")
         seen |= {"memory": memory.to_json()}
         context.update_cursor(json.dumps(seen))
         return dg.SkipReason("; ".join(said))
 
     return watch
+
+
+def _answer_red(
+    instance: dg.DagsterInstance,
+    pipeline: Pipeline,
+    settings: Settings,
+    sight: decisions.Sight,
+    seen: dict[str, Any],
+) -> list[str]:
+    """What a checkpoint has answered that is newer than when a check was first seen red here; in words. Runs of Dagster answer it
+    themselves, others cannot. seen: what the watchdog remembers."""
+    if all(checks.red(instance, pipeline, name) is None for name in (checks.LAST_RUN, checks.RESTORABLE)):
+        seen.pop("red_at", None)
+        return []
+    head = open_storage(pipeline, settings)[1].head()
+    at = int(head.id) if head is not None else 0
+    if at <= seen.setdefault("red_at", at) or head is None or head.kind != EPOCH or sight.held is not None:
+        return []
+    given = checks.answers(instance, pipeline, settings, head)
+    checks.report(instance, given)
+    return [f"{one.check_name} is green: {one.description}" for one in given]
 
 
 def _run_key(pipeline: Pipeline, decision: Decision) -> str:
@@ -297,13 +334,17 @@ def _is_gone(process: str) -> bool:
     return lease.process_lives(host, int(pid), born, pids) is False or lease.is_of_earlier_boot(host, born)
 
 
-def _last_passed(instance: dg.DagsterInstance, check: dg.AssetCheckKey) -> bool:
-    """What a check said last; one that never said anything has not failed. One that a run has only planned has said nothing yet."""
-    history = instance.event_log_storage.get_asset_check_execution_history(check, limit=20)
-    events = [record.event.dagster_event for record in history if record.event is not None]
-    evaluated = dg.DagsterEventType.ASSET_CHECK_EVALUATION
-    said = [event for event in events if event is not None and event.event_type == evaluated]
-    return not said or said[0].asset_check_evaluation_data.passed
+def _how_it_ended(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
+    """In words: which process a run was, and which signal ended it, where Dagster's code server saw that."""
+    host, pid, *_ = [*(instance.get_run_by_id(run.run_id) or run).tags.get(PROCESS, "").split("|"), ""]
+    process = f"run {run.run_id[:8]}, process {pid} on {host}," if pid else f"run {run.run_id[:8]}"
+    records = instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT).records
+    for record in reversed(records):
+        event = record.event_log_entry.dagster_event
+        ended = _ENDED.search((event.message if event is not None else None) or "")
+        if ended is not None:
+            return f"{process} {ended[0]}"
+    return f"{process} is gone; by which signal nobody saw"
 
 
 def _is_over(instance: dg.DagsterInstance, run_id: str | None) -> bool:

@@ -56,7 +56,8 @@ SCHEMA = pa.schema(
 class Restored:
     """One restore. purpose: restore, run, rewind, drill. problem: why the checkpoint is not valid, None if it is.
 
-    bytes_fetched, bytes_cached, bytes_local: of its state, where they came from. expectations: how many were evaluated.
+    bytes_fetched, bytes_cached, bytes_local: of its state, where they came from. expectations: how many were evaluated. bytes_unread: of what
+    was on this host, whose size alone was compared in storage; the table does not record it.
     """
 
     checkpoint_id: CheckpointId
@@ -72,6 +73,7 @@ class Restored:
     fetch_ms: float = 0.0
     check_ms: float = 0.0
     expectations: int = 0
+    bytes_unread: int = 0
     run_id: str | None = None
     host: str = dataclasses.field(default_factory=socket.gethostname)
     pid: int = dataclasses.field(default_factory=os.getpid)

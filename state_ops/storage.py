@@ -188,15 +188,29 @@ class Storage:
         try:
             found = self._retried(path, lambda: self._receive(path, local, cancelled))
         except FileNotFoundError as error:
-            raise DamageError(
-                "A file of a completed checkpoint is missing from storage.", where=self.full(path), next=_DAMAGED
-            ) from error
+            raise self._missing(path) from error
         if digest is not None and found != digest:
-            raise DamageError(
-                "A file of a completed checkpoint was altered or truncated: its sha256 is not the recorded one.",
-                where=self.full(path),
-                next=_DAMAGED,
-            )
+            raise self._altered(path)
+
+    def prove(self, path: str, digest: str) -> None:
+        """Read all of `path`; DamageError if it is gone, or its sha256 is another one."""
+        found = self.digest(path)
+        if found is None:
+            raise self._missing(path)
+        if found != digest:
+            raise self._altered(path)
+
+    def _missing(self, path: str) -> DamageError:
+        return DamageError(
+            "A file of a completed checkpoint is missing from storage.", where=self.full(path), next=_DAMAGED
+        )
+
+    def _altered(self, path: str) -> DamageError:
+        return DamageError(
+            "A file of a completed checkpoint was altered or truncated: its sha256 is not the recorded one.",
+            where=self.full(path),
+            next=_DAMAGED,
+        )
 
     @contextmanager
     def fetched(self, path: str, within: Path, *, digest: str | None = None) -> Iterator[Path]:

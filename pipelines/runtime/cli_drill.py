@@ -46,11 +46,9 @@ def _show(done: Drilled, missed: list[str]) -> None:
         out.print(f"[bold red]problem[/]  {escape(problem)}")
     for one in missed:
         out.print(f"[bold red]missed[/]  {escape(one)}")
-    out.print(
-        f"Recovery takes {done.recovery_seconds:.1f} s"
-        + (
-            f"; the oldest input that no checkpoint holds has waited for {done.loss_seconds:.0f} s."
-            if done.loss_seconds
-            else "."
-        )
-    )
+    took = done.recovery_seconds
+    said = "It does not come back as it was" if took is None else f"Recovery takes {took:.1f} s"
+    if took is not None and done.replay is None:
+        said += ", the restore alone"
+    waits = f"; the oldest input that no checkpoint holds has waited for {done.loss_seconds:.0f} s"
+    out.print(f"{said}{waits if done.loss_seconds else ''}.")

@@ -25,19 +25,22 @@ def restore(
     checkpoint: Annotated[int | None, typer.Option(help="The checkpoint; by default the newest.")] = None,
     savepoint: Annotated[str | None, typer.Option(help="The savepoint of this name instead.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be fetched.")] = False,
+    storage: Annotated[
+        bool, typer.Option("--storage", help="Read every object in storage, also where this host has copies of it.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Fetch a checkpoint to this host and prove it: every digest, opened, its keys where they belong. Then a run starts from here.
 
-    Changes nothing in storage but a row in registry/restores, and may run beside a coordinator. To go on from an older
+    Of what this host has already only the sizes are compared in storage, unless --storage is given. Changes nothing in storage but a row in registry/restores, and may run beside a coordinator. To go on from an older
     checkpoint: weir rewind. Exit code 1 if the checkpoint is damaged.
     """
     if checkpoint is not None and savepoint is not None:
         raise ConfigurationError("Both a checkpoint and a savepoint are given.", next="Give one of them.")
     found, settings = find(pipeline)
-    storage, registry = open_storage(found, settings)
+    durable, registry = open_storage(found, settings)
     meant = chosen(found, registry, savepoint if checkpoint is None else checkpoint)
-    plan = restoring.plan(found, settings, storage, registry, meant)
+    plan = restoring.plan(found, settings, durable, registry, meant)
     if not json:
         _show_restore(plan)
     if dry_run:
@@ -45,7 +48,7 @@ def restore(
             print_json({**plan.to_dict(), "restored": None})
         return
     with waiting("fetching and checking"):
-        done = restoring.restore(found, settings, storage, registry, meant)
+        done = restoring.restore(found, settings, durable, registry, meant, stored=storage)
     if json:
         print_json({**plan.to_dict(), "restored": done.to_dict()})
         return
@@ -57,6 +60,11 @@ def restore(
         else f"Checkpoint {meant.id} is valid, {done.files} files checked in {seconds:.1f} s. To go on from it: "
         f"weir rewind {pipeline} --to {meant.id}"
     )
+    if done.bytes_unread:
+        out.print(
+            f"{done.bytes_unread:,} bytes were not read in storage, where only their sizes were compared: "
+            f"weir restore {pipeline} --storage"
+        )
 
 
 def _show_restore(plan: RestorePlan) -> None:

@@ -91,8 +91,11 @@ class Drilled:
     problems: tuple[str, ...]
 
     @property
-    def recovery_seconds(self) -> float:
-        """From nothing on this host to the next epoch's commit: the restore, and the epoch where one was replayed."""
+    def recovery_seconds(self) -> float | None:
+        """From nothing on this host to the next epoch's commit: the restore, and the epoch where one was replayed. None where there was no
+        recovery: what was restored is not what there was."""
+        if self.problems:
+            return None
         return self.restore_seconds + (self.replay.seconds if self.replay else 0.0)
 
     def missed(self, settings: Settings) -> list[str]:
@@ -102,10 +105,10 @@ class Drilled:
             wanted.recovery_time_objective_seconds,
             wanted.recovery_point_objective_seconds,
         )
-        if time_objective is not None and self.recovery_seconds > time_objective:
-            found.append(
-                f"recovery takes {self.recovery_seconds:.1f} s, restore.recovery_time_objective_seconds is {time_objective:g}"
-            )
+        took = self.recovery_seconds
+        if time_objective is not None and (took is None or took > time_objective):
+            said = "it does not come back" if took is None else f"recovery takes {took:.1f} s"
+            found.append(f"{said}, restore.recovery_time_objective_seconds is {time_objective:g}")
         if point_objective is not None and self.loss_seconds > point_objective:
             found.append(
                 f"input has waited for {self.loss_seconds:.0f} s, restore.recovery_point_objective_seconds is {point_objective:g}"
@@ -118,7 +121,7 @@ class Drilled:
         return {
             "checkpoint": self.checkpoint,
             "drilled_at": self.drilled_at.isoformat(),
-            "recovery_seconds": round(self.recovery_seconds, 3),
+            "recovery_seconds": None if self.recovery_seconds is None else round(self.recovery_seconds, 3),
             "restore_seconds": round(self.restore_seconds, 3),
             "loss_seconds": round(self.loss_seconds, 3),
             "restored": self.restored.to_dict() if self.restored else None,

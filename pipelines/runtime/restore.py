@@ -149,16 +149,20 @@ def restore(
     registry: Registry,
     checkpoint: Checkpoint,
     purpose: str = "restore",
+    *,
+    stored: bool = False,
 ) -> Restored:
     """Prove a checkpoint and leave it on this host, for the next run. Needs no right, and may go on beside a coordinator.
 
-    purpose: as `registry/restores` records it.
+    purpose: as `registry/restores` records it. stored: read in storage what this host has copies of, too; else only its size is compared
+    there, and the result's `bytes_unread` says of how much.
 
     Raises DamageError that names the file, PrunedError when the checkpoint is pruned meanwhile.
     """
     beat = settings.lease.heartbeat_seconds
     with Hold(storage, registry, checkpoint, f"weir {purpose}", beat) as hold:
-        found = _proven(pipeline, settings, storage, plan(pipeline, settings, storage, registry, checkpoint), purpose)
+        decided = plan(pipeline, settings, storage, registry, checkpoint)
+        found = _proven(pipeline, settings, storage, decided, purpose, stored=stored)
         hold.check()
     return found
 
@@ -247,8 +251,10 @@ def _proven(
     decided: RestorePlan,
     purpose: str,
     run_id: str | None = None,
+    *,
+    stored: bool = False,
 ) -> Restored:
-    """Fetch and check all of a plan, and record the verdict."""
+    """Fetch and check all of a plan, and record the verdict. stored: as `restore` has it."""
     started, row = time.perf_counter(), decided.checkpoint
     told = partial(
         Restored, row.id, row.commit_id, purpose, files=decided.files, bytes_total=decided.bytes, run_id=run_id
@@ -258,8 +264,12 @@ def _proven(
 
     def one(part: Part, cancelled: object) -> Fetched:
         if part.here and purpose != "run" and snapshot.is_sound(part.home, part.taken):
-            return Fetched(local=part.bytes)
-        return _brought(settings, storage, row, part, kept, checking)
+            fetched = Fetched(local=part.bytes)
+        else:
+            fetched = _brought(settings, storage, row, part, kept, checking)
+        if stored and fetched.stored < part.bytes:  # some of it came from copies on this host
+            together(lambda file, _: storage.prove(file.path, file.digest), part.taken.files, at_once=storage.transfers)
+        return fetched
 
     def rows(file: StateFile, cancelled: object) -> None:
         if storage.digest(file.path) != file.digest:
@@ -291,6 +301,7 @@ def _proven(
         bytes_fetched=fetched.stored,
         bytes_cached=fetched.cached,
         bytes_local=fetched.local,
+        bytes_unread=0 if stored else fetched.cached + fetched.local,
         fetch_ms=round((time.perf_counter() - started) * 1000, 3),
         check_ms=round(check_ms, 3),
         expectations=evaluated,

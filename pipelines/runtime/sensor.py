@@ -46,8 +46,8 @@ class Sight:
     alive: whether the lease's holder lives, None if only watching its counter can tell. waiting: files that were not
     read. asked: a barrier request waits to be taken. unfinished: runs of this pipeline that the orchestrator counts as
     queued or running. unapplied: a stage has rows of earlier epochs to apply. held: what holds the pipeline and what a person does
-    about it, if a gate, bad input or damage does. held_since: that was noted by the lease's holder, or after it. halted: a person has ended
-    the pipeline.
+    about it, if a gate, bad input or damage does. held_since: that was noted by the lease's holder, or after it. starting: the lease's
+    holder has not committed an epoch yet. halted: a person has ended the pipeline.
     """
 
     holder: Lease | None
@@ -59,6 +59,7 @@ class Sight:
     unapplied: bool = False
     held: str | None = None
     held_since: bool = False
+    starting: bool = False
     halted: Halt | None = None
 
     @property
@@ -135,6 +136,7 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
         unapplied=bool(runtime.unapplied(head)),
         held=None if noted is None else _why_held(noted),
         held_since=noted is not None and holding.is_since(noted, holder),
+        starting=holder is not None and (head is None or head.generation < holder.generation),
         halted=halt.read(storage),
     )
 
@@ -241,6 +243,9 @@ def _with_coordinator(sight: Sight, memory: Memory, behind: bool) -> Decision:
     if not behind:
         who = f"the coordinator (process {holder.pid} on {holder.host}) is running"
         return Decision(Action.WAIT, f"nothing to do: {_idle(sight)}; {who}", memory)
+    if sight.asked and sight.starting:
+        reason = f"{_files(sight.waiting)} waiting; the running coordinator is starting, first epoch"
+        return Decision(Action.WAIT, reason, memory)
     if sight.asked:
         reason = f"{_files(sight.waiting)} waiting; the running coordinator was asked already and has not come to its barrier"
         return Decision(Action.WAIT, reason, memory)

@@ -280,6 +280,20 @@ def test_checks_can_be_asked_again_one_by_one(house):
     assert house.checked() == {"restorable": True, "on_time": True, "last_run": True}
 
 
+def test_the_check_reads_storage_though_copies_are_here(house):
+    """Whatever this host could start from: the next one has only what is in storage."""
+    victim = next((house.bank.site.root / "storage").rglob("*.sst"))
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    graph = house.defs.resolve_asset_graph()
+    chosen = {key for key in graph.asset_check_keys if key.name == "restorable"}
+    picked = house.defs.resolve_job_def("__ASSET_JOB").get_subset(asset_selection=set(), asset_check_selection=chosen)
+    assert picked.execute_in_process(instance=house.instance).success
+    assert house.checked() == {"restorable": False}
+    assert "altered" in house.said("restorable")
+
+
 @pytest.mark.parametrize("waits", [True, False])
 def test_input_that_waits_for_too_long_is_overdue(house, waits):
     site = house.bank.site

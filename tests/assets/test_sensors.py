@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 import dagster as dg
 import polars as pl
 import pytest
 from dagster import DagsterRunStatus
+from dagster._utils import get_run_crash_explanation
 
 from assets import checks, history, metadata
 from pipelines.api import expect
 from pipelines.runtime import run as runtime
+from pipelines.runtime import upkeep
 from state_ops import halt, held, lease
-from state_ops.lease import Heartbeat
+from state_ops.lease import Heartbeat, Request
 from tests.assets.without_spark import House
-from tests.recovery.small import until
+from tests.recovery.small import Bank, until
 
 
 def failed_run(house: House, job: str = "small_job", raises: BaseException | None = None) -> dg.DagsterRun:
@@ -391,3 +397,103 @@ def test_damage_fails_one_run_and_then_waits_for_whoever_puts_it_back(house, die
     assert house.execute(job).success
     house.bank.assert_exact(1, 2, 3, 4)
     assert house.tick("checkpoint_sensor")[1].startswith("nothing to do")
+
+
+# -- what is red, and what answers it
+
+
+def killed_run(house: House) -> dg.DagsterRun:
+    """A run whose process was killed, as Dagster's code server reports it."""
+    run = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.STARTED)
+    house.instance.add_run_tags(run.run_id, {"weir/process": "worker-7|4711|boot/1|"})
+    said = get_run_crash_explanation(f"Run execution process for {run.run_id}", -signal.SIGKILL)
+    house.instance.report_engine_event(said, house.instance.get_run_by_id(run.run_id))
+    house.instance.report_run_failed(house.instance.get_run_by_id(run.run_id))
+    return house.instance.get_run_by_id(run.run_id)
+
+
+def test_a_killed_run_says_process_signal_and_what_was_asked_for(house):
+    run = killed_run(house)
+    dead_holder(house, run.run_id)
+    assert answer(house, run).job_name == "small_restore_job"
+    said = house.said("last_run")
+    assert "process 4711 on worker-7" in said and "signal 9 (SIGKILL)" in said
+    assert "small_restore_job was asked for" in said
+
+
+def test_a_run_that_is_gone_without_a_word_says_so(house):
+    house.bank.land(4)
+    run = failed_run(house)
+    dead_holder(house, run.run_id)
+    assert len(house.tick("checkpoint_sensor")[0]) == 1
+    answer(house, house.instance.get_run_by_id(run.run_id))
+    assert "by which signal nobody saw" in house.said("last_run")
+    assert "small_checkpoint_sensor sees to it" in house.said("last_run")
+
+
+@contextmanager
+def living_run(house: House, job: str) -> Iterator[House]:
+    """A run that lives on after its first commit."""
+    options = house.bank.site.options | {"WEIR_RUN__LINGER_SECONDS": "300"}
+    long = House(Bank(replace(house.bank.site, options=options)), house.instance)
+    head = house.bank.registry.head().id
+    with ThreadPoolExecutor(1) as thread:
+        run = thread.submit(long.execute, job)
+        try:
+            until(lambda: run.done() or long.bank.registry.head().id > head)
+            assert not run.done()
+            yield long
+        finally:
+            lease.send(long.storage, Request("stop"))
+        run.result(60)
+
+
+def test_the_first_commit_of_the_next_run_answers_that_the_last_one_failed(house):
+    run = killed_run(house)
+    dead_holder(house, run.run_id)
+    answer(house, run)
+    assert house.checked()["last_run"] is False
+    house.bank.land(4)
+    with living_run(house, "small_restore_job") as long:
+        until(lambda: long.checked()["last_run"])
+        assert "checkpoint 4" in long.said("last_run")
+
+
+def test_the_first_commit_after_a_rewind_answers_for_the_checkpoint_that_was_damaged(house):
+    storage, registry = house.storage, house.bank.registry
+    head, *older = reversed(registry.checkpoints())
+    left = {file.path for row in older for file in registry.files(row)}
+    victim = next(file for file in registry.files(head) if file.path not in left)
+    storage.delete(victim.path)
+    assert not house.execute("small_restore_job").success
+    assert house.checked()["restorable"] is False
+    upkeep.rewind(house.pipeline, house.settings, int(older[0].id))
+    with living_run(house, "small_job") as long:
+        until(lambda: long.checked()["restorable"])
+        assert "does not name what was damaged" in long.said("restorable")
+
+
+def test_what_is_still_damaged_stays_red_however_many_epochs_follow(house):
+    """Its local copy lets epochs go on; every checkpoint names the damaged object again."""
+    victim = next((house.bank.site.root / "storage").rglob("*.sst"))
+    whole = victim.read_bytes()
+    victim.write_bytes(bytes(len(whole)))
+    assert not house.execute("small_restore_job").success
+    house.bank.land(4)
+    assert house.execute("small_job").success
+    assert house.checked()["restorable"] is False
+    victim.write_bytes(whole)
+    house.bank.land(5)
+    assert house.execute("small_job").success
+    assert house.checked()["restorable"]
+
+
+def test_the_watchdog_answers_for_runs_that_dagster_did_not_start(house):
+    run = killed_run(house)
+    dead_holder(house, run.run_id)
+    answer(house, run)
+    cursor = house.tick("lease_watchdog")[2]
+    assert house.checked()["last_run"] is False
+    house.bank.epochs(4)
+    house.tick("lease_watchdog", cursor)
+    assert house.checked()["last_run"]

@@ -251,6 +251,15 @@ def _(project: Project, table: str) -> None:
     shutil.rmtree(project.site.storage / "tables" / table)
 
 
+@action(r"the file of the table (\w+) that checkpoint (\d+) made is lost")
+def _(project: Project, table: str, checkpoint: str) -> None:
+    """Nobody has a copy. fsck names it, and readers of the table fail."""
+    victim = min((project.site.storage / "tables" / table / "data").glob(f"g*-e{checkpoint}/*.parquet"))
+    victim.unlink()
+    code, said = project.bash("weir fsck flights")
+    assert code == 1 and "missing rows (damage): 1" in said and f"-e{checkpoint}/" in said, said
+
+
 @action(r"somebody deletes rows of the table (\w+)")
 def _(project: Project, table: str) -> None:
     deleted = DeltaTable(str(project.site.storage / "tables" / table)).delete("dep_delay > 60")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import polars as pl
@@ -15,6 +16,7 @@ from pipelines.runtime.tenure import open_storage
 from state_ops import restores
 from state_ops.checkpoint import STATE
 from state_ops.errors import WeirError
+from tests.assets.without_spark import in_this_process
 from tests.recovery.small import Bank
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "2", "WEIR_SPARK__PARALLELISM": "2"}
@@ -63,6 +65,23 @@ def test_a_damaged_object_is_a_problem_that_names_it(bank):
     assert file.path in done.problems[0]
     assert done.restored is None
     assert not restores.recorded(storage)[-1].valid
+
+
+def test_a_drill_that_fails_times_no_recovery(bank, weir, monkeypatch):
+    in_this_process(monkeypatch)
+    timed = {"WEIR_RESTORE__RECOVERY_TIME_OBJECTIVE_SECONDS": "1000"}
+    well = weir(bank.site, "drill", "small", **timed)
+    assert well.code == 0 and well.out.splitlines()[-1].startswith("Recovery takes")
+    _storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
+    (bank.site.storage / next(file.path for file in registry.files(registry.head()) if file.kind == STATE)).unlink()
+    bank.land(4)
+    failed = weir(bank.site, "drill", "small", **timed)
+    assert failed.code == 1
+    assert "Recovery takes" not in failed.out
+    assert failed.out.splitlines()[-1].startswith("It does not come back")
+    told = json.loads(weir(bank.site, "drill", "small", "--json", **timed).out)
+    assert told["recovery_seconds"] is None
+    assert [one for one in told["missed"] if "recovery_time_objective_seconds" in one], "no time is no time within it"
 
 
 def test_code_that_makes_other_state_of_the_same_rows_is_a_problem_that_says_where(bank):

@@ -417,6 +417,38 @@ def test_the_command_proves_and_records(whole, weir, tmp_path):
     assert weir(bank.site, "restore", "small", "--savepoint", "none").code == 1
 
 
+@pytest.mark.parametrize("here", ["snapshots", "objects", "nothing"])
+def test_what_lies_in_storage_is_proven_though_this_host_has_copies(whole, weir, tmp_path, here):
+    bank = elsewhere(whole, tmp_path / "site")
+    assert weir(bank.site, "restore", "small").code == 0, "now this host has all of it"
+    if here != "snapshots":
+        for home in bank.site.settings.work_dir.glob("small-*"):
+            shutil.rmtree(home)
+    if here == "nothing":
+        shutil.rmtree(bank.site.settings.work_dir / "objects")
+    for file in newest(bank):
+        path = bank.site.storage / file.path
+        content = path.read_bytes()
+        _bit_flipped(path, path)
+        proven = weir(bank.site, "restore", "small", "--storage")
+        assert proven.code == 1 and file.path in proven.said, "it is damaged in storage, wherever copies are"
+        path.write_bytes(content)
+    done = json.loads(weir(bank.site, "restore", "small", "--storage", "--json").out)["restored"]
+    assert (done["valid"], done["bytes_unread"]) == (True, 0)
+
+
+def test_a_restore_from_copies_says_what_it_did_not_read(whole, weir, tmp_path):
+    bank = elsewhere(whole, tmp_path / "site")
+    first = weir(bank.site, "restore", "small", "--json")
+    assert json.loads(first.out)["restored"]["bytes_unread"] == 0, "all of it was fetched"
+    assert "not read" not in weir(elsewhere(whole, tmp_path / "b" / "site").site, "restore", "small").out
+    total = bank.registry.head().bytes_total
+    assert json.loads(weir(bank.site, "restore", "small", "--json").out)["restored"]["bytes_unread"] == total
+    said = weir(bank.site, "restore", "small").out
+    assert f"{total:,} bytes were not read in storage" in said and "weir restore small --storage" in said
+    assert "not read" not in weir(bank.site, "restore", "small", "--storage").out
+
+
 def test_a_restore_beside_an_unknown_table_is_recorded_nowhere_and_said(whole, tmp_path):
     bank = elsewhere(whole, tmp_path / "site")
     storage, registry = open_storage(bank.site.pipeline, bank.site.settings)

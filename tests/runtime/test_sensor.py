@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Semaphore
 
 import pytest
 
-from pipelines.runtime.sensor import Action, Decision, Memory, Sight, decide
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.sensor import Action, Decision, Memory, Sight, ask, decide, observe
 from state_ops.halt import Halt
 from state_ops.lease import Lease
+from tests.recovery.small import Bank, until
 
 HOLDER = Lease(
     generation=3,
@@ -54,6 +58,8 @@ def tick(sight: Sight, memory: Memory | None = None, *, max_lag: int = 0, now: f
         (replace(RUNNING, waiting=2), 0, Action.BARRIER, "2 files new"),
         (replace(RUNNING, waiting=2, unfinished=("r-3",)), 0, Action.BARRIER, "2 files new"),
         (replace(RUNNING, waiting=2, asked=True), 0, Action.WAIT, "was asked already"),
+        (replace(RUNNING, waiting=2, asked=True, starting=True), 0, Action.WAIT, "is starting, first epoch"),
+        (replace(RUNNING, waiting=2, starting=True), 0, Action.BARRIER, "2 files new"),
         (replace(RUNNING, waiting=2), 2, Action.WAIT, "2 files waiting, as many as may"),
         (STOPPED, 0, Action.WAIT, "no file is waiting"),
         (replace(STOPPED, waiting=2), 0, Action.RUN, "2 files new"),
@@ -177,3 +183,45 @@ def test_the_cursor_survives_a_round_trip_and_ticks_are_counted():
     assert Memory.from_json(memory.to_json()) == memory
     assert tick(DEAD, Memory.from_json(memory.to_json())).memory.tick == 2
     assert Memory.from_json(None) == Memory()
+
+
+class Halting(InMemoryExecutor):
+    """Each epoch waits in its middle until it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.within, self.may_go_on = Semaphore(0), Semaphore(0)
+
+    def run(self, task, rows, columns, deadline):
+        self.within.release()
+        assert self.may_go_on.acquire(timeout=60)
+        return super().run(task, rows, columns, deadline)
+
+
+def test_a_coordinator_that_starts_is_not_said_to_miss_its_barrier(tmp_path):
+    bank, halting = Bank.at(tmp_path / "site", WEIR_SPARK__PARALLELISM="1"), Halting()
+    site = bank.site
+
+    def said() -> str:
+        sight = observe(site.pipeline, site.settings)
+        decision = decide(sight, Memory(), 0)
+        if decision.action is Action.BARRIER:
+            ask(site.pipeline, site.settings, decision)
+        return decision.reason
+
+    bank.land(1)
+    with ThreadPoolExecutor(1) as thread:
+        run = thread.submit(bank.epochs, 2, executor=halting)
+        try:
+            assert halting.within.acquire(timeout=60)
+            assert said() == "2 files new"
+            assert "is starting, first epoch" in said()
+            halting.may_go_on.release()
+            until(lambda: bank.ids() == [1])
+            assert halting.within.acquire(timeout=60)
+            said()
+            assert "was asked already and has not come to its barrier" in said()
+        finally:
+            halting.may_go_on.release(10)
+        run.result(60)
+    bank.assert_exact(1, 2)
