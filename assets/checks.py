@@ -319,7 +319,9 @@ def input_is_there(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvalu
         return failed(pipeline, INPUT, error)
     waiting = runtime.lag(pipeline, settings, head)
     shown = {f"files waiting in {name}": count for name, count in waiting.items()}
-    return verdict(pipeline, INPUT, True, f"{sum(waiting.values())} files are waiting", shown)
+    gone = runtime.missing(readers(pipeline, settings), waiting)
+    said = [f"{sum(waiting.values())} files are waiting", *(f"{path} does not exist" for path in gone.values())]
+    return verdict(pipeline, INPUT, True, "; ".join(said), shown)
 
 
 def storage_is_whole(pipeline: Pipeline, settings: Settings, quick: bool = False) -> dg.AssetCheckEvaluation:

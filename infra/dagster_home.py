@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from configs.settings import PROJECT
-from state_ops.errors import ConfigurationError
+from state_ops.errors import ConfigurationError, TransientError
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -27,6 +27,7 @@ WORKSPACE = PROJECT / "workspace.yaml"
 
 _HOLDER = "weir.pid"
 _GRACE_SECONDS = 20
+_CONNECT_SECONDS = 10
 
 
 INSTANCES = {"sqlite": "dagster.yaml", "postgres": "dagster-postgres.yaml"}
@@ -35,7 +36,8 @@ INSTANCES = {"sqlite": "dagster.yaml", "postgres": "dagster-postgres.yaml"}
 def prepare() -> Path:
     """Make the home, with the configuration that WEIR_DAGSTER_INSTANCE chooses: `infra/dagster.yaml` unless that says postgres.
 
-    Raises ConfigurationError for another choice, and for Postgres without its library or the variables that its file names.
+    Raises ConfigurationError for another choice, and for Postgres without its library or the variables that its file names; TransientError
+    where Postgres does not answer.
     """
     chosen = os.environ.get("WEIR_DAGSTER_INSTANCE") or "sqlite"
     if chosen not in INSTANCES:
@@ -68,6 +70,49 @@ def _check_postgres(configuration: Path) -> None:
             where=str(configuration),
             next="Set them; docs/how-to/dagster-postgres.md says what each one is.",
         )
+
+    _reach_postgres()
+
+
+def _reach_postgres() -> None:
+    import psycopg2
+
+    host, port, user, password, name = (
+        os.environ[f"DAGSTER_POSTGRES_{part}"] for part in ("HOST", "PORT", "USER", "PASSWORD", "DB")
+    )
+    try:
+        connection = psycopg2.connect(
+            host=host, port=port, user=user, password=password, dbname=name, connect_timeout=_CONNECT_SECONDS
+        )
+    except psycopg2.Error as error:
+        raise _unreachable(error) from None
+    connection.close()
+
+
+@contextmanager
+def instance() -> Iterator[DagsterInstance]:
+    """What Dagster remembers. Raises TransientError where its database does not answer, be it now or within the `with` block."""
+    from dagster import DagsterInstance
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        with DagsterInstance.from_config(str(HOME)) as opened:
+            yield opened
+    except Exception as error:
+        if isinstance(error, SQLAlchemyError) or type(error).__name__ == "DagsterPostgresException":
+            raise _unreachable(error.__cause__ or error) from error
+        raise
+
+
+def _unreachable(error: BaseException) -> TransientError:
+    place = [os.environ.get(f"DAGSTER_POSTGRES_{part}") for part in ("HOST", "PORT", "DB")]
+    on_postgres = os.environ.get("WEIR_DAGSTER_INSTANCE") == "postgres"
+    return TransientError(
+        f"Dagster's database cannot be used: {next(iter(str(error).splitlines()), type(error).__name__)}",
+        where="Postgres at {}:{}, database {}".format(*place) if on_postgres else str(HOME),
+        next=f"{'Start Postgres, then this again' if on_postgres else 'Put it back, or begin with an empty one'}. Pipelines do not need it: "
+        "`weir status` and `weir run` go on without Dagster. docs/playbooks/dagster-lost.md",
+    )
 
 
 def environment() -> dict[str, str]:

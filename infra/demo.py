@@ -136,12 +136,10 @@ def _land(landing: Path, count: int) -> int:
 @contextmanager
 def _dagster(watch: Watch) -> Iterator[Callable[[], None]]:
     """A daemon for as long as the block lasts; yields a check that raises when something has gone wrong."""
-    from dagster import DagsterInstance
-
     dagster_home.prepare()
     os.environ["DAGSTER_HOME"] = str(dagster_home.HOME)
     running = dagster_home.holder()
-    with DagsterInstance.from_config(str(dagster_home.HOME)) as instance:
+    with dagster_home.instance() as instance:
         if running is not None:
             _step(f"Dagster is running here already (process {running}): its sensor will do")
             daemon = nullcontext(None)
@@ -265,9 +263,9 @@ def _stop(settings: Settings, watch: Watch, still_well: Callable[[], None]) -> N
 
 
 def _unfinished() -> bool:
-    from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
+    from dagster import DagsterRunStatus, RunsFilter
 
-    with DagsterInstance.from_config(str(dagster_home.HOME)) as instance:
+    with dagster_home.instance() as instance:
         return bool(
             instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTING, DagsterRunStatus.STARTED]), limit=1)
         )
@@ -317,11 +315,11 @@ def _fact(name: str, value: str) -> None:
 
 def _uploaded(head: Checkpoint) -> str:
     """What all epochs uploaded, against a full snapshot each, which Dagster's observations add up."""
-    from dagster import AssetKey, DagsterInstance
+    from dagster import AssetKey
 
     totals: dict[int, int] = {}
     if dagster_home.HOME.exists():
-        with DagsterInstance.from_config(str(dagster_home.HOME)) as instance:
+        with dagster_home.instance() as instance:
             found = instance.fetch_observations(AssetKey([pipeline.name, "checkpoint"]), limit=1000)
             for record in found.records:
                 shown = record.asset_observation.metadata

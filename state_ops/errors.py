@@ -134,6 +134,7 @@ def from_report(report: Mapping[str, Any]) -> WeirError:
 
 
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
+DISK_FULL = "docs/playbooks/disk-full.md"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -150,5 +151,11 @@ def first_line(error: BaseException) -> str:
 
 def page_about(error: BaseException) -> str:
     """The playbook page for what storage or a disk raised."""
-    full = getattr(error, "errno", None) in _NO_ROOM or "No space left" in str(error) or "os error 28" in str(error)
-    return "docs/playbooks/disk-full.md" if full else "docs/playbooks/storage-down.md"
+    return DISK_FULL if is_full(error) else "docs/playbooks/storage-down.md"
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that a disk is full, or a quota used up."""
+    return getattr(error, "errno", None) in _NO_ROOM or any(
+        said in str(error) for said in ("No space left", "os error 28", "Disk quota exceeded")
+    )

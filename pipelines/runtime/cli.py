@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from configs.redaction import redacted
-from configs.settings import Settings
+from configs.settings import Settings, load
 from pipelines.runtime import (
     cli_drill,
     cli_fork,
@@ -47,9 +47,9 @@ from pipelines.runtime.sources.files import DELIVERED_AGAIN
 from pipelines.runtime.stopping import end
 from pipelines.runtime.tenure import Tenure, open_storage, readers
 from pipelines.runtime.workshop import EpochReport, bottleneck
-from state_ops import halt, held, lease
+from state_ops import disks, halt, held, lease
 from state_ops.checkpoint import Checkpoint, from_micros
-from state_ops.errors import StageError, WeirError, page_about, plainly
+from state_ops.errors import DISK_FULL, StageError, WeirError, page_about, plainly
 from state_ops.halt import Halt
 from state_ops.held import Held
 from state_ops.lease import Request
@@ -117,9 +117,11 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
             err.print(escape(_trace(error)))
             return 1
         if isinstance(error, OSError | DeltaError):
+            disk = _full_disk(error)
+            where = f"  where: {escape(disk)}\n" if disk is not None else ""
+            page = DISK_FULL if disk is not None else page_about(error)
             err.print(
-                f"[bold red]error:[/] {escape(plainly(error))}\n"
-                f"  next:  Look at the storage and the disk: {page_about(error)}."
+                f"[bold red]error:[/] {escape(plainly(error))}\n{where}  next:  Look at the storage and the disk: {page}."
             )
             return 1
         err.print(
@@ -132,6 +134,15 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
 def _trace(error: BaseException) -> str:
     """The whole trace, redacted: errors of libraries in it repeat what a server has answered."""
     return redacted("".join(traceback.format_exception(error))).rstrip()
+
+
+def _full_disk(error: Exception) -> str | None:
+    """Which disk is full, if that is what an error comes from."""
+    try:
+        settings = load()
+    except Exception:  # the error at hand is what there is to say
+        return disks.full(error, {})
+    return disks.full(error, {"storage.root": settings.storage.root, "local.work_dir": settings.work_dir})
 
 
 def _quiet_logs(debug: bool) -> None:
@@ -259,7 +270,9 @@ def status(pipeline: Name, json: Json = False) -> None:
         ended = " (of the last run)" if holder["alive"] is False else ""
         table.add_row("bottleneck", f"{head['bottleneck']}{ended}" if head["bottleneck"] else "none")
     for name, files in facts["lag"].items():
-        table.add_row("waiting", escape(f"{_counted(files, 'file')} in {_short(facts['sources'][name])}"))
+        directory = _short(facts["sources"][name])
+        said = f"{_counted(files, 'file')} in {directory}" if name not in facts["missing"] else _no_directory(directory)
+        table.add_row("waiting", escape(said))
     for name, names in facts["delivered_again"].items():
         shown = ", ".join(names[:_FILES_SHOWN]) + (", ..." if len(names) > _FILES_SHOWN else "")
         place = _short(facts["sources"][name])
@@ -284,6 +297,11 @@ def status(pipeline: Name, json: Json = False) -> None:
             out.print(escape(f"  files: {_counted(len(read), 'file')} in {directory}: {shown}"))
 
 
+def _no_directory(*directories: str) -> str:
+    """That there is nothing to read, in words that nobody takes for an empty directory."""
+    return f"nothing: {' and '.join(map(_short, directories))} does not exist"
+
+
 def _held(note: dict[str, Any]) -> str:
     """What holds the pipeline, on one line. note: as `Held.to_dict`."""
     if note["error"] == held.GATE:
@@ -299,6 +317,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
     sources = readers(pipeline, settings)
     holds, halted = holding.standing(storage, head, sources), halt.read(storage)
     arrived = runtime.arrivals(pipeline, settings, head)
+    waiting = {name: len(found.fresh) for name, found in arrived.items()}
     return {
         "pipeline": pipeline.title,
         "storage": storage.uri,
@@ -313,7 +332,8 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
         "halted": None if halted is None else dataclasses.asdict(halted),
         "last_checkpoint": None if head is None else _brief(head),
         "held": None if holds is None else holds.to_dict(),
-        "lag": {name: len(found.fresh) for name, found in arrived.items()},
+        "lag": waiting,
+        "missing": runtime.missing(sources, waiting),
         "delivered_again": {
             name: [file.name for file in found.again] for name, found in arrived.items() if found.again
         },
@@ -415,8 +435,10 @@ def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None
     storage, registry = open_storage(pipeline, settings)
     head = registry.head()
     if head is None or not epochs:
+        gone = runtime.missing(readers(pipeline, settings), {})
+        input = _no_directory(*gone.values()) if gone else "no input is waiting"
         out.print(
-            f"Nothing to do: {pipeline.title} is at checkpoint {head.id if head else 'none'}, and no input is waiting."
+            escape(f"Nothing to do: {pipeline.title} is at checkpoint {head.id if head else 'none'}, and {input}.")
         )
         return
     holder = lease.read(storage)
@@ -449,8 +471,10 @@ def _say_begun(options: RunOptions, tenure: Tenure) -> None:
     offsets = head.offsets if head else {}
     rows = sum(runtime.unapplied(head).values())
     try:
-        files = sum(len(reader.backlog(offsets.get(name))) for name, reader in shop.readers.items())
-        said.append(f"{_counted(files, 'file')} waiting")
+        waiting = {name: len(reader.backlog(offsets.get(name))) for name, reader in shop.readers.items()}
+        files, gone = sum(waiting.values()), runtime.missing(shop.readers, waiting)
+        said += [f"{_counted(files, 'file')} waiting"] if files or not gone else []
+        said += [_no_directory(*gone.values()).replace("nothing", "nothing waits", 1)] if gone else []
     except (OSError, WeirError):  # the run itself says what is wrong, and what to do
         files = 0
     if rows:

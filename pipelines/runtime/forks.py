@@ -98,7 +98,7 @@ def fork(
     _check_trunk(pipeline)
     upkeep.check_name(name)
     storage, registry = open_storage(pipeline, settings)
-    with storage_errors(pipeline, storage):
+    with storage_errors(pipeline, settings, storage):
         return _forked(pipeline, settings, registry, name, at, reason, only)
 
 
@@ -161,7 +161,7 @@ def drop(pipeline: Pipeline, settings: Settings, name: str) -> Fork:
     """
     _check_trunk(pipeline)
     storage, registry = open_storage(pipeline, settings)
-    with storage_errors(pipeline, storage):
+    with storage_errors(pipeline, settings, storage):
         return _dropped(pipeline, settings, storage, registry, name)
 
 

@@ -264,7 +264,7 @@ def promote(
     is of another history; nothing is changed then.
     """
     storage, _ = open_storage(pipeline, settings)
-    with storage_errors(pipeline, storage):
+    with storage_errors(pipeline, settings, storage):
         return _promoted(pipeline, settings, storage, name, executor, lanes, force, reason)
 
 

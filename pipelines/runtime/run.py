@@ -21,7 +21,7 @@ from pipelines.runtime.executor import Executor
 from pipelines.runtime.in_flight import InFlight
 from pipelines.runtime.lanes import Lanes, Threads
 from pipelines.runtime.recovery import owning
-from pipelines.runtime.sources.files import Arrivals
+from pipelines.runtime.sources.files import Arrivals, FilesReader
 from pipelines.runtime.start_from import start
 from pipelines.runtime.state_fit import structure
 from pipelines.runtime.tenure import Tenure, readers
@@ -411,3 +411,8 @@ def arrivals(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) ->
 def lag(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapping[str, int]:
     """Files that wait, by source."""
     return {name: len(arrived.fresh) for name, arrived in arrivals(pipeline, settings, head).items()}
+
+
+def missing(sources: Mapping[str, FilesReader], waiting: Mapping[str, int]) -> dict[str, str]:
+    """The landing directories that do not exist, by source. waiting: files by source, of which a directory that is there alone has any."""
+    return {name: reader.directory for name, reader in sources.items() if not waiting.get(name) and not reader.exists()}

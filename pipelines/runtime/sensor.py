@@ -47,7 +47,7 @@ class Sight:
     read. asked: a barrier request waits to be taken. unfinished: runs of this pipeline that the orchestrator counts as
     queued or running. unapplied: a stage has rows of earlier epochs to apply. held: what holds the pipeline and what a person does
     about it, if a gate, bad input or damage does. held_since: that was noted by the lease's holder, or after it. starting: the lease's
-    holder has not committed an epoch yet. halted: a person has ended the pipeline.
+    holder has not committed an epoch yet. missing: landing directories that do not exist. halted: a person has ended the pipeline.
     """
 
     holder: Lease | None
@@ -60,6 +60,7 @@ class Sight:
     held: str | None = None
     held_since: bool = False
     starting: bool = False
+    missing: tuple[str, ...] = ()
     halted: Halt | None = None
 
     @property
@@ -126,10 +127,11 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
     alive, head = lease.alive(holder), registry.head()
     sources = readers(pipeline, settings)
     noted = holding.standing(storage, head, sources)
+    waiting = runtime.lag(pipeline, settings, head)
     return Sight(
         holder=holder,
         alive=alive,
-        waiting=sum(runtime.lag(pipeline, settings, head).values()),
+        waiting=sum(waiting.values()),
         head=head.id if head else None,
         asked=any(request.kind == "barrier" for request in lease.pending(storage)),
         unfinished=tuple(unfinished),
@@ -137,6 +139,7 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
         held=None if noted is None else _why_held(noted),
         held_since=noted is not None and holding.is_since(noted, holder),
         starting=holder is not None and (head is None or head.generation < holder.generation),
+        missing=tuple(runtime.missing(sources, waiting).values()),
         halted=halt.read(storage),
     )
 
@@ -284,4 +287,6 @@ def _files(count: int) -> str:
 
 
 def _idle(sight: Sight) -> str:
-    return f"{_files(sight.waiting)} waiting, as many as may" if sight.waiting else "no file is waiting"
+    if sight.waiting:
+        return f"{_files(sight.waiting)} waiting, as many as may"
+    return f"{' and '.join(sight.missing)} does not exist" if sight.missing else "no file is waiting"

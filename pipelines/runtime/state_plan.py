@@ -206,6 +206,10 @@ class _Look:
                     what = f"{named(again)} were delivered again after they were read, and are not read again"
                     self._say("source", name, "files", Verdict.COMPATIBLE, what, DELIVERED_AGAIN)
                 self.sources[name] = reader.plan(position, self._settings.epoch, expected).schema
+                if not reader.exists():
+                    what = f"its directory does not exist: {reader.directory}"
+                    said = "Correct the source's pattern, or make the directory; a run waits for it."
+                    self._say("source", name, "files", Verdict.COMPATIBLE, what, said)
             except WeirError as error:
                 self.sources[name] = expected
                 self._say("source", name, "files", Verdict.REFUSED, error.what, error.next)

@@ -6,10 +6,12 @@ take a short one where no coordinator lives, since only the generation's owner m
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import structlog
 from deltalake.exceptions import DeltaError
@@ -24,11 +26,11 @@ from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import has_read
 from pipelines.runtime.spark_executor import SparkExecutor
 from pipelines.runtime.workshop import Workshop
-from state_ops import lease, retention
+from state_ops import disks, lease, retention
 from state_ops.branches import BRANCHES, pinned
 from state_ops.checkpoint import Checkpoint, is_abandoned
 from state_ops.coordinator import next_id
-from state_ops.errors import BusyError, TransientError, page_about, plainly
+from state_ops.errors import DISK_FULL, BusyError, TransientError, page_about, plainly
 from state_ops.ids import CheckpointId, parse_epoch_dir
 from state_ops.layout import is_staged_rows
 from state_ops.lease import Heartbeat
@@ -95,7 +97,7 @@ def claimed(
     """Own the pipeline as it is: nothing is published, pruned or removed. For who has shown a plan and does nothing else."""
     storage, registry = open_storage(pipeline, settings)
     sources = readers(pipeline, settings)
-    with storage_errors(pipeline, storage):
+    with storage_errors(pipeline, settings, storage):
         before, predecessor = registry.generation(), lease.read(storage)
         if lease.watch(storage):
             raise busy(pipeline, predecessor)
@@ -116,18 +118,34 @@ def claimed(
 
 
 @contextmanager
-def storage_errors(pipeline: Pipeline, storage: Storage) -> Iterator[None]:
-    """What storage or a Delta log raises between epochs, as what the operator should do: from the first look at the lease on."""
+def storage_errors(pipeline: Pipeline, settings: Settings, storage: Storage) -> Iterator[None]:
+    """What storage or a Delta log raises between epochs, as what the operator should do: from the first look at the lease on.
+
+    Where a disk is full, the error says which, whatever it is that did not fit.
+    """
     try:
         with scrubbing():
             yield
+    except TransientError as error:
+        said = disks.full(error, places(settings, storage))
+        if said is not None:
+            error.where = f"{error.where}; {said}" if error.where else said
+            error.next = f"Make room on that disk: {DISK_FULL}. {error.next or ''}".rstrip()
+        raise
     except (OSError, DeltaError) as error:
+        said = disks.full(error, places(settings, storage))
         raise TransientError(
             plainly(error),
-            where=storage.uri,
-            next=f"Look at the storage and the disk ({page_about(error)}), then `weir run {pipeline.title}`: it resumes from the last "
-            "checkpoint.",
+            where=said or storage.uri,
+            next=f"Look at the storage and the disk ({DISK_FULL if said else page_about(error)}), then `weir run {pipeline.title}`: it "
+            "resumes from the last checkpoint.",
         ) from error
+
+
+def places(settings: Settings, storage: Storage) -> dict[str, str | Path]:
+    """Where Weir writes on disks, by setting."""
+    here = {"local.work_dir": settings.work_dir, "temporary files": Path(tempfile.gettempdir())}
+    return here | ({"storage.root": storage.uri} if storage.is_local else {})
 
 
 def remove_leftovers(shop: Workshop) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from configs.settings import PROJECT
 from infra import dagster_home, ui
-from state_ops.errors import ConfigurationError
+from state_ops.errors import ConfigurationError, TransientError
 
 # A parent that ignores being asked to end, and its child in a session of its own.
 STUBBORN = """
@@ -79,3 +79,38 @@ def test_the_daemon_behind_the_pages_makes_a_code_server_anew_that_died():
     assert (program, command) == ("dagster", dev_command.name)
     understood = dev_command.make_context(command, arguments)
     assert understood.params["use_legacy_code_server_behavior"]
+
+
+def test_postgres_that_is_down_is_said_without_a_trace():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {"HOST": "127.0.0.1", "PORT": port, "USER": "weir", "PASSWORD": "s3cret", "DB": "dagster"}
+    named = {f"DAGSTER_POSTGRES_{name}": text for name, text in place.items()}
+    shown = subprocess.run(
+        [sys.executable, "-m", "infra.ui"],
+        cwd=PROJECT,
+        env={**os.environ, **named, "WEIR_DAGSTER_INSTANCE": "postgres", "PORT": port},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    said = shown.stdout + shown.stderr
+    assert shown.returncode == 1 and "Traceback" not in said and "s3cret" not in said, said
+    assert "Dagster's database cannot be used: " in said and "refused" in said
+    assert f"where: Postgres at 127.0.0.1:{port}, database dagster" in said
+    assert "Start Postgres" in said and "docs/playbooks/dagster-lost.md" in said
+
+
+def test_a_database_that_fails_while_it_is_used_is_said_as_that(home):
+    with dagster_home.instance():
+        pass  # makes it
+    for database in home.rglob("*.db"):
+        database.write_bytes(b"rubbish" * 1000)
+    with (
+        pytest.raises(TransientError, match="Dagster's database cannot be used: ") as raised,
+        dagster_home.instance() as opened,
+    ):
+        opened.get_runs()
+    assert "not a database" in str(raised.value) and str(home) in str(raised.value)

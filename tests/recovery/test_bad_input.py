@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -12,9 +13,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.runtime.sensor import Memory, decide, observe
 from pipelines.runtime.sources.files import FilesReader
+from tests.assets.without_spark import in_this_process
 from tests.recovery import sensors
 from tests.recovery.harness import Site
+from tests.recovery.small import Bank
 
 _READ = 3  # days in the base, all in one epoch
 
@@ -264,3 +268,31 @@ def test_a_pipeline_that_is_not_configured_names_those_that_are(readings, weir):
     ended = weir(readings, "run", "flihgts")
     assert ended.code == 2
     assert "flihgts" in ended.said and "flights, sensors" in ended.said
+
+
+# -- a directory that is not there
+
+
+def test_a_landing_directory_that_does_not_exist_is_said_everywhere(tmp_path, weir, monkeypatch):
+    in_this_process(monkeypatch)
+    bank = Bank.at(tmp_path / "site")
+    gone = f"{bank.site.landing} does not exist"
+    shown = weir(bank.site, "status", "small").out
+    assert gone in shown and "0 files" not in shown
+    assert json.loads(weir(bank.site, "status", "small", "--json").out)["missing"] == {
+        "landing": str(bank.site.landing)
+    }
+    run = weir(bank.site, "run", "small", "--until-caught-up")
+    assert run.code == 0 and gone in run.out and gone in run.said and "0 files" not in run.said
+    assert str(bank.site.landing) in weir(bank.site, "plan", "small").out
+    decision = decide(observe(bank.site.pipeline, bank.site.settings), Memory(), 0)
+    assert gone in decision.reason and "no file is waiting" not in decision.reason
+
+    bank.site.landing.mkdir()
+    assert "0 files in" in weir(bank.site, "status", "small").out
+    assert json.loads(weir(bank.site, "status", "small", "--json").out)["missing"] == {}
+    assert "0 files waiting" in weir(bank.site, "run", "small", "--until-caught-up").said
+    assert "no file is waiting" in decide(observe(bank.site.pipeline, bank.site.settings), Memory(), 0).reason
+    bank.epochs(1)
+    bank.site.landing.rename(tmp_path / "unmounted")
+    assert gone in weir(bank.site, "status", "small").out, "also when it was there once"

@@ -1,0 +1,78 @@
+"""Which disk is full: what an error of a full disk does not say, or hides behind a file that is not there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from state_ops.errors import is_full
+
+_ROOM = 1 << 20  # bytes; with less nothing that Weir writes fits for long
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """What a file system has left where a path lies. mount: its directory; free, total: bytes that we may use; files: that may be made, None
+    where it sets no limit."""
+
+    mount: str
+    path: str
+    free: int
+    total: int
+    files: int | None
+
+    @property
+    def is_full(self) -> bool:
+        return self.free < min(_ROOM, self.total) or self.files == 0
+
+    def __str__(self) -> str:
+        left = f"{self.free:,} bytes free of {self.total:,}"
+        return f"the disk {self.mount} of {self.path} has {left}" + (
+            ", and no file more fits" if self.files == 0 else ""
+        )
+
+
+def disk(path: str | Path) -> Disk | None:
+    """The disk of a path, which need not exist yet; None where that cannot be told, as of a URI."""
+    if "://" in str(path):
+        return None
+    there = Path(path).absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    try:
+        left, device = os.statvfs(there), there.stat().st_dev
+        mount = there if there.is_dir() else there.parent
+        while mount != mount.parent and mount.parent.stat().st_dev == device:
+            mount = mount.parent
+    except OSError:
+        return None
+    files = left.f_favail if left.f_files else None
+    return Disk(str(mount), str(path), left.f_bavail * left.f_frsize, left.f_blocks * left.f_frsize, files)
+
+
+def full(error: BaseException, places: Mapping[str, str | Path]) -> str | None:
+    """Which disk an error comes from being full, in words with path and bytes free; None if none is.
+
+    Args:
+        error: What was raised, and all that led to it. One that says that there is no room names the disk of its own file, or else the fullest.
+        places: Where Weir writes, by the setting that says so.
+    """
+    causes = list(_causes(error))
+    named = [cause.filename for cause in causes if isinstance(cause, OSError) and is_full(cause)]
+    own = [found for path in named if isinstance(path, str | Path) and (found := disk(path)) is not None]
+    others = [found for path in places.values() if (found := disk(path)) is not None]
+    candidates = [found for found in (*own, *others) if found.is_full]
+    if not candidates and any(map(is_full, causes)):  # somebody has made room since, or it is a quota
+        candidates = own or sorted(others, key=lambda found: found.free)[:1]
+    settings = {str(path): name for name, path in places.items()}
+    said = [f"{found} ({settings[found.path]})" if found.path in settings else str(found) for found in candidates]
+    return "; ".join(dict.fromkeys(said)) or None
+
+
+def _causes(error: BaseException) -> Iterable[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
