@@ -20,6 +20,9 @@ NEWEST_FORMAT = WITH_PROMOTION
 STATE, OUTPUT, CHANNEL = "state", "output", "channel"
 EPOCH, START, REWIND, EDIT = "checkpoint", "start", "rewind", "edit"  # kinds of checkpoints
 FORK, PROMOTION = "fork", "promotion"
+STARTED, FORKED = "started", "forked"  # in totals: how the chain began, see `began`
+RANGE_START, RANGE_END = "range_start", "range_end"
+EDITED = "edited"  # in totals: the newest edit that the state goes back to
 TAKES_BACK = (REWIND, PROMOTION)  # what lies between their parent and them is abandoned
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -198,7 +201,8 @@ class Checkpoint:
     sinks: by sink, `id`, the newest checkpoint up to this one that has output for it, and `before`, the one before that. Of a rewind
     or a promotion itself also `to`, whose rows are the newest that stay, and `at`, the Delta version that it was decided on; of the
     promotion of a range its `column`, `start` and `end` (microseconds) instead.
-    inputs: by source, the columns that its files have. totals: sums over the whole chain. ms: milliseconds by phase.
+    inputs: by source, the columns that its files have. totals: sums over the whole chain, and how that began (`began`). ms: milliseconds by
+    phase.
     lineage: the newest spans of ids that were completed one after the other, as [generation, first, last]; see `spans_with`.
     digest: of the row, as the registry writes it; None before, and of older releases' rows.
     """
@@ -238,6 +242,22 @@ class Checkpoint:
         """For people and programs: JSON-ready, times in ISO 8601 UTC."""
         raw = dataclasses.asdict(self)
         return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in raw.items()}
+
+
+def began(parent: Checkpoint | None) -> dict[str, int]:
+    """What the totals of a checkpoint that follows `parent` say of how its chain began.
+
+    The first checkpoint of a chain is pruned one day, and files beside the registry may be what a command left that was cut off. So
+    every row of a chain repeats it.
+
+    Returns:
+        `started`: the id of the `start` that the chain began with. On a branch `forked`, its pipeline's
+        newest checkpoint at that moment; `range_start` and `range_end`, in microseconds since 1970 UTC: the rows that alone it is to
+        replace, or twice 0: all since its base. Empty: it began with an epoch or an edit, or an earlier release began it.
+    """
+    if parent is None:
+        return {}
+    return {name: parent.totals[name] for name in (STARTED, FORKED, RANGE_START, RANGE_END) if name in parent.totals}
 
 
 def abandoned(checkpoints: Sequence[Checkpoint]) -> dict[CheckpointId, CheckpointId]:

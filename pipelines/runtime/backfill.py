@@ -232,10 +232,10 @@ def _outdated(pipeline: Pipeline, settings: Settings, name: str, replaces: str) 
     note = json.loads(raw) if raw else {}
     if note.get("state") == WAITING:
         return "it had been replayed, and was asked for again"
-    if note.get("replaces", replaces) != replaces:
-        return "it is to replace something else"
     _, trunk = open_storage(pipeline, settings)
     pin, tip = trunk.pinned(BRANCH, name), registry.head()
+    if tip is not None and (forks.range_of(source, tip) is not None) != (replaces == RANGE):
+        return "it is to replace something else"
     base = next((row for row in trunk.checkpoints() if pin is not None and row.commit_id == pin.commit_id), None)
     if base is None or tip is None:
         return "what it was forked from is gone"

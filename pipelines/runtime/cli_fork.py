@@ -135,6 +135,8 @@ def _show(found: BranchDiff) -> None:
             out.print(
                 f"[yellow]behind[/]  {count:,} files of {name} that the branch has still to read; it differs by those too"
             )
+    for taken in found.taken_back:
+        out.print(f"[yellow]taken back[/]  {escape(str(taken))}")
     table = Table(box=None, padding=(0, 2, 0, 0))
     for title in ("", "rows", "of the branch", "added", "removed", "changed"):
         table.add_column(title, justify="right" if title else "left")
@@ -214,7 +216,11 @@ def promote(
     branch: Branch,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Although files are gone, or others committed to a table.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Although files are gone, others committed to a table, or what was promoted since the fork is taken back.",
+        ),
     ] = False,
     reason: Annotated[str, typer.Option(help="Why, for who reads the list of checkpoints.")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipelines.runtime.sources.slices import nothing_read
 from pipelines.runtime.workshop import Workshop
-from state_ops.checkpoint import STATE, Checkpoint, StateFile, spans_with
+from state_ops.checkpoint import STATE, Checkpoint, StateFile, began, spans_with
 from state_ops.ids import CheckpointId
 
 
@@ -25,13 +25,16 @@ def made_of(
     kind: str,
     trigger: str,
     reason: str,
+    beginning: Mapping[str, int] | None = None,
     **more: Any,
 ) -> Checkpoint:
     """A row with the state, positions and watermarks of `like`, whose listing is `files`; nothing is committed.
 
-    after: the newest checkpoint here, which it follows; None: it is the first one. more: fields in which it differs from `like`.
+    after: the newest checkpoint here, which it follows; None: it is the first one, and `beginning` says how the chain begins. more: fields in
+    which it differs from `like`.
     """
     now = datetime.now(UTC)
+    sums = {name: value for name, value in like.totals.items() if name not in began(like)}
     return replace(
         like,
         id=id,
@@ -46,7 +49,7 @@ def made_of(
         reason=reason,
         slice={name: nothing_read() for name in like.slice},
         ms={},
-        totals={**like.totals, **shop.requested()},
+        totals={**sums, **(beginning or began(after)), **shop.requested()},
         files=len(files),
         bytes_new=sum(file.bytes for file in files if file.kind == STATE and file.new),
         run_id=shop.run_id,

@@ -35,6 +35,7 @@ from state_ops.backends import joined
 from state_ops.cache import CacheFigures
 from state_ops.checkpoint import (
     CHANNEL,
+    EDITED,
     FORMAT_VERSION,
     OUTPUT,
     STATE,
@@ -45,6 +46,7 @@ from state_ops.checkpoint import (
     Snapshot,
     StagedFile,
     StateFile,
+    began,
     spans_with,
 )
 from state_ops.errors import (
@@ -252,7 +254,12 @@ def _row(shop: Workshop, flight: Flight, parent: Checkpoint | None, files: tuple
         sinks=sinks,
         inputs={name: schema_to_json(schema) for name, schema in flight.frontier.expected.items()},
         ms={},
-        totals={**{name: before.get(name, 0) + added[name] for name in _TOTALS}, **shop.requested()},
+        totals={
+            **{name: before.get(name, 0) + added[name] for name in _TOTALS},
+            **{name: before[name] for name in (EDITED,) if name in before},
+            **began(parent),
+            **shop.requested(),
+        },
         files=len(files),
         bytes_total=sum(file.bytes for file in state),
         bytes_new=added["bytes_new"],

@@ -8,7 +8,7 @@ depend on the order in which rows arrive.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,8 @@ _KINDS = (ADDED, REMOVED, CHANGED)
 
 @dataclass(frozen=True, slots=True)
 class TableDiff:
-    """One table. rows: since the fork, of the pipeline and of the branch; counts: rows added, removed, changed by the branch.
+    """One table. rows: since the fork, of the pipeline and of the branch, with those that its promotion would bring back; counts: rows added,
+    removed, changed by its promotion.
 
     days: the same by day of the event time, for days in which something differs; by "" where the table has none. sample: some of the rows
     that differ, `change` first: added, removed, or was and is. columns: what only one side has, in words.
@@ -75,7 +76,8 @@ class StateDiff:
 
 @dataclass(frozen=True, slots=True)
 class BranchDiff:
-    """What `diff` found; of a branch that is to replace a range alone its rows, and no state. head, base, tip: the pipeline's newest checkpoint, the one that was forked, the branch's newest. behind: files that
+    """What `diff` found; of a branch that is to replace a range alone its rows, and no state. taken_back: what the pipeline has promoted or edited
+    since the fork, and the branch's promotion would take back. head, base, tip: the pipeline's newest checkpoint, the one that was forked, the branch's newest. behind: files that
     the branch has still to read, by source: until then it differs by those too."""
 
     pipeline: str
@@ -86,6 +88,7 @@ class BranchDiff:
     behind: dict[str, int]
     tables: tuple[TableDiff, ...]
     states: tuple[StateDiff, ...]
+    taken_back: tuple[promotion.TakenBack, ...] = ()
 
     @property
     def same(self) -> bool:
@@ -101,6 +104,7 @@ class BranchDiff:
             "branch_head": self.tip,
             "files_behind": self.behind,
             "same": self.same,
+            "taken_back": [asdict(one) for one in self.taken_back],
             "tables": {
                 one.table: {
                     "rows": one.rows[0],
@@ -132,11 +136,13 @@ def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True)
     source, _ = open_storage(here, settings)
     tables = []
     for one in decided.tables:
-        ours = one.back.goes if one.back is not None else ()
+        goes = one.back.goes if one.back is not None else ()
+        returns = one.back.comes if one.back is not None else ()  # what a promotion since the fork has taken out
         within = (decided.only, one.column) if decided.only is not None and one.column is not None else None
         if within is not None:  # the pipeline's rows of a range may have come before the fork
-            ours = promotion.rows_of(storage, one.table)[0]
-        tables.append(_table(pipeline, one.table, (storage, ours), (source, one.comes), within, settings.work_dir))
+            goes, returns = promotion.rows_of(storage, one.table)[0], ()
+        theirs = [(source, one.comes), (storage, returns)]
+        tables.append(_table(pipeline, one.table, [(storage, goes)], theirs, within, settings.work_dir))
     return BranchDiff(
         pipeline.title,
         name,
@@ -146,20 +152,21 @@ def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True)
         decided.behind,
         tuple(tables),
         tuple(_states(pipeline, here, settings, decided)) if states and decided.only is None else (),
+        decided.taken_back,
     )
 
 
 def _table(
     pipeline: Pipeline,
     table: str,
-    ours: tuple[Storage, Sequence[DataFile]],
-    theirs: tuple[Storage, Sequence[DataFile]],
+    ours: Sequence[tuple[Storage, Sequence[DataFile]]],
+    theirs: Sequence[tuple[Storage, Sequence[DataFile]]],
     within: tuple[Range, str] | None,
     scratch: Path,
 ) -> TableDiff:
     with database() as connection:
-        first = _loaded(connection, "ours", table, *ours, within, scratch)
-        second = _loaded(connection, "theirs", table, *theirs, within, scratch)
+        first = _loaded(connection, "ours", table, ours, within, scratch)
+        second = _loaded(connection, "theirs", table, theirs, within, scratch)
         known = [schema for schema in (first, second) if schema is not None]
         rows = (_count(connection, "ours", first), _count(connection, "theirs", second))
         if not known:
@@ -199,17 +206,19 @@ def _loaded(
     connection: Connection,
     name: str,
     table: str,
-    storage: Storage,
-    files: Sequence[DataFile],
+    parts: Sequence[tuple[Storage, Sequence[DataFile]]],
     within: tuple[Range, str] | None,
     scratch: Path,
 ) -> pa.Schema | None:
-    """Load a side's rows, file by file, perhaps only those of a range; returns their columns, None where there are no files."""
-    if not files:
+    """Load a side's rows, file by file, perhaps only those of a range; returns their columns, None where there are no files.
+
+    parts: each storage with the files that lie there.
+    """
+    if not any(files for _, files in parts):
         return None
 
     def read() -> Iterator[pa.Table]:
-        for file in files:
+        for storage, file in ((storage, file) for storage, files in parts for file in files):
             with storage.fetched(file_path(table, file), scratch) as local:
                 found = frames.canonical(pq.read_table(local, use_threads=False))
                 yield found if within is None else found.filter(within[0].of(found, within[1]))
@@ -303,6 +312,9 @@ def _report(found: BranchDiff) -> Iterator[str]:
         files = ", ".join(f"{count} files of {name}" for name, count in found.behind.items() if count)
         yield ""
         yield f"**The branch has still to read {files}**; it differs by those too."
+    for taken in found.taken_back:
+        yield ""
+        yield f"**Promoting it would take back:** {taken}."
     yield ""
     yield "| | rows or keys | of the branch | added | removed | changed |"
     yield "|---|---:|---:|---:|---:|---:|"

@@ -29,7 +29,7 @@ from pipelines.runtime.start_from import planted
 from pipelines.runtime.state_reader import At, chosen
 from pipelines.runtime.tenure import claimed, open_storage, readers, storage_errors
 from state_ops.branches import BRANCHES, Branch, inherited, pinned
-from state_ops.checkpoint import FORK, Checkpoint
+from state_ops.checkpoint import FORK, FORKED, RANGE_END, RANGE_START, Checkpoint
 from state_ops.errors import ConfigurationError, DamageError, PrunedError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.lease import Request
@@ -38,7 +38,7 @@ from state_ops.storage import Storage
 
 log = structlog.get_logger("weir.fork")
 
-_ONLY = "promotes.json"  # in a branch's storage: the range whose rows alone it is to replace
+_ONLY = "promotes.json"  # in a branch's storage: the same as its checkpoints' totals say, for earlier releases and of branches of theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,8 @@ def _forked(
 def _plant(pipeline: Pipeline, settings: Settings, pin: Pin, only: Range | None) -> None:
     """Begin the branch's own registry with the checkpoint that it is forked from."""
     _, registry = open_storage(pipeline, settings)
-    base = next((row for row in registry.checkpoints() if row.commit_id == pin.commit_id), None)
+    completed = registry.checkpoints()
+    base = next((row for row in completed if row.commit_id == pin.commit_id), None)
     if base is None:
         raise DamageError(
             f"Checkpoint {pin.checkpoint_id}, of which {pipeline.title} has the branch {pin.name!r}, is gone.",
@@ -151,7 +152,12 @@ def _plant(pipeline: Pipeline, settings: Settings, pin: Pin, only: Range | None)
             if only is not None:
                 tenure.shop.storage.put_bytes(_ONLY, json.dumps({"start": only.start, "end": only.end}).encode())
             reason = f"checkpoint {base.id} of {pipeline.title}"
-            planted(tenure, base, base.id, named, kind=FORK, trigger="fork", reason=reason)
+            beginning = {
+                FORKED: int(completed[-1].id),
+                RANGE_START: only.start if only is not None else 0,
+                RANGE_END: only.end if only is not None else 0,
+            }
+            planted(tenure, base, base.id, named, kind=FORK, trigger="fork", reason=reason, beginning=beginning)
 
 
 def drop(pipeline: Pipeline, settings: Settings, name: str) -> Fork:
@@ -191,8 +197,17 @@ def _dropped(pipeline: Pipeline, settings: Settings, storage: Storage, registry:
     return found
 
 
-def range_of(branch: Storage) -> Range | None:
-    """The rows that a branch is to replace; None: all since the fork, and the state. branch: its own storage."""
+def range_of(branch: Storage, head: Checkpoint) -> Range | None:
+    """The rows that a branch is to replace; None: all since the fork, and the state.
+
+    Args:
+        branch: Its own storage.
+        head: Its newest checkpoint, which decides. The file beside the registry may be what a fork left that was cut off, and that somebody
+            has asked for once more in another way.
+    """
+    if RANGE_START in head.totals:
+        found = Range(head.totals[RANGE_START], head.totals[RANGE_END])
+        return found if found.start < found.end else None
     raw = branch.read_bytes(_ONLY)
     return Range(**json.loads(raw)) if raw else None
 

@@ -14,9 +14,9 @@ A backfill may replace less: the rows of a range of event time alone. Then state
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from pipelines.runtime.rewind import hindrances
 from pipelines.runtime.run import RunOptions
 from pipelines.runtime.sinks import delta, overwriting, rewinding
 from pipelines.runtime.sinks.overwriting import Range
-from pipelines.runtime.sinks.rewinding import TableRewind
+from pipelines.runtime.sinks.rewinding import Promoted, TableRewind
 from pipelines.runtime.sources.slices import has_read
 from pipelines.runtime.start_from import copied, copy
 from pipelines.runtime.tenure import Tenure, claimed, open_storage, storage_errors
@@ -45,6 +45,9 @@ from pipelines.runtime.upkeep import STOP
 from pipelines.runtime.workshop import Workshop
 from state_ops import delta_log, halt, held, lease
 from state_ops.checkpoint import (
+    EDIT,
+    EDITED,
+    FORKED,
     OUTPUT,
     PROMOTION,
     WITH_PROMOTION,
@@ -52,11 +55,11 @@ from state_ops.checkpoint import (
     StateFile,
     abandoned,
 )
-from state_ops.errors import BusyError, WeirError
+from state_ops.errors import BusyError, DamageError, WeirError
 from state_ops.ids import CheckpointId, epoch_dir, new_attempt_id
 from state_ops.lease import Request
 from state_ops.log_entries import DataFile, active_files
-from state_ops.registry import BRANCH
+from state_ops.registry import BRANCH, Pin
 from state_ops.storage import Storage
 from state_ops.transfers import together
 
@@ -88,10 +91,29 @@ class TablePromotion:
 
 
 @dataclass(frozen=True, slots=True)
+class TakenBack:
+    """What the pipeline has taken over since a branch was forked, and the branch's promotion would take back.
+
+    Attributes:
+        checkpoint: The id of the promotion or edit.
+        what: What it took over, in words.
+        tables: The tables whose rows would be what they were before it. None of an edit of state.
+    """
+
+    checkpoint: int
+    what: str
+    tables: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        where = f" in {', '.join(self.tables)}" if self.tables else ""
+        return f"checkpoint {self.checkpoint} has taken over {self.what} since the branch was forked, and that would be taken back{where}"
+
+
+@dataclass(frozen=True, slots=True)
 class PromotionPlan:
     """What a promotion would do. head: the pipeline's newest checkpoint; base: the one that the branch was forked from; tip: the branch's
     newest. behind: files that the branch has still to read, by source. obstacles: why it is refused unless forced, in words. only: the rows
-    of this range alone are replaced."""
+    of this range alone are replaced. taken_back: what of the obstacles the pipeline has promoted or edited since the fork, oldest first."""
 
     branch: str
     head: Checkpoint
@@ -101,6 +123,7 @@ class PromotionPlan:
     tables: tuple[TablePromotion, ...]
     obstacles: tuple[str, ...]
     only: Range | None = None
+    taken_back: tuple[TakenBack, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -120,6 +143,7 @@ class PromotionPlan:
                 }
                 for one in self.tables
             },
+            "taken_back": [asdict(one) for one in self.taken_back],
             "obstacles": list(self.obstacles),
         }
 
@@ -144,17 +168,103 @@ def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
             "pipeline is now.",
             next=f"Fork it anew from a checkpoint since then: weir fork {pipeline.title} --name NAME",
         )
+    assert pin is not None, "the base is what it names"
     tables = tuple(_tables(pipeline, storage, source, head, base, tip))
-    only, waiting = range_of(source), behind(here, settings, tip)
+    only, waiting = range_of(source, tip), behind(here, settings, tip)
     if only is not None:
         if not any(waiting.values()):  # else it catches up first, and is looked at again
             _check_range(here, head, tip)
         written = {sink.table for sink in pipeline.sinks}
         kept = [one for one in tables if one.table in written]
         tables = tuple(_ranged(pipeline, storage, source, one, only, settings.work_dir) for one in kept)
-        return PromotionPlan(name, head, base, tip, waiting, tables, (), only)
-    found = hindrances([one.back for one in tables if one.back is not None])
-    return PromotionPlan(name, head, base, tip, waiting, tables, tuple(found))
+        found = []
+    else:
+        found = hindrances([one.back for one in tables if one.back is not None])
+    taken_back = _taken_back(here, storage, completed, pin, tip, tables, only, settings.work_dir)
+    found += [str(one) for one in taken_back]
+    return PromotionPlan(name, head, base, tip, waiting, tables, tuple(found), only, taken_back)
+
+
+def _taken_back(
+    here: Pipeline,
+    storage: Storage,
+    completed: Sequence[Checkpoint],
+    pin: Pin,
+    tip: Checkpoint,
+    tables: Sequence[TablePromotion],
+    only: Range | None,
+    scratch: Path,
+) -> tuple[TakenBack, ...]:
+    """What other branches, or people, have made the pipeline's since this branch was forked, and its promotion would take back.
+
+    Promotions are found in the logs of the tables, which reach back to the base, since rows of the registry may be pruned. What the branch itself
+    has brought does not count: it has that. Nor does what came between its base and the fork: whoever forks from an older checkpoint
+    wants all since then made anew.
+
+    Args:
+        here: The branch.
+        completed: The pipeline's retained checkpoints, oldest first.
+        only: The branch replaces rows of this range alone, so that only what changed some of them counts.
+    """
+    assert here.branch is not None
+    rows, left = {int(row.id): row for row in completed}, abandoned(completed)
+    earlier = [row.id for row in completed if row.completed_at <= pin.created_at]  # of a fork by an earlier release
+    forked = int(tip.totals.get(FORKED, max(earlier, default=pin.checkpoint_id)))
+    touched: dict[int, list[str]] = {}
+    texts: dict[int, str] = {}
+    for table in tables:
+        for one in table.back.promoted if table.back is not None else ():
+            row = rows.get(one.checkpoint)
+            if one.checkpoint <= forked or (row is None and one.branch is None and one.range is None):
+                continue
+            if (row is not None and row.kind != PROMOTION) or _is_of(here, one.branch, row):
+                continue
+            if only is not None and not _changed(storage, table, one, only, scratch):
+                continue
+            touched.setdefault(one.checkpoint, []).append(table.table)
+            texts[one.checkpoint] = f"the rows of {one.range}" if one.range is not None else "a branch"
+    if only is None:
+        for row in completed:  # those without tables, too
+            if row.kind == PROMOTION and row.id > forked and row.id not in left and not _is_of(here, None, row):
+                touched.setdefault(int(row.id), [])
+                texts.setdefault(int(row.id), "a branch")
+        edits = [row.id for row in completed if row.kind == EDIT and row.id not in left]
+        edited = max([completed[-1].totals.get(EDITED, 0), *edits])
+        if edited > forked:
+            touched[edited], texts[edited] = [], "imported rows of state"
+    return tuple(TakenBack(id, _said(texts[id], rows.get(id)), tuple(touched[id])) for id in sorted(touched))
+
+
+def _said(what: str, row: Checkpoint | None) -> str:
+    return what if row is None else f"{what} ({row.reason})"
+
+
+def _is_of(here: Pipeline, branch: str | None, row: Checkpoint | None) -> bool:
+    """Whether a promotion is of this very branch. Earlier releases recorded its name alone, in the reason."""
+    assert here.branch is not None
+    known = (
+        {branch}
+        if branch is not None
+        else {ids["branch"] for ids in (row.sinks.values() if row else ()) if "branch" in ids}
+    )
+    if known:
+        return here.branch.id in known
+    return row is not None and f"of {here.title}:" in f"{row.reason}:"
+
+
+def _changed(storage: Storage, table: TablePromotion, one: Promoted, only: Range, scratch: Path) -> bool:
+    """Whether a promotion has brought, or taken away, rows of a range; True also where that cannot be seen any more."""
+    if one.range is not None:
+        return overwriting.overlaps(one.range, only)
+    assert table.column is not None, "the plan has found one, or refused"
+    try:
+        before = rewinding.files_at(storage, table.table, one.version - 1)
+        after = rewinding.files_at(storage, table.table, one.version)
+        both = {file.path for file in before} & {file.path for file in after}
+        moved = [file for file in (*before, *after) if file.path not in both]
+        return overwriting.touched(storage, table.table, moved, table.column, only, scratch) > 0
+    except (DamageError, OSError):
+        return True
 
 
 def _check_range(here: Pipeline, head: Checkpoint, tip: Checkpoint) -> None:
@@ -232,10 +342,17 @@ def rows_of(source: Storage, table: str) -> tuple[tuple[DataFile, ...], pa.Schem
 def check(decided: PromotionPlan, pipeline: str, force: bool) -> None:
     """Raises WeirError when a promotion has obstacles and is not forced."""
     if decided.obstacles and not force:
+        ways = []
+        if decided.taken_back:
+            ways.append(
+                f"fork it anew, which has what the pipeline has now: weir fork {pipeline} --drop {decided.branch}, then "
+                f"weir fork {pipeline} --name {decided.branch} (a backfill: ask for its range again instead)"
+            )
+        if len(decided.obstacles) > len(decided.taken_back):
+            ways.append("put back what is missing")
         raise WeirError(
             f"{pipeline}@{decided.branch} cannot be promoted without loss: {'; '.join(decided.obstacles)}.",
-            next="Nothing was changed. Put back what is missing, or accept that: "
-            f"weir promote {pipeline} {decided.branch} --force",
+            next=f"Nothing was changed. Either {'; and '.join(ways)}. Or accept that: weir promote {pipeline} {decided.branch} --force",
         )
 
 
@@ -323,9 +440,9 @@ def _carry_out(tenure: Tenure, here: Pipeline, decided: PromotionPlan, reason: s
     id = tenure.begin(decided.head, decided.tip)
     source, theirs = open_storage(here, settings)
     if decided.only is not None:
-        row, files = _range_row(tenure, source, decided, decided.only, id, reason)
+        row, files = _range_row(tenure, here, source, decided, decided.only, id, reason)
     else:
-        row, files = _row(tenure, source, list(theirs.files(decided.tip)), decided, id, reason)
+        row, files = _row(tenure, here, source, list(theirs.files(decided.tip)), decided, id, reason)
     for table in decided.tables:
         if table.back is None and table.schema is not None:
             delta.ensure(shop.storage, table.table, table.schema)
@@ -342,9 +459,16 @@ def _carry_out(tenure: Tenure, here: Pipeline, decided: PromotionPlan, reason: s
 
 
 def _row(
-    tenure: Tenure, source: Storage, listing: list[StateFile], decided: PromotionPlan, id: CheckpointId, reason: str
+    tenure: Tenure,
+    here: Pipeline,
+    source: Storage,
+    listing: list[StateFile],
+    decided: PromotionPlan,
+    id: CheckpointId,
+    reason: str,
 ) -> tuple[Checkpoint, tuple[StateFile, ...]]:
     """The promotion's row and listing, when all that they name is here: state and rows are copied, but for what the branch inherited."""
+    assert here.branch is not None
     shop, tip = tenure.shop, decided.tip
     named = copied(shop, source, lasting(listing, tip.operators), id, returning=True)
     files = [new for _, new in named]
@@ -358,6 +482,7 @@ def _row(
                 "before": before,
                 "to": (decided.base.sinks.get(table.table) or {}).get("id"),
                 "at": table.back.version if table.back is not None else 0,
+                "branch": here.branch.id,
             }
     row = made_of(
         shop,
@@ -373,13 +498,16 @@ def _row(
         sinks=sinks,
         format_version=WITH_PROMOTION,
     )
-    return row, tuple(files)
+    # An edit of the branch is numbered as the branch counts, and one of the pipeline's is taken back.
+    totals = {name: value for name, value in row.totals.items() if name != EDITED}
+    return replace(row, totals=totals), tuple(files)
 
 
 def _range_row(
-    tenure: Tenure, source: Storage, decided: PromotionPlan, only: Range, id: CheckpointId, reason: str
+    tenure: Tenure, here: Pipeline, source: Storage, decided: PromotionPlan, only: Range, id: CheckpointId, reason: str
 ) -> tuple[Checkpoint, tuple[StateFile, ...]]:
     """The same where only rows of a range are replaced: state and positions are the pipeline's own."""
+    assert here.branch is not None
     shop, head = tenure.shop, decided.head
     files = [replace(file, new=False) for file in lasting(shop.registry.files(head), head.operators)]
     sinks = dict(head.sinks)
@@ -392,6 +520,7 @@ def _range_row(
             "column": table.column,
             "start": only.start,
             "end": only.end,
+            "branch": here.branch.id,
         }
     row = made_of(
         shop,

@@ -11,7 +11,7 @@ knows those of the epochs that made it. Tables start empty: what the old pipelin
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from pipelines.runtime.decided import lasting, made_of, pointed
 from pipelines.runtime.tenure import Tenure
 from pipelines.runtime.workshop import Workshop
 from state_ops.branches import is_inherited, own_of_parent
-from state_ops.checkpoint import START, STATE, Checkpoint, StateFile
+from state_ops.checkpoint import START, STARTED, STATE, Checkpoint, StateFile
 from state_ops.errors import ConfigurationError, PipelineError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id
 from state_ops.pins import Hold
@@ -50,7 +50,7 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
             where="--from",
             next="Write PIPELINE:NAME, or the directory or URI of a pipeline's storage, a colon and the name.",
         )
-    if tenure.head is not None and _origin(shop.storage) == origin:
+    if tenure.head is not None and _origin(shop, tenure.head) == origin:
         return tenure.head
     if tenure.head is not None:
         raise PipelineError(
@@ -61,9 +61,9 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
     source = _storage(settings, place)
     registry = Registry(source, "")
     saved, _ = _savepoint(registry, source, name)
-    # Before the commit: without a checkpoint it says nothing, with one it tells a later run where that came from.
-    shop.storage.put_bytes(ORIGIN, json.dumps({"origin": origin}).encode())
     epoch, reason = tenure.begin(saved), f"from {origin}, its checkpoint {saved.id}"
+    # Before the commit, and trusted only if the registry says that it came to one: this may be cut off in between.
+    shop.storage.put_bytes(ORIGIN, json.dumps({"origin": origin, "checkpoint": int(epoch)}).encode())
     made = seed(tenure, settings, source, registry, saved, epoch, reason)
     log.info("started", pipeline=shop.pipeline.title, origin=origin, checkpoint=saved.id, bytes=made.bytes_new)
     return made
@@ -89,7 +89,8 @@ def seed(
     ) as hold:
         moved = copied(shop, source, lasting(listing, saved.operators), epoch)
         hold.check()
-    return planted(tenure, saved, epoch, moved, kind=START, trigger="savepoint", reason=reason)
+    beginning = {STARTED: int(epoch)}
+    return planted(tenure, saved, epoch, moved, kind=START, trigger="savepoint", reason=reason, beginning=beginning)
 
 
 def planted(
@@ -101,9 +102,10 @@ def planted(
     kind: str,
     trigger: str,
     reason: str,
+    beginning: Mapping[str, int],
 ) -> Checkpoint:
     """Commit a checkpoint of another storage as the first one here, with no rows in any table. named: each of its files as it is named
-    there, and here."""
+    there, and here. beginning: how the chain begins, as `checkpoint.began` has it."""
     shop, files = tenure.shop, [new for _, new in named]
     made = made_of(
         shop,
@@ -115,6 +117,7 @@ def planted(
         kind=kind,
         trigger=trigger,
         reason=reason,
+        beginning=beginning,
         sinks={},
         operators=pointed(saved.operators, named),
     )
@@ -122,9 +125,18 @@ def planted(
     return made
 
 
-def _origin(storage: Storage) -> str | None:
-    raw = storage.read_bytes(ORIGIN)
-    return json.loads(raw)["origin"] if raw else None
+def _origin(shop: Workshop, head: Checkpoint) -> str | None:
+    """The savepoint that the pipeline was started from, as it was named; None: from none."""
+    raw = shop.storage.read_bytes(ORIGIN)
+    if raw is None:
+        return None
+    note = json.loads(raw)
+    if "checkpoint" in note:
+        confirmed = head.totals.get(STARTED) == note["checkpoint"]
+    else:  # an earlier release wrote it, and while the chain's first checkpoint is retained that says how it began
+        first = shop.registry.checkpoints()[0]
+        confirmed = first.parent_id is not None or first.kind == START
+    return str(note["origin"]) if confirmed else None
 
 
 def _storage(settings: Settings, place: str) -> Storage:

@@ -26,11 +26,13 @@ from state_ops.backends import joined
 from state_ops.backends.named import DEFAULT, named
 from state_ops.checkpoint import (
     EDIT,
+    EDITED,
     FORMAT_VERSION,
     STATE,
     Checkpoint,
     Snapshot,
     StateFile,
+    began,
     snapshots_of,
     spans_with,
     to_micros,
@@ -219,7 +221,7 @@ def _row(
         sinks=dict(head.sinks) if head else {},
         inputs={**target.inputs, **(head.inputs if head else {})},
         ms={},
-        totals={**totals, **shop.requested()},
+        totals={**totals, EDITED: int(id), **began(head), **shop.requested()},
         files=len(files),
         bytes_total=sum(file.bytes for file in state),
         bytes_new=added,

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage, window
-from pipelines.runtime import forks, fsck, upkeep
+from pipelines.runtime import fork_diff, forks, fsck, promotion, upkeep
 from pipelines.runtime.backfill import approve, backfill, branch_name, newest
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, run
@@ -452,3 +452,102 @@ def test_cut_off_anywhere_the_same_call_finishes_it(tmp_path, monkeypatch):
             if done:
                 break
         assert stop_at > 60
+
+
+def promoted_since(plant: Plant) -> int:
+    """A branch is forked, then day 4 is corrected, replayed and promoted, and production goes on until the promotion is pruned."""
+    forks.fork(pipeline, plant.site.settings, "fix")
+    plant.land(4, value=100)
+    made = plant.backfill(4, 4, replaces="range", promote=True).promoted
+    for number in range(8, 16):
+        plant.land(number)
+        plant.run()
+    plant.assert_exact(state=False)
+    return made.id
+
+
+@pytest.fixture
+def seven(tmp_path) -> Plant:
+    """Seven days as they came."""
+    found = Plant.at(tmp_path)
+    found.land(1, 2, 3, 4, 5, 6, 7)
+    found.run()
+    return found
+
+
+def test_a_range_that_was_promoted_since_a_branch_was_forked_is_not_taken_back_in_silence(seven):
+    settings = seven.site.settings
+    made = promoted_since(seven)
+    assert made not in [row.id for row in open_storage(pipeline, settings)[1].checkpoints()], "its row is pruned"
+    shown = promotion.plan(pipeline, settings, "fix")
+    (taken,) = shown.taken_back
+    assert (taken.checkpoint, taken.tables) == (made, ("readings", "daily"))
+    assert "2026-01-04 00:00 to 2026-01-05 00:00" in shown.obstacles[0]
+    assert shown.to_dict()["taken_back"][0]["checkpoint"] == made
+    with pytest.raises(WeirError, match="has taken over the rows of 2026-01-04") as refused:
+        promotion.promote(pipeline, settings, "fix", executor=InMemoryExecutor())
+    assert "weir fork sensors --drop fix" in refused.value.next and "--force" in refused.value.next
+    seven.assert_exact(state=False)
+    list(run(forks.branched(pipeline, settings, "fix"), settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
+    difference = fork_diff.diff(pipeline, settings, "fix")
+    assert difference.taken_back == shown.taken_back
+    assert f"checkpoint {made} has taken over" in difference.to_markdown()
+    by_day = {one.table: one.days for one in difference.tables}
+    assert by_day["readings"] == {"2026-01-04": {"added": 0, "removed": 0, "changed": 72}}, "what would come, and go"
+    assert by_day["daily"]["2026-01-04"]["changed"] == 3 and set(by_day["daily"]) == {"2026-01-04"}
+    sample = next(one.sample for one in difference.tables if one.table == "daily")
+    assert [(row["change"], row["total"]) for row in sample][:2] == [("was", 9600), ("is", 96)]
+    promotion.promote(pipeline, settings, "fix", executor=InMemoryExecutor(), force=True)
+    assert set(seven.site.table("readings").query("value == 400")["value"]) == set(), "as it was told"
+
+
+def test_a_branch_that_is_forked_anew_has_what_was_promoted_before(seven):
+    settings = seven.site.settings
+    promoted_since(seven)
+    forks.drop(pipeline, settings, "fix")
+    forks.fork(pipeline, settings, "fix")
+    seven.land(16)
+    seven.run()
+    promotion.promote(pipeline, settings, "fix", executor=InMemoryExecutor())
+    seven.assert_exact(state=False)
+
+
+def test_what_was_promoted_before_a_branch_was_forked_from_an_older_checkpoint_is_replayed_with_it(seven):
+    seven.land(4, value=100)
+    seven.backfill(4, 4, replaces="range", promote=True)
+    seven.land(5, value=100)
+    assert seven.backfill(4, 5, replaces="since", promote=True).promoted is not None, "as every night"
+    seven.assert_exact()
+
+
+def test_ranges_that_wait_are_promoted_one_after_the_other_unless_they_share_rows(seven):
+    settings = seven.site.settings
+    seven.land(4, 5, value=100)
+    first, second = (seven.backfill(number, number, replaces="range").branch for number in (4, 5))
+    forks.fork(pipeline, settings, "both", int(open_storage(pipeline, settings)[1].pinned("branch", first).checkpoint_id),
+               only=Range(to_micros(day(4)), to_micros(day(6))))  # fmt: skip
+    for name in (first, second):
+        approve(pipeline, settings, name, executor=InMemoryExecutor())
+    seven.assert_exact(state=False)
+    with pytest.raises(WeirError, match="has taken over the rows of 2026-01-04"):
+        promotion.promote(pipeline, settings, "both", executor=InMemoryExecutor())
+
+
+def test_a_promotion_that_was_taken_back_is_no_obstacle(seven):
+    settings = seven.site.settings
+    forks.fork(pipeline, settings, "fix")
+    seven.land(4, value=100)
+    seven.backfill(4, 4, replaces="range", promote=True)
+    upkeep.rewind(pipeline, settings, 7)
+    assert not promotion.plan(pipeline, settings, "fix").obstacles
+
+
+def test_a_backfill_that_was_cut_off_and_is_to_replace_something_else_begins_anew(seven, monkeypatch):
+    seven.land(4, value=100)
+    with monkeypatch.context() as broken:
+        broken.setattr("pipelines.runtime.backfill._note", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            seven.backfill(4, 4, replaces="range")
+    done = seven.backfill(4, 4, replaces="since", promote=True)
+    assert not done.resumed
+    seven.assert_exact()

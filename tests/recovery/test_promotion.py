@@ -12,9 +12,11 @@ import pytest
 from deltalake import write_deltalake
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, stage
-from pipelines.runtime import forks, fsck, upkeep
+from pipelines.runtime import forks, fsck, promotion, upkeep
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.promotion import promote
+from pipelines.runtime.sinks.overwriting import Range
+from pipelines.runtime.state_import import import_rows
 from pipelines.runtime.tenure import open_storage
 from state_ops import halt, lease
 from state_ops.checkpoint import PROMOTION, abandoned
@@ -191,6 +193,38 @@ totals = aggregate(
     "totals", small.accounts.input, key="id", rows=agg.count(), total=agg.sum("amount"), sink=delta.append("totals")
 )
 counting = Pipeline("small", (totals,), max_parallelism=8)
+
+
+def test_state_that_was_imported_since_the_fork_is_not_taken_back_in_silence(bank):
+    rows = pa.table({"id": ["k0"], "rows": [9], "total": [9]})
+    import_rows(pipeline, bank.site.settings, "accounts", rows, reason="by hand")
+    bank.epochs(5, 6)
+    with pytest.raises(WeirError, match="has taken over imported rows of state"):
+        promoted(bank)
+    assert promotion.plan(pipeline, bank.site.settings, "fix").taken_back[0].checkpoint == 5
+    promoted(bank, force=True)
+    bank.assert_exact(1, 2, 3, 4, 5, 6)
+    promoted(bank)
+
+
+def test_a_branch_that_was_promoted_since_the_fork_of_another_is_not_taken_back_in_silence(bank):
+    bank.fork("late", at=1)
+    promoted(bank, reason="amounts")
+    with pytest.raises(WeirError, match=r"checkpoint 5 has taken over a branch \(of small@fix: amounts\)"):
+        promoted(bank, "late")
+    upkeep.rewind(pipeline, bank.site.settings, 4)
+    promoted(bank, "late")
+
+
+def test_a_fork_of_a_range_that_was_cut_off_and_is_asked_for_as_a_whole_is_promoted_as_a_whole(bank, monkeypatch):
+    with monkeypatch.context() as broken:
+        broken.setattr(forks, "planted", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            bank.fork("later", at=1, only=Range(0, 1))
+    bank.fork("later")
+    assert promotion.plan(pipeline, bank.site.settings, "later").only is None
+    promoted(bank, "later")
+    bank.assert_exact(1, 2, 3, 4)
 
 
 @pytest.mark.parametrize("finer", [True, False], ids=["the branch has more epochs", "the pipeline has more epochs"])

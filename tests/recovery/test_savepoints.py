@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from pipelines.runtime import in_flight, upkeep
+from pipelines.runtime import in_flight, start_from, upkeep
 from pipelines.runtime import run as run_module
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, open_storage, run
@@ -152,6 +152,31 @@ def test_case_4_a_pipeline_starts_from_a_savepoint_of_another_which_stays(bank, 
     assert other.epochs(start_from=origin) == [], "given again, the command goes on from there"
     with pytest.raises(PipelineError, match="already"):
         other.epochs(start_from=f"{bank.site.storage}:another")
+
+
+def test_a_start_that_was_cut_off_is_not_taken_for_one_that_was_made(bank, weir, monkeypatch):
+    bank.epochs(1, 2)
+    weir(bank.site, "savepoint", "small", "--name", "handover")
+    other, origin = Bank(replace(bank.site, pipeline=small.successor)), f"{bank.site.storage}:handover"
+    with monkeypatch.context() as broken:
+        broken.setattr(start_from, "copied", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            other.epochs(start_from=origin)
+    other.epochs(3)
+    assert other.ids() != []
+    for _ in range(2):
+        with pytest.raises(PipelineError, match="so it cannot start from elsewhere"):
+            other.epochs(4, start_from=origin)
+    assert "only-4-0" not in other.state(), "nothing was run on other state than was asked for"
+    other.epochs()
+    fresh = Bank(replace(bank.site, pipeline=replace(small.successor, name="fresh")))
+    with monkeypatch.context() as broken:
+        broken.setattr(start_from, "copied", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fresh.epochs(start_from=origin)
+    fresh.epochs(start_from=origin)
+    assert fresh.state() == other.state(), "asked for again, it is made"
+    assert fresh.epochs(start_from=origin) == []
 
 
 def test_a_start_from_nowhere_says_what_there_is(bank, weir):

@@ -34,6 +34,8 @@ from state_ops.transfers import together
 
 _MAX_RACES = 20
 CHECKPOINT = "weir.checkpoint"
+RANGE = "weir.range"  # of the promotion of one
+BRANCH = "weir.branch"  # of a promotion: the id of the branch whose rows it brought
 
 
 _WRITER = 2  # newer protocols may ask of a commit what only delta-rs knows
@@ -64,6 +66,11 @@ class Left:
     def is_free(self, number: int | None, sink_app: str) -> bool:
         """Whether the next publish may be a plain put: after this transaction version, and no Delta checkpoint is due."""
         return self.version.transaction_version(sink_app) == number and not _is_due(self.version.number, self.interval)
+
+
+def branch_of(decided: Mapping[str, Any]) -> dict[str, str]:
+    """What the commit of a promotion says of its branch, by the checkpoint's `sinks` for the table; nothing for a rewind."""
+    return {BRANCH: decided["branch"]} if "branch" in decided else {}
 
 
 def table_path(table: str) -> str:

@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import CommitFailedError
 
 from pipelines.runtime.keyed_stage import staged_writer
-from pipelines.runtime.sinks.delta import CHECKPOINT, check_demands, file_path, table_path
+from pipelines.runtime.sinks.delta import CHECKPOINT, RANGE, branch_of, check_demands, file_path, table_path
 from pipelines.runtime.sources.footers import times
 from state_ops import delta_log
-from state_ops.checkpoint import Checkpoint, StateFile, from_micros
+from state_ops.checkpoint import Checkpoint, StateFile, from_micros, to_micros
 from state_ops.errors import DamageError, WeirError, plainly
 from state_ops.ids import epoch_dir, new_attempt_id
 from state_ops.log_entries import DataFile, active_files
@@ -32,7 +32,6 @@ from state_ops.transfers import together
 
 _MAX_RACES = 20
 _DAY = 86_400_000_000  # microseconds
-_RANGE = "weir.range"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,17 @@ class Range:
         bounds = [_as(times.type, one) for one in (self.start, self.end)]
         found = pc.and_(pc.greater_equal(times, bounds[0]), pc.less(times, bounds[1]))
         return pc.fill_null(found, False)
+
+
+def overlaps(text: str, wanted: Range) -> bool:
+    """Whether a range that a table's log has as text, of whole minutes, may share rows with another one; True if it cannot be read."""
+    try:
+        start, end = (
+            to_micros(datetime.strptime(part, "%Y-%m-%d %H:%M").replace(tzinfo=UTC)) for part in text.split(" to ")
+        )
+    except ValueError:
+        return True
+    return start < wanted.end and wanted.start < end
 
 
 def check_bounds(table: str, schema: pa.Schema, column: str, wanted: Range) -> None:
@@ -106,7 +116,7 @@ def overwrite(
         active = active_files(handle)
         goes, rests = _apart(storage, table, checkpoint, active, column, wanted, scratch)
         try:
-            metadata = {CHECKPOINT: str(checkpoint.id), _RANGE: f"{column}: {wanted}"}
+            metadata = {CHECKPOINT: str(checkpoint.id), RANGE: f"{column}: {wanted}", **branch_of(decided)}
             delta_log.commit(handle, sink_app, checkpoint.id, [*rests, *adds], goes, metadata)
         except CommitFailedError as error:
             last = plainly(error)

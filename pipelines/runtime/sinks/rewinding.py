@@ -19,7 +19,7 @@ import structlog
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from pipelines.runtime.sinks.delta import CHECKPOINT, check_demands, file_path, table_path
+from pipelines.runtime.sinks.delta import BRANCH, CHECKPOINT, RANGE, branch_of, check_demands, file_path, table_path
 from state_ops import delta_log
 from state_ops.checkpoint import Checkpoint, StateFile
 from state_ops.errors import DamageError, plainly
@@ -31,8 +31,25 @@ from state_ops.transfers import together
 log = structlog.get_logger("weir.rewind")
 
 _MAX_RACES = 20
-_REWIND = "weir.rewind_to"
+REWIND = "weir.rewind_to"
 _HARMLESS = frozenset({"SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "VACUUM START", "VACUUM END"})  # they change no rows
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """A promotion that a table has published, as its log says.
+
+    Attributes:
+        checkpoint: Its id.
+        version: Of the table, which it made.
+        branch: The id of its branch. None: it is of an earlier release, or no promotion but a rewind, which one of these does not tell.
+        range: Of event time, whose rows alone it replaced, as text. None: all since its branch's base.
+    """
+
+    checkpoint: int
+    version: int
+    branch: str | None
+    range: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +57,7 @@ class TableRewind:
     """What a rewind does to one table. version: the one that it is decided on; then: the one whose rows come back, None: no rows.
 
     goes, comes: files. unknown: commits of others that lie between, as version and operation. vacuumed: files that would have to come
-    back, and are not there.
+    back, and are not there. promoted: what was promoted into it in between and would be taken back, oldest first.
     """
 
     table: str
@@ -50,6 +67,7 @@ class TableRewind:
     comes: tuple[DataFile, ...]
     unknown: tuple[tuple[int, str], ...]
     vacuumed: tuple[str, ...]
+    promoted: tuple[Promoted, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -70,7 +88,23 @@ def planned(storage: Storage, table: str, to: int | None) -> TableRewind | None:
     goes, comes, vacuumed = _difference(storage, table, active_files(handle), files_at(storage, table, then))
     foreign = [entry for entry in between if CHECKPOINT not in entry and entry.get("operation") not in _HARMLESS]
     unknown = tuple((int(entry["version"]), str(entry.get("operation"))) for entry in foreign)
-    return TableRewind(table, handle.version(), then, goes, comes, unknown, vacuumed)
+    return TableRewind(table, handle.version(), then, goes, comes, unknown, vacuumed, tuple(_promoted(between)))
+
+
+def _promoted(between: Sequence[dict]) -> list[Promoted]:
+    """The promotions, and rewinds that may be some, among entries of a table's log, oldest first; without those that were taken back."""
+    found: list[Promoted] = []
+    taken_back: list[range] = []
+    for entry in sorted(between, key=lambda entry: int(entry["version"]), reverse=True):
+        id = int(entry.get(CHECKPOINT, 0))
+        if any(id in ids for ids in taken_back):
+            continue
+        if RANGE in entry or REWIND in entry:
+            text = entry[RANGE].partition(": ")[2] if RANGE in entry else None
+            found.append(Promoted(id, int(entry["version"]), entry.get(BRANCH), text))
+        if REWIND in entry:
+            taken_back.append(range(int(entry[REWIND]) + 1, id))
+    return found[::-1]
 
 
 def rewind(
@@ -107,7 +141,7 @@ def rewind(
         if vacuumed:
             log.warning("files that a rewind would bring back are vacuumed", table=table, files=list(vacuumed))
         try:
-            metadata = {CHECKPOINT: str(checkpoint.id), _REWIND: str(decided["to"] or 0)}
+            metadata = {CHECKPOINT: str(checkpoint.id), REWIND: str(decided["to"] or 0), **branch_of(decided)}
             delta_log.commit(handle, sink_app, checkpoint.id, [*comes, *adds], goes, metadata)
         except CommitFailedError as error:
             last = plainly(error)
