@@ -33,13 +33,14 @@ def renamed_from(*names: str) -> Renamed:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """Of an annotation. default: of a field that is given none; renamed and parts: as of `Field`."""
+    """Of an annotation. default: of a field that is given none; renamed, parts, and required of such a field: as of `Field`."""
 
     type: pa.DataType
     nullable: bool = False
     default: Any = None
     renamed: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
+    required: bool = True
 
 
 def meaning_of(hint: Any) -> Meaning:
@@ -52,7 +53,7 @@ def meaning_of(hint: Any) -> Meaning:
         return replace(found, renamed=(*found.renamed, *renamed))
     bare, nullable = _without_none(hint)
     if nullable:
-        return replace(meaning_of(bare), nullable=True, default=None)
+        return replace(meaning_of(bare), nullable=True, default=None, required=False)
     if isinstance(schema := getattr(hint, "__weir_schema__", None), StateSchema):
         return _struct(hint, schema)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -75,13 +76,14 @@ def meaning_of(hint: Any) -> Meaning:
 def field_of(name: str, hint: Any, default: Any) -> Field:
     """The field of an annotation and its default, `...` where there is none. Raises ValueError as `meaning_of`."""
     meant = meaning_of(hint)
+    required = default is ... and meant.required
     if default is ...:
         default = meant.default
     elif default is None and not meant.nullable:
         raise ValueError("its default is None but its type is not nullable: add `| None`")
     if (kind := _strange_to_frames(meant.type)) is not None:
         raise ValueError(f"no frame can hold {kind} and all its values for a stage's function")
-    return Field(name, meant.type, meant.nullable, default, meant.renamed, meant.parts)
+    return Field(name, meant.type, meant.nullable, default, meant.renamed, meant.parts, required)
 
 
 def nested_state(hint: Any) -> Any:
@@ -95,7 +97,7 @@ def _annotated(hint: Any, python: Any, arrow: pa.DataType) -> Meaning:
     type = stored_type(arrow)
     if type_name(type) is None or (typing.get_origin(bare) or bare) is not python_type(type):
         raise ValueError(f"{shown(hint)} cannot be stored")
-    return Meaning(type, nullable, None if nullable else zero_of(type))
+    return Meaning(type, nullable, None if nullable else zero_of(type), required=not nullable)
 
 
 def _struct(cls: type, schema: StateSchema) -> Meaning:
@@ -103,9 +105,16 @@ def _struct(cls: type, schema: StateSchema) -> Meaning:
         raise ValueError(f"the class {shown(cls)} has no fields")
     if getattr(cls, "__weir_collections__", ()):
         raise ValueError(f"the class {shown(cls)} has lists or maps of its own, and they cannot be nested")
-    known = [part for f in schema.fields for part in (Part((f.name,), f.default, f.renamed), *_below(f.name, f.parts))]
+    known = [
+        part
+        for f in schema.fields
+        for part in (Part((f.name,), f.default, f.renamed, f.required), *_below(f.name, f.parts))
+    ]
     return Meaning(
-        pa.struct(list(schema.arrow)), default={f.name: f.default for f in schema.fields}, parts=tuple(known)
+        pa.struct(list(schema.arrow)),
+        default={f.name: f.default for f in schema.fields},
+        parts=tuple(known),
+        required=any(f.required for f in schema.fields),
     )
 
 

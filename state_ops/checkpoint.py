@@ -143,7 +143,7 @@ class Ack:
 
     Event times are microseconds since 1970 UTC. ms: durations in milliseconds by phase. swept: up to where this epoch has swept
     expired state, as a key in hex; None: to its end. A hint for the next epoch, and no part of the state. cache: `CacheFigures` of a
-    stage that has a state cache. entries: of its state, roughly; None: nobody has looked. traffic: what it has requested of storage in a process of its own, as `Traffic` counts.
+    stage that has a state cache. entries: of its state, roughly; None: nobody has looked. timers: whether some are set; None: the same. traffic: what it has requested of storage in a process of its own, as `Traffic` counts.
     handover: what is still to be uploaded; the coordinator counts only acks that have none.
     """
 
@@ -164,6 +164,7 @@ class Ack:
     swept: str | None = None
     cache: dict[str, int] | None = None
     entries: int | None = None
+    timers: bool | None = None
     traffic: dict[str, int] | None = None
     handover: Handover | None = None
 

@@ -1,4 +1,4 @@
-"""Durations as authors write them: "90s", "15m", "1h", "30d", or a timedelta."""
+"""Durations as authors write them ("90s", "15m", "1h", "30d", or a timedelta), and as messages show them ("1 h 30 min")."""
 
 from __future__ import annotations
 
@@ -25,3 +25,23 @@ def micros(duration: str | timedelta, where: str, name: str) -> int:
     if length > _LONGEST:
         raise PipelineError(f"{name}={duration!r} is too long.", where=where, next='Make it at most "36500d".')
     return length
+
+
+_SHOWN = (
+    ("d", _UNITS["d"]),
+    ("h", _UNITS["h"]),
+    ("min", _UNITS["m"]),
+    ("s", _UNITS["s"]),
+    ("ms", _UNITS["ms"]),
+    ("µs", 1),
+)
+
+
+def shown(micros: int) -> str:
+    """A duration for people, exact, each unit that it has: 604,800,000,000 µs is "7 d", 5,400,000,000 is "1 h 30 min"."""
+    rest, parts = abs(micros), list[str]()
+    for unit, length in _SHOWN:
+        count, rest = divmod(rest, length)
+        if count:
+            parts.append(f"{count:,} {unit}")
+    return ("-" if micros < 0 else "") + (" ".join(parts) or "0 s")

@@ -6,8 +6,8 @@ other, and is stored with the newest schema when its key is next updated. That i
 same whichever rows were updated in between: a field that was dropped and later added again is a new field. Except where the
 very same schema comes back, to the default: then rows of both times are read as they are (docs/adr/0012).
 
-    add a field            older rows read its default, or null
-    drop a field           its values are no longer read, and gone when the row is next updated
+    add a field            older rows read its default, or null: `without_default` says which have none of their author's
+    drop a field           its values are no longer read, and gone when the row is next updated: `gone` says which
     widen a type           integers, floats and decimals to one that holds all values exactly; string, binary and list to large
     make nullable          from `int` to `int | None`
     rename                 where the field declares its old name: `renamed_from`, and only one old field can be meant
@@ -18,7 +18,9 @@ The same holds for the fields of structs, in list elements and map values. Anyth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import Any
 
@@ -28,7 +30,7 @@ import pyarrow as pa
 from state_ops.columns import contiguous, is_list, nulls_of
 from state_ops.errors import DamageError
 from state_ops.nested import elements, elements_type, list_of, struct_of
-from state_ops.schema import Field, Part, StateSchema
+from state_ops.schema import TOUCHED, Field, Part, StateSchema
 from state_ops.value_types import parts, type_name, value_from_json, value_to_json, zero_of
 
 _MANTISSA = {16: 11, 32: 24, 64: 53}  # bits of an integer that a float of so many bits holds exactly
@@ -128,6 +130,111 @@ def _sources(name: str, renamed: Iterable[str], before: Mapping[str, Any], taken
     An old name that now is another field's is that other field's.
     """
     return [old for old in dict.fromkeys((name, *renamed)) if old in before and (old == name or old not in taken)]
+
+
+# What would be lost, and what would be made up
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A field, or a part of a field, whose values nothing of the newer schema reads: they are gone when its row is next updated.
+
+    Attributes:
+        path: From the field down, as obstacles name it: "address.street".
+        type: Its type's name.
+        successor: A new field beside it which looks like the same one under another name; None if there is none.
+    """
+
+    path: str
+    type: str
+    successor: str | None
+
+
+def gone(old: StateSchema, new: StateSchema) -> list[Gone]:
+    """The fields of `old`, and the parts of its fields, that `new` has no more, in their order."""
+    lost = []
+    for level in _levels(old, new):
+        read = {source for _, sources, _, _ in level.now for source in sources}
+        dropped = [field for field in level.before if field.name not in read]
+        successors = _successors(dropped, level)
+        for field in dropped:
+            lost.append(Gone(level.path + field.name, type_name(field.type) or "", successors.get(field.name)))
+    return lost
+
+
+def without_default(old: StateSchema, new: StateSchema) -> list[tuple[str, str]]:
+    """Path and type of the fields, and parts of fields, that `new` has beside those of `old` and for which its author gives no
+    default: what older rows read as, the zero of the type, is nothing that anybody has said."""
+    return [
+        (level.path + field.name, type_name(field.type) or "")
+        for level in _levels(old, new)
+        for field, sources, required, _ in level.now
+        if not sources and required
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """The fields of a row, or of one struct in it. path: what their names begin with; now: each field of the newer schema, the names
+    that it may have had before (none: it is new), whether its default is nobody's, and where its parts are known."""
+
+    path: str
+    before: tuple[pa.Field, ...]
+    now: tuple[tuple[pa.Field, list[str], bool, tuple[Field, tuple[str, ...]]], ...]
+
+
+def _levels(old: StateSchema, new: StateSchema) -> Iterator[_Level]:
+    before = {f.name: f for f in old.fields if f.name != TOUCHED}
+    fields = [f for f in new.fields if f.name != TOUCHED]
+    found = [_sources(f.name, f.renamed, before, {other.name for other in fields}) for f in fields]
+    yield _Level(
+        "",
+        tuple(pa.field(f.name, f.type, f.nullable) for f in before.values()),
+        tuple(
+            (pa.field(f.name, f.type, f.nullable), sources, f.required, (f, ()))
+            for f, sources in zip(fields, found, strict=True)
+        ),
+    )
+    for f, sources in zip(fields, found, strict=True):
+        for source in sources[:1]:
+            yield from _levels_below(f.name, before[source].type, f.type, f, ())
+
+
+def _levels_below(path: str, a: pa.DataType, b: pa.DataType, of: Field, at: tuple[str, ...]) -> Iterator[_Level]:
+    if not _kind(b) or _kind(a) != _kind(b):
+        return
+    matched = list(_matched(a, b, of, at))
+    if pa.types.is_struct(b):
+        required = {part.path for part in of.parts if part.required}
+        yield _Level(
+            f"{path}.",
+            tuple(a),
+            tuple(
+                (part, [one.name for one in sources], (*at, part.name) in required, (of, (*at, part.name)))
+                for part, sources in matched
+            ),
+        )
+    for part, sources in matched:
+        for source in sources[:1]:
+            yield from _levels_below(f"{path}.{part.name}", source.type, part.type, of, (*at, part.name))
+
+
+def _successors(dropped: Sequence[pa.Field], level: _Level) -> dict[str, str]:
+    """For fields that are dropped the new ones that could hold their values, each once: those of the same type and most alike in name."""
+    alike = []
+    for was in dropped:
+        for field, sources, _, (of, at) in level.now:
+            obstacles = list[str]()
+            if not sources:
+                _compare("", was, field, of, at, obstacles)
+                if not obstacles:
+                    likeness = SequenceMatcher(None, was.name, field.name).ratio()
+                    alike.append(((was.type == field.type, likeness), was.name, field.name))
+    chosen = dict[str, str]()
+    for _, was_name, name in sorted(alike, key=lambda pair: pair[0], reverse=True):
+        if was_name not in chosen and name not in chosen.values():
+            chosen[was_name] = name
+    return chosen
 
 
 # Rows

@@ -33,12 +33,13 @@ class Part:
     """Something inside a field, as rows that are older than it read it: its default, and the names that it had before.
 
     path: from the field down, ("street",) of a struct's field, ("item", "street") in a list's elements, ("value", "street")
-    in a map's values.
+    in a map's values. required: as of `Field`.
     """
 
     path: tuple[str, ...]
     default: Any
     renamed: tuple[str, ...] = ()
+    required: bool = False
 
 
 TOUCHED = "__weir_touched"
@@ -49,8 +50,9 @@ TOUCHED = "__weir_touched"
 class Field:
     """One column of a state row. `default` is what a key without a row, or a row older than the field, reads as.
 
-    renamed: names that it had before; parts: what there is to know of its parts. Neither is anything of how a row is
-    stored, so neither counts for equality or for the schema's id.
+    renamed: names that it had before; parts: what there is to know of its parts; required: its author gave no default, so that
+    `default` is nothing but the zero of its type. None of them is anything of how a row is stored, so none counts for equality or
+    for the schema's id.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Field:
     default: Any
     renamed: tuple[str, ...] = field(default=(), compare=False)
     parts: tuple[Part, ...] = field(default=(), compare=False)
+    required: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,9 @@ class State:
             last_dest: str | None = None
 
     A class attribute is the default. `X | None` is nullable and defaults to None; any other field without a default gets
-    the zero of its type (0, 0.0, "", b"", False, 1970-01-01, [], {}). `list[int]`, `dict[str, float]` and other state classes
-    are fields like any other, read and written as a whole. A subclass of a state class adds to its base's fields.
+    the zero of its type (0, 0.0, "", b"", False, 1970-01-01, [], {}) for a key that is new. A field that is added to a class whose
+    state is stored needs a default, or `| None`: what rows of before read as must be said. `list[int]`, `dict[str, float]` and other
+    state classes are fields like any other, read and written as a whole. A subclass of a state class adds to its base's fields.
 
     Instances take keywords, compare by value and refuse names that are not fields. Raises PipelineError, naming class and
     field, where an annotation cannot be resolved or stored: when the class is defined, not when the pipeline runs.
@@ -66,7 +67,7 @@ class State:
         for name, f in fields.items():
             # A base's field without annotation here may still get a new default: class Late(Base): legs = 1
             if name not in hints and cls.__dict__.get(name, f.default) is not f.default:
-                fields[name] = replace(f, default=cls.__dict__[name])
+                fields[name] = replace(f, default=cls.__dict__[name], required=False)
         try:
             cls.__weir_schema__ = StateSchema(tuple(fields.values()))
             cls.__weir_collections__ = checked(tuple(collections.values()), tuple(fields))

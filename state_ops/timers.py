@@ -254,6 +254,15 @@ def waves(timers: pl.DataFrame, keys: list[str]) -> Iterator[pl.DataFrame]:
         yield timers.filter(number == wave)
 
 
+def are_set(backend: Backend, groups: range) -> bool:
+    """Whether any timer is set in some key groups."""
+    return any(
+        True
+        for group in groups
+        for _ in backend.scan(group_prefix(group, EVENT_TIMERS), group_prefix(group, PROCESSING_TIMERS + 1))
+    )
+
+
 def scan_timers(backend: Backend, keys: pa.Schema, groups: range) -> Iterator[pa.Table]:
     """The timers that are set in some key groups: key columns, `at` and `domain` ("event" or "processing")."""
     for group in groups:

@@ -2713,6 +2713,34 @@ MUTANTS = [
         "tests/runtime/test_state_plan.py::test_what_is_planned_is_what_a_run_does",
     ),
     Mutant(
+        "let the values of a field go without a word",
+        "pipelines/runtime/state_fit.py",
+        "    if name in retired:\n",
+        "    if name not in retired:\n",
+        "tests/runtime/test_state_plan.py::test_what_is_planned_is_what_a_run_does",
+    ),
+    Mutant(
+        "read a renamed source whole into the state that there is",
+        "pipelines/runtime/state_fit.py",
+        "        if not keeping or name in pipeline.added or name in head.inputs:\n",
+        "        if True:\n",
+        "tests/runtime/test_state_plan.py::test_what_is_planned_is_what_a_run_does",
+    ),
+    Mutant(
+        "forget timers that nothing would be called for",
+        "pipelines/runtime/state_fit.py",
+        '    if stage.on_timer is None and recorded.get("timers"):\n',
+        "    if False:\n",
+        "tests/runtime/test_state_plan.py::test_what_is_planned_of_times_and_parts_is_what_a_run_does",
+    ),
+    Mutant(
+        "fill a field that has no default with zero",
+        "pipelines/runtime/state_fit.py",
+        "    for path, type in evolution.without_default(was, now):\n",
+        "    for path, type in ():\n",
+        "tests/runtime/test_state_plan.py::test_what_is_planned_is_what_a_run_does",
+    ),
+    Mutant(
         "plan without a look at the tables",
         "pipelines/runtime/state_plan.py",
         "                delta.check_table(self._storage, table, schema)\n",
@@ -2722,7 +2750,7 @@ MUTANTS = [
     Mutant(
         "try no row of what migrates",
         "pipelines/runtime/state_plan.py",
-        "        if found.migrations and not found.problems and problem is None:\n",
+        "        if opens and (fitted.migrations or untold):\n",
         "        if False:\n",
         "tests/runtime/test_state_plan.py::test_rows_that_cannot_be_read_are_found_before_a_run",
     ),

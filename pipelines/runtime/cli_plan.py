@@ -15,7 +15,14 @@ from pipelines.runtime.state_plan import StatePlan
 from pipelines.runtime.state_plan import plan as planned
 from state_ops.errors import ConfigurationError
 
-_COLORS = {Verdict.COMPATIBLE: "green", Verdict.MIGRATES: "cyan", Verdict.FLAG: "yellow", Verdict.REFUSED: "bold red"}
+_COLORS = {
+    Verdict.COMPATIBLE: "green",
+    Verdict.MIGRATES: "cyan",
+    Verdict.LOSES: "bold yellow",
+    Verdict.FLAG: "yellow",
+    Verdict.REFUSED: "bold red",
+    Verdict.UNKNOWN: "dim",
+}
 
 
 def plan(

@@ -284,7 +284,8 @@ class Stage:
 class Pipeline:
     """Stages in topological order. max_parallelism: number of key groups, fixed for the pipeline's life.
 
-    retired: uids of stages and names of sources that were removed for good: their state and positions are dropped.
+    retired: uids of stages, names of sources, and fields of states (stage.field) that were removed for good: their state, positions and
+    values are dropped. added: names of sources that are new, and whose whole input is meant for stages that have state already.
     on_restore: what must hold of a sample of the state, and of the newest rows of tables, before a restored checkpoint is used.
     branch: which fork of it this is; None: the pipeline itself. Set by who runs a branch, not by its author.
     """
@@ -297,6 +298,7 @@ class Pipeline:
     retired: tuple[str, ...] = ()
     on_restore: tuple[Expected, ...] = ()
     branch: Branch | None = None
+    added: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_name(self.name, "pipeline")

@@ -28,7 +28,7 @@ from pipelines.runtime.definition import FileSource, Stage
 from pipelines.runtime.operators import duplicates
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.stage_job import tables_of
-from pipelines.runtime.state_fit import meaning, stored_collections
+from pipelines.runtime.state_fit import changeable, meaning, stored_collections
 from pipelines.runtime.workshop import EpochReport, Flight, Workshop, lap
 from state_ops import evolution, handover, held, lease
 from state_ops.backends import joined
@@ -225,8 +225,9 @@ def _row(shop: Workshop, flight: Flight, parent: Checkpoint | None, files: tuple
     for uid, figures in operators.items():
         past = (parent.operators.get(uid) or {}) if parent else {}
         figures["cache_totals"] = _added(past.get("cache_totals"), figures["cache"])
-        if figures["entries"] is None:  # not all of its subtasks had anything to do
-            figures["entries"] = past.get("entries")
+        for name in ("entries", "timers"):
+            if figures[name] is None:  # not all of its subtasks had anything to do
+                figures[name] = past.get(name)
     state = [file for file in files if file.kind == STATE]
     before = parent.totals if parent else dict.fromkeys(_TOTALS, 0)
     new = [file for file in state if file.new]
@@ -307,6 +308,7 @@ def _figures(shop: Workshop, flight: Flight, stage: Stage) -> dict[str, Any]:
         "window": meaning(stage),
         "ttl": asdict(stage.ttl) if stage.ttl else None,
         "forgotten": asdict(forgotten) if (forgotten := flight.forgotten.get(stage.uid)) else None,
+        **changeable(stage),
         "files_total": len(state),
         "files_new": len(new),
         "bytes_total": sum(file.bytes for file in state),
@@ -318,6 +320,7 @@ def _figures(shop: Workshop, flight: Flight, stage: Stage) -> dict[str, Any]:
         "rows_null_key": sum(ack.rows_null_key for ack in acks),
         "rows_dropped": flight.dropped.get(stage.uid, 0),
         "entries": _entries(acks),
+        "timers": _timers(stage, acks),
         "rows_quarantined": _left_out(flight, stage),
         "rows_waiting": sum(unapplied.rows for unapplied in flight.waiting.get(stage.uid, ())),
         "waiting": [unapplied.to_json() for unapplied in flight.waiting.get(stage.uid, ())],
@@ -337,6 +340,15 @@ def _added(before: Mapping[str, int] | None, now: Mapping[str, int] | None) -> d
 def _entries(acks: Sequence[Ack]) -> int | None:
     found = [ack.entries for ack in acks]
     return None if None in found else sum(entries for entries in found if entries is not None)
+
+
+def _timers(stage: Stage, acks: Sequence[Ack]) -> bool | None:
+    """Whether timers are set in a stage's state; None where nobody has looked."""
+    if stage.on_timer is None:
+        return False
+    if any(ack.timers for ack in acks):
+        return True
+    return None if any(ack.timers is None for ack in acks) else False
 
 
 def _left_out(flight: Flight, stage: Stage) -> int:

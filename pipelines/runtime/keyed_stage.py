@@ -28,6 +28,7 @@ from pipelines.runtime.caching import Caching
 from pipelines.runtime.definition import ROW, Epoch, Stage
 from pipelines.runtime.freezing import Freezer
 from pipelines.runtime.operators import FunctionOperator, Operator, Progress, Shapes, build, event_time_of
+from pipelines.runtime.state_fit import timers_left
 from state_ops import frames, handover, rescale, snapshot
 from state_ops.backends import joined
 from state_ops.backends.base import Backend, BackendOptions
@@ -43,7 +44,7 @@ from state_ops.checkpoint import (
     StagedFile,
     from_micros,
 )
-from state_ops.errors import InputError, LocalBaseError, StageError, TransientError, WeirError, to_report
+from state_ops.errors import InputError, LocalBaseError, PipelineError, StageError, TransientError, WeirError, to_report
 from state_ops.handover import MAIN, REST
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir, new_attempt_id
 from state_ops.key_groups import group_range
@@ -53,6 +54,7 @@ from state_ops.snapshot import Attempt
 from state_ops.state import GROUP
 from state_ops.storage import Storage
 from state_ops.sweep import sweep
+from state_ops.timers import are_set
 from state_ops.transfers import together
 from state_ops.ttl import Forgotten
 
@@ -69,6 +71,7 @@ class KeyedTask:
     MiB that entries of state caches may take in a worker process between epochs. full: the snapshot is to depend on no other.
     stages: uids of all stages of the pipeline, the only ones whose local files are kept; none: nothing is known of others. seconds: what the epoch has left when its task begins; transfers stop then. swept: by subtask, where the sweep of expired state goes on.
     forgotten: what a TTL has let expire before this epoch.
+    untold_timers: the stage has no on_timer, and what it builds on does not say whether timers are set.
     origin: the epoch whose rows these are, and whose time and progress the others say, if not this one. patience: seconds after which
     the subtask stops between two batches, and leaves the rest; None: it applies all rows. unfinished: the origin has further rows.
     reread: rows for the next stages may be read again after this epoch.
@@ -108,6 +111,7 @@ class KeyedTask:
     reread: bool = False
     asynchronous: bool = False
     objects: ObjectCache | None = None
+    untold_timers: bool = False
 
 
 @dataclass
@@ -181,6 +185,9 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
             if isinstance(base, Snapshot) and moved:
                 rescale.settle(backend, base, groups)
                 clock = _lap(counters, "rescale", clock)
+            if task.untold_timers and are_set(backend, groups):
+                left = timers_left(task.stage.uid)
+                raise PipelineError(f"{left.what.capitalize()}.", where=where, next=left.next)
             residence = Residence(forked.source, attempt.directory, task.resident_mb << 20, groups, fresh=base is None)
             swept = task.swept.get(attempt.subtask)
             caching = Caching(task.cache, task.stage.uid, attempt.subtask, base, task.warm_mb << 20)
@@ -333,6 +340,7 @@ def _ack(
         ms=counters.ms,
         cache=caching.figures,
         entries=counters.entries,
+        timers=operator.has_timers if isinstance(operator, FunctionOperator) else None,
         handover=handed,
     )
 

@@ -23,7 +23,7 @@ from pipelines.runtime.lanes import Lanes, Threads
 from pipelines.runtime.recovery import owning
 from pipelines.runtime.sources.files import Arrivals, FilesReader
 from pipelines.runtime.start_from import start
-from pipelines.runtime.state_fit import structure
+from pipelines.runtime.state_fit import advice, structure
 from pipelines.runtime.tenure import Tenure, readers
 from pipelines.runtime.tenure import open_storage as open_storage
 from pipelines.runtime.workshop import Cut, EpochReport, Frontier, Workshop
@@ -174,9 +174,10 @@ def check_fits(pipeline: Pipeline, head: Checkpoint | None) -> None:
     """
     if head is None:
         return
-    stopping = next((one for one in structure(pipeline, head) if one.verdict.stops), None)
-    if stopping is not None:
-        raise PipelineError(stopping.what, where=f"checkpoint {head.id}", next=stopping.next)
+    stopping = [one for one in structure(pipeline, head) if one.verdict.stops]
+    if stopping:
+        what = " ".join(dict.fromkeys(one.what for one in stopping))
+        raise PipelineError(what, where=f"checkpoint {head.id}", next=advice(stopping))
 
 
 def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbeat) -> Iterator[EpochReport]:

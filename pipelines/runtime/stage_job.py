@@ -20,7 +20,7 @@ from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, shapes
 from pipelines.runtime.operators.base import check_storable
 from pipelines.runtime.sinks import delta
-from pipelines.runtime.state_fit import ANOTHER_UID, fit
+from pipelines.runtime.state_fit import fit
 from pipelines.runtime.unapplied import Unapplied, Work, joined, rest, work
 from pipelines.runtime.workshop import Applied, Cut, Flight, StageResult, Tip, Workshop, lap
 from state_ops import rescale
@@ -329,15 +329,17 @@ def _fitted_to_head(shop: Workshop, stage: Stage, fixed: Shapes) -> Shapes:
     if not recorded or not recorded.get("schema"):
         return fixed
     assert head is not None
-    found = fit(stage, fixed, recorded, shop.pipeline.max_parallelism)
+    found = fit(stage, fixed, recorded, shop.pipeline)
     if found.problems:
         raise PipelineError(
             f"The stage {stage.uid} does not fit its stored state: " + "; ".join(found.problems) + ".",
             where=f"stage {stage.uid}, checkpoint {head.id}",
-            next=ANOTHER_UID,
+            next=found.remedies,
         )
     if found.migrations:
         log.info("state_schema_changed", stage=stage.uid, checkpoint=int(head.id), changes=found.migrations)
+    for loss in found.losses:
+        log.warning("state_is_lost", stage=stage.uid, checkpoint=int(head.id), change=loss.what)
     return found.shapes
 
 
@@ -370,7 +372,7 @@ def _task(shop: Workshop, flight: Flight, stage: Stage, fixed: Shapes, tip: Tip)
         event_time=source_of(stage).event_time,
         backend=settings.state.backend,
         options=backend_options(settings),
-        cache=_cache_sizes(settings, stage),
+        cache=cache_sizes(settings, stage),
         resident_mb=settings.state.resident_mb,
         warm_mb=settings.state.warm_mb,
         full=settings.checkpoints.mode == "full",
@@ -379,7 +381,14 @@ def _task(shop: Workshop, flight: Flight, stage: Stage, fixed: Shapes, tip: Tip)
         seconds=flight.deadline - time.monotonic(),
         swept=tip.swept,
         forgotten=tip.forgotten,
+        untold_timers=stage.function is not None and stage.on_timer is None and _untold(shop.head, stage),
     )
+
+
+def _untold(head: Checkpoint | None, stage: Stage) -> bool:
+    """Whether a stage has state of which an earlier release did not record whether timers are set in it."""
+    recorded = head.operators.get(stage.uid) if head else None
+    return recorded is not None and bool(recorded.get("schema")) and recorded.get("timers") is None
 
 
 def work_dir(shop: Workshop) -> Path:
@@ -398,7 +407,8 @@ def objects(settings: Settings) -> ObjectCache:
     return ObjectCache(settings.work_dir / "objects", settings.local.objects_mb << 20)
 
 
-def _cache_sizes(settings: Settings, stage: Stage) -> CacheSizes | None:
+def cache_sizes(settings: Settings, stage: Stage) -> CacheSizes | None:
+    """The sizes of a stage's state cache; None if it has none. Raises ConfigurationError for one that cannot have any."""
     configured = settings.state.caches.get(stage.uid)
     if configured is None:
         return None

@@ -6,28 +6,33 @@ beforehand (`state_plan`). So the two cannot disagree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from pipelines.runtime.definition import Pipeline, SessionWindow, Stage
+from pipelines.runtime.definition import Pipeline, SessionWindow, Stage, source_of
 from pipelines.runtime.operators import Shapes
-from state_ops import evolution
+from pipelines.runtime.operators.timer_use import uses_timers
+from state_ops import evolution, ttl
 from state_ops.aggregates import Agg
 from state_ops.checkpoint import Checkpoint
-from state_ops.kinds import Collection
+from state_ops.durations import shown
+from state_ops.kinds import Collection, collections_of
 from state_ops.schema import TOUCHED, StateSchema
 from state_ops.value_types import type_name
 
 
 class Verdict(StrEnum):
-    """What becomes of a change. MIGRATES: by itself, when rows are read. FLAG: once the operator says that it is meant."""
+    """What becomes of a change. MIGRATES: by itself, when rows are read. LOSES: a run goes on, and state goes by it that cannot be had back.
+    FLAG: once the operator says that it is meant. UNKNOWN: what is refused before it has to fit first."""
 
     COMPATIBLE = "compatible"
     MIGRATES = "migrates"
+    LOSES = "loses state"
     FLAG = "needs a flag"
     REFUSED = "refused"
+    UNKNOWN = "not compared"
 
     @property
     def stops(self) -> bool:
@@ -59,35 +64,58 @@ class Fit:
         return [one.what for one in self.findings if one.verdict.stops]
 
     @property
+    def remedies(self) -> str:
+        """What to do about the problems."""
+        return advice(one for one in self.findings if one.verdict.stops)
+
+    @property
     def migrations(self) -> list[str]:
         return [one.what for one in self.findings if one.verdict is Verdict.MIGRATES]
+
+    @property
+    def losses(self) -> list[Finding]:
+        return [one for one in self.findings if one.verdict is Verdict.LOSES]
 
 
 ANOTHER_UID = "Put the definition back, or give the stage a new uid: it then starts with empty state."
 
 
+def advice(findings: Iterable[Finding]) -> str:
+    """What findings say to do, each thing once."""
+    return " ".join(dict.fromkeys(one.next for one in findings if one.next is not None))
+
+
 # -- one stage
 
 
-def fit(stage: Stage, fixed: Shapes, recorded: Mapping[str, Any], max_parallelism: int) -> Fit:
-    """A stage as it is now against what a checkpoint recorded of its state. recorded: its operator's figures, with a schema."""
-    was = evolution.from_record(recorded)
-    if TOUCHED in was.arrow.names:  # also without a TTL now: what the old one has let expire is told by its stamp
+def fit(stage: Stage, fixed: Shapes, recorded: Mapping[str, Any], pipeline: Pipeline) -> Fit:
+    """A stage of a pipeline as it is now against what a checkpoint recorded of its state.
+
+    recorded: its operator's figures, with a schema.
+    """
+    was_state, retired = evolution.from_record(recorded), pipeline.retired
+    if TOUCHED in was_state.arrow.names:  # also without a TTL now: what the old one has let expire is told by its stamp
         fixed = fixed.with_stamps
-    found = [*_schema_findings(stage.uid, "state", "", was, fixed.state)]
+    found = [*_schema_findings(stage.uid, "state", None, was_state, fixed.state, retired)]
     refused: list[tuple[str, str]] = []
     keys = [[field.name, type_name(field.type)] for field in fixed.keys]
     if recorded["keys"] != keys:
-        refused.append(("key", f"the key was {recorded['keys']}, is {keys}"))
-    if (meant := recorded.get("window")) != (means := meaning(stage)):
-        refused.append((_kind(stage), f"its {_kind(stage)} were {meant}, are {means}"))
+        refused.append(("key", f"the key was {_key_shown(recorded['keys'])}, is {_key_shown(keys)}"))
+    if (was := recorded.get("window")) != (now := meaning(stage)):
+        refused.append((_kind(stage), f"its {_kind(stage)} were {_meaning_shown(was)}, are {_meaning_shown(now)}"))
     found += [_refused(stage.uid, aspect, what) for aspect, what in refused]
-    collections, of_collections = _collections_fitted(stage.uid, recorded.get("collections") or {}, fixed)
+    collections, of_collections = _collections_fitted(stage.uid, recorded.get("collections") or {}, fixed, retired)
     found += of_collections
-    if recorded["max_parallelism"] != max_parallelism:
-        what = f"max_parallelism was {recorded['max_parallelism']}, is {max_parallelism}"
+    if recorded["max_parallelism"] != pipeline.max_parallelism:
+        what = f"max_parallelism was {recorded['max_parallelism']}, is {pipeline.max_parallelism}"
         found.append(_refused(stage.uid, "max_parallelism", what))
-    found += _ttl_findings(stage, recorded)
+    if stage.on_timer is None and recorded.get("timers"):
+        found.append(timers_left(stage.uid))
+    elif stage.on_timer is None and recorded.get("on_timer") and stage.function and uses_timers(stage.function):
+        what = "on_timer is gone, while the function uses timers: nothing would be called when one fires"
+        next = "Put on_timer back, or take state.timers out of the function."
+        found.append(Finding("stage", stage.uid, "timers", Verdict.REFUSED, what, next))
+    found += [*_ttl_findings(stage, recorded), *_lateness_findings(stage, recorded)]
     return Fit(replace(fixed, state=evolution.successor(recorded, fixed.state), collections=collections), tuple(found))
 
 
@@ -95,21 +123,61 @@ def _refused(uid: str, aspect: str, what: str) -> Finding:
     return Finding("stage", uid, aspect, Verdict.REFUSED, what, ANOTHER_UID)
 
 
-def _schema_findings(uid: str, aspect: str, prefix: str, was: StateSchema, now: StateSchema) -> Iterator[Finding]:
-    """Field by field. Of a field that cannot be read any more only that is said."""
+def timers_left(uid: str) -> Finding:
+    """A stage's on_timer is gone, and its state has timers."""
+    return Finding(
+        "stage",
+        uid,
+        "timers",
+        Verdict.REFUSED,
+        "on_timer is gone, and timers are set in the state, for which nothing would be called any more",
+        "Put on_timer back, if need be as a function that does nothing, until no timer is set any more: a"
+        " drain (`weir run --drain`) fires those of event time. Or give the stage a new uid: it then starts with empty state.",
+    )
+
+
+def _schema_findings(
+    uid: str, aspect: str, collection: str | None, was: StateSchema, now: StateSchema, retired: Sequence[str]
+) -> Iterator[Finding]:
+    """Field by field. Of a field that cannot be read any more only that is said. collection: whose elements these are, if of one."""
+    prefix, place = (f"{collection}: ", f"{uid}.{collection}") if collection else ("", uid)
     obstacles = evolution.obstacles_by_field(was, now)
     for said in obstacles.values():
         yield from (_refused(uid, aspect, prefix + one) for one in said)
-    of_refused = tuple(f"field {name} " for name in obstacles)
+    told = [f"field {name} " for name in (TOUCHED, *obstacles)]  # a time to live is told as such
+    for lost in evolution.gone(was, now):
+        yield _lost(uid, aspect, prefix, f"{place}.{lost.path}", lost, retired)
+        told.append(f"field {lost.path} ({lost.type}) was removed")
+    for path, type in evolution.without_default(was, now):
+        what = f"{prefix}field {path} ({type}) was added without a default, so nothing says what it is for the keys that there are"
+        next = f"Give {path} the default that holds for them in the state class, or `| None`."
+        yield Finding("stage", uid, aspect, Verdict.REFUSED, what, next)
+        told.append(f"field {path} ({type}, ")
     for change in was.differences(now):
-        if change.startswith(f"field {TOUCHED} "):
-            continue  # that of a time to live, which is told as such
-        if not change.startswith(of_refused):
+        if not change.startswith(tuple(told)):
             yield Finding("stage", uid, aspect, Verdict.MIGRATES, prefix + change)
 
 
+def _lost(uid: str, aspect: str, prefix: str, name: str, lost: evolution.Gone, retired: Sequence[str]) -> Finding:
+    """A field whose values nothing reads any more. name: under which it is retired."""
+    what = f"{prefix}field {lost.path} ({lost.type}) was removed"
+    if name in retired:
+        said = f"{what}, and is retired: each key's value goes when it is next updated"
+        return Finding("stage", uid, aspect, Verdict.MIGRATES, said)
+    old = lost.path.rpartition(".")[2]
+    if lost.successor is not None:
+        what += f", and looks renamed to {lost.successor}"
+        keep = f'To keep its values, declare {lost.successor}: Annotated[..., renamed_from("{old}")].'
+    else:
+        keep = (
+            f'To keep its values, put it back, or declare what it is called now: Annotated[..., renamed_from("{old}")].'
+        )
+    next = f"{keep} If they are to go for good: Pipeline(..., retired=({name!r},))."
+    return Finding("stage", uid, aspect, Verdict.FLAG, f"{what}; its values would go for good", next)
+
+
 def _collections_fitted(
-    uid: str, recorded: Mapping[str, Any], fixed: Shapes
+    uid: str, recorded: Mapping[str, Any], fixed: Shapes, retired: Sequence[str]
 ) -> tuple[tuple[Collection, ...], list[Finding]]:
     """The lists and maps with schemas that also read what is stored, and what is to be said of them."""
     found, fitted = list[Finding](), []
@@ -128,23 +196,62 @@ def _collections_fitted(
             fitted.append(one)
             continue
         was = evolution.from_record(recorded[one.name])
-        found += _schema_findings(uid, one.kind, f"{one.name}: ", was, one.schema)
+        found += _schema_findings(uid, one.kind, one.name, was, one.schema, retired)
         fitted.append(replace(one, schema=evolution.successor(recorded[one.name], one.schema)))
     return tuple(fitted), found
 
 
 def _ttl_findings(stage: Stage, recorded: Mapping[str, Any]) -> Iterator[Finding]:
-    """A time to live may come, go and change: rows without a stamp count as touched when they are first seen."""
+    """A time to live may come, go and change: rows without a stamp count as touched when they are first seen. A shorter one
+    deletes at once what is older than it."""
     was, now = recorded.get("ttl"), asdict(stage.ttl) if stage.ttl else None
     if "ttl" in recorded and was != now:
+        what = f"the time to live was {_lifetime(was)}, is {_lifetime(now)}"
+        if was is not None and now is not None and now["micros"] < was["micros"]:
+            what += ": what was not touched for that long is deleted for good, from the first epoch on, and a longer one does not bring it back"
+            next = "If that is not meant, put the old one back before a run. A savepoint keeps the state as it is: weir savepoint."
+            yield Finding("stage", stage.uid, "ttl", Verdict.LOSES, what, next)
+            return
         verdict = Verdict.MIGRATES if was is None else Verdict.COMPATIBLE
-        yield Finding("stage", stage.uid, "ttl", verdict, f"the time to live was {_lifetime(was)}, is {_lifetime(now)}")
+        yield Finding("stage", stage.uid, "ttl", verdict, what)
+    if stage.deduplication is not None and "forgets" in recorded:
+        before, after = recorded["forgets"], stage.deduplication.ttl
+        if before != after:
+            late = ", and rows that are further than that behind the watermark are late" if stage.on is not None else ""
+            what = (
+                f"keys were forgotten after {_or_never(before)}, are after {_or_never(after)}: those that have been seen keep the time"
+                f" that they had{late}"
+            )
+            yield Finding("stage", stage.uid, "ttl", Verdict.COMPATIBLE, what)
+
+
+def _or_never(micros: int | None) -> str:
+    return "no time" if micros is None else shown(micros)
 
 
 def _lifetime(ttl: Mapping[str, Any] | None) -> str:
     if ttl is None:
         return "none"
-    return f"{ttl['micros'] / 1_000_000:g} s after a {'read or write' if ttl['on_read'] else 'write'}"
+    return f"{shown(ttl['micros'])} after a {'read or write' if ttl['on_read'] else 'write'}"
+
+
+def _lateness_findings(stage: Stage, recorded: Mapping[str, Any]) -> Iterator[Finding]:
+    """The watermark stays behind the newest row by a window's lateness, and never goes back."""
+    was, now = recorded.get("lateness"), stage.window.lateness if stage.window else None
+    if was is None or now is None or was == now:
+        return
+    if now < was:
+        means = (
+            f"with the next rows the watermark comes {shown(was - now)} nearer to the newest one: open windows close that much sooner, "
+            "and rows for them are late from then on"
+        )
+    else:
+        means = (
+            f"the watermark stays where it is until event time is {shown(now - was)} further: open windows stay open that much longer, "
+            "and rows for those that have closed stay late"
+        )
+    what = f"the lateness was {shown(was)}, is {shown(now)}; {means}"
+    yield Finding("stage", stage.uid, "lateness", Verdict.COMPATIBLE, what)
 
 
 def stored_collections(fixed: Shapes | None) -> dict[str, Any]:
@@ -185,8 +292,46 @@ def is_deduplication(figures: Mapping[str, Any]) -> bool:
     return set(figures.get("window") or ()) == {"on"}
 
 
+def changeable(stage: Stage) -> dict[str, Any]:
+    """What of a stage's definition may change without another meaning of its state, as its checkpoint records it for who compares.
+
+    lateness: how far a window's watermark stays behind, forgets: after what time a deduplication forgets a key, both in microseconds.
+    on_timer: whether it has such a function.
+    """
+    return {
+        "on_timer": stage.on_timer is not None,
+        "lateness": stage.window.lateness if stage.window else None,
+        "forgets": stage.deduplication.ttl if stage.deduplication else None,
+    }
+
+
 def _kind(stage: Stage) -> str:
     return "windows" if stage.window else "aggregates" if stage.aggregation else "rules of what is a duplicate"
+
+
+def _key_shown(keys: Iterable[Sequence[str]]) -> str:
+    return ", ".join(f"{name} ({type})" for name, type in keys)
+
+
+def _meaning_shown(said: Mapping[str, Any] | None) -> str:
+    """What `meaning` gives, for people."""
+    if said is None:
+        return "none"
+    aggregates = ", ".join(_aggregate_shown(*one) for one in said.get("aggregates", ()))
+    if "size" in said:
+        every = f" every {shown(said['every'])}" if said.get("every", said["size"]) != said["size"] else ""
+        offset = f" shifted by {shown(said['offset'])}" if said.get("offset") else ""
+        return f"{shown(said['size'])}{every}{offset} by {said['on']} with {aggregates}"
+    if "gap" in said:
+        return f"sessions with a gap of {shown(said['gap'])} by {said['on']} with {aggregates}"
+    if "aggregates" in said:
+        return aggregates
+    return f"the key, by event time in {said['on']}" if said.get("on") else "the key, by the time of arrival"
+
+
+def _aggregate_shown(name: str, kind: str, column: str | None, order_by: Sequence[str] = ()) -> str:
+    by = f" by {', '.join(order_by)}" if order_by else ""
+    return f"{name} = {kind}({column or ''}{by})"
 
 
 def _listed(aggregates: Sequence[tuple[str, Agg]]) -> list[list[Any]]:
@@ -222,7 +367,14 @@ def _stages(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
     now = {stage.uid for stage in pipeline.stages}
     had = {uid for uid, figures in head.operators.items() if figures["schema"]}
     for uid in sorted(had - now):
-        yield _gone(pipeline, "stage", uid, "the state")
+        lost = _gone(pipeline, "stage", uid, "the state")
+        new = [stage for stage in pipeline.stages if stage.uid not in head.operators]
+        alike = next((stage.uid for stage in new if _is_alike(head.operators[uid], stage)), None)
+        if lost.verdict is Verdict.FLAG and alike is not None:
+            what = f"{lost.what.removesuffix('.')}; it looks renamed to {alike}: state is found by uid."
+            next_ = f"Give {alike} its old uid, {uid!r}; or, to drop the state, Pipeline(..., retired=({uid!r},))."
+            lost = replace(lost, aspect="renamed", what=what, next=next_)
+        yield lost
     for stage in pipeline.stages:
         if stage.uid not in head.operators:
             where = ", and reads its input from where the pipeline stands" if head.offsets else ""
@@ -230,12 +382,47 @@ def _stages(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
             yield Finding("stage", stage.uid, "stage", Verdict.COMPATIBLE, what)
 
 
+def _is_alike(recorded: Mapping[str, Any], stage: Stage) -> bool:
+    """Whether a stage that is new keeps what one that is gone kept, as far as the definition tells."""
+    if [name for name, _ in recorded["keys"]] != list(stage.key) or recorded.get("window") != meaning(stage):
+        return False
+    if stage.state is None:
+        return True
+    fields, collections = StateSchema.of(stage.state).fields, {one.name for one in collections_of(stage.state)}
+    was = ttl.visible(evolution.from_record(recorded))
+    return was == fields and set(recorded.get("collections") or ()) == collections
+
+
 def _sources(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
     now = {source.name for source in pipeline.sources}
-    for name in sorted(set(head.offsets) - now):
+    lost = sorted(set(head.offsets) - now)
+    for name in lost:
         yield _gone(pipeline, "source", name, "the position")
     for name in sorted(now - set(head.offsets)):
-        yield Finding("source", name, "source", Verdict.COMPATIBLE, "it is new: it is read from its first file")
+        keeping = [
+            stage.uid
+            for stage in pipeline.stages
+            if source_of(stage.input).name == name and (head.operators.get(stage.uid) or {}).get("schema")
+        ]
+        # State that was imported before its source was first read has that source's columns on record, and no position.
+        if not keeping or name in pipeline.added or name in head.inputs:
+            yield Finding("source", name, "source", Verdict.COMPATIBLE, "it is new: it is read from its first file")
+            continue
+        yield Finding(
+            "source",
+            name,
+            "source",
+            Verdict.FLAG,
+            f"The source {name!r} is new, and all of its input would be read into the state that {', '.join(keeping)} already"
+            f" {'has' if len(keeping) == 1 else 'have'}.",
+            (
+                f"If it is {lost[0]!r} under another name, give it that name back: the position goes by it. "
+                if lost
+                else ""
+            )
+            + f"If its files hold nothing that this state has seen: Pipeline(..., added=({name!r},)). Else give the stages new uids: they "
+            "then start with empty state.",
+        )
 
 
 def _gone(pipeline: Pipeline, kind: str, name: str, what: str) -> Finding:

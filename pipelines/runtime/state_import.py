@@ -26,7 +26,7 @@ from pipelines.runtime.executor import Executor
 from pipelines.runtime.recovery import owning
 from pipelines.runtime.spark_executor import SparkExecutor
 from pipelines.runtime.state_edit import IDLE, Routed, Target, carry_out
-from pipelines.runtime.state_fit import meaning, stored_collections
+from pipelines.runtime.state_fit import changeable, meaning, stored_collections
 from pipelines.runtime.state_plan import today
 from pipelines.runtime.tenure import open_storage
 from state_ops import evolution
@@ -140,6 +140,8 @@ def _target(
             "swept": {},
             "window": meaning(stage),
             "ttl": asdict(stage.ttl) if stage.ttl else None,
+            **changeable(stage),
+            "timers": False,
             "rows_waiting": figures.get("rows_waiting", 0),
             "waiting": figures.get("waiting", []),
             "ms": {},

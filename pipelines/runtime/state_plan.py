@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from configs.settings import Settings
 from pipelines.runtime import stateless
@@ -21,22 +23,23 @@ from pipelines.runtime.operators import MAIN, Shapes, open_windows
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.sources.files import DELIVERED_AGAIN, named
 from pipelines.runtime.spark_executor import SparkExecutor
-from pipelines.runtime.stage_job import shapes_of, source_schema, tables_of
+from pipelines.runtime.stage_job import cache_sizes, shapes_of, source_schema, tables_of
 from pipelines.runtime.state_files import opened
-from pipelines.runtime.state_fit import Finding, Fit, Verdict, fit, meaning, stored_collections, structure
+from pipelines.runtime.state_fit import Finding, Fit, Verdict, fit, structure, timers_left
 from pipelines.runtime.state_reader import At, held
-from pipelines.runtime.state_view import view_of
+from pipelines.runtime.state_view import View, view_of
 from pipelines.runtime.tenure import open_storage, readers
-from state_ops import evolution
 from state_ops.backends import named as backends
-from state_ops.checkpoint import Checkpoint, snapshots_of
+from state_ops.backends.base import Backend
+from state_ops.checkpoint import Checkpoint, snapshots_of, to_micros
 from state_ops.errors import PipelineError, WeirError
 from state_ops.frames import canonical_schema, schema_from_json
 from state_ops.key_groups import check_parallelism, group_range
 from state_ops.registry import Registry
 from state_ops.scans import scan_state
 from state_ops.storage import Storage
-from state_ops.value_types import type_name
+from state_ops.timers import are_set
+from state_ops.ttl import Expiry, Ttl
 
 _SAMPLE_ROWS = 5_000
 _KINDS = ("pipeline", "source", "stage", "table")
@@ -177,7 +180,6 @@ class _Look:
         self._look_at_sources()
         for stage in self._pipeline.stages:
             self._look_at(stage)
-        self._name_renamed()
         self._look_at_lost_tables()
 
     def ordered(self) -> tuple[Finding, ...]:
@@ -242,10 +244,19 @@ class _Look:
             self._say("stage", stage.uid, "definition", Verdict.REFUSED, error.what, error.next)
             return
         if columns is None or fixed is None:
-            what = "nothing has arrived for it yet, so its columns are not known"
-            self._say("stage", stage.uid, "input", Verdict.COMPATIBLE, what)
+            refused = self._refused_before(stage)
+            if refused is None:
+                what = "nothing has arrived for it yet, so its columns are not known"
+                self._say("stage", stage.uid, "input", Verdict.COMPATIBLE, what)
+            else:
+                what = f"what it reads is not known before {refused} fits; it is compared then"
+                self._say("stage", stage.uid, "input", Verdict.UNKNOWN, what)
             return
         self._inputs[stage.uid], self.shapes[stage.uid] = columns, fixed
+        try:
+            cache_sizes(self._settings, stage)
+        except WeirError as error:
+            self._say("stage", stage.uid, "cache", Verdict.REFUSED, error.what, error.next)
         if recorded is not None:
             self._look_at_state(stage, fixed, recorded)
         self._look_at_waiting(stage)
@@ -253,11 +264,22 @@ class _Look:
         if recorded is not None and all(one.kind != "stage" for one in self.findings[before:]):
             self._say("stage", stage.uid, "stage", Verdict.COMPATIBLE, "its state is used as it is")
 
+    def _refused_before(self, stage: Stage) -> str | None:
+        """The stage or source before a stage that is refused, so that nothing is known of what it hands on; None: nothing is."""
+        refused = {(one.kind, one.name) for one in self.findings if one.verdict.stops}
+        while isinstance(stage.input, Stage):
+            stage = stage.input
+            if ("stage", stage.uid) in refused:
+                return stage.uid
+        name = stage.input.name
+        return f"the source {name}" if ("source", name) in refused else None
+
     def _look_at_state(self, stage: Stage, fixed: Shapes, recorded: Mapping[str, Any]) -> None:
-        found = fit(stage, fixed, recorded, self._pipeline.max_parallelism)
-        self.findings += found.findings
+        fitted = fit(stage, fixed, recorded, self._pipeline)
         was, now = recorded.get("backend", backends.DEFAULT), self._settings.state.backend
         problem = backends.misfit(was, now)
+        opens = not fitted.problems and problem is None
+        self.findings += self._counted(stage, fitted, recorded) if opens else fitted.findings
         if problem is not None:
             next = "Set state.backend back, or give the stage a new uid: it then starts with empty state."
             self._say("stage", stage.uid, "backend", Verdict.REFUSED, problem, next)
@@ -268,35 +290,84 @@ class _Look:
         if recorded["parallelism"] != subtasks:
             what = f"rescales from {recorded['parallelism']} to {subtasks} subtasks, in the first epoch"
             self._say("stage", stage.uid, "parallelism", Verdict.COMPATIBLE, what)
-        if found.migrations and not found.problems and problem is None:
-            self._try(stage, found)
+        untold = stage.function is not None and stage.on_timer is None and recorded.get("timers") is None
+        if opens and (fitted.migrations or untold):
+            self._try(stage, fitted, untold)
 
-    def _try(self, stage: Stage, found: Fit) -> None:
-        """Read rows of the smallest snapshot with today's schema."""
+    def _taken(self, stage: Stage) -> tuple[View, list[int]]:
+        """How the stage's state is read, and the subtasks that have some, the smallest snapshot first."""
         head = self._head
         assert head is not None, "it is what the rows are of"
         taken = snapshots_of(self._registry.files(head), stage.uid)
-        if not taken:
-            return
-        smallest = min(taken, key=lambda subtask: sum(file.bytes for file in taken[subtask].files))
         view = view_of(self._pipeline, self._settings, self._storage, head, stage.uid, taken)
-        groups = group_range(smallest, view.parallelism, view.max_parallelism)
-        rows, now = 0, found.shapes
+        return view, sorted(taken, key=lambda subtask: sum(file.bytes for file in taken[subtask].files))
+
+    @contextmanager
+    def _opened(self, view: View, subtask: int) -> Iterator[tuple[Backend, range]]:
+        """A subtask's snapshot, and its key groups."""
+        with opened(self._storage, view.options, view.snapshots[subtask], view.backend) as backend:
+            yield backend, group_range(subtask, view.parallelism, view.max_parallelism)
+
+    def _try(self, stage: Stage, fitted: Fit, untold: bool) -> None:
+        """Read rows of the smallest snapshot with today's schema. untold: look also whether timers are set in it, which an earlier
+        release has not recorded and for which there is no on_timer; a run looks at all snapshots."""
+        view, subtasks = self._taken(stage)
+        if not subtasks:
+            return
+        rows, smallest, now = 0, subtasks[0], fitted.shapes
         try:
-            with opened(self._storage, view.options, taken[smallest], view.backend) as backend:
+            with self._opened(view, smallest) as (backend, groups):
                 if view.stage is not None:
                     tables = open_windows(view.stage, view.keys, now.state, backend, groups)
                 else:
                     tables = scan_state(backend, now.state, now.collections, view.keys, groups, view.expiry)
-                for table in tables:
+                for table in tables if fitted.migrations else ():
                     rows += table.num_rows
                     if rows >= _SAMPLE_ROWS:
                         break
+                if untold and are_set(backend, groups):
+                    self.findings.append(timers_left(stage.uid))
         except WeirError as error:
             self.samples.append(Sample(stage.uid, smallest, rows, str(error)))
             self._say("stage", stage.uid, "sample", Verdict.REFUSED, error.what, error.next)
             return
-        self.samples.append(Sample(stage.uid, smallest, rows))
+        if fitted.migrations:
+            self.samples.append(Sample(stage.uid, smallest, rows))
+
+    def _counted(self, stage: Stage, fitted: Fit, recorded: Mapping[str, Any]) -> list[Finding]:
+        """What is to be said of a stage's state, and of a shorter time to live how much it deletes at once."""
+        if not fitted.losses:
+            return list(fitted.findings)
+        try:
+            counted = self._count_expired(stage, fitted, Ttl(**recorded["ttl"]))
+        except WeirError as error:
+            counted = f"how much that is cannot be told: {error.what}"
+        return [
+            replace(one, what=f"{one.what} ({counted})") if one.verdict is Verdict.LOSES else one
+            for one in fitted.findings
+        ]
+
+    def _count_expired(self, stage: Stage, fitted: Fit, was: Ttl) -> str:
+        """How much the stage's time to live deletes at once which the one before has kept, in words; of a sample of its state."""
+        assert stage.ttl is not None and self._head is not None
+        now = to_micros(max(datetime.now(UTC), self._head.epoch_now))
+        view, subtasks = self._taken(stage)
+        forgotten = view.expiry.before if view.expiry is not None else None
+        alive = left = seen = 0
+        for subtask in subtasks:
+            with self._opened(view, subtask) as (backend, groups):
+                for group in groups:
+                    before, after = (
+                        _entries(backend, fitted.shapes, view.keys, group, Expiry(ttl, now, forgotten))
+                        for ttl in (was, stage.ttl)
+                    )
+                    alive, left = alive + before, left + after
+                    if alive >= _SAMPLE_ROWS:
+                        break
+            seen += 1
+            if alive >= _SAMPLE_ROWS:
+                break
+        return f"{alive - left:,} of {alive:,} rows and elements by now, in {seen} of {view.parallelism} subtasks"
 
     def _look_at_waiting(self, stage: Stage) -> None:
         """Rows that a checkpoint has left in front of the stage have the columns of then: see `stage_job`."""
@@ -313,28 +384,6 @@ class _Look:
                 " which lets the stages apply all rows first; then change it."
             )
             self._say("stage", stage.uid, "input", Verdict.REFUSED, what, advice)
-
-    def _name_renamed(self) -> None:
-        """A stage that is gone and a new one whose state is alike: most likely one was meant to be the other."""
-        new = [one for one in self._pipeline.stages if self._head and one.uid not in self._head.operators]
-        for number, gone in enumerate(self.findings):
-            recorded = self._recorded(gone.name) if gone.kind == "stage" and gone.verdict is Verdict.FLAG else None
-            alike = [one.uid for one in new if recorded is not None and self._is_alike(recorded, one)]
-            if alike:
-                what = f"it is gone, and looks renamed to {alike[0]}: state is found by uid"
-                next = f"Give {alike[0]} its old uid, {gone.name!r}; or, to drop the state, retired=({gone.name!r},)."
-                self.findings[number] = replace(gone, aspect="renamed", what=what, next=next)
-
-    def _is_alike(self, recorded: Mapping[str, Any], stage: Stage) -> bool:
-        fixed = self.shapes.get(stage.uid)
-        if fixed is None or evolution.from_record(recorded) != fixed.state:
-            return False
-        keys = [[field.name, type_name(field.type)] for field in fixed.keys]
-        return (recorded["keys"], recorded.get("window"), set(recorded.get("collections") or ())) == (
-            keys,
-            meaning(stage),
-            set(stored_collections(fixed)),
-        )
 
     # -- tables
 
@@ -354,6 +403,16 @@ class _Look:
         for table in sorted(set(self._head.sinks if self._head else ()) - written):
             what = "nothing writes to it any more: it stays as it is"
             self._say("table", table, "table", Verdict.COMPATIBLE, what)
+
+
+def _entries(backend: Backend, fixed: Shapes, keys: pa.Schema, group: int, expiry: Expiry) -> int:
+    """How many rows of state a key group has, and elements in lists and maps, that have not expired."""
+    number = 0
+    for rows in scan_state(backend, fixed.state, fixed.collections, keys, range(group, group + 1), expiry):
+        columns = [rows.column(one.name) for one in fixed.collections]
+        elements = [pc.sum(pc.list_value_length(one)).as_py() or 0 for one in columns if not pa.types.is_null(one.type)]
+        number += rows.num_rows + sum(elements)
+    return number
 
 
 def _through_spark(schema: pa.Schema, where: str) -> pa.Schema:

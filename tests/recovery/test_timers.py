@@ -235,7 +235,12 @@ class Widened(State):
 
 
 def _with(state: type[State]) -> Pipeline:
-    @stage("parking", source=parking.input, key="id", state=state, order_by=["at"], sink=delta.append("events"))
+    def nothing(fired: pl.DataFrame, state: KeyedState, epoch: Epoch) -> None:
+        """Timers are set already, so there has to be a function for them."""
+
+    of_source = {"source": parking.input, "key": "id", "order_by": ["at"], "sink": delta.append("events")}
+
+    @stage("parking", state=state, on_timer=nothing, **of_source)
     def changed(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
         state.stops.append(rows, stops="stop")
         return rows.select("id", "at", what=pl.lit("stop"), stop="stop")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated
 
 import polars as pl
@@ -21,13 +22,14 @@ from pipelines.api import (
     State,
     agg,
     aggregate,
+    deduplicate,
     delta,
     files,
     renamed_from,
     stage,
     window,
 )
-from pipelines.runtime import state_plan
+from pipelines.runtime import epoch, state_plan
 from pipelines.runtime.definition import FileSource, Stage
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, run
@@ -68,6 +70,25 @@ class Poorer(State):
     spent: MapOf[str, float]
 
 
+class Emailed(State):
+    """Without a field, and with one that may be the same under another name."""
+
+    rows: Annotated[int, pa.int32()] = 0
+    email: str = ""
+    recent: ListOf[float]
+    spent: MapOf[str, float]
+
+
+class Demanding(State):
+    """With a field more that has no default."""
+
+    rows: Annotated[int, pa.int32()] = 0
+    note: str = "new"
+    level: int
+    recent: ListOf[float]
+    spent: MapOf[str, float]
+
+
 class Narrow(State):
     rows: Annotated[int, pa.int16()] = 0
     note: str = "new"
@@ -93,6 +114,42 @@ class Elements(State):
     note: str = "new"
     recent: ListOf[str]
     spent: MapOf[str, float]
+
+
+class Street(State):
+    name: str = ""
+    number: int = 0
+
+
+class Resident(State):
+    """A struct, and a list of structs."""
+
+    lives: Street
+    lived: ListOf[Street]
+
+
+class Road(State):
+    name: str = ""
+
+
+class Village(State):
+    lives: Road
+    lived: ListOf[Road]
+
+
+class Place(State):
+    name: str = ""
+    number: int = 0
+    floor: int
+
+
+class Flat(State):
+    lives: Place
+    lived: ListOf[Place]
+
+
+class Rung(State):
+    rings: int = 0
 
 
 def landing(name: str = "landing") -> FileSource:
@@ -124,6 +181,86 @@ def sums(source: FileSource | Stage | None = None, **aggregates) -> Stage:
 pipeline = Pipeline("planned", (accounts(), hourly(), sums(total=agg.sum("amount"))), max_parallelism=8)
 
 
+def _arm(rows: pl.DataFrame, state: KeyedState, after: str) -> None:
+    state.timers.set(rows, after=after)
+
+
+def _ring(fired: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+    return fired.select("id")
+
+
+def reminders(after: str = "1d", first: int = 1, on_timer=_ring) -> Stage:
+    """Sets timers in a helper, for the rows of one file alone: an empty frame tells nothing of it."""
+
+    @stage("reminders", source=landing(), key="id", state=Rung, on_timer=on_timer)
+    def remind(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+        mine = rows.filter(pl.col("amount") == first)
+        if len(mine):
+            _arm(mine, state, after)
+        return rows.select("id")
+
+    return remind
+
+
+def quiet() -> Stage:
+    """`reminders` without timers."""
+
+    @stage("reminders", source=landing(), key="id", state=Rung)
+    def keep(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+        state.fold(rows, rings=agg.count())
+        return rows.select("id")
+
+    return keep
+
+
+def residents(state: type[State] = Resident) -> Stage:
+    @stage("residents", source=landing(), key="id", state=state)
+    def move(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+        return rows.select("id")
+
+    return move
+
+
+def visits(ttl: str | None = "3650d") -> Stage:
+    @stage("visits", source=landing(), key="id", state=Account, ttl=ttl)
+    def visit(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+        state.fold(rows, rows=agg.count())
+        state.recent.append(rows.select("id", recent=pl.col("amount").cast(pl.Float64)))
+        return rows.select("id")
+
+    return visit
+
+
+def below(source: Stage) -> Stage:
+    return aggregate("below", source, key="id", sink=delta.append("below"), rows=agg.count())
+
+
+def timed(lateness: str = "2h", every: str = "7d") -> Stage:
+    aggregates = {"total": agg.sum("amount")}
+    return window(
+        "timed", landing(), key="id", every=every, on="at", lateness=lateness, sink=delta.append("t"), **aggregates
+    )
+
+
+def firsts(ttl: str = "7d") -> Stage:
+    return deduplicate("firsts", landing(), key="id", ttl=ttl, sink=delta.append("firsts"))
+
+
+def site_of(**changed: Stage) -> tuple[Stage, ...]:
+    """All stages of `kept`, some of them changed."""
+    known = {
+        "reminders": reminders(),
+        "residents": residents(),
+        "visits": visits(),
+        "timed": timed(),
+        "firsts": firsts(),
+    }
+    return tuple((known | changed).values())
+
+
+kept = Pipeline("kept", site_of(), max_parallelism=8)
+
+
 def deliver(site: Site, number: int) -> None:
     site.landing.mkdir(parents=True, exist_ok=True)
     at = pa.array([NOON + timedelta(hours=number)] * len(KEYS), pa.timestamp("us", tz="UTC"))
@@ -137,6 +274,14 @@ def go(site: Site) -> None:
 
 def plan_of(site: Site, at: int | str | None = None) -> StatePlan:
     return state_plan.plan(site.pipeline, site.settings, at, InMemoryExecutor())
+
+
+@pytest.fixture(scope="module")
+def kept_base(tmp_path_factory) -> Site:
+    site = Site(tmp_path_factory.mktemp("kept") / "base", {"WEIR_SPARK__PARALLELISM": "2"}, kept, __name__)
+    deliver(site, 1)
+    go(site)
+    return site
 
 
 @pytest.fixture(scope="module")
@@ -164,9 +309,21 @@ def others(*stages: Stage) -> tuple[Stage, ...]:
 
 
 ALL = BOOKED, _, SUMS = others(accounts())
-C, M, F, R = (verdict.value for verdict in Verdict)
+C, M, L, F, R, U = (verdict.value for verdict in Verdict)
 CHANGES = {
     "nothing": Change(((C, "its state is used as it is"),), ALL),
+    "a field renamed": Change(
+        ((F, "field note (string) was removed, and looks renamed to email"), (M, "field email")),
+        others(accounts(Emailed)),
+    ),
+    "a field retired": Change(
+        ((M, "field note (string) was removed, and is retired"),),
+        others(accounts(Poorer)),
+        pipeline={"retired": ("accounts.note",)},
+    ),
+    "a field without default": Change(
+        ((R, "field level (int64) was added without a default"),), others(accounts(Demanding))
+    ),
     "fields": Change(
         (
             (M, "field note is called remark now"),
@@ -176,19 +333,21 @@ CHANGES = {
         ),
         others(accounts(Grown)),
     ),
-    "a field less": Change(((M, "field note (string) was removed"),), others(accounts(Poorer))),
+    "a field less": Change(((F, "field note (string) was removed; its values would go"),), others(accounts(Poorer))),
     "a narrower field": Change(((R, "field rows changed its type from int32 to int16"),), others(accounts(Narrow))),
     "a list less": Change(((R, "the list recent is gone"),), others(accounts(WithoutList))),
     "another map": Change(((R, "spent was a map by string, is a map by int64"),), others(accounts(Remapped))),
     "other elements": Change(((R, "recent: field recent changed its type"),), others(accounts(Elements))),
-    "another key": Change(
-        ((R, "the key was [['id', 'string']], is [['other', 'int64']]"),), others(accounts(key="other"))
-    ),
-    "a ttl": Change(((M, "the time to live was none, is 86400 s after a write"),), others(accounts(ttl="1d"))),
+    "another key": Change(((R, "the key was id (string), is other (int64)"),), others(accounts(key="other"))),
+    "a ttl": Change(((M, "the time to live was none, is 1 d after a write"),), others(accounts(ttl="1d"))),
     "another window": Change(
-        ((R, "its windows were"),), (accounts(), hourly(every="2h"), sums(total=agg.sum("amount")))
+        ((R, "its windows were 1 h by at with total = sum(amount), are 2 h by at with"),),
+        (accounts(), hourly(every="2h"), sums(total=agg.sum("amount"))),
     ),
-    "another aggregate": Change(((R, "its aggregates were"),), (accounts(), hourly(), sums(total=agg.max("amount")))),
+    "another aggregate": Change(
+        ((R, "its aggregates were total = sum(amount), are total = max(amount)"),),
+        (accounts(), hourly(), sums(total=agg.max("amount"))),
+    ),
     "a stage more": Change(
         ((C, "it is new: it starts with empty state"), (C, "nothing is in it yet: it gets more's rows")),
         others(accounts(), accounts(uid="more", sink=delta.append("more"))),
@@ -197,9 +356,28 @@ CHANGES = {
     "a stage retired": Change(((C, "it is retired"),), others(), pipeline={"retired": ("accounts",)}),
     "a stage renamed": Change(((F, "looks renamed to ledger"),), others(accounts(uid="ledger"))),
     "a source renamed": Change(
-        ((F, "has a source 'landing'"), (C, "it is new: it is read from its first file")),
+        ((F, "has a source 'landing'"), (F, "all of its input would be read into the state that accounts already has")),
         (accounts(source=landing("arrivals")),),
         pipeline={"retired": ("hourly", "sums")},
+    ),
+    "a source renamed, the old one retired": Change(
+        (
+            (
+                F,
+                "The source 'arrivals' is new, and all of its input would be read into the state that accounts already has",
+            ),
+        ),
+        (accounts(source=landing("arrivals")),),
+        pipeline={"retired": ("landing", "hourly", "sums")},
+    ),
+    "a source added": Change(
+        ((C, "it is new: it is read from its first file"),),
+        (accounts(source=landing("arrivals")),),
+        pipeline={"retired": ("landing", "hourly", "sums"), "added": ("arrivals",)},
+    ),
+    "a source for a new stage": Change(
+        ((C, "it is new: it is read from its first file"),),
+        others(accounts(), accounts(uid="more", source=landing("arrivals"), sink=delta.append("more"))),
     ),
     "a column more in a table": Change(((R, "other is new"),), others(accounts(booked=["id", "amount", "other"]))),
     "another table": Change(
@@ -218,8 +396,62 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_is_planned_is_what_a_run_does(base, tmp_path, name):
-    change = CHANGES[name]
-    changed = replace(pipeline, stages=change.stages, **change.pipeline)
+    _assert_planned_is_done(base, CHANGES[name], tmp_path)
+
+
+CHANGES_OF_KEPT = {
+    "on_timer gone, timers set": Change(((R, "on_timer is gone, and timers are set"),), site_of(reminders=quiet())),
+    "on_timer gone, timers used": Change(
+        ((R, "on_timer is gone, and timers are set"),), site_of(reminders=reminders(on_timer=None))
+    ),
+    "a shorter ttl": Change(((L, "was 3,650 d after a write, is 1 ms after a write"),), site_of(visits=visits("1ms"))),
+    "a longer ttl": Change(((C, "the time to live was 3,650 d"),), site_of(visits=visits("7300d"))),
+    "no ttl": Change(((C, "the time to live was 3,650 d after a write, is none"),), site_of(visits=visits(None))),
+    "less lateness": Change(
+        ((C, "the lateness was 2 h, is 10 min; with the next rows the watermark comes 1 h 50 min nearer"),),
+        site_of(timed=timed("10m")),
+    ),
+    "more lateness": Change(((C, "open windows stay open that much longer"),), site_of(timed=timed("3h"))),
+    "other windows": Change(((R, "its windows were 7 d by at with total"),), site_of(timed=timed(every="1d"))),
+    "another memory": Change(((C, "keys were forgotten after 7 d, are after 1 d"),), site_of(firsts=firsts("1d"))),
+    "parts of fields less": Change(
+        (
+            (F, "field lives.number (int64) was removed; its values would go"),
+            (F, "lived: field number (int64) was removed"),
+            (M, "field lives changed its type"),
+        ),
+        site_of(residents=residents(Village)),
+    ),
+    "parts of fields retired": Change(
+        (
+            (M, "field lives.number (int64) was removed, and is retired"),
+            (M, "lived: field number (int64) was removed, and is"),
+        ),
+        site_of(residents=residents(Village)),
+        pipeline={"retired": ("residents.lives.number", "residents.lived.number")},
+    ),
+    "parts of fields without default": Change(
+        (
+            (R, "field lives.floor (int64) was added without a default"),
+            (R, "lived: field floor (int64) was added without"),
+        ),
+        site_of(residents=residents(Flat)),
+    ),
+    "a cache beside a ttl": Change(
+        ((R, "A state cache is configured for the stage visits"),),
+        site_of(),
+        {"WEIR_STATE__CACHES": '{"visits": {"l1": 5}}'},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES_OF_KEPT)
+def test_what_is_planned_of_times_and_parts_is_what_a_run_does(kept_base, tmp_path, name):
+    _assert_planned_is_done(kept_base, CHANGES_OF_KEPT[name], tmp_path)
+
+
+def _assert_planned_is_done(base: Site, change: Change, tmp_path: Path) -> None:
+    changed = replace(base.pipeline, stages=change.stages, **change.pipeline)
     site = base.copied_to(tmp_path / "site")
     site = replace(site, pipeline=changed, options={**site.options, **change.options})
     deliver(site, 2)
@@ -242,8 +474,73 @@ def test_what_is_planned_is_what_a_run_does(base, tmp_path, name):
     with pytest.raises(WeirError) as refused:
         go(site)
     first = next(one for one in decided.findings if one.verdict.stops)
-    if first.aspect != "renamed":  # a run does not know what the new stage's state is like
-        assert first.what in str(refused.value)
+    assert first.what in str(refused.value) and (first.next or "") in str(refused.value)
+
+
+def test_on_timer_may_go_once_no_timer_is_set_and_none_is_used(kept_base, tmp_path):
+    site = kept_base.copied_to(tmp_path / "site")
+    soon = replace(site, pipeline=replace(kept, stages=site_of(reminders=reminders("1ms", first=2))))
+    deliver(soon, 2)
+    go(soon)
+    asked = replace(soon, pipeline=replace(soon.pipeline, stages=site_of(reminders=quiet())))
+    assert [one.aspect for one in plan_of(asked).findings if one.verdict.stops] == ["timers"], "the first day's are set"
+
+    fresh = Site(tmp_path / "fresh", site.options, replace(kept, stages=(reminders(first=7),)), __name__)
+    deliver(fresh, 1)
+    go(fresh)
+    without = replace(fresh, pipeline=replace(fresh.pipeline, stages=(reminders(first=7, on_timer=None),)))
+    (refused,) = [one for one in plan_of(without).findings if one.verdict.stops]
+    assert "while the function uses timers" in refused.what, "in a helper, for rows that have not come"
+    deliver(without, 2)
+    with pytest.raises(PipelineError, match="while the function uses timers"):
+        go(without)
+    none = replace(fresh, pipeline=replace(fresh.pipeline, stages=(quiet(),)))
+    assert not plan_of(none).stops
+    go(none)
+
+
+def test_timers_that_an_earlier_release_did_not_record_stop_a_run_all_the_same(tmp_path, monkeypatch):
+    figures = epoch._figures
+    monkeypatch.setattr(epoch, "_figures", lambda *of: {**figures(*of), "timers": None, "on_timer": None})
+    site = Site(tmp_path, {}, replace(kept, stages=(reminders(),)), __name__)
+    deliver(site, 1)
+    go(site)
+    monkeypatch.undo()
+    asked = replace(site, pipeline=replace(kept, stages=(quiet(),)))
+    assert [one.aspect for one in plan_of(asked).findings if one.verdict.stops] == ["timers"]
+    deliver(asked, 2)
+    with pytest.raises(PipelineError, match=r"(?i:on_timer is gone, and timers are set)"):
+        go(asked)
+
+
+def test_a_shorter_time_to_live_is_told_with_what_it_deletes_and_that_it_is_for_good(
+    kept_base, tmp_path, weir, monkeypatch
+):
+    site = kept_base.copied_to(tmp_path / "site")
+    changed = replace(kept, stages=site_of(visits=visits("1ms")))
+    (said,) = [one for one in plan_of(replace(site, pipeline=changed)).findings if one.verdict is Verdict.LOSES]
+    assert "40 of 40 rows and elements by now, in 2 of 2 subtasks" in said.what, "a row and an element of each key"
+    assert "deleted for good" in said.what and "a longer one does not bring it back" in said.what
+    assert said.next is not None and "savepoint" in said.next
+    monkeypatch.setattr(f"{__name__}.pipeline", changed)
+    shown = weir(replace(site, pipeline=changed), "plan", "kept")
+    assert shown.code == 0 and "loses state" in shown.out and "40 of 40" in shown.out
+
+
+def test_a_stage_below_a_refused_one_is_not_compared_and_not_said_to_wait_for_input(kept_base, tmp_path):
+    site = kept_base.copied_to(tmp_path / "site")
+    broken = replace(reminders(), key=("nowhere",))
+    said = plan_of(replace(site, pipeline=replace(kept, stages=(*site_of(reminders=broken), below(broken))))).findings
+    (under,) = [one for one in said if one.name == "below" and one.aspect == "input"]
+    assert (under.verdict, under.what) == (
+        Verdict.UNKNOWN,
+        "what it reads is not known before reminders fits; it is compared then",
+    )
+    above = reminders()
+    fresh = Site(tmp_path / "fresh", {}, replace(kept, stages=(above, below(above))), __name__)
+    assert {one.what for one in plan_of(fresh).findings} == {
+        "nothing has arrived for it yet, so its columns are not known"
+    }
 
 
 def test_what_migrates_is_tried_on_rows_of_the_smallest_snapshot(base):
@@ -295,7 +592,7 @@ def test_only_a_stage_with_a_transform_starts_spark_to_know_its_columns(base, sp
     assert decided.spark == ("accounts",) and not decided.stops
     typed = accounts(transform=lambda rows: rows.selectExpr("cast(id as binary) as id", "at", "amount"))
     decided = state_plan.plan(replace(pipeline, stages=others(typed)), site.settings)
-    assert "the key was [['id', 'string']], is [['id', 'binary']]" in [one.what for one in decided.findings]
+    assert "the key was id (string), is id (binary)" in [one.what for one in decided.findings]
     assert state_plan.plan(pipeline, site.settings).spark == (), "a where leaves columns as they are"
 
 

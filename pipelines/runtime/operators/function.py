@@ -24,7 +24,7 @@ from state_ops.per_key import OpenCache, no_cache
 from state_ops.resident import Residence
 from state_ops.schema import StateSchema
 from state_ops.state import GROUP, KeyedState, check_names, sorts
-from state_ops.timers import AT, DOMAIN, EVENT, MOMENT, PROCESSING, Due, TimerState, waves
+from state_ops.timers import AT, DOMAIN, EVENT, MOMENT, PROCESSING, Due, TimerState, are_set, waves
 from state_ops.ttl import Forgotten
 
 _FIRE_ROWS = 50_000
@@ -72,7 +72,9 @@ def _no_timers(keys: pa.Schema) -> pa.Table:
 class FunctionOperator:
     """A stage's function over batches. groups: the subtask's key groups; swept: where the sweep of expired state goes on, as
     a key in hex; None: at the beginning. forgotten: what was forgotten before this epoch. Rows have the schema of the shapes' output, if
-    that is known already."""
+    that is known already.
+
+    has_timers: whether timers are set when the epoch ends; None until then."""
 
     def __init__(
         self,
@@ -122,21 +124,26 @@ class FunctionOperator:
         self.rows_late = self.rows_deferred = 0
         self.closed_upto: int | None = None
         self.swept = swept
+        self.has_timers: bool | None = None
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         self._state.begin(frames.from_arrow(rows.select([*self._keys.names, GROUP])))
         yield from self._called(self._function, rows.drop_columns([GROUP]))
 
     def pause(self) -> Iterator[tuple[str, pa.Table]]:
-        self._state.barrier()
+        self._end()
         return iter(())
+
+    def _end(self) -> None:
+        self._state.barrier()
+        self.has_timers = self._stage.on_timer is not None and are_set(self._backend, self._groups)
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
         if self._stage.on_timer is not None:
             if self._progress.drain or self._progress.now is not None:
                 yield from self._fire_due(EVENT, self._progress.now, self._progress.drain)
             yield from self._fire_due(PROCESSING, self._now)
-        self._state.barrier()
+        self._end()
         if self._expiry is not None:
             known = sorts(self._shapes.state, self._shapes.collections)
             position = bytes.fromhex(self.swept or "")

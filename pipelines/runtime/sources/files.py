@@ -388,7 +388,7 @@ class FilesReader:
                     f"The source {self.source.name} was read from {recorded} and now names {self._place}: files there with "
                     "names that were read would be taken as read already.",
                     where=f"source {self.source.name}",
-                    next="Name the directory as before, or rename the source, with its old name in retired=, to read all anew.",
+                    next="Name the directory as before, or rename the source, with its old name in retired= and the new one in added=, to read all anew.",
                 )
             if not self.exists():
                 raise InputError(
