@@ -155,6 +155,8 @@ def _show(found: BranchDiff) -> None:
         else:
             table.add_row(f"state of {state.stage}", "", "", *(f"{count:,}" for count in state.counts.values()))
     out.print(table)
+    for sentence in found.left_out():
+        out.print(escape(sentence))
 
 
 def backfill(

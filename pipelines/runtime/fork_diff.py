@@ -2,7 +2,7 @@
 
 Rows are compared as multisets. Where a row of one side has a counterpart of the same key on the other, it counts as changed; keys are
 the stage's key columns, a window's start, and the event time, as far as the table has them. Floats count as equal up to nine digits, since sums
-depend on the order in which rows arrive.
+depend on the order in which rows arrive. Columns that say when a row was processed are left out, and named: a branch reads everything later.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from configs.settings import Settings
 from pipelines.runtime import promotion
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.forks import branched
+from pipelines.runtime.operators import clocked_output, clocked_state
 from pipelines.runtime.operators.windows import START
 from pipelines.runtime.sinks.delta import file_path
 from pipelines.runtime.sinks.overwriting import Range
-from pipelines.runtime.state_database import database, load, quoted
+from pipelines.runtime.state_database import asked, database, load, quoted
 from pipelines.runtime.state_diff import ADDED, CHANGED, REMOVED, compared
+from pipelines.runtime.state_shown import text_of
 from pipelines.runtime.state_view import stages_with_state
 from pipelines.runtime.tenure import open_storage
 from state_ops import frames
@@ -45,7 +47,8 @@ class TableDiff:
     removed, changed by its promotion.
 
     days: the same by day of the event time, for days in which something differs; by "" where the table has none. sample: some of the rows
-    that differ, `change` first: added, removed, or was and is. columns: what only one side has, in words.
+    that differ, `change` first: added, removed, or was and is. columns: what only one side has, in words. left_out: columns that are not
+    compared, since they say when a row was processed.
     """
 
     table: str
@@ -54,6 +57,7 @@ class TableDiff:
     days: dict[str, dict[str, int]]
     sample: list[dict[str, Any]]
     columns: str = ""
+    left_out: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
@@ -62,12 +66,13 @@ class TableDiff:
 
 @dataclass(frozen=True, slots=True)
 class StateDiff:
-    """One stage's state. counts: keys added, removed, changed; None, and `why`: it could not be compared."""
+    """One stage's state. counts: keys added, removed, changed; None, and `why`: it could not be compared. left_out: as of a table."""
 
     stage: str
     counts: dict[str, int] | None
     sample: list[dict[str, Any]] = field(default_factory=list)
     why: str = ""
+    left_out: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
@@ -112,14 +117,30 @@ class BranchDiff:
                     **one.counts,
                     "days": one.days,
                     "columns": one.columns,
+                    "left_out": list(one.left_out),
                     "sample": one.sample,
                 }
                 for one in self.tables
             },
             "state": {
-                one.stage: {**(one.counts or {}), "not_compared": one.why, "sample": one.sample} for one in self.states
+                one.stage: {
+                    **(one.counts or {}),
+                    "not_compared": one.why,
+                    "left_out": list(one.left_out),
+                    "sample": one.sample,
+                }
+                for one in self.states
             },
         }
+
+    def left_out(self) -> Iterator[str]:
+        """What was not compared, in sentences."""
+        of_tables = [(f"the table {one.table}", one.left_out) for one in self.tables]
+        of_states = [(f"the state of {one.stage}", one.left_out) for one in self.states]
+        for of, names in (*of_tables, *of_states):
+            if names:
+                verb = "says" if len(names) == 1 else "say"
+                yield f"Left out of {of}: {', '.join(names)}, which {verb} when a row was processed."
 
     def to_markdown(self) -> str:
         """A report for people: what differs by table and day, then by stage, with samples."""
@@ -171,9 +192,13 @@ def _table(
         rows = (_count(connection, "ours", first), _count(connection, "theirs", second))
         if not known:
             return TableDiff(table, rows, dict.fromkeys(_KINDS, 0), {}, [])
-        columns = [name for name in known[0].names if all(name in schema.names for schema in known)]
-        alone = [f"only {whose} has {name}" for whose, name in _alone(first, second)]
         stage = next((one for one in pipeline.stages if table in [sink.table for sink in one.sinks]), None)
+        clocked = (
+            clocked_output(stage) if stage is not None and stage.sink is not None and stage.sink.table == table else ()
+        )
+        shared = [name for name in known[0].names if all(name in schema.names for schema in known)]
+        columns = [name for name in shared if name not in clocked]
+        alone = [f"only {whose} has {name}" for whose, name in _alone(first, second)]
         event = pipeline.event_time_of(table, known[-1])
         wanted = dict.fromkeys(
             [*(stage.key if stage is not None else ()), START, *([event] if event is not None else [])]
@@ -187,13 +212,25 @@ def _table(
         ).fetchall():
             counts[kind] += count
             days.setdefault(day, dict.fromkeys(_KINDS, 0))[kind] += count
-        shown = connection.execute(
-            f"SELECT CASE WHEN change <> 'changed' THEN change WHEN turn = 0 THEN 'was' ELSE 'is' END AS change, "
-            f"* EXCLUDE (day, turn, place, change) FROM differing ORDER BY day, {', '.join(map(quoted, key)) or 'change'}, place, turn LIMIT {_SAMPLE}"
+        query = (
+            "SELECT CASE WHEN change <> 'changed' THEN change WHEN turn = 0 THEN 'was' ELSE 'is' END AS change, "
+            f"{', '.join(_as_shown(known[-1].field(name)) for name in columns)} FROM differing "
+            f"ORDER BY day, {', '.join(f'differing.{quoted(name)}' for name in key) or 'change'}, place, turn LIMIT {_SAMPLE}"
         )
-        names = [one[0] for one in shown.description or ()]
-        sample = [dict(zip(names, row, strict=True)) for row in shown.fetchall()]
-    return TableDiff(table, rows, counts, days, sample, "; ".join(alone))
+        with asked(connection, query) as (_, found):
+            sample = [row for part in found for row in frames.python_rows(part)]
+    left_out = tuple(name for name in clocked if name in shared)
+    return TableDiff(table, rows, counts, days, sample, "; ".join(alone), left_out)
+
+
+def _as_shown(field: pa.Field) -> str:
+    """A column of `differing` as it is in the table: floats are compared as texts of nine digits."""
+    name = quoted(field.name)
+    if not pa.types.is_floating(field.type):
+        return name
+    # A float32 has fewer digits than these: as its own shortest text it is 1.1, and not 1.10000002.
+    short = name if pa.types.is_float64(field.type) else f"CAST(CAST({name} AS FLOAT) AS VARCHAR)"
+    return f"CAST({short} AS DOUBLE) AS {name}"
 
 
 def _alone(first: pa.Schema | None, second: pa.Schema | None) -> Iterator[tuple[str, str]]:
@@ -290,13 +327,16 @@ def _states(
         if uid not in {stage.uid for stage in pipeline.stages}:
             yield StateDiff(uid, None, why="it is no longer in the code")
             continue
+        left_out = clocked_state(pipeline.stage(uid))
         try:
             with (
-                compared(pipeline, settings, uid, int(decided.head.id), int(decided.tip.id), other=here) as found,
+                compared(
+                    pipeline, settings, uid, int(decided.head.id), int(decided.tip.id), other=here, without=left_out
+                ) as found,
                 found.rows(_SAMPLE) as (_, tables),
             ):
                 sample = [row for table in tables for row in frames.python_rows(table)]
-                yield StateDiff(uid, dict(found.counts), sample)
+                yield StateDiff(uid, dict(found.counts), sample, left_out=left_out)
         except ConfigurationError as error:
             yield StateDiff(uid, None, why=error.what)
 
@@ -325,6 +365,9 @@ def _report(found: BranchDiff) -> Iterator[str]:
         counts = state.counts
         figures = " | ".join(f"{counts[kind]:,}" for kind in _KINDS) if counts is not None else f"{state.why} | | "
         yield f"| state of {state.stage} | | | {figures} |"
+    for sentence in found.left_out():
+        yield ""
+        yield sentence
     for one in found.tables:
         if one.same:
             continue
@@ -345,7 +388,25 @@ def _report(found: BranchDiff) -> Iterator[str]:
             yield ""
             yield f"## State of {state.stage}"
             yield ""
-            yield from _rows(state.sample)
+            yield from _rows(list(_by_field(state)))
+
+
+def _by_field(state: StateDiff) -> Iterator[dict[str, Any]]:
+    """A state's sample, a line for each field in which a key differs; of one that only one side has, for all of its fields."""
+    for row in state.sample:
+        old, new = row["old"] or {}, row["new"] or {}
+        fields = (
+            [name for name in (old or new) if name not in state.left_out] if row["fields"] is None else row["fields"]
+        )
+        for name in fields or [""]:  # its key alone tells, where all fields are left out
+            key = " / ".join(map(text_of, row["key"].values()))
+            yield {
+                "change": row["change"],
+                "key": key,
+                "field": name,
+                "pipeline": old.get(name),
+                "branch": new.get(name),
+            }
 
 
 def _rows(sample: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -358,4 +419,4 @@ def _rows(sample: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    return str(value).replace("|", "\\|") if value is not None else ""
+    return text_of(value).replace("|", "\\|").replace("\n", " ")

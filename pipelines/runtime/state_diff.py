@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -54,10 +54,12 @@ def compared(
     second: At,
     there: Settings | None = None,
     other: Pipeline | None = None,
+    without: Sequence[str] = (),
 ) -> Iterator[Difference]:
     """Compare a stage's state in two checkpoints, row by row; the result may be read for as long as the `with` block lasts.
 
     there, other: the settings and the pipeline, such as a branch, by which the second one is found, if it lies in another storage.
+    without: fields that do not make a row count as changed.
 
     Rows are told apart by their key, those of windows also by their bounds (of sessions: their start). Raises ConfigurationError
     where the two have other keys.
@@ -74,7 +76,7 @@ def compared(
             )
         with database() as connection:
             _load_both(connection, a, b)
-            columns = _Columns.of(a, b)
+            columns = _Columns.of(a, b, frozenset(without))
             connection.execute(columns.join())
             seal(connection)
             found = connection.execute("SELECT change, count(*) FROM compared GROUP BY change").fetchall()
@@ -115,27 +117,30 @@ def _objects(view: View, subtask: int) -> set[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """keys: those that tell rows apart. old, new: the other columns of either; common: those of both."""
+    """keys: those that tell rows apart. old, new: the other columns of either; common: those of both that are compared."""
 
     keys: tuple[str, ...]
     old: tuple[str, ...]
     new_all: tuple[str, ...]
     retyped: dict[str, tuple[str, str]]
     as_text: frozenset[str]
+    without: frozenset[str]
 
     @classmethod
-    def of(cls, a: View, b: View) -> _Columns:
+    def of(cls, a: View, b: View, without: frozenset[str]) -> _Columns:
         old = tuple(name for name in a.schema.names if name not in a.identity)
         new = tuple(name for name in b.schema.names if name not in b.identity)
         types = {name: (a.schema.field(name).type, b.schema.field(name).type) for name in old if name in new}
         other = {name: both for name, both in types.items() if both[0] != both[1]}
         # Types with parts are only compared by DuckDB if they have the same ones.
         nested = frozenset(name for name, both in other.items() if any(pa.types.is_nested(one) for one in both))
-        return cls(a.identity, old, new, {name: (str(was), str(now)) for name, (was, now) in other.items()}, nested)
+        return cls(
+            a.identity, old, new, {name: (str(was), str(now)) for name, (was, now) in other.items()}, nested, without
+        )
 
     @property
     def common(self) -> tuple[str, ...]:
-        return tuple(name for name in self.old if name in self.new_all)
+        return tuple(name for name in self.old if name in self.new_all and name not in self.without)
 
     @property
     def gone(self) -> tuple[str, ...]:

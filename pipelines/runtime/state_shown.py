@@ -45,8 +45,25 @@ def _is_number(type: pa.DataType) -> bool:
 
 def short(value: Any, width: int = _WIDTH) -> str:
     """A value as text of at most so many characters, escaped for rich."""
-    text = "" if value is None else value.hex() if isinstance(value, bytes) else str(value)
+    text = text_of(value)
     return escape(text if len(text) <= width else text[: width - 3] + "...")
+
+
+def text_of(value: Any) -> str:
+    """A value as all tables of ours show it, also inside of lists and structs: a moment as 2024-05-01 12:00:00+00:00, bytes in hex."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {_inner(part)}' for name, part in value.items())}}}"
+    if isinstance(value, list) and value and all(isinstance(entry, tuple) for entry in value):  # a map
+        return f"{{{', '.join(f'{_inner(key)}: {_inner(part)}' for key, part in value)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_inner, value))}]"
+    if isinstance(value, bytes):
+        return value.hex()
+    return "" if value is None else str(value)
+
+
+def _inner(value: Any) -> str:
+    return "null" if value is None else text_of(value)
 
 
 def history_facts(change: Change) -> dict[str, Any]:
@@ -77,7 +94,7 @@ def history_table(changes: list[Change]) -> Table:
     for title in titles:
         table.add_column(title, justify="right" if title in ("checkpoint", "parent") else "left")
     for change, line in zip(changes, lines, strict=True):
-        values = [", ".join(f"{name}={value}" for name, value in one.items()) for one in change.rows]
+        values = [", ".join(f"{name}={_inner(value)}" for name, value in one.items()) for one in change.rows]
         table.add_row(*line, short("; ".join(values) or "gone", max(_NARROW, out.width - taken - 2)))
     return table
 
@@ -142,7 +159,7 @@ def show_difference(difference: Difference, sample: list[dict[str, Any]]) -> Non
         old, new = row["old"] or {}, row["new"] or {}
         fields = row["fields"] if row["fields"] is not None else list(old or new)
         for number, name in enumerate(fields or [""]):
-            said = (row["change"], short(" / ".join(map(str, row["key"].values())))) if number == 0 else ("", "")
+            said = (row["change"], short(" / ".join(map(text_of, row["key"].values())))) if number == 0 else ("", "")
             table.add_row(*said, escape(name), short(old.get(name)), short(new.get(name)))
     out.print(table)
     if sum(difference.counts.values()) > len(sample):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
+import polars as pl
+import pyarrow as pa
 import pytest
 
-from pipelines.api import Pipeline
+from pipelines.api import Epoch, ListOf, Pipeline, State, ValueState, agg, aggregate, deduplicate, delta, stage
 from pipelines.runtime.fork_diff import diff
+from pipelines.runtime.state_shown import text_of
 from tests.recovery.small import Bank, accounts, pipeline
 from tests.recovery.test_forks import Branched, at, ran
 from tests.recovery.test_promotion import corrected, green
@@ -87,3 +91,66 @@ def test_a_table_that_the_branch_s_code_has_no_more(bank):
     ran(bank.branch("fix", code))
     compared = found(bank, code)
     assert compared.tables[0].counts == {"added": 0, "removed": 20, "changed": 0}
+
+
+class Seen(State):
+    """Moments in a list, which a report shows as a table does."""
+
+    moments: ListOf[datetime]
+
+
+def clocked(without: str) -> Pipeline:
+    """Stages whose state or rows say when they were made, and one with a list. without: a key that a branch leaves out."""
+
+    @stage("seen", source=accounts.input, key="id", state=Seen, order_by=["at"])
+    def seen(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> None:
+        moment = pl.from_epoch(pl.col("amount") * 86_400, time_unit="s").dt.replace_time_zone("UTC")
+        kept = rows.filter(pl.col("id") != without)
+        state.moments.append(kept.select("id", moments=moment))
+
+    where = f"id <> '{without}'"
+    return Pipeline(
+        "small",
+        (
+            deduplicate("firsts", accounts.input, key="id", where=where, sink=delta.append("firsts")),
+            aggregate(
+                "means", accounts.input, key="id", where=where, sink=delta.append("means"), mean=agg.mean("amount")
+            ),
+            seen,
+        ),
+        max_parallelism=8,
+    )
+
+
+def test_what_says_when_a_row_was_processed_is_left_out_and_named_so_that_a_real_difference_shows(tmp_path):
+    bank = Branched(replace(at(tmp_path).site, pipeline=clocked("nobody")))
+    bank.epochs(1, 2, 3)
+    bank.fork(at=1)
+    same = bank.branch("fix", clocked("nobody"))
+    ran(Bank(replace(same.site, options={**same.site.options, "WEIR_CHECKPOINTS__NUM_RETAINED": "2"})))
+    compared = found(bank, clocked("nobody"))
+    assert compared.same, compared.to_markdown()
+
+    bank.fork("less", at=1)
+    ran(bank.branch("less", clocked("only-3-0")))
+    compared = found(bank, clocked("only-3-0"), "less")
+    tables, states = {one.table: one for one in compared.tables}, {one.stage: one for one in compared.states}
+    for one in (*compared.tables, *compared.states):
+        assert one.counts == {"added": 0, "removed": 1, "changed": 0}, one
+    assert states["firsts"].left_out == ("first_seen", "expires") and tables["means"].left_out == ("epoch",)
+    assert tables["means"].sample == [{"change": "removed", "id": "only-3-0", "mean": 3.0}]
+    report = compared.to_markdown()
+    assert "Left out of the state of firsts: first_seen, expires, which say when a row was processed." in report
+    assert "Left out of the table means: epoch, which says when a row was processed." in report
+    assert "| removed | only-3-0 | moments | [1970-01-04 00:00:00+00:00] |  |" in report
+    assert "| removed | only-3-0 | 3.0 |" in report
+    assert "| removed | only-3-0 |  |  |  |" in report, "of a deduplication's key nothing but itself"
+    assert compared.to_dict()["state"]["firsts"]["left_out"] == ["first_seen", "expires"]
+
+
+def test_values_are_shown_as_tables_show_them():
+    moment = datetime(2024, 5, 1, 12, tzinfo=UTC)
+    assert text_of([moment, None]) == "[2024-05-01 12:00:00+00:00, null]"
+    assert text_of({"at": moment, "raw": b"\x01"}) == "{at: 2024-05-01 12:00:00+00:00, raw: 01}"
+    (spent,) = pa.array([[("a", 1.5)]], pa.map_(pa.string(), pa.float64())).to_pylist()
+    assert (text_of(spent), text_of(None), text_of("it's")) == ("{a: 1.5}", "", "it's")

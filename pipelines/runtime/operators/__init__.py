@@ -12,6 +12,8 @@ from pipelines.runtime.definition import ROW, Epoch, SessionWindow, Stage, Windo
 from pipelines.runtime.operators.aggregation import EPOCH, AggregationOperator, aggregation_shapes
 from pipelines.runtime.operators.base import LATE, MAIN, Operator, Progress, Shapes, event_time_of
 from pipelines.runtime.operators.deduplication import (
+    EXPIRES,
+    SEEN,
     DeduplicationOperator,
     deduplication_shapes,
     index_changes,
@@ -41,6 +43,8 @@ __all__ = [
     "Progress",
     "Shapes",
     "build",
+    "clocked_output",
+    "clocked_state",
     "duplicates",
     "event_time_of",
     "index_changes",
@@ -138,6 +142,17 @@ def open_windows_schema(stage: Stage, keys: pa.Schema, state: StateSchema) -> pa
         return open_sessions_schema(stage, stage.window, keys, state)
     assert stage.window is not None
     return open_sized_windows_schema(stage, stage.window, keys, state)
+
+
+def clocked_state(stage: Stage) -> tuple[str, ...]:
+    """The fields of a stage's state that say when it was processed, by the epoch's clock: they differ wherever the same rows are read again."""
+    by_clock = stage.deduplication is not None and stage.deduplication.on is None
+    return (SEEN, EXPIRES) if by_clock else ()
+
+
+def clocked_output(stage: Stage) -> tuple[str, ...]:
+    """The columns of what a stage hands out that say in which epoch it did, and so where its input was cut."""
+    return (EPOCH,) if stage.aggregation is not None else ()
 
 
 def duplicates(acks: Iterable[Ack]) -> int:
