@@ -31,8 +31,8 @@ from assets.names import REASON
 from configs.settings import PROJECT, Settings, load
 from infra import dagster_home, flights_input
 from pipelines.flights import aircraft_rotation, pipeline
+from pipelines.runtime import progress, state_reader
 from pipelines.runtime import run as runtime
-from pipelines.runtime import state_reader
 from pipelines.runtime.sinks.delta import table_path
 from state_ops import halt, lease
 from state_ops.checkpoint import Checkpoint
@@ -378,15 +378,7 @@ def _tables(settings: Settings, watch: Watch, landing: Path) -> dict[str, str]:
 
 
 def _line(row: Checkpoint) -> str:
-    read = sum(part["rows"] for part in row.slice.values())
-    late = sum(figures["rows_late"] for figures in row.operators.values())
-    said = f"  {row.reason}" if row.trigger == "sensor" else ""
-    return escape(
-        f"epoch {row.id:>3}  {row.trigger:<11}  {read:>6,} rows  state {row.bytes_total / 1024:>6,.0f} KiB "
-        f"(+{row.bytes_new / 1024:,.0f})  {row.ms.get('to_commit', 0.0) / 1000:.2f} s"
-        + (f"  late {late:,}" if late else "")
-        + said
-    )
+    return escape(progress.line(row, None, 6) + (f"  {row.reason}" if row.trigger == "sensor" else ""))
 
 
 def _word(run: DagsterRun) -> str:

@@ -9,9 +9,9 @@ import os
 import signal
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO, cast
 
@@ -35,6 +35,7 @@ from pipelines.runtime import (
     cli_state,
     cli_upkeep,
     holding,
+    progress,
     upkeep,
 )
 from pipelines.runtime import run as runtime
@@ -46,7 +47,7 @@ from pipelines.runtime.sinks.delta import table_path
 from pipelines.runtime.sources.files import DELIVERED_AGAIN
 from pipelines.runtime.stopping import end
 from pipelines.runtime.tenure import Tenure, open_storage, readers
-from pipelines.runtime.workshop import EpochReport, bottleneck
+from pipelines.runtime.workshop import bottleneck
 from state_ops import disks, halt, held, lease
 from state_ops.checkpoint import Checkpoint, from_micros
 from state_ops.errors import DISK_FULL, StageError, WeirError, page_about, plainly
@@ -424,14 +425,18 @@ def _view(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None:
     """Run, and print a line when it begins, one for each epoch, and what was done in all."""
-    epochs = rows = late = 0
-    for report in runtime.run(pipeline, settings, options, began=partial(_say_begun, options)):
-        out.print(progress_line(report))
-        if not epochs:
-            err.print("(seconds: from an epoch's trigger to its commit; epochs overlap, so these do not add up)")
+    epochs = rows = 0
+    late, pace = Counter[str](), progress.Pace()
+
+    def began(tenure: Tenure) -> None:
+        pace.executor = tenure.shop.executor
+        _say_begun(options, tenure)
+
+    for report in runtime.run(pipeline, settings, options, began=began):
+        out.print(progress.line(report.checkpoint, pace.seconds(report.checkpoint)))
         epochs += 1
         rows += report.checkpoint.rows_read
-        late += _rows_late(report)
+        late.update(progress.rows_late(report.checkpoint))
     storage, registry = open_storage(pipeline, settings)
     head = registry.head()
     if head is None or not epochs:
@@ -446,18 +451,19 @@ def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None
     if how is None:
         waits = any(runtime.lag(pipeline, settings, head).values()) or any(runtime.unapplied(head).values())
         how = "Ended" if waits else "Caught up"
-    tables = ", ".join(
-        _short(storage.full(table_path(sink.table))) for sink in pipeline.sinks if sink.table in head.sinks
-    )
     out.print(
         f"{how} at checkpoint {head.id}: {_counted(epochs, 'epoch')}, {_counted(rows, 'row')}"
-        + (f", {late:,} late" if late else "")
-        + f". Tables: {escape(tables) or 'none yet'}."
+        + (f"; late: {progress.by_stage(late)}" if late else "")
+        + "."
     )
+    tables = [sink.table for sink in pipeline.sinks if sink.table in head.sinks]
+    if tables:
+        directory = _short(storage.full(table_path(tables[0]))).rpartition("/")[0]
+        out.print(f"Tables in {escape(directory)}: {escape(', '.join(tables))}")
 
 
 def _say_begun(options: RunOptions, tenure: Tenure) -> None:
-    """Say at once who runs and from where: recovery and Spark's start are silent."""
+    """Say at once who runs and from where: recovery is silent."""
     shop, head, before = tenure.shop, tenure.head, tenure.predecessor
     said = [f"generation {shop.generation}"]
     if before is not None and not before.stopped:
@@ -476,11 +482,10 @@ def _say_begun(options: RunOptions, tenure: Tenure) -> None:
         said += [f"{_counted(files, 'file')} waiting"] if files or not gone else []
         said += [_no_directory(*gone.values()).replace("nothing", "nothing waits", 1)] if gone else []
     except (OSError, WeirError):  # the run itself says what is wrong, and what to do
-        files = 0
+        pass
     if rows:
         said.append(f"{rows:,} rows unapplied")
-    spark = "; Spark starts (some 30 s)" if files or rows else ""
-    err.print(escape(f"{shop.pipeline.title}: {', '.join(said)}{spark}"))
+    err.print(escape(f"{shop.pipeline.title}: {', '.join(said)}"))
 
 
 def _counted(number: int, what: str) -> str:
@@ -491,24 +496,6 @@ def _short(path: str) -> str:
     """A local path as it is from here, where that is shorter."""
     here = f"{Path.cwd()}/"
     return path.removeprefix(here)
-
-
-def _rows_late(report: EpochReport) -> int:
-    return sum(figures["rows_late"] for figures in report.checkpoint.operators.values())
-
-
-def progress_line(report: EpochReport) -> str:
-    """One epoch on one line."""
-    row = report.checkpoint
-    read, late = row.rows_read, _rows_late(report)
-    aside = sum(len(rows) for part in row.slice.values() for rows in part.get("excluded", {}).values())
-    took = row.ms.get("to_commit", 0.0) / 1000
-    return (
-        f"epoch {row.id:>4}  {row.trigger:<11}  {read:>9,} rows  state {row.bytes_total / 1024:>9,.0f} KiB "
-        f"(+{row.bytes_new / 1024:,.0f})  {took:.2f} s"
-        + (f"  late {late:,}" if late else "")
-        + (f"  quarantined {aside:,}" if aside else "")
-    )
 
 
 def _interrupt_on_term() -> None:

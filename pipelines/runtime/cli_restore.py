@@ -82,9 +82,9 @@ def _show_restore(plan: RestorePlan) -> None:
 def rewind(
     pipeline: Name,
     to: Annotated[
-        str | None, typer.Option(help="The checkpoint to go back to, by its number or by a savepoint's name.")
+        str | None, typer.Option(help="The checkpoint to go back to, by its number, or by the name of a savepoint.")
     ] = None,
-    savepoint: Annotated[str | None, typer.Option(help="The savepoint of this name instead.")] = None,
+    savepoint: Annotated[str | None, typer.Option(hidden=True, help="As --to NAME, as it was called before.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Although input or files are gone, or others committed to a table.")

@@ -87,15 +87,24 @@ def _warn_of_retention(pipeline: Pipeline, settings: Settings) -> None:
     oldest = min((pin.created_at for pin in registry.pins() if pin.kind == SAVEPOINT), default=None)
     if oldest is None:
         return
+    tables = dict[timedelta, list[str]]()
     for sink in pipeline.sinks:
         kept = rewinding.kept_for(storage, sink.table)
         if kept is not None and kept < _LONG:
-            when = f"{oldest + kept:%Y-%m-%d}"
-            verb = "can" if oldest + kept > datetime.now(UTC) else "perhaps could"
-            err.print(
-                f"[yellow]note[/]  the table {escape(sink.table)} keeps its log for {kept.days} days (delta.logRetentionDuration): "
-                f"it {verb} be taken back to the oldest savepoint until {when}.",
-            )
+            tables.setdefault(kept, []).append(sink.table)
+    for kept, names in tables.items():
+        when = f"{oldest + kept:%Y-%m-%d}"
+        verb = "can" if oldest + kept > datetime.now(UTC) else "perhaps could"
+        whose, it = (
+            (f"the table {names[0]} keeps its log", "it")
+            if len(names) == 1
+            else (f"{len(names)} tables keep their logs", "they")
+        )
+        which = f" ({', '.join(names)})" if len(names) > 1 else ""
+        err.print(
+            f"[yellow]note[/]  {escape(whose)} for {kept.days} days (delta.logRetentionDuration): "
+            f"{it} {verb} be taken back to the oldest savepoint until {when}{escape(which)}.",
+        )
 
 
 def _facts(pin: Pin) -> dict[str, Any]:

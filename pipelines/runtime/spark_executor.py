@@ -10,9 +10,11 @@ import re
 import threading
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import structlog
 
 from configs.redaction import redacted
 from configs.settings import Settings
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+log = structlog.get_logger("weir.spark")
+
 _ACK = "ack string"
 # Properties of spark.conf that ask Spark to read files in another way.
 _HOW_SPARK_READS = ("spark.sql.files.", "spark.sql.parquet.", "spark.sql.legacy.parquet.", "spark.hadoop.parquet.")
@@ -37,18 +41,27 @@ _FILE, _INDEX, _FIRST = "__weir_file", "__weir_index", "__weir_first"
 
 
 class SparkExecutor:
-    """Runs stages on the process's one Spark session, which is started by the first of them."""
+    """Runs stages on the process's one Spark session, which is started by the first of them.
+
+    Attributes:
+        ready_at: When that session was there; None as long as nothing has asked for it.
+    """
 
     def __init__(self, settings: Settings, app: str) -> None:
         self._settings, self._app = settings, app
         self._session: SparkSession | None = None
         self._starting = threading.Lock()
+        self.ready_at: datetime | None = None
 
     @property
     def session(self) -> SparkSession:
         with self._starting:  # the lanes of two stages may be the first to ask
             if self._session is None:
+                began = time.monotonic()
+                log.info("Spark starts (some 30 s)")
                 self._session = spark.session(self._settings, app=self._app)
+                self.ready_at = datetime.now(UTC)
+                log.info(f"Spark has started in {time.monotonic() - began:.1f} s")
             return self._session
 
     def columns(self, stage: Stage, schema: pa.Schema, where: str) -> pa.Schema:

@@ -207,7 +207,11 @@ class _Look:
                 if again := reader.look(position).again:
                     what = f"{named(again)} were delivered again after they were read, and are not read again"
                     self._say("source", name, "files", Verdict.COMPATIBLE, what, DELIVERED_AGAIN)
-                self.sources[name] = reader.plan(position, self._settings.epoch, expected).schema
+                planned = reader.plan(position, self._settings.epoch, expected)
+                self.sources[name] = planned.schema
+                if planned.unread:
+                    what = f"files that wait have columns that the first files did not have, and that are not read: {', '.join(planned.unread)}"
+                    self._say("source", name, "columns", Verdict.COMPATIBLE, what)
                 if not reader.exists():
                     what = f"its directory does not exist: {reader.directory}"
                     said = "Correct the source's pattern, or make the directory; a run waits for it."

@@ -8,17 +8,25 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
-import click
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 
-from pipelines.runtime import cli, tenure
+from pipelines.api import Pipeline, agg, delta, window
+from pipelines.runtime import cli, progress, spark, tenure
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import open_storage
 from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.spark_executor import SparkExecutor
 from state_ops import lease
-from tests.recovery.small import Bank
+from state_ops.checkpoint import Checkpoint
+from state_ops.errors import ConfigurationError
+from tests.recovery.small import Bank, accounts
+from tests.state_ops.test_registry import a_checkpoint
 
 
 @pytest.fixture
@@ -43,17 +51,14 @@ def test_a_run_says_at_once_from_where_it_goes_on_and_at_the_end_what_it_did(ban
     bank.land(1, 2)
     ran = weir(bank.site, "run", "small", "--until-caught-up")
     said = ran.said.splitlines()
-    assert said[0] == "small: generation 1, no checkpoint yet, 2 files waiting; Spark starts (some 30 s)"
-    assert [line for line in said if "from an epoch's trigger to its commit" in line] == said[1:2], "said once"
-    tables = bank.site.storage.relative_to(tmp_path) / "tables" / "booked"
-    assert ran.out.splitlines()[-1] == f"Caught up at checkpoint 2: 2 epochs, 20 rows. Tables: {tables}."
+    assert said[0] == "small: generation 1, no checkpoint yet, 2 files waiting"
+    assert all("rows/s" in line for line in ran.out.splitlines() if line.startswith("epoch"))
+    tables = bank.site.storage.relative_to(tmp_path) / "tables"
+    assert ran.out.splitlines()[-2:] == ["Caught up at checkpoint 2: 2 epochs, 20 rows.", f"Tables in {tables}: booked"]
     assert [row.trigger for row in bank.registry.checkpoints()][-1] == "catch_up"
 
     bank.land(3)
-    assert (
-        "small: generation 2, from checkpoint 2, 1 file waiting; Spark"
-        in weir(bank.site, "run", "small", "--drain").said
-    )
+    assert "small: generation 2, from checkpoint 2, 1 file waiting\n" in weir(bank.site, "run", "small", "--drain").said
     again = weir(bank.site, "run", "small", "--until-caught-up")
     assert "0 files waiting" in again.said and "Spark" not in again.said
     assert "Nothing to do: small is at checkpoint" in again.out
@@ -76,6 +81,7 @@ def test_a_source_that_cannot_be_listed_is_the_runs_to_report(bank, weir, monkey
 
     with monkeypatch.context() as patched:
         patched.setattr(FilesReader, "backlog", fails)
+        patched.setattr(FilesReader, "look", fails)
         ended = weir(bank.site, "run", "small", "--until-caught-up")
     assert ended.said.startswith("small: generation 1, no checkpoint yet\n")
     assert ended.code == 1 and "the disk is gone" in ended.said
@@ -104,9 +110,125 @@ def test_status_names_the_directory_and_whose_the_bottleneck_was(bank, weir):
     assert "bottleneck" in shown and "(of the last run)" not in shown
 
 
-def _options(command: click.Command, path: str) -> Iterator[tuple[str, click.Option]]:
+def of_tables(number: int) -> Pipeline:
+    """So many windows over the small pipeline's rows, each with a table, of one size, and without any lateness."""
+    source = replace(accounts.input, event_time="at")
+    stages = [
+        window(
+            f"w{one}",
+            source,
+            key="id",
+            on="at",
+            every="1h",
+            sink=delta.append(f"t{one}"),
+            late=delta.append(f"l{one}"),
+            n=agg.count(),
+        )
+        for one in range(number)
+    ]
+    return Pipeline("small", tuple(stages), max_parallelism=8)
+
+
+pipeline = of_tables(2)
+
+
+def hour(bank: Bank, name: str, at: int, **more: list) -> None:
+    bank.site.landing.mkdir(parents=True, exist_ok=True)
+    moments = pa.array([datetime(2024, 5, 1, at, tzinfo=UTC)] * 3, pa.timestamp("us", tz="UTC"))
+    pq.write_table(pa.table({"id": ["a", "b", "c"], "at": moments, **more}), bank.site.landing / f"{name}.parquet")
+
+
+@pytest.fixture
+def windowed(bank) -> Bank:
+    return Bank(replace(bank.site, pipeline=pipeline, module=__name__))
+
+
+def test_late_rows_are_counted_by_stage_and_not_added_up_over_stages(windowed, weir):
+    hour(windowed, "1", 12)
+    hour(windowed, "2", 3)
+    ran = weir(windowed.site, "run", "small", "--until-caught-up")
+    assert ran.out.splitlines()[1].endswith("late: 3 in w0, 3 in w1")
+    assert ran.out.splitlines()[2] == "Caught up at checkpoint 2: 2 epochs, 6 rows; late: 3 in w0, 3 in w1."
+    assert ran.out.splitlines()[3].endswith("tables: l0, l1"), "names once, and their directory once"
+    assert len(ran.out.splitlines()) == 4
+
+
+def test_an_extra_column_of_a_file_is_left_out_with_a_word_and_that_once(windowed, weir):
+    hour(windowed, "1", 12)
+    weir(windowed.site, "run", "small", "--until-caught-up")
+    for number in (2, 3, 4):
+        hour(windowed, str(number), 12, weight=[1.5] * 3)
+    word = "columns that the first files did not have"
+    planned = weir(windowed.site, "plan", "small")
+    assert f"files that wait have {word}, and that are not read: weight" in " ".join(planned.out.split())
+    (said,) = [
+        one for one in json.loads(weir(windowed.site, "plan", "small", "--json").out)["findings"] if word in one["what"]
+    ]
+    assert (said["kind"], said["name"], said["verdict"]) == ("source", "landing", "compatible")
+    ran = weir(windowed.site, "run", "small", "--until-caught-up")
+    assert ran.code == 0 and (ran.said + ran.out).count(f"{word} are not read: weight") == 1
+
+
+def test_spark_s_start_is_said_when_it_starts_and_not_before_what_needs_none(tmp_path, weir, monkeypatch):
+    bank = Bank.at(tmp_path / "site")
+    bank.epochs(1)
+    bank.land(2)
+
+    def session(*_, **__):
+        raise ConfigurationError("there is no Java here")
+
+    monkeypatch.setattr(spark, "session", session)
+    refused = weir(replace(bank.site, pipeline=pipeline, module=__name__), "run", "small", "--until-caught-up")
+    assert refused.code == 2 and "has no more" in refused.said
+    assert "Spark" not in refused.said + refused.out
+    asked = weir(bank.site, "run", "small", "--until-caught-up")
+    assert (asked.said + asked.out).count("Spark starts (some 30 s)") == 1 and "there is no Java here" in asked.said
+
+
+def test_the_seconds_of_epochs_that_overlap_add_up_and_hold_no_start_of_spark():
+    noon = datetime(2024, 5, 1, 12, tzinfo=UTC)
+
+    def epoch(triggered: float, committed: float) -> Checkpoint:
+        row = a_checkpoint(1, None, [])
+        return replace(
+            row, triggered_at=noon + timedelta(seconds=triggered), ms={"to_commit": (committed - triggered) * 1000}
+        )
+
+    executor = SparkExecutor(None, "a test")
+    executor.ready_at = noon + timedelta(seconds=20)
+    pace = progress.Pace(executor)
+    assert [pace.seconds(one) for one in (epoch(0, 22), epoch(1, 23), epoch(22, 25), epoch(60, 62))] == [2, 1, 2, 2]
+
+
+def test_a_note_that_holds_for_many_tables_is_given_once(bank, weir, monkeypatch):
+    many = replace(bank.site, pipeline=of_tables(10), module=f"{__name__}")
+    monkeypatch.setattr(f"{__name__}.pipeline", many.pipeline)
+    hour(Bank(many), "1", 12)
+    hour(Bank(many), "2", 15)
+    weir(many, "run", "small", "--until-caught-up")
+    told = weir(many, "savepoint", "small", "--name", "kept")
+    assert told.code == 0 and told.said.count("logRetentionDuration") == 1
+    assert "20 tables keep their logs for 30 days" in told.said and "t0, l0, t1, l1" in told.said
+
+
+def test_rewind_has_one_way_to_name_a_checkpoint():
+    (asked,) = [
+        one
+        for path, one in _options(typer.main.get_command(cli.app), "weir")
+        if path == "weir rewind" and "--to" in one.opts
+    ]
+    assert "savepoint" in asked.help
+    shown = [
+        one
+        for path, one in _options(typer.main.get_command(cli.app), "weir")
+        if path == "weir rewind" and not one.hidden
+    ]
+    assert "--savepoint" not in [name for one in shown for name in one.opts]
+
+
+def _options(command: Any, path: str) -> Iterator[tuple[str, Any]]:
     for parameter in command.params:
-        if isinstance(parameter, click.Option):
+        if parameter.param_type_name == "option":  # of whichever click typer brings
             yield path, parameter
     for name, one in getattr(command, "commands", {}).items():
         yield from _options(one, f"{path} {name}")

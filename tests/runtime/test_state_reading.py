@@ -297,7 +297,7 @@ def _counted(state: type[State], field: str, **options: str) -> Pipeline:
     def seen(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> None:
         state.fold(rows, **{field: agg.count()})
 
-    return Pipeline("evolving", (seen,), max_parallelism=4)
+    return Pipeline("evolving", (seen,), max_parallelism=4, retired=("seen.note",))
 
 
 def _epoch(site: Site, number: int, *ids: str) -> None:

@@ -241,6 +241,7 @@ class FilesReader:
         rows = size = 0
         newest: int | None = None
         schema, limited = expected, False
+        unread = dict[str, str]()
         for file in fresh:
             if (
                 chosen
@@ -258,6 +259,7 @@ class FilesReader:
                 found = frames.canonical_schema(stored)
                 schema = found if schema is None else self._check_schema(file, schema, found)
                 self._check_types(file, footer, stored, schema.names)
+                unread = {name: file.name for name in found.names if name not in schema.names} | unread
                 self._check_event_time(file, found)
                 last = self._newest(file, footer)
             by_nanos = tuple(name for name in nanos(footer, stored) if name in schema.names)
@@ -266,7 +268,14 @@ class FilesReader:
             rows, size = rows + footer.num_rows, size + file.size
             if last is not None:
                 newest = last if newest is None else max(newest, last)
-        return Slice(tuple(chosen), limited, newest, schema)
+        fresh_ones = [name for name in unread if self._first_time("unread", name)]
+        if fresh_ones:
+            log.warning(
+                f"columns that the first files did not have are not read: {', '.join(fresh_ones)}",
+                source=self.source.name,
+                file=unread[fresh_ones[0]],
+            )
+        return Slice(tuple(chosen), limited, newest, schema, unread=tuple(unread))
 
     def advance(
         self, position: dict[str, Any] | None, files: tuple[SourceFile, ...], newest: int | None = None

@@ -49,7 +49,7 @@ class Slice:
     """What one epoch reads from one source.
 
     limited: a slice limit ended it, so there may be more. newest: the newest event time in microseconds, None if there is none. schema: the columns that every file has, in canonical types. left_out: rows of the files that
-    nobody gets to see.
+    nobody gets to see. unread: columns that some of the files have beside those, which nobody reads.
     """
 
     files: tuple[SourceFile, ...]
@@ -57,6 +57,7 @@ class Slice:
     newest: int | None
     schema: pa.Schema | None
     left_out: tuple[LeftOut, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
