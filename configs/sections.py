@@ -135,7 +135,7 @@ class CheckpointSettings(Section):
     timeout_seconds: float = Field(
         600,
         gt=0,
-        description="An epoch that takes longer is aborted and replayed.",
+        description="An epoch that takes longer is aborted and replayed; the time in which state is fetched does not count.",
         json_schema_extra=_advice(
             "Usually left at 10 minutes. At least the interval; at most the longest time between two checkpoints that you can bear. A replay takes as long again: if epochs exceed it without a fault, cut smaller slices first (`epoch`)."
         ),

@@ -23,7 +23,7 @@ from typing import IO
 
 from state_ops.checkpoint import StateFile
 from state_ops.errors import DamageError
-from state_ops.storage import Cancelled, CancelledError, Storage
+from state_ops.storage import Arrived, Cancelled, CancelledError, Storage
 
 _LOCK_SECONDS, _PATIENCE_SECONDS = 0.01, 30.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -72,26 +72,37 @@ class ObjectCache:
             )
         return self.directory / file.digest
 
-    def fetch(self, storage: Storage, file: StateFile, target: Path, cancelled: Cancelled) -> bool:
+    def fetch(
+        self,
+        storage: Storage,
+        file: StateFile,
+        target: Path,
+        cancelled: Cancelled,
+        arrived: Arrived | None = None,
+        part: Path | None = None,
+    ) -> bool:
         """Bring an object to `target`, as a link to what is here, fetched once however many ask; whether it had to be fetched.
 
+        arrived: as in `Storage.get_file`, where it had to be. part: where it arrives if it is not to come here, beside `target`.
         Raises DamageError when it is missing from storage or is not what the checkpoint recorded.
         """
         if not self.most_bytes:
-            storage.get_file(file.path, target, digest=file.digest, cancelled=cancelled)
+            download(storage, file, target, cancelled, arrived, part)
             return True
         kept = self._at(file)
         with self._alone(storage, file, cancelled) as alone:
             if self._take(kept, file, target):
                 return False
             if not alone:  # whoever has it may be stuck
-                storage.get_file(file.path, target, digest=file.digest, cancelled=cancelled)
+                download(storage, file, target, cancelled, arrived, part)
                 return True
-            part = kept.with_name(kept.name + _PART)
-            storage.get_file(file.path, part, digest=file.digest, cancelled=cancelled)
-            _note(part, file.digest)
-            os.link(part, target)
-            part.rename(kept)
+            arriving = kept.with_name(kept.name + _PART)
+            storage.get_file(
+                file.path, arriving, digest=file.digest, cancelled=cancelled, size=file.bytes, arrived=arrived
+            )
+            _note(arriving, file.digest)
+            os.link(arriving, target)
+            arriving.rename(kept)
         self._make_room()
         return True
 
@@ -135,22 +146,39 @@ class ObjectCache:
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _make_room(self) -> None:
-        """Drop those unused for longest."""
+        """Drop those unused for longest. Downloads that were broken off count too: whoever asks next goes on with them."""
         found = []
         with os.scandir(self.directory) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
-                    if entry.name.endswith(_PART):
-                        self._drop_left(Path(entry.path))
-                    elif entry.is_file():
+                    if entry.is_file():
                         known = entry.stat()
-                        found.append((known.st_atime_ns, known.st_size, entry.path))
+                        found.append((known.st_atime_ns, known.st_size, Path(entry.path)))
         over = sum(size for _, size, _ in found) - self.most_bytes
         for _, size, path in sorted(found):
             if over <= 0:
                 break
-            Path(path).unlink(missing_ok=True)
+            if path.name.endswith(_PART):
+                self._drop_left(path)
+            else:
+                path.unlink(missing_ok=True)
             over -= size
+
+
+def download(
+    storage: Storage,
+    file: StateFile,
+    target: Path,
+    cancelled: Cancelled,
+    arrived: Arrived | None = None,
+    part: Path | None = None,
+) -> None:
+    """Bring an object from storage, its digest checked. part: where it arrives, and where a download that was broken off goes on."""
+    if part is None:
+        storage.get_file(file.path, target, digest=file.digest, cancelled=cancelled, arrived=arrived)
+        return
+    storage.get_file(file.path, part, digest=file.digest, cancelled=cancelled, size=file.bytes, arrived=arrived)
+    part.rename(target)
 
 
 def _locked(lock: IO[str]) -> bool:

@@ -24,7 +24,7 @@ from obstore.exceptions import (
 from configs.redaction import error_code, error_status
 from state_ops.errors import ConfigurationError, first_line
 from state_ops.s3 import client_options, is_s3, obstore_arguments, retry_config
-from state_ops.stores import CHUNK, PART, StoredFile, UnavailableError
+from state_ops.stores import ARRIVING, PART, StoredFile, UnavailableError
 
 if TYPE_CHECKING:
     from configs.settings import S3Settings
@@ -71,9 +71,10 @@ class ObjectStore:
             return False
         return True
 
-    def read(self, path: str) -> Iterator[bytes]:
+    def read(self, path: str, start: int = 0) -> Iterator[bytes]:
         with self._translated(path):
-            yield from (bytes(chunk) for chunk in obstore.get(self._many, path).stream(min_chunk_size=CHUNK))
+            found = obstore.get(self._many, path, options={"range": {"offset": start}} if start else None)
+            yield from (bytes(chunk) for chunk in found.stream(min_chunk_size=ARRIVING))
 
     def tail(self, path: str, length: int) -> tuple[bytes, int]:
         with self._translated(path):

@@ -1,6 +1,7 @@
-"""Directories that a process works in for a while, and that somebody removes after it was killed.
+"""Directories that a process works in for a while, and that somebody removes after it was killed, or goes on with.
 
     <home>/<prefix><pid>-<uuid>/    locked by its process; the pid is for people
+    <home>/<prefix><name>/          the same for work that the next process takes up where it was (`resumable`)
 
 The kernel lets go of the lock when the process dies. A pid would not tell: in a container each start has the same, and another
 container on this disk has its own.
@@ -22,7 +23,7 @@ def scratch(home: Path, prefix: str) -> Iterator[Path]:
     """A new directory in `home`, gone after the `with` block. What killed processes left there under this prefix goes before."""
     home.mkdir(parents=True, exist_ok=True)
     for left in home.glob(f"{prefix}[0-9]*-*"):
-        _remove_left(left)
+        remove_left(left)
     own, lock = _made(home, prefix)
     try:
         yield own
@@ -30,6 +31,36 @@ def scratch(home: Path, prefix: str) -> Iterator[Path]:
         shutil.rmtree(own, ignore_errors=True)
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has it too
+        os.close(lock)
+
+
+@contextmanager
+def resumable(home: Path, prefix: str, name: str) -> Iterator[Path | None]:
+    """A directory in `home` with what an earlier process has left of the same work; it stays where the block is left by an exception.
+
+    What is left of other work under this prefix goes before. None: another process is at this very work.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    for other in home.glob(f"{prefix}*"):
+        if other.name != f"{prefix}{name}":
+            remove_left(other)
+    own, lock = home / f"{prefix}{name}", None
+    while lock is None:
+        own.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):  # somebody who has no use for it has just removed it
+            lock = os.open(own, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # somebody has it, or a disk knows no locks
+            yield None
+            return
+        try:
+            yield own
+        finally:
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has it too
+    finally:
         os.close(lock)
 
 
@@ -47,7 +78,8 @@ def _made(home: Path, prefix: str) -> tuple[Path, int]:
             os.close(lock)
 
 
-def _remove_left(directory: Path) -> None:
+def remove_left(directory: Path) -> None:
+    """Remove a directory of these whose process is gone."""
     with suppress(OSError):  # its process lives, or it is gone by now
         lock = os.open(directory, os.O_RDONLY)
         try:

@@ -6,6 +6,7 @@
             snapshot/                the files that the backend made at the barrier; RocksDB's are hard links
             .snapshot/, .writing     while an asynchronous snapshot is written (`writing`)
             manifest.json            snapshot file -> object in storage; written last, so it vouches for the rest
+        .restoring-<attempt>/        a snapshot that is being fetched; what is there is not fetched again if that breaks off
 
     <root>/<pipeline>/state/<operator uid>/g2-e17/<subtask>-<attempt>/<file>     immutable, unique names
 
@@ -29,8 +30,8 @@ Why each step is safe:
   What is never read is never uploaded either (its object in storage is whole), but by a full snapshot, which compares.
   Damage that is found this way costs the base's local directory: the replay fetches it from storage (`healing`).
 
-A base that had to be fetched becomes a local directory too: a subtask that writes nothing, or whose epoch is declined, would
-fetch it again for the next attempt. What stays on a host, and for how long, is in `sweep`.
+A base that has to be fetched becomes a local directory first, which the attempt then forks like any other: a subtask that writes
+nothing, or whose epoch is declined, would fetch it again for the next attempt. What stays on a host, and for how long, is in `sweep`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -52,13 +53,15 @@ from state_ops.backends.rocksdb import is_table
 from state_ops.checkpoint import STATE, LocalFile, LocalSnapshot, Snapshot, StateFile
 from state_ops.errors import DamageError, LocalBaseError, PipelineError, TransientError
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir
-from state_ops.object_cache import ObjectCache, is_object
-from state_ops.scratch import scratch
-from state_ops.storage import CancelledError, Storage
-from state_ops.sweep import attempts, directories, owner
+from state_ops.object_cache import ObjectCache, download, is_object
+from state_ops.restoring import RestoreProgress
+from state_ops.scratch import resumable, scratch
+from state_ops.storage import Arrived, CancelledError, Storage
+from state_ops.sweep import RESTORING, attempts, directories, owner
 from state_ops.transfers import together
 
 _MANIFEST = "manifest.json"
+_PART = ".part-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +112,16 @@ def fork(
     objects: ObjectCache | None = None,
     *,
     read: bool = True,
+    progress: RestoreProgress | None = None,
 ) -> Fork:
     """Make the attempt's working copy: by hard links where the base's local files are still there, else from storage.
 
     is_immutable: which files the backend never changes in place (`BackendFactory.is_immutable`), so that they may be linked. objects:
     as for `fetch`. read: false where the base is in memory already (`Frozen`): the working copy stays empty. A base that is still being
-    written is waited for.
-    Raises DamageError that names the file when an object is missing or is not what the checkpoint recorded,
-    TransientError when storage takes longer than `deadline`, on time.monotonic(), and LocalBaseError when a base that is nowhere
-    but on a local disk is not there, or not whole.
+    written is waited for until `deadline`, on time.monotonic(). One that has to be fetched takes its time, which `progress` tells whoever waits;
+    an attempt that breaks off leaves what it has for the next one.
+    Raises DamageError that names the file when an object is missing or is not what the checkpoint recorded, and LocalBaseError when a base
+    that is nowhere but on a local disk is not there, or not whole.
     """
     db = attempt.directory / "db"
     db.mkdir(parents=True)
@@ -141,8 +145,15 @@ def fork(
         source = _local_directory(attempt.home, base)
         if read and (source is None or not _link_all(source, base.files, db, is_immutable)):
             source = None
-            fetch(storage, base, db, deadline, is_immutable, objects, attempt.home.parent)
-            _keep(attempt, base, db, is_immutable)
+            epoch = epoch_dir(attempt.generation, attempt.epoch)
+            _brought(storage, attempt.home, base, epoch, is_immutable, objects, progress)
+            brought = _local_directory(attempt.home, base)
+            if brought is None or not _link_all(brought, base.files, db, is_immutable):
+                raise TransientError(
+                    "A state that was fetched is not on the disk any more.",
+                    where=str(attempt.home),
+                    next="The epoch was declined and will be replayed. Look at that disk if it happens again.",
+                )
     inherited = {file.name: (db / file.name).stat().st_ino for file in base.files if read and is_immutable(file.name)}
     fetched = base if isinstance(base, Snapshot) and source is None else None
     return Fork(db, inherited, source, isinstance(base, LocalSnapshot), objects, fetched, attempt.home.parent)
@@ -178,33 +189,44 @@ def fetch(
     is_immutable: Callable[[str], bool] = is_table,
     objects: ObjectCache | None = None,
     operator: Path | None = None,
+    arrived: Arrived | None = None,
 ) -> Fetched:
-    """Bring a snapshot's files in parallel into `target`, every digest checked.
+    """Bring a snapshot's files in parallel into `target`, every digest checked. What is there of an earlier try is not fetched again.
 
     objects: this host's, where immutable files are looked for and left. operator: the local directory of the operator's subtasks, whose
-    snapshots are linked, as in a fork, where they vouch for the very object.
+    snapshots are linked, as in a fork, where they vouch for the very object. arrived: is told of all bytes as they come, wherever from.
     """
     copies = dict(_copies(operator)) if operator is not None else {}
+    count: Arrived = arrived or (lambda _: None)
 
     def one(file: StateFile, cancelled: Event) -> Fetched:
         if cancelled.is_set():
             raise CancelledError("A download was cancelled.", where=storage.full(file.path))
-        local = target / file.name
+        local, part = target / file.name, target / f"{_PART}{file.name}"
+        if local.exists():
+            if is_object(local, file):
+                count(file.bytes)
+                return Fetched(local=file.bytes)
+            local.unlink()
         if not is_immutable(file.name):
-            storage.get_file(file.path, local, digest=file.digest, cancelled=cancelled)
+            download(storage, file, local, cancelled, count, part)
             return Fetched(stored=file.bytes)
         copy = copies.get((file.path, file.digest))
         if copy is not None and _linked(copy, local, file):
+            count(file.bytes)
             return Fetched(local=file.bytes)
-        if objects is not None and not objects.fetch(storage, file, local, cancelled):
-            return Fetched(cached=file.bytes)
         if objects is None:
-            storage.get_file(file.path, local, digest=file.digest, cancelled=cancelled)
+            download(storage, file, local, cancelled, count, part)
+        elif not objects.fetch(storage, file, local, cancelled, count, part):
+            count(file.bytes)
+            return Fetched(cached=file.bytes)
         return Fetched(stored=file.bytes)
 
     for file in base.files:
         _check_name(file.name)
-    return sum(together(one, base.files, at_once=storage.transfers, deadline=deadline), Fetched())
+    # What this host has comes first: what is fetched may push it out.
+    files = sorted(base.files, key=lambda file: objects is None or not objects.holds(file))
+    return sum(together(one, files, at_once=storage.transfers, deadline=deadline), Fetched())
 
 
 def _copies(operator: Path) -> Iterator[tuple[tuple[str, str], Path]]:
@@ -225,12 +247,41 @@ def _linked(copy: Path, local: Path, file: StateFile) -> bool:
     return False
 
 
-def _keep(attempt: Attempt, base: Snapshot, db: Path, is_immutable: Callable[[str], bool]) -> None:
-    """Leave what was fetched into `db` behind as the base's local directory, instead of one that was not to be trusted."""
-    kept = attempt.directory / "base"
-    (kept / "snapshot").mkdir(parents=True)
-    _duplicate(base, db, kept / "snapshot", is_immutable)
-    _settle(kept, attempt.home, base, epoch_dir(attempt.generation, attempt.epoch))
+def _brought(
+    storage: Storage,
+    home: Path,
+    base: Snapshot,
+    epoch: str,
+    is_immutable: Callable[[str], bool],
+    objects: ObjectCache | None,
+    progress: RestoreProgress | None = None,
+    arrived: Arrived | None = None,
+    check: Callable[[Path], None] | None = None,
+) -> Fetched:
+    """Leave a snapshot in a subtask's home as if it had been taken there, instead of one that was not to be trusted.
+
+    What was fetched before this broke off stays in `.restoring-<attempt>`, and whoever comes next goes on with it.
+    """
+    with ExitStack() as stack:
+        own = stack.enter_context(resumable(home, RESTORING, base.attempt))
+        if own is None:  # another process is at it, which may be stuck
+            own = stack.enter_context(scratch(home, ".")) / "kept"
+        files = own / "snapshot"
+        files.mkdir(parents=True, exist_ok=True)
+        if progress is not None:
+            arrived = stack.enter_context(progress.fetching(sum(file.bytes for file in base.files)))
+        fetched = fetch(storage, base, files, None, is_immutable, objects, home.parent, arrived)
+        if check is not None:
+            try:
+                with scratch(home, ".") as looked_at:
+                    _duplicate(base, files, looked_at, is_immutable)
+                    check(looked_at)
+            except DamageError:
+                shutil.rmtree(own, ignore_errors=True)
+                raise
+        _settle(own, home, base, epoch)
+        shutil.rmtree(own, ignore_errors=True)  # where another attempt of this epoch was faster
+        return fetched
 
 
 def _duplicate(base: Snapshot, source: Path, target: Path, is_immutable: Callable[[str], bool]) -> None:
@@ -278,27 +329,19 @@ def bring_home(
     check: Callable[[Path], None],
     is_immutable: Callable[[str], bool],
     objects: ObjectCache,
+    arrived: Arrived | None = None,
 ) -> Fetched:
     """Leave a snapshot in a subtask's home as if it had been taken here, for the next fork.
 
     epoch: name for the directory's beginning, as of an attempt. check: called with a working copy, before anything vouches for it.
-    Raises what `fetch` and `check` raise, with nothing left behind.
+    Raises what `fetch` and `check` raise. What is whole by then is not fetched again, unless something is damaged.
     """
     for again in (False, True):
-        with scratch(home, ".") as own:
-            kept, db = own / "kept", own / "db"
-            for directory in (kept / "snapshot", db):
-                directory.mkdir(parents=True)
-            fetched = fetch(storage, base, kept / "snapshot", None, is_immutable, objects, home.parent)
-            _duplicate(base, kept / "snapshot", db, is_immutable)
-            try:
-                check(db)
-            except DamageError:
-                if again or not drop_rotten(base, objects, home.parent):
-                    raise
-                continue
-            _settle(kept, home, base, epoch)
-            return fetched
+        try:
+            return _brought(storage, home, base, epoch, is_immutable, objects, arrived=arrived, check=check)
+        except DamageError:
+            if again or not drop_rotten(base, objects, home.parent):
+                raise
     raise AssertionError("the second try returns or raises")
 
 

@@ -72,6 +72,68 @@ def check_path(path: str) -> str:
     return path
 
 
+class Arrived(Protocol):
+    """Is told how many bytes more of a download are here."""
+
+    def __call__(self, bytes: int, /) -> object: ...
+
+
+def _nobody(_: int, /) -> None:
+    """Nobody asks."""
+
+
+class _Arriving:
+    """A file that is being downloaded. size: as in `Storage.get_file`; without it every try begins anew."""
+
+    def __init__(self, local: Path, size: int | None, arrived: Arrived) -> None:
+        self._size, self._arrived = size, arrived
+        self._hash, self._here, self._told = hashlib.sha256(), 0, 0
+        self.resumed = False
+        self._file = local.open("r+b" if size is not None and local.exists() else "w+b")
+        while size is not None and (chunk := self._file.read(LOCAL_CHUNK)):
+            self._count(chunk)
+        if size is not None and self._here > size:
+            self.anew()
+
+    def __enter__(self) -> _Arriving:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def whole(self) -> bool:
+        return self._here == self._size and self._here > 0
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def begin(self) -> int:
+        """The byte from which on a try has to read."""
+        if self._size is None and self._here:
+            self.anew()
+        self.resumed |= self._here > 0
+        return self._here
+
+    def add(self, chunk: bytes) -> None:
+        self._file.write(chunk)
+        self._count(chunk)
+
+    def anew(self) -> None:
+        """Throw away what is here."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._hash, self._here, self.resumed = hashlib.sha256(), 0, False
+
+    def _count(self, chunk: bytes) -> None:
+        self._hash.update(chunk)
+        self._here += len(chunk)
+        if self._here > self._told:  # not twice, where it had to begin anew
+            self._arrived(self._here - self._told)
+            self._told = self._here
+
+
 class Storage:
     """Files below one root.
 
@@ -179,17 +241,30 @@ class Storage:
     # -- reading
 
     def get_file(
-        self, path: str, local: Path, *, digest: str | None = None, cancelled: Cancelled | None = None
+        self,
+        path: str,
+        local: Path,
+        *,
+        digest: str | None = None,
+        cancelled: Cancelled | None = None,
+        size: int | None = None,
+        arrived: Arrived | None = None,
     ) -> None:
         """Copy `path` to a local file; with `digest` (sha256), raise DamageError if the content is another one.
 
-        cancelled: as in `put_file`; what has arrived by then is left in `local`.
+        cancelled: as in `put_file`; what has arrived by then is left in `local`. size: how many bytes it has, of an object that never changes:
+        then a download that broke off, in this call or in an earlier one that left `local`, goes on where it was. arrived: is told of
+        each piece how many bytes it has, of what `local` had already too.
         """
-        try:
-            found = self._retried(path, lambda: self._receive(path, local, cancelled))
-        except FileNotFoundError as error:
-            raise self._missing(path) from error
-        if digest is not None and found != digest:
+        with _Arriving(local, size, arrived or _nobody) as arriving:
+            try:
+                self._retried(path, lambda: self._receive(path, arriving, cancelled))
+                if digest is not None and arriving.digest != digest and arriving.resumed:
+                    arriving.anew()  # what was there may not have been its beginning
+                    self._retried(path, lambda: self._receive(path, arriving, cancelled))
+            except FileNotFoundError as error:
+                raise self._missing(path) from error
+        if digest is not None and arriving.digest != digest:
             raise self._altered(path)
 
     def prove(self, path: str, digest: str) -> None:
@@ -220,15 +295,20 @@ class Storage:
             self.get_file(path, local, digest=digest)
             yield local
 
-    def _receive(self, path: str, local: Path, cancelled: Cancelled | None) -> str:
-        seen = hashlib.sha256()
+    def _receive(self, path: str, arriving: _Arriving, cancelled: Cancelled | None) -> None:
         store, place = self._there(path)
-        with local.open("wb") as sink:
-            for chunk in store.read(place):
+        start = arriving.begin()
+        if arriving.whole:
+            return
+        try:
+            for chunk in store.read(place, start):
                 self._check(cancelled, path)
-                seen.update(chunk)
-                sink.write(chunk)
-        return seen.hexdigest()
+                arriving.add(chunk)
+        except OSError as error:
+            if not start or isinstance(error, UnavailableError | FileNotFoundError | PermissionError):
+                raise
+            arriving.anew()  # the object ends before that byte
+            self._receive(path, arriving, cancelled)
 
     def _check(self, cancelled: Cancelled | None, path: str) -> None:
         if cancelled is not None and cancelled.is_set():

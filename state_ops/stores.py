@@ -26,7 +26,8 @@ from state_ops.errors import ConfigurationError, DamageError, first_line
 if TYPE_CHECKING:
     from configs.settings import S3Settings
 
-CHUNK = 4 << 20  # bytes read or sent at a time over a network
+CHUNK = 4 << 20  # bytes sent at a time over a network
+ARRIVING = 512 << 10  # bytes that are read at a time over one: what a download that breaks off loses at most
 PART = 8 << 20  # bytes of one request; larger objects are sent in parts, of which S3 allows 10,000
 LOCAL_CHUNK = 256 << 10  # and on a disk: what stays in a processor's cache from reading to hashing to writing
 _LOOKS = 5
@@ -56,8 +57,8 @@ class Store(Protocol):
     def create(self, path: str, data: bytes) -> bool:
         """Put an object in place unless there is one; False if there is. What fencing stands on, for small objects."""
 
-    def read(self, path: str) -> Iterator[bytes]:
-        """The object's content from the start. Raises FileNotFoundError."""
+    def read(self, path: str, start: int = 0) -> Iterator[bytes]:
+        """The object's content from the byte `start` on, which it has. Raises FileNotFoundError."""
 
     def tail(self, path: str, length: int) -> tuple[bytes, int]:
         """The last `length` bytes, all if there are fewer, and the object's size in bytes. Raises FileNotFoundError."""
@@ -180,8 +181,9 @@ class FileSystemStore:
                 if self._fs.get_file_info(parent).type == pafs.FileType.Directory:
                     raise
 
-    def read(self, path: str) -> Iterator[bytes]:
-        with self._fs.open_input_stream(self._at(path)) as source:
+    def read(self, path: str, start: int = 0) -> Iterator[bytes]:
+        with self._fs.open_input_file(self._at(path)) as source:
+            source.seek(start)
             while chunk := source.read(LOCAL_CHUNK):
                 yield chunk
 

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from state_ops.ids import AttemptId, CheckpointId, Generation, parse_epoch_dir
+from state_ops.scratch import remove_left
 
 if TYPE_CHECKING:
     from state_ops.snapshot import Attempt
+
+RESTORING = ".restoring-"
 
 
 def sweep(attempt: Attempt, bases: Collection[AttemptId], stages: Collection[str], parallelism: int) -> None:
@@ -51,6 +54,9 @@ def _sweep_home(home: Path, before: tuple[Generation, CheckpointId], bases: Coll
         made = parse_epoch_dir(directory.name.rpartition("-")[0])
         if made is not None and made < before and owner(directory) not in bases:
             shutil.rmtree(directory, ignore_errors=True)
+    for directory in home.glob(f"{RESTORING}*"):
+        if directory.name.removeprefix(RESTORING) not in bases:
+            remove_left(directory)
 
 
 def _remove_if_empty(directory: Path) -> None:

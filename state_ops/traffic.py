@@ -68,9 +68,9 @@ class Counted:
         self._traffic.moved(UP, len(data))
         return self._store.create(path, data)
 
-    def read(self, path: str) -> Iterator[bytes]:
+    def read(self, path: str, start: int = 0) -> Iterator[bytes]:
         self._traffic.requested(GET)
-        return self._counting(DOWN, self._store.read(path))
+        return self._counting(DOWN, self._store.read(path, start))
 
     def tail(self, path: str, length: int) -> tuple[bytes, int]:
         self._traffic.requested(GET)

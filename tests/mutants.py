@@ -30,6 +30,27 @@ class Mutant:
 
 MUTANTS = [
     Mutant(
+        "let an epoch's time pass while state is fetched",
+        "pipelines/runtime/in_flight.py",
+        "            self._prolong(flight)\n            if time.monotonic() - self._restores_said",
+        "            if time.monotonic() - self._restores_said",
+        "tests/storage/test_slow_restore.py::test_a_restore_of_three_times_an_epochs_deadline_ends_and_says_how_far_it_is",
+    ),
+    Mutant(
+        "take each word of a fetch for a new one, whether it goes on or not",
+        "pipelines/runtime/in_flight.py",
+        " and self._beats.get(one.path) != one.beat]",
+        "]",
+        "tests/recovery/test_overlap.py::test_what_a_dead_subtask_said_of_its_restore_prolongs_no_epoch",
+    ),
+    Mutant(
+        "begin a download anew that was broken off",
+        "state_ops/object_cache.py",
+        "    storage.get_file(file.path, part, digest=file.digest, cancelled=cancelled, size=file.bytes, arrived=arrived)\n    part",
+        "    storage.get_file(file.path, part, digest=file.digest, cancelled=cancelled, arrived=arrived)\n    part",
+        "tests/storage/test_slow_restore.py::test_a_restore_that_breaks_off_goes_on_in_the_middle_of_a_file",
+    ),
+    Mutant(
         "remove the code before executors have fetched it",
         "pipelines/runtime/code_archive.py",
         "    atexit.register(kept.close)\n    archive",
@@ -1054,8 +1075,8 @@ MUTANTS = [
     Mutant(
         "restore without checking digests",
         "state_ops/snapshot.py",
-        "            storage.get_file(file.path, local, digest=file.digest, cancelled=cancelled)\n            return Fetched(stored=file.bytes)\n        copy",
-        "            storage.get_file(file.path, local, cancelled=cancelled)\n            return Fetched(stored=file.bytes)\n        copy",
+        "            download(storage, file, local, cancelled, count, part)\n            return Fetched(stored=file.bytes)\n        copy",
+        "            storage.get_file(file.path, local)\n            return Fetched(stored=file.bytes)\n        copy",
         "tests/state_ops/test_snapshot.py::test_a_damaged_object_is_named_when_local_files_are_gone",
     ),
     Mutant(

@@ -48,13 +48,15 @@ from pipelines.runtime.sources.files import DELIVERED_AGAIN
 from pipelines.runtime.stopping import end
 from pipelines.runtime.tenure import Tenure, open_storage, readers
 from pipelines.runtime.workshop import bottleneck
-from state_ops import disks, halt, held, lease
+from state_ops import disks, halt, held, lease, restoring
 from state_ops.checkpoint import Checkpoint, from_micros
 from state_ops.errors import DISK_FULL, StageError, WeirError, page_about, plainly
 from state_ops.halt import Halt
 from state_ops.held import Held
 from state_ops.lease import Request
 from state_ops.pending import Trigger
+from state_ops.restoring import Restoring
+from state_ops.storage import Storage
 
 app = typer.Typer(
     help="Keyed state for PySpark pipelines: exactly-once epochs, incremental snapshots, restores you can trust.",
@@ -270,6 +272,10 @@ def status(pipeline: Name, json: Json = False) -> None:
         table.add_row("state", f"{head['bytes_total']:,} bytes, of which {head['bytes_new']:,} new")
         ended = " (of the last run)" if holder["alive"] is False else ""
         table.add_row("bottleneck", f"{head['bottleneck']}{ended}" if head["bottleneck"] else "none")
+    for one in facts["restoring"]:
+        whose = f"{one['stage']}, subtask {one['subtask']}, on" if one["stage"] else "on"
+        here = restoring.described([Restoring(**one)])
+        table.add_row("restoring", escape(f"{whose} {one['host']}: {here} at {one['at']}"))
     for name, files in facts["lag"].items():
         directory = _short(facts["sources"][name])
         said = f"{_counted(files, 'file')} in {directory}" if name not in facts["missing"] else _no_directory(directory)
@@ -332,6 +338,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
         },
         "halted": None if halted is None else dataclasses.asdict(halted),
         "last_checkpoint": None if head is None else _brief(head),
+        "restoring": [one.to_dict() for one in _restoring(storage, head)],
         "held": None if holds is None else holds.to_dict(),
         "lag": waiting,
         "missing": runtime.missing(sources, waiting),
@@ -352,6 +359,12 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
             for sink in pipeline.sinks
         ],
     }
+
+
+def _restoring(storage: Storage, head: Checkpoint | None) -> list[Restoring]:
+    """State that is being fetched, without what was said by processes that died in epochs which have ended since."""
+    found = [one for one in restoring.read(storage) if one.epoch is None or head is None or one.epoch > head.id]
+    return sorted(found, key=lambda one: (one.stage or "", one.subtask or 0))
 
 
 def _brief(head: Checkpoint) -> dict[str, Any]:

@@ -10,6 +10,7 @@
     upkeep                       2    now and then, of the registry's logs, beside all else
     ids                1 2 3 4        an epoch's id is written down before anything of it is begun
     looks              - - - -        for requests, for what waits in sources, and the planning of slices (`beside`)
+    restores           -   -          where a stage takes long: whether it waits for state that is being fetched, which takes none of its time
 
 Nothing of an epoch waits for a later one. If one fails, every later one falls with it; earlier ones go on to their end; then
 what fell is discarded, and the next epoch builds on the newest confirmed checkpoint. Only this thread touches the coordinator,
@@ -57,7 +58,7 @@ from pipelines.runtime.workshop import (
     local_rows,
     pending_bytes,
 )
-from state_ops import handover
+from state_ops import handover, restoring
 from state_ops.checkpoint import CHANNEL, Ack, Checkpoint, Snapshot, StateFile, snapshots_of
 from state_ops.coordinator import Coordinator
 from state_ops.errors import (
@@ -75,17 +76,20 @@ from state_ops.ids import AttemptId
 from state_ops.lease import Heartbeat
 from state_ops.pending import FailureReason, Refusal, owns
 from state_ops.registry import Publication
+from state_ops.restoring import Restoring, described
 
 log = structlog.get_logger("weir.run")
 
 # Lanes, besides the stages'.
 _GATES, _UPLOADS, _COMMITS, _PUBLISHING, _PRUNING = "gates of rows", "uploads", "commits", "publishing", "pruning"
-_UPKEEP, _IDS, _LOOKS = "upkeep", "ids", "looks"
+_UPKEEP, _IDS, _LOOKS, _RESTORES = "upkeep", "ids", "looks", "restores"
 _NOTE, _JOB, _SEAL, _COMMIT, _PUBLISH, _FINISH, _LOGS = "note", "job", "seal", "commit", "publish", "finish", "logs"
+_LOOK = "look"
 _MARK = "coordinator-"
 _MIB = 1 << 20
 _GOODBYE_SECONDS = 30.0
 _GRACE_SECONDS = 60.0
+_RESTORES_SECONDS, _SAID_SECONDS = 5.0, 10.0
 
 Found = TypeVar("Found")
 
@@ -148,6 +152,8 @@ class InFlight:
         self._kept: list[Ack] = []
         self._pruning_waits = False
         self._tips: dict[str, Tip] = {}
+        self._beats: dict[str, int] = {}
+        self._restores_seen, self._restores_said = 0.0, 0.0
         self._stand_on_head()
 
     # -- what the run asks
@@ -293,6 +299,12 @@ class InFlight:
 
     def _start(self) -> None:
         """Start every step whose time has come."""
+        waiting = self._may_wait_for_state()
+        if waiting is not None:
+            self._restores_seen = time.monotonic()
+            self._begin(
+                _RESTORES, waiting, _LOOK, partial(restoring.read, self._shop.storage), self._fetching, _no_matter
+            )
         for flight in list(self._flights):
             if self._free(_IDS, flight, _NOTE):
                 self._begin(_IDS, flight, _NOTE, partial(self._heartbeat.begin, flight.pending.id), self._noted)
@@ -345,6 +357,32 @@ class InFlight:
         if self._follows_confirmed(flight):
             return True
         return self._tips[stage.uid].settled and stage.uid not in flight.elsewhere and not self._is_full
+
+    def _may_wait_for_state(self) -> Flight | None:
+        """The epoch of a stage that is at work for so long that one should look whether it waits for its state, and how far that is."""
+        if _RESTORES in self._steps:
+            return None
+        now, stages = time.monotonic(), {stage.uid for stage in self._shop.pipeline.stages}
+        for step in [step for lane, step in self._steps.items() if lane in stages and step.flight in self._flights]:
+            since = max(step.begun, self._restores_seen)
+            if now >= since + min(_RESTORES_SECONDS, (step.flight.deadline - since) / 4):
+                return step.flight
+        return None
+
+    def _fetching(self, _: Flight, found: list[Restoring]) -> None:
+        """The time in which state is fetched is no epoch's own."""
+        generation = int(self._shop.generation)
+        own = [one for one in found if one.generation == generation and self._beats.get(one.path) != one.beat]
+        self._beats = {one.path: one.beat for one in found}
+        for flight in self._flights:
+            fetched = [one for one in own if one.epoch == int(flight.pending.id)]
+            if not fetched:
+                continue
+            self._prolong(flight)
+            if time.monotonic() - self._restores_said >= _SAID_SECONDS:
+                self._restores_said = time.monotonic()
+                stages = sorted({str(one.stage) for one in fetched})
+                log.info("state is being fetched", epoch=int(flight.pending.id), stages=stages, here=described(fetched))
 
     def _may_judge(self, flight: Flight, stage: Stage) -> bool:
         return stage.uid in flight.acks and stage.uid not in flight.judged and self._free(_GATES, flight, stage.uid)
@@ -767,6 +805,10 @@ def _note_slice(error: HoldingError, flight: Flight | None) -> None:
             source: {file.name: (file.size, file.mtime_ns) for file in planned.files}
             for source, planned in flight.cut.slices.items()
         }
+
+
+def _no_matter(flight: Flight, error: BaseException) -> None:
+    """What cannot be looked at now is looked at again."""
 
 
 def _channels(files: Sequence[StateFile]) -> dict[str, StateFile]:

@@ -50,6 +50,7 @@ from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir, new_at
 from state_ops.key_groups import group_range
 from state_ops.object_cache import ObjectCache
 from state_ops.resident import Residence
+from state_ops.restoring import BEAT_SECONDS, RestoreProgress, Restoring
 from state_ops.snapshot import Attempt
 from state_ops.state import GROUP
 from state_ops.storage import Storage
@@ -170,7 +171,12 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
     shared = task.here is not None and task.here.exists()
     freezer = Freezer(task.asynchronous and shared, task.backend, task.stage.uid, attempt.subtask, task.warm_mb << 20)
     held = freezer.claim(base)
-    forked = snapshot.fork(task.storage, attempt, base, deadline, is_immutable, task.objects, read=held is None)
+    progress = _progress(task, attempt)
+    forked = snapshot.fork(
+        task.storage, attempt, base, deadline, is_immutable, task.objects, read=held is None, progress=progress
+    )
+    if progress.fetched and task.seconds is not None:  # which has taken nothing of the epoch's time
+        deadline = time.monotonic() + task.seconds
     with snapshot.healing(forked):
         where = f"stage {task.stage.uid}, epoch {task.epoch}, subtask {attempt.subtask}"
         options = replace(task.options, where=where)
@@ -238,6 +244,13 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
     for kept in (caching, freezer):
         kept.keep(attempt.id if changed else base.attempt if base else None)
     return ack
+
+
+def _progress(task: KeyedTask, attempt: Attempt) -> RestoreProgress:
+    """Tells the coordinator that the subtask's state is being fetched, often enough for the epoch's time."""
+    about = Restoring("epoch", task.stage.uid, attempt.subtask, task.generation, task.epoch)
+    seconds = BEAT_SECONDS if task.seconds is None else min(BEAT_SECONDS, max(0.0, task.seconds) / 5 + 0.05)
+    return RestoreProgress(task.storage, about, seconds)
 
 
 def _local_owners(base: Snapshot | LocalSnapshot) -> set[AttemptId]:

@@ -40,13 +40,15 @@ from state_ops.pins import Hold
 from state_ops.registry import Registry
 from state_ops.rescale import first_key
 from state_ops.restores import Restored
+from state_ops.restoring import RestoreProgress, Restoring, described
 from state_ops.snapshot import Fetched
-from state_ops.storage import Storage
+from state_ops.storage import Arrived, Storage
 from state_ops.transfers import together
 
 log = structlog.get_logger("weir.restore")
 
 _SUBTASKS_AT_ONCE = 4
+_SAID_SECONDS = 10.0
 _TOPS = {STATE: "state", CHANNEL: "channels"}
 
 
@@ -262,11 +264,12 @@ def _proven(
     checking: list[float] = []
     kept = objects(settings)
 
-    def one(part: Part, cancelled: object) -> Fetched:
+    def one(part: Part, arrived: Arrived) -> Fetched:
         if part.here and purpose != "run" and snapshot.is_sound(part.home, part.taken):
+            arrived(part.bytes)
             fetched = Fetched(local=part.bytes)
         else:
-            fetched = _brought(settings, storage, row, part, kept, checking)
+            fetched = _brought(settings, storage, row, part, kept, checking, arrived)
         if stored and fetched.stored < part.bytes:  # some of it came from copies on this host
             together(lambda file, _: storage.prove(file.path, file.digest), part.taken.files, at_once=storage.transfers)
         return fetched
@@ -282,7 +285,9 @@ def _proven(
         if purpose != "run":  # which has looked already
             named_files = [file for part in decided.parts for file in part.taken.files] + list(decided.waiting)
             check_stored(pipeline.title, storage, row, named_files)
-        fetched = sum(together(one, decided.parts, at_once=_SUBTASKS_AT_ONCE), Fetched())
+        with RestoreProgress(storage, Restoring(purpose), heard=_Heard(row.id)).fetching(decided.bytes) as arrived:
+            each = together(lambda part, _: one(part, arrived), decided.parts, at_once=_SUBTASKS_AT_ONCE)
+        fetched = sum(each, Fetched())
         together(rows, decided.waiting, at_once=storage.transfers)
         evaluated = expectations.evaluate(pipeline, settings, storage, row, newest=decided.newest)
     except (DamageError, GateError) as error:
@@ -310,6 +315,18 @@ def _proven(
     return found
 
 
+class _Heard:
+    """Logs now and then how far a restore is."""
+
+    def __init__(self, checkpoint: int) -> None:
+        self._checkpoint, self._last = checkpoint, time.monotonic()
+
+    def __call__(self, restoring: Restoring) -> None:
+        if time.monotonic() - self._last >= _SAID_SECONDS:
+            self._last = time.monotonic()
+            log.info("state is being fetched", checkpoint=int(self._checkpoint), here=described([restoring]))
+
+
 def _advice(pipeline: Pipeline, row: Checkpoint) -> str:
     name = pipeline.title
     return (
@@ -320,13 +337,26 @@ def _advice(pipeline: Pipeline, row: Checkpoint) -> str:
 
 
 def _brought(
-    settings: Settings, storage: Storage, row: Checkpoint, part: Part, kept: snapshot.ObjectCache, checking: list[float]
+    settings: Settings,
+    storage: Storage,
+    row: Checkpoint,
+    part: Part,
+    kept: snapshot.ObjectCache,
+    checking: list[float],
+    arrived: Arrived,
 ) -> Fetched:
     kind = named(part.figures.get("backend", DEFAULT))
     check: Callable[[Path], None] = partial(_checked, settings, storage, part, checking)
     part.home.mkdir(parents=True, exist_ok=True)
     return snapshot.bring_home(
-        storage, part.home, part.taken, epoch_dir(row.generation, row.id), check, joined.is_immutable(kind), kept
+        storage,
+        part.home,
+        part.taken,
+        epoch_dir(row.generation, row.id),
+        check,
+        joined.is_immutable(kind),
+        kept,
+        arrived,
     )
 
 

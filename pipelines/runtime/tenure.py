@@ -26,7 +26,7 @@ from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import has_read
 from pipelines.runtime.spark_executor import SparkExecutor
 from pipelines.runtime.workshop import Workshop
-from state_ops import disks, lease, retention
+from state_ops import disks, lease, restoring, retention
 from state_ops.branches import BRANCHES, pinned
 from state_ops.checkpoint import Checkpoint, is_abandoned
 from state_ops.coordinator import next_id
@@ -104,6 +104,7 @@ def claimed(
         generation = registry.take_over(after=before)  # who took over since lives: `weir prune` must not end its run
         _drop_stale_stops(storage)
         lease.remove_unfinished(storage)
+        restoring.clear(storage)
         head = registry.head()
         last_id = CheckpointId(max([head.id if head else 0, predecessor.last_id if predecessor else 0]))
         with Heartbeat(storage, generation, last_id, settings.lease.heartbeat_seconds, run_id) as heartbeat:

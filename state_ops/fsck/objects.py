@@ -4,7 +4,7 @@
     channels/<operator>/g<generation>-e<epoch>/<subtask>-<attempt>.parquet, or <subtask>-<attempt>/<number or positions>.parquet
     tables/<table>/data/g<generation>-e<epoch>/<subtask>-<attempt>.parquet      and Delta's own files
     registry/<table>/...                                                        Delta; data files of Weir's names
-    coordinator/lease.json, held.json, halt.json, requests/<uuid>.json, holds/<uuid>.json
+    coordinator/lease.json, held.json, halt.json, requests/<uuid>.json, holds/<uuid>.json, restoring/<digest>.json
     promotes.json, backfill.json                                                of a branch
 
 What fits none of these is foreign. An object that nothing names is an orphan only if its generation can commit nothing any
@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from state_ops import restoring
 from state_ops.branches import branch_of
 from state_ops.checkpoint import OUTPUT
 from state_ops.delta_log import PROBE, active_files, open_table
@@ -37,8 +38,9 @@ _STAGED = re.compile(
     rf"|tables/(?P<table>[^/]+)/data/(?P<rows>g\d+-e\d+)/{_ATTEMPT}\.parquet)"
 )
 _REGISTRY_DATA = re.compile(r"registry/\w+/(?:data|checkpoint_id=\d+)/\d{20}-[0-9a-f]{32}\.parquet")
+_BY_ANYBODY = (f"{HOLDS}/", "coordinator/requests/", f"{restoring.DIRECTORY}/")
 _NOTES = re.compile(
-    r"coordinator/(?:lease|origin|held|halt|(?:requests|holds)/[0-9a-f]{32})\.json|(?:promotes|backfill)\.json"
+    r"coordinator/(?:lease|origin|held|halt|(?:requests|holds|restoring)/[0-9a-f]{32})\.json|(?:promotes|backfill)\.json"
 )
 _LOG = re.compile(r"(?P<table>(?:registry|tables)/[^/]+)/_delta_log/(?P<name>.+)")
 _PROBED_AFTER = re.compile(rf"registry/{re.escape(PROBE)}g(\d+)-")
@@ -200,8 +202,8 @@ def _half_written(seen: Survey, file: StoredFile) -> Iterator[Finding]:
             yield found(Kind.HALF_WRITTEN, what, file.path, bytes=file.bytes)
     elif parts[0] in ("registry", "coordinator", "tables"):
         if not seen.alive:
-            # Requests and holds are written by anybody at any time: the writer of this one may be at it.
-            anybody = file.path.startswith((f"{HOLDS}/", "coordinator/requests/")) or parts[0] == "tables"
+            # Requests, holds and what restores say are written by anybody at any time: the writer of this one may be at it.
+            anybody = file.path.startswith(_BY_ANYBODY) or parts[0] == "tables"
             yield found(Kind.HALF_WRITTEN, what, file.path, bytes=file.bytes, leave=anybody)
     else:
         yield _foreign(file)

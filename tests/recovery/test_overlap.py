@@ -25,6 +25,7 @@ from state_ops.checkpoint import LocalSnapshot
 from state_ops.coordinator import Coordinator
 from state_ops.errors import ConfigurationError, FencedError, GateError, InputError, RunEndedError, TransientError
 from state_ops.registry import Registry
+from state_ops.restoring import Restoring
 from state_ops.storage import Storage
 from tests.recovery.small import Bank, accounts, pipeline, until
 
@@ -1024,6 +1025,27 @@ def test_the_time_that_an_epoch_waits_for_the_one_before_is_not_its_own(bank, mo
 
     monkeypatch.setattr(handover, "upload", slow)
     assert [report.checkpoint.id for report in bank.epochs(1, 2, 3)] == [1, 2, 3]
+
+
+def test_what_a_dead_subtask_said_of_its_restore_prolongs_no_epoch(bank):
+    options = {"WEIR_CHECKPOINTS__TIMEOUT_SECONDS": "1", "WEIR_CHECKPOINTS__INTERVAL_SECONDS": "1"}
+    bank = Bank(replace(bank.site, options={**bank.site.options, **options}))
+
+    class Dead(InMemoryExecutor):
+        """It said once that its state was being fetched; then nothing more came of it."""
+
+        def run(self, task, rows, columns, deadline):
+            subject = ("epoch", task.stage.uid, 0, int(task.generation), int(task.epoch))
+            said = Restoring(*subject, bytes=1, bytes_total=9, beat=3)
+            task.storage.put_bytes(said.path, json.dumps(said.to_dict()).encode())
+            patience = time.monotonic() + 20
+            while time.monotonic() < deadline():
+                assert time.monotonic() < patience, "its time never ends"
+                time.sleep(0.05)
+            return super().run(task, rows, columns, deadline)
+
+    with pytest.raises(TransientError, match="took longer than 1 s"):
+        bank.epochs(1, executor=Dead())
 
 
 def test_several_epochs_that_fall_for_one_reason_are_one_failure(bank, monkeypatch):

@@ -517,7 +517,7 @@ def test_a_digest_is_no_path(whole, tmp_path):
     assert victim.read_text() == "precious"
 
 
-def test_what_killed_restores_left_on_a_host_is_removed(whole, tmp_path):
+def test_what_killed_restores_left_on_a_host_is_removed_where_nobody_can_go_on_with_it(whole, tmp_path):
     bank = elsewhere(whole, tmp_path / "site")
     storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
     plan = restore.plan(bank.site.pipeline, bank.site.settings, storage, registry, registry.head())
@@ -528,7 +528,12 @@ def test_what_killed_restores_left_on_a_host_is_removed(whole, tmp_path):
     left[1].write_bytes(b"half")
     restore.restore(bank.site.pipeline, bank.site.settings, storage, registry, registry.head())
     assert not left[0].parent.exists()
-    assert not left[1].exists()
+    assert left[1].exists(), "whoever needs that object goes on with it"
+    cache = restore.snapshot.ObjectCache(objects, 1)
+    (file, *_) = [file for file in newest(bank) if file.name.endswith(".sst")]
+    (objects / file.digest).unlink()
+    cache.fetch(storage, file, tmp_path / "out", Event())
+    assert not left[1].exists(), "but it takes no room for ever"
 
 
 @pytest.mark.parametrize("are_homes_there", [True, False])

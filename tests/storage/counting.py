@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import polars as pl
 import pyarrow as pa
@@ -58,10 +59,12 @@ def rows_of(number: int) -> list[dict]:
     return [{"id": f"k{at}" if at < 9 else f"only-{number}", "at": 10 * number + at} for at in range(10)]
 
 
-def land(bucket: Bucket, *numbers: int) -> None:
+def land(bucket: Bucket, *numbers: int, more: int = 0) -> None:
+    """more: further rows of each file, of keys that no other row has, at 100 and later."""
     for number in numbers:
-        data = pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_pylist(rows_of(number)), data)
+        data, draw = pa.BufferOutputStream(), random.Random(number)
+        others = [{"id": draw.randbytes(16).hex(), "at": 100 + at} for at in range(more)]
+        pq.write_table(pa.Table.from_pylist(rows_of(number) + others), data)
         bucket.client.put_object(
             Bucket=bucket.name, Key=f"landing/{number:05}.parquet", Body=data.getvalue().to_pybytes()
         )

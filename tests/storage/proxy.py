@@ -10,6 +10,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -213,7 +214,14 @@ def quote_prefix(text: str) -> str:
     return text.replace("/", "%2F")
 
 
+def _slow_state(request: Request) -> None:
+    """Objects of state come one after the other, and each takes its time."""
+    if request.method == "GET" and not request.listing and request.at("/state/"):
+        time.sleep(1.2)
+
+
 BEHAVIOURS: dict[str, Behaviour] = {
+    "brings state slowly": _slow_state,
     "ignores If-None-Match": _without_condition,
     "has every version already": lambda request: (
         refused(412, "PreconditionFailed")
