@@ -114,10 +114,15 @@ class PrunedError(TransientError):
     """Look again: the checkpoint that was being read has been pruned meanwhile, by right."""
 
 
+def known_as(error: WeirError) -> str:
+    """The name of an error's kind, or of the nearest that this module has: by it other processes raise it again."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in globals())
+
+
 def to_report(error: WeirError) -> dict[str, Any]:
     """An error as JSON has it, to be raised again in another process; see `from_report`."""
     return {
-        "kind": type(error).__name__,
+        "kind": known_as(error),
         "what": error.what,
         "where": error.where,
         "next": error.next,

@@ -30,6 +30,20 @@ class Mutant:
 
 MUTANTS = [
     Mutant(
+        "blame the file when the store is away",
+        "pipelines/runtime/spark_errors.py",
+        "    if _AWAY.search(text):\n",
+        "    if False:\n",
+        "tests/runtime/test_spark_errors.py::test_a_file_is_blamed_only_where_it_is_to_blame",
+    ),
+    Mutant(
+        "try again what a worker lacks in its configuration",
+        "pipelines/runtime/spark_errors.py",
+        "    if raised is not None:\n",
+        "    if False:\n",
+        "tests/runtime/test_spark_errors.py::test_workers_that_cannot_begin_are_a_matter_of_configuration",
+    ),
+    Mutant(
         "let an epoch's time pass while state is fetched",
         "pipelines/runtime/in_flight.py",
         "            self._prolong(flight)\n            if time.monotonic() - self._restores_said",

@@ -22,7 +22,7 @@ import pyarrow as pa
 import structlog
 from deltalake.exceptions import DeltaError
 
-from pipelines.runtime import gates, sealing, upkeep
+from pipelines.runtime import gates, sealing, spark_errors, upkeep
 from pipelines.runtime.commit import as_owner, delete_staged, prune, publish_missing
 from pipelines.runtime.definition import FileSource, Stage
 from pipelines.runtime.operators import duplicates
@@ -141,10 +141,16 @@ def _answer(shop: Workshop, checkpoint: Checkpoint, request: Request) -> None:
 
 def typed(error: BaseException, where: str) -> WeirError | None:
     """What Python, Spark's bridge or Delta raised of their own accord, as what the operator should do; None: leave it."""
-    from py4j.protocol import Py4JError
+    from py4j.protocol import Py4JError, Py4JJavaError
 
     if isinstance(error, WeirError):
         return None
+    if isinstance(error, Py4JJavaError):  # the JVM is there, and says what is wrong
+        return TransientError(
+            f"Spark failed: {spark_errors.reason(error)}",
+            where=where,
+            next="The epoch was declined. Spark's log has the whole trace: <local.work_dir>/spark.log on a local master.",
+        )
     if isinstance(error, Py4JError | ConnectionError | EOFError):
         return RunEndedError(
             f"Spark's JVM is gone: {plainly(error)}",

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import structlog
 
 from configs.settings import PROJECT, S3Settings, Settings
 from pipelines.runtime import code_archive
 from pipelines.runtime.jars import delta_jars, s3_jars
 from pipelines.runtime.java import java_home
-from state_ops.errors import ConfigurationError, TransientError, first_line
+from state_ops.errors import ConfigurationError, TransientError, WeirError, first_line, plainly
 from state_ops.s3 import hadoop_properties, is_s3, jvm_environment
+
+log = structlog.get_logger("weir.spark")
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOG4J = Path(__file__).with_name("log4j2.properties")
+_CONNECT_PORT, _CONNECT_SECONDS, _SAID_SECONDS = 15002, 10.0, 5.0
 _SECRET = re.compile(r"access\.key|secret|session\.token|password", re.IGNORECASE)
 
 
@@ -63,16 +72,66 @@ def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSessio
     variables = worker_python(settings) | (jvm_environment(settings.storage.s3) if s3 else {})
     with _stderr_to(log_file(settings)), _environment(variables):
         try:
+            if remote:
+                reach(settings.spark.master)
             spark = builder.getOrCreate()
         except Exception as error:  # PySpark raises many kinds here; its log says why
-            raise TransientError(
-                f"Spark did not start: {first_line(error)}",
-                where=str(log_file(settings)),
-                next="Read the end of that file; check spark.master, spark.driver_memory and the Java that is used.",
-            ) from error
+            raise not_started(settings, error) from error
+    if remote:
+        _with_patience(spark)
     if not settings.spark.master.startswith("local"):
         code_archive.ship(spark, settings)
     return spark
+
+
+def not_started(settings: Settings, error: Exception) -> WeirError:
+    why = first_line(error)
+    if not settings.spark.master.startswith("sc://"):
+        return TransientError(
+            f"Spark did not start: {why}",
+            where=str(log_file(settings)),
+            next="Read the end of that file; check spark.master, spark.driver_memory and the Java that is used.",
+        )
+    where = f"spark.master = {settings.spark.master}"
+    if isinstance(error, ImportError):
+        return ConfigurationError(
+            f"Spark Connect needs packages that are not installed here: {why}",
+            where=where,
+            next="pip install 'pyspark[connect]' beside this process: docs/how-to/clusters.md. Nothing was started.",
+        )
+    return TransientError(
+        f"There is no session on the Spark Connect server: {why}",
+        where=where,
+        next="See whether the server runs there and what its own log says last, then run again.",
+    )
+
+
+def reach(master: str) -> None:
+    """Raise ImportError where Spark Connect's client lacks packages, and OSError where nothing listens at the address: the client would try
+    for ten minutes without a word."""
+    importlib.import_module("pyspark.sql.connect.client")
+    address = urlsplit(master)
+    with socket.create_connection((address.hostname or "localhost", address.port or _CONNECT_PORT), _CONNECT_SECONDS):
+        pass
+
+
+def _with_patience(spark: SparkSession) -> None:
+    """Let a Spark Connect client that gets no answer say so, and give up after half a minute instead of ten."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    class Patience(DefaultPolicy):
+        said = -_SAID_SECONDS
+
+        def can_retry(self, e: BaseException) -> bool:
+            retried = super().can_retry(e)
+            if retried and time.monotonic() - self.said >= _SAID_SECONDS:
+                self.said = time.monotonic()
+                log.warning("the Spark Connect server does not answer, trying again", error=plainly(e)[:200])
+            return retried
+
+    spark.client.set_retry_policies(
+        [Patience(max_retries=9, backoff_multiplier=2.0, initial_backoff=100, max_backoff=8000)]
+    )
 
 
 def worker_python(settings: Settings) -> dict[str, str]:

@@ -6,27 +6,26 @@ Slices that are small enough are read by the keyed tasks themselves (`direct`).
 from __future__ import annotations
 
 import functools
-import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import structlog
 
-from configs.redaction import redacted
 from configs.settings import Settings
-from pipelines.runtime import direct, gates, spark, stateless
+from pipelines.runtime import direct, gates, spark, spark_errors, stateless
 from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.executor import Channel, Deadline, Landed, uri
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.sources.files import literal
 from pipelines.runtime.sources.slices import SourceFile, position
-from pipelines.runtime.spark_task import error_told, landed_rows, reading_rows, with_rows
+from pipelines.runtime.spark_task import landed_rows, reading_rows, with_rows
 from state_ops.checkpoint import Ack, StagedFile, StateFile
-from state_ops.errors import InputError, TransientError, WeirError, first_line
+from state_ops.errors import InputError, first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,8 +64,10 @@ class SparkExecutor:
             return self._session
 
     def columns(self, stage: Stage, schema: pa.Schema, where: str) -> pa.Schema:
-        empty = self.session.createDataFrame([], stateless.spark_schema(schema, where))
-        return stateless.schema_of(stateless.prepared(stage, empty), stage)
+        session = self.session
+        with _translated(stage, self._settings.spark.master):
+            empty = session.createDataFrame([], stateless.spark_schema(schema, where))
+            return stateless.schema_of(stateless.prepared(stage, empty), stage)
 
     def run(
         self,
@@ -74,6 +75,13 @@ class SparkExecutor:
         rows: Landed | Channel | None,
         columns: pa.Schema,  # noqa: ARG002 - Spark finds them itself
         deadline: Deadline,
+    ) -> list[Ack]:
+        session = self.session
+        with _translated(task.stage, self._settings.spark.master):
+            return self._run(session, task, rows, deadline)
+
+    def _run(
+        self, session: SparkSession, task: KeyedTask, rows: Landed | Channel | None, deadline: Deadline
     ) -> list[Ack]:
         frame = None
         if rows is not None and not self._read_by_subtasks(task, rows):
@@ -83,12 +91,12 @@ class SparkExecutor:
         if task.stage.gates:  # also where they look at something else, later
             gates.load_meanwhile()
         done = threading.Event()
-        threading.Thread(target=_cancel_late, args=(self.session, deadline, done), daemon=True).start()
+        threading.Thread(target=_cancel_late, args=(session, deadline, done), daemon=True).start()
         try:
             if frame is None:
                 return self._acks(task, rows)
             keyed = stateless.exchanged(task.stage, frame, task.parallelism, task.max_parallelism)
-            acks = self._collected(task, keyed.mapInArrow(lambda batches: with_rows(task, batches), _ACK))
+            acks = _collected(keyed.mapInArrow(lambda batches: with_rows(task, batches), _ACK))
             # Spark sees by itself that some plans give no row (where="1 = 0") and runs no task then. Every task that
             # runs gives an ack or fails the job, so this is no lost one; and every subtask has to ack.
             return acks or self._acks(task, None)
@@ -105,19 +113,7 @@ class SparkExecutor:
         """Of a job without a shuffle: a task for each subtask, which reads by itself what there is."""
         batch_rows = self._settings.spark.batch_rows
         tasks = self.session.range(0, task.parallelism, 1, task.parallelism)
-        return self._collected(
-            task, tasks.mapInArrow(lambda numbers: reading_rows(task, rows, batch_rows, numbers), _ACK)
-        )
-
-    @staticmethod
-    def _collected(task: KeyedTask, acks: DataFrame) -> list[Ack]:
-        from py4j.protocol import Py4JJavaError
-        from pyspark.errors import PySparkException
-
-        try:
-            return [Ack.from_json(row.ack) for row in acks.collect()]
-        except (PySparkException, Py4JJavaError) as error:  # without Connect, a job's own failure comes untranslated
-            raise _from_spark(task.stage, error) from error
+        return _collected(tasks.mapInArrow(lambda numbers: reading_rows(task, rows, batch_rows, numbers), _ACK))
 
     def _read(self, rows: Landed | Channel) -> DataFrame:
         if isinstance(rows, Landed):
@@ -127,6 +123,10 @@ class SparkExecutor:
     def cancel(self) -> None:
         if self._session is not None:
             self._session.interruptAll()
+
+
+def _collected(acks: DataFrame) -> list[Ack]:
+    return [Ack.from_json(row.ack) for row in acks.collect()]
 
 
 def _path(rows: Channel, file: StagedFile | StateFile) -> str:
@@ -143,28 +143,20 @@ def _cancel_late(session: SparkSession, deadline: Deadline, done: threading.Even
             session.interruptAll()
 
 
-def _from_spark(stage: Stage, error: Exception) -> WeirError:
-    about_rows = error_told(str(error)) or stateless.data_error(stage, error)
-    if about_rows is not None:
-        return about_rows
-    text = redacted(str(error))
-    lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith("An error occurred while calling")]
-    reason = said[0][:500] if said else type(error).__name__
-    unreadable = re.search(r"\S+\.parquet", text)
-    if unreadable and any(
-        mark in text for mark in ("FAILED_READ_FILE", "ParquetDecodingException", "not a Parquet file")
-    ):
-        return InputError(
-            f"Spark cannot read the input of {stage.uid}: {reason}",
-            where=unreadable[0],
-            next="Repair the file, or move it out of the landing directory; nothing of this epoch was applied.",
-        )
-    return TransientError(
-        f"The Spark job of {stage.uid} failed: {reason}",
-        where=f"stage {stage.uid}",
-        next="The epoch was declined. Spark's log has the whole trace: <local.work_dir>/spark.log on a local master.",
-    )
+@contextmanager
+def _translated(stage: Stage, master: str) -> Iterator[None]:
+    """What Spark raises while a stage is prepared, planned or run, as what the operator should do. A JVM that is gone is left as it is."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:  # without Connect, a job's own failure comes untranslated
+        raise spark_errors.of_job(stage, error, master) from error
+    except Exception as error:
+        if spark_errors.is_connect(error):
+            raise spark_errors.of_job(stage, error, master) from error
+        raise
 
 
 def _read_source(session: SparkSession, rows: Landed, batch_rows: int) -> DataFrame:

@@ -1,0 +1,179 @@
+"""What a failed Spark job is said to have failed of: the innermost cause, as Spark 4.2 and S3A word it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from configs import settings
+from pipelines.api import agg, aggregate, delta, files
+from pipelines.runtime import spark, spark_errors
+from state_ops import errors
+from state_ops.errors import (
+    ConfigurationError,
+    InputError,
+    PipelineError,
+    RunEndedError,
+    StateSizeError,
+    TransientError,
+    WeirError,
+)
+from state_ops.storage import CancelledError
+
+STAGE = aggregate("counted", files("{landing}/*.parquet"), key="key", rows=agg.count(), sink=delta.append("counted"))
+READING = """Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, most recent failure: Lost task 0.3 in stage 1.0 (TID 4) (10.0.0.7 executor 1): org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file s3://bucket/landing/1.parquet.  SQLSTATE: KD001
+\tat org.apache.spark.sql.errors.QueryExecutionErrors$.cannotReadFilesError(QueryExecutionErrors.scala:857)
+Caused by: {cause}
+\tat org.apache.hadoop.fs.s3a.S3AUtils.translateException(S3AUtils.java:356)
+"""
+OPENING = "re-open s3a://bucket/landing/1.parquet at 4: "
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind", "said"),
+    [
+        (
+            f"java.nio.file.AccessDeniedException: s3a://bucket/landing/1.parquet: org.apache.hadoop.fs.s3a.auth.NoAuthWithAWSException: {OPENING}"
+            "software.amazon.awssdk.core.exception.SdkClientException: Unable to load credentials from system settings.",
+            ConfigurationError,
+            "no credentials",
+        ),
+        (
+            f"java.nio.file.AccessDeniedException: s3a://bucket/landing/1.parquet: {OPENING}software.amazon.awssdk.services.s3.model.S3Exception: "
+            "(Service: S3, Status Code: 403, Request ID: null):AccessDenied",
+            ConfigurationError,
+            "refuses",
+        ),
+        (
+            f"org.apache.hadoop.fs.s3a.AWSServiceThrottledException: {OPENING}software.amazon.awssdk.services.s3.model.S3Exception: "
+            "(Service: S3, Status Code: 503, Request ID: null):SlowDown",
+            TransientError,
+            "Status Code: 503",
+        ),
+        (
+            f"java.net.SocketTimeoutException: {OPENING}software.amazon.awssdk.core.exception.SdkClientException: Read timed out",
+            TransientError,
+            "Read timed out",
+        ),
+        (
+            f"org.apache.hadoop.net.ConnectTimeoutException: {OPENING}Unable to execute HTTP request: Connect to 127.0.0.1:9000 failed",
+            TransientError,
+            "Unable to execute HTTP request",
+        ),
+        (
+            "java.io.FileNotFoundException: No such file or directory: s3a://bucket/landing/1.parquet",
+            InputError,
+            "is gone",
+        ),
+        (
+            "org.apache.parquet.io.ParquetDecodingException: could not verify page integrity, CRC checksum failed",
+            InputError,
+            "cannot read the input",
+        ),
+        (
+            "java.lang.RuntimeException: s3a://bucket/landing/1.parquet is not a Parquet file. Expected magic number at tail",
+            InputError,
+            "cannot read the input",
+        ),
+    ],
+)
+def test_a_file_is_blamed_only_where_it_is_to_blame(cause, kind, said):
+    error = spark_errors.of_job(STAGE, RuntimeError(READING.format(cause=cause)))
+    assert type(error) is kind
+    assert said in error.what
+    assert error.where is not None and "landing/1.parquet" in error.where
+    assert error.next is not None and ("Repair the file" in error.next) == ("cannot read the input" in said)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            'java.io.IOException: Cannot run program "/home/me/.venv/bin/python": error=2, No such file or directory',
+            "no Python at '/home/me/.venv/bin/python'",
+        ),
+        (
+            "pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 than that in driver: 3.11",
+            "another Python",
+        ),
+        (
+            "Traceback (most recent call last):\n  File \"serializers.py\", line 459, in loads\nModuleNotFoundError: No module named 'xxhash'\n",
+            "cannot import xxhash",
+        ),
+        (
+            "Traceback (most recent call last):\nconfigs.errors.ConfigurationError: The environment variable KEY is not set in this process.\n"
+            "  where: storage.s3.access_key_id\n  next:  Set it where this runs.\n\tat org.apache.spark.api.python.BasePythonRunner",
+            "The environment variable KEY is not set",
+        ),
+    ],
+)
+def test_workers_that_cannot_begin_are_a_matter_of_configuration(text, said):
+    error = spark_errors.of_job(STAGE, RuntimeError(f"Job aborted due to stage failure: {text}"))
+    assert type(error) is ConfigurationError, "no replay helps"
+    assert said in error.what and "\n" not in error.what
+    assert "a worker of the stage counted" in str(error.where) and error.next
+
+
+def test_all_else_is_tried_again():
+    lost = (
+        "Job aborted due to stage failure: Task 1 in stage 3.0 failed 4 times: ExecutorLostFailure (executor 0 exited)"
+    )
+    error = spark_errors.of_job(STAGE, RuntimeError(lost))
+    assert type(error) is TransientError and "ExecutorLostFailure" in error.what
+
+
+def test_packages_that_spark_connect_lacks_are_named_and_nothing_is_tried_again(monkeypatch):
+    monkeypatch.setitem(sys.modules, "grpc_status", None)
+    monkeypatch.delitem(sys.modules, "pyspark.sql.connect.client", raising=False)
+    with pytest.raises(ImportError) as missing:
+        spark.reach("sc://127.0.0.1:1")
+    error = spark.not_started(settings.load({"WEIR_SPARK__MASTER": "sc://127.0.0.1:1"}), missing.value)
+    assert type(error) is ConfigurationError
+    assert (
+        "grpcio-status" in error.what
+        and "pyspark[connect]" in str(error.next)
+        and "sc://127.0.0.1:1" in str(error.where)
+    )
+
+
+def test_a_spark_connect_server_that_is_not_there_is_said_at_once():
+    error = spark.not_started(
+        settings.load({"WEIR_SPARK__MASTER": "sc://127.0.0.1:1"}), ConnectionRefusedError(111, "Connection refused")
+    )
+    assert type(error) is TransientError
+    assert (
+        "Connection refused" in error.what and "sc://127.0.0.1:1" in str(error.where) and "spark.log" not in str(error)
+    )
+
+
+class _Grpc(Exception):
+    """As the client's library raises it."""
+
+
+_Grpc.__module__ = "grpc._channel"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "<_MultiThreadedRendezvous of RPC that terminated with: status = StatusCode.UNAVAILABLE>",
+        "[INVALID_HANDLE.SESSION_CHANGED]",
+    ],
+)
+def test_a_spark_connect_server_that_died_ends_the_run_and_is_named(said):
+    error = spark_errors.of_job(STAGE, _Grpc(said), "sc://host:15002")
+    assert type(error) is RunEndedError
+    assert (
+        "Spark Connect server" in error.what
+        and "sc://host:15002" in str(error.where)
+        and "run again" in str(error.next)
+    )
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [(CancelledError, TransientError), (StateSizeError, StateSizeError), (PipelineError, PipelineError)],
+)
+def test_an_error_comes_back_from_a_worker_as_the_nearest_kind_that_is_known(raised: type[WeirError], kind):
+    assert getattr(errors, errors.known_as(raised("it failed"))) is kind
