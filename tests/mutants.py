@@ -809,8 +809,8 @@ MUTANTS = [
     Mutant(
         "end the run for an object of this host that has rotted",
         "state_ops/snapshot.py",
-        "                if again or not drop_rotten(base, objects, home.parent):\n",
-        "                if True:\n",
+        "            if again or not drop_rotten(base, objects, home.parent):\n",
+        "            if True:\n",
         "tests/recovery/test_restore.py::test_damage_in_a_file_that_this_process_has_read_before_is_not_linked_again",
     ),
     Mutant(
