@@ -203,3 +203,15 @@ def test_a_worker_does_not_collect_its_modules_after_every_task(job, spark):
     job.run(list(range(50)))
     found = [row.objects for row in spark.range(0, 2, 1, 2).mapInArrow(frozen, "objects long").collect()]
     assert min(found) > 10_000
+
+
+def test_a_worker_without_credentials_says_which_variable_it_lacks_and_blames_no_file(job, monkeypatch):
+    for name in ("WEIR_LATE_KEY", "WEIR_LATE_SECRET"):
+        monkeypatch.setenv(name, "set here, after the workers' environment was made")
+    references = {"access_key_id": {"env": "WEIR_LATE_KEY"}, "secret_access_key": {"env": "WEIR_LATE_SECRET"}}
+    s3 = settings.S3Settings.model_validate(references)
+    job.storage = Storage("s3://weir-nowhere/root", s3)
+    with pytest.raises(ConfigurationError, match="WEIR_LATE_KEY is not set in this process") as raised:
+        job.run(None)
+    assert "a worker of the stage counted" in str(raised.value.where)
+    assert "executor's environment" in str(raised.value.next)
