@@ -15,8 +15,8 @@ Two rules live here, both found by playing the failing sequence:
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import wraps
 from threading import RLock
 from typing import ParamSpec, TypeVar
@@ -41,9 +41,11 @@ Params = ParamSpec("Params")
 
 _MAX_RACES = 20
 _MAX_OPENS = 3
+_MAX_CREATES = 5
 PROBE = ".probe-"
 _CONFIGURATION = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "100"}
 _NO_UPKEEP = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+_TRY = "weir.try"
 _FORGETS = "delta.setTransactionRetentionDuration"
 
 
@@ -64,6 +66,21 @@ class Table(DeltaTable):
     transaction_version = scrubbed(DeltaTable.transaction_version)
     update_incremental = scrubbed(DeltaTable.update_incremental)
     vacuum = scrubbed(DeltaTable.vacuum)
+
+
+@contextmanager
+def _committing() -> Iterator[None]:
+    """Around a commit of delta-rs. CommitFailedError: there is another entry, or the store was busy with that very object (S3's 409).
+
+    delta-rs takes a 409 for an entry, and then does not find it.
+    """
+    try:
+        with scrubbing():
+            yield
+    except DeltaError as error:
+        if "Invalid table version" not in str(error):
+            raise
+        raise CommitFailedError(f"The store was busy with the entry: {first_line(error)}") from error
 
 
 @scrubbing()
@@ -90,21 +107,24 @@ def ensure_table(
     configuration: dict | None = None,
 ) -> None:
     """Create the table unless it exists."""
-    if exists(storage, path):
-        return
-    try:
-        with scrubbing():
-            DeltaTable.create(
-                storage.full(path),
-                schema=schema,
-                mode="ignore",
-                partition_by=list(partition_by),
-                configuration=_CONFIGURATION | (configuration or {}),
-                storage_options=storage.delta_options,
-            )
-    except CommitFailedError:  # somebody else created it at the same moment
-        if not exists(storage, path):
-            raise
+    for left in reversed(range(_MAX_CREATES)):
+        if exists(storage, path):
+            return
+        try:
+            with _committing():
+                DeltaTable.create(
+                    storage.full(path),
+                    schema=schema,
+                    mode="ignore",
+                    partition_by=list(partition_by),
+                    configuration=_CONFIGURATION | (configuration or {}),
+                    storage_options=storage.delta_options,
+                )
+            return
+        except CommitFailedError:
+            # Somebody else created it at the same moment, or the store was busy with that very object (S3's 409): look again.
+            if not left and not exists(storage, path):
+                raise
 
 
 def commit(
@@ -120,14 +140,15 @@ def commit(
 
     upkeep: what delta-rs itself does to the log afterwards; by default nothing.
     """
-    handle.create_write_transaction(
-        [file.add_action() for file in adds] + [file.remove_action() for file in removes],
-        mode="append",
-        schema=handle.schema(),
-        partition_by=handle.metadata().partition_columns or None,
-        commit_properties=_properties(app_id, version, metadata),
-        post_commithook_properties=upkeep or _NO_UPKEEP,
-    )
+    with _committing():
+        handle.create_write_transaction(
+            [file.add_action() for file in adds] + [file.remove_action() for file in removes],
+            mode="append",
+            schema=handle.schema(),
+            partition_by=handle.metadata().partition_columns or None,
+            commit_properties=_properties(app_id, version, metadata),
+            post_commithook_properties=upkeep or _NO_UPKEEP,
+        )
 
 
 def _properties(app_id: str, version: int, metadata: dict | None = None) -> CommitProperties:
@@ -146,7 +167,17 @@ def probe_conditional_put(storage: Storage, after: Generation) -> None:
     try:
         ensure_table(storage, path, pa.schema([("probe", pa.int64())]))
         first, second = open_table(storage, path), open_table(storage, path)
-        commit(first, "probe", 1)
+        for left in reversed(range(_MAX_CREATES)):
+            try:
+                commit(first, "probe", 1)
+                break
+            except (
+                CommitFailedError
+            ):  # S3's 409, which says nothing of what is there, or our own entry, whose answer was lost
+                if storage.read_bytes(log_entries.entry_path(path, 1)) is not None:
+                    break
+                if not left:
+                    raise
         # delta-rs looks for newer versions before it writes one: only a put of our own shows what the store does.
         storage.create(f"{path}/put", b"first")
         if not storage.create(f"{path}/put", b"second"):
@@ -300,29 +331,43 @@ class FencedTable:
 
         A claim is ours only if the newest version is the very one that we made: a taker that stood still meanwhile may have
         put it where the winner's upkeep had cleaned one away, and both would go by the same number.
+
+        Each try has an id in its entry. A store that reports an error may have put the entry all the same, and what is put
+        again, by delta-rs or by whoever retries, then meets it: the id says that it is ours.
         """
-        for _ in range(_MAX_RACES if generation is not None else 1):
+        expected = after
+        for _ in range(_MAX_RACES):
             handle = open_table(self.storage, self.path)
             version = handle.version()
+            attempt = uuid.uuid4().hex
             try:
                 old = handle.transaction_version(self.app_id) or 0
                 if after is not None and old != after:
                     raise fenced(self.path, after, Generation(old))
+                if generation is None and expected is not None and old != expected:
+                    break
                 mine = Generation(old + 1) if generation is None else generation
                 if generation is not None and old == mine:
                     return mine  # nobody else has this number: an earlier try landed, although an error was reported
                 if mine <= old:
                     raise fenced(self.path, mine, Generation(old))
-                commit(handle, self.app_id, mine)
-            except CommitFailedError:
-                continue
-            except (DeltaError, FileNotFoundError):
-                if not self._has_moved(version):
+                expected = Generation(old)
+                commit(handle, self.app_id, mine, metadata={_TRY: attempt})
+            except (DeltaError, OSError) as error:
+                entry = self.storage.read_bytes(log_entries.entry_path(self.path, version + 1))
+                if entry is None and isinstance(error, CommitFailedError):
+                    continue  # the store was busy with that very object (S3's 409): there is nobody's entry
+                if entry is None and not self._has_moved(version):
                     raise
-                continue
+                if entry is None or attempt.encode() not in entry:
+                    if generation is None:
+                        break
+                    continue
             self._known = None
             if self.look(lambda newest: newest.number) == version + 1:
                 return mine
+            if generation is None:
+                break
         raise FencedError(
             f"Another coordinator took {self.path} over at the same moment.",
             next="Nothing to do: that one runs the pipeline.",
@@ -518,7 +563,7 @@ class FencedTable:
         return table.select(self.file_schema.names).cast(self.file_schema)
 
 
-@scrubbing()
+@_committing()
 def _set_properties(handle: DeltaTable, app_id: str, generation: Generation) -> None:
     handle.alter.set_table_properties(
         log_upkeep.PROPERTIES,
@@ -527,7 +572,7 @@ def _set_properties(handle: DeltaTable, app_id: str, generation: Generation) -> 
     )
 
 
-@scrubbing()
+@_committing()
 def _add_columns(handle: DeltaTable, app_id: str, generation: Generation, columns: list[Field]) -> None:
     handle.alter.add_columns(
         columns, commit_properties=_properties(app_id, generation), post_commithook_properties=_NO_UPKEEP

@@ -155,7 +155,10 @@ def translated(error: Exception, where: str) -> OSError | ConfigurationError:
     told = " ".join(filter(None, [status, code])) or _KINDS.get(kind[1] if kind else "", _kind(error))
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"{where}: {told}")
-    if isinstance(error, (AlreadyExistsError, PreconditionError)):
+    # obstore calls each 409 AlreadyExists. S3 answers so while another request for the same object is at work, and says nothing of what is
+    # there then; 412 says that. Azure answers 409 to both, and tells them apart by the code.
+    exists = isinstance(error, (AlreadyExistsError, PreconditionError))
+    if exists and (status != "409" or code == "BlobAlreadyExists"):
         return FileExistsError(f"{where}: {told}")
     if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or status in ("401", "403"):
         return PermissionError(f"{where}: storage refuses access: {told}")

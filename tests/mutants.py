@@ -1997,6 +1997,20 @@ MUTANTS = [
         "tests/state_ops/test_errors.py::test_the_values_of_variables_that_hold_secrets_go_wherever_they_stand",
     ),
     Mutant(
+        "take a store that is busy with an object for one that has it",
+        "state_ops/object_store.py",
+        'if exists and (status != "409" or code == "BlobAlreadyExists"):',
+        "if exists:",
+        "tests/storage/test_faults.py::test_a_store_that_is_busy_with_an_object_is_asked_again",
+    ),
+    Mutant(
+        "take our own claim, whose answer was lost, for a rival's",
+        "state_ops/delta_log.py",
+        "if entry is None or attempt.encode() not in entry:",
+        "if True:",
+        "tests/storage/test_faults.py::test_a_take_over_that_landed_although_an_error_was_reported_is_ours",
+    ),
+    Mutant(
         "retry what will not pass",
         "state_ops/object_store.py",
         "if status is None or status in _MAY_PASS or code in _CODES_THAT_MAY_PASS:",

@@ -82,6 +82,13 @@ def echoed(request: Request) -> Answer:
 
 
 @dataclass(frozen=True)
+class Lost:
+    """The request is carried out, and its answer is lost: this one comes instead."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True)
 class Hang:
     """No answer, until the test ends."""
 
@@ -96,7 +103,7 @@ class Cut:
     """The answer says how long it is, and ends after half of it."""
 
 
-Behaviour = Callable[[Request], Answer | Hang | Reset | Cut | Request | None]
+Behaviour = Callable[[Request], Answer | Lost | Hang | Reset | Cut | Request | None]
 
 
 class Proxy:
@@ -154,6 +161,9 @@ class Proxy:
             handler.connection.close()
             handler.close_connection = True
             return
+        if isinstance(decided, Lost):
+            _forward(request, port)
+            decided = decided.answer
         answer = (
             decided
             if isinstance(decided, Answer)
@@ -200,6 +210,22 @@ def _a_fifth(chance: random.Random) -> Behaviour:
     return lambda _: refused(503, "SlowDown") if chance.random() < 0.2 else None
 
 
+def _to_first_put(decided: Answer | Lost, conditional: bool = False) -> Behaviour:
+    """To the first put of each object, or the first that has a condition."""
+    seen: set[str] = set()
+    lock = threading.Lock()
+
+    def behave(request: Request) -> Answer | Lost | None:
+        with lock:
+            place = request.path.partition("?")[0]
+            if request.method != "PUT" or place in seen or (conditional and "if-none-match" not in request.headers):
+                return None
+            seen.add(place)
+            return decided
+
+    return behave
+
+
 def _no_cleaning(request: Request) -> Answer | None:
     """Listings of what may be deleted fail; those of Delta's logs and of probes work."""
     cleaned = ("prefix=root/flights/state/", "prefix=root/flights/registry/checkpoints/&")
@@ -236,6 +262,15 @@ BEHAVIOURS: dict[str, Behaviour] = {
         if request.method == "GET"
         and (request.at("/tables/") or request.at("registry/restores/part-"))
         and request.path.partition("?")[0].endswith(".parquet")
+        else None
+    ),
+    "is busy with each object at first": _to_first_put(refused(409, "ConditionalRequestConflict")),
+    "loses its answer to the first claim of each object": _to_first_put(
+        Lost(refused(503, "SlowDown")), conditional=True
+    ),
+    "loses its answer to a take-over": lambda request: (
+        Lost(refused(503, "SlowDown"))
+        if request.method == "PUT" and request.at("registry/checkpoints/_delta_log/00000000000000000002.json")
         else None
     ),
     "hangs": lambda _: Hang(),

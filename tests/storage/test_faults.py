@@ -18,8 +18,11 @@ from obstore.exceptions import GenericError, PermissionDeniedError
 
 from configs.settings import PROJECT
 from state_ops.errors import ConfigurationError
+from state_ops.ids import Generation
 from state_ops.object_store import PART, translated
+from state_ops.registry import Registry
 from state_ops.storage import Storage, UnavailableError
+from tests.state_ops.test_registry import APP, a_checkpoint
 from tests.storage.conftest import Bucket
 from tests.storage.proxy import Cut, Hang, Proxy, Request, Reset, refused
 
@@ -123,6 +126,49 @@ def test_a_download_that_is_cut_is_whole_in_the_end(storage, proxy, bucket, tmp_
     proxy.behave = lambda _: Cut()
     with pytest.raises(UnavailableError):
         storage.read_bytes("big")
+
+
+BUSY = [refused(409, "OperationAborted"), refused(409, "ConditionalRequestConflict")]
+
+
+@pytest.mark.parametrize("busy", BUSY, ids=str)
+@pytest.mark.parametrize("operation", [*SINGLE, "create"])
+def test_a_store_that_is_busy_with_an_object_is_asked_again(storage, proxy, bucket, local, operation, busy):
+    """S3's 409 says nothing of what is there: only 412 does."""
+    operations = {**OPERATIONS, "create": lambda storage, _: storage.create("new", b"x")}
+    proxy.behave = first(ATTEMPTS - 1, busy)
+    assert operations[operation](storage, local) is not False
+    assert len(proxy.requests) >= ATTEMPTS
+    assert ("root/flights/new" in bucket.objects()) is (operation not in ("size", "delete"))
+    assert storage.create("new", b"y") is (operation in ("size", "delete"))
+    proxy.behave = lambda _: busy
+    with pytest.raises(UnavailableError, match="409"):
+        operations[operation](storage, local)
+
+
+@pytest.mark.parametrize(
+    "way", ["is busy with each object at first", "loses its answer to the first claim of each object"]
+)
+def test_a_take_over_through_a_store_that_is_busy_or_loses_answers_is_none_of_somebody_elses(
+    bucket, misbehaving, quick_retries, way
+):
+    """The probe, the tables, the claims and a commit, each of which meets a 409 first, or its own entry."""
+    for generation in (1, 2):
+        storage = bucket.storage(misbehaving(way))
+        registry = Registry(storage, APP)
+        assert registry.take_over() == generation
+        registry.commit(replace(a_checkpoint(generation, generation - 1 or None, []), generation=generation), [])
+    assert [row.id for row in Registry(bucket.storage(), APP).checkpoints()] == [1, 2]
+
+
+@pytest.mark.parametrize("attempts", [1, 4])
+def test_a_take_over_that_landed_although_an_error_was_reported_is_ours(bucket, misbehaving, quick_retries, attempts):
+    """With more attempts delta-rs puts it again and meets its own entry; with one the error comes through."""
+    Registry(bucket.storage(), APP).take_over()
+    registry = Registry(bucket.storage(misbehaving("loses its answer to a take-over"), max_attempts=attempts), APP)
+    assert registry.take_over() == 2
+    registry.prove(Generation(2))
+    assert Registry(bucket.storage(), APP).generation() == 2
 
 
 REFUSALS = [
