@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from state_ops.errors import plainly
-from state_ops.lease import born, known, pid_namespace, process_lives
+from state_ops.lease import born, pid_namespace, process_lives, record, unreadable
 from state_ops.storage import Storage
 
 PATH = "coordinator/halt.json"
@@ -42,7 +42,11 @@ class Halt:
 def read(storage: Storage) -> Halt | None:
     """The halt that holds now; None: nobody has ended the pipeline, or the process that did so for a while is gone."""
     raw = storage.read_bytes(PATH)
-    found = Halt(**known(Halt, json.loads(raw))) if raw else None
+    try:
+        found = record(Halt, raw) if raw is not None else None
+    except ValueError as error:
+        advice = "A person has ended the pipeline, or somebody promoted or rewound it. Delete it when the pipeline may begin again."
+        raise unreadable(storage, PATH, error, advice) from error
     if found is None or found.process is None:
         return found
     host, pid, began = found.process

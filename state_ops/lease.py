@@ -17,24 +17,29 @@ import sys
 import threading
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import psutil
 import structlog
 
-from state_ops.errors import plainly
+from state_ops.errors import DamageError, first_line, plainly
 from state_ops.ids import CheckpointId, Generation
 from state_ops.storage import Storage
 from state_ops.stores import UNFINISHED
 
 LEASE = "coordinator/lease.json"
 REQUESTS = "coordinator/requests"
+UNREADABLE = "unreadable"  # the kind of a request that cannot be read
 DEAD_AFTER_HEARTBEATS = 3
 _LAST_SECONDS = 5.0
 
 log = structlog.get_logger("weir.lease")
+
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +70,52 @@ class Lease:
 
 
 def read(storage: Storage) -> Lease | None:
+    """The lease as it stands. Raises DamageError for one that cannot be read."""
     raw = storage.read_bytes(LEASE)
-    return Lease(**known(Lease, json.loads(raw))) if raw else None
+    if raw is None:
+        return None
+    try:
+        return record(Lease, raw)
+    except ValueError as error:
+        raise unreadable(
+            storage,
+            LEASE,
+            error,
+            "Bring it back from a backup, or from an older version of the object. If there is none, and no coordinator of this pipeline runs "
+            "anywhere, delete it: the next run goes on from the newest checkpoint.",
+        ) from error
+
+
+def record(kind: type[Record], data: bytes) -> Record:
+    """A row of facts from a JSON object, of which fields that this release does not know are left out.
+
+    Raises ValueError for what is no such object: a machine that lost its power may leave zeros, or half of one.
+    """
+    raw = json.loads(data)
+    if not isinstance(raw, dict):
+        raise ValueError(f"it is no JSON object but {type(raw).__name__}")
+    hints = get_type_hints(kind)
+    for name, value in known(kind, raw).items():
+        if not _fits(value, hints[name]):
+            raise ValueError(f"{name} is {value!r:.100}")
+    try:
+        return kind(**known(kind, raw))
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if isinstance(hint, UnionType):
+        return any(_fits(value, one) for one in get_args(hint))
+    plain = getattr(hint, "__supertype__", get_origin(hint) or hint)
+    if plain in (int, float):
+        return isinstance(value, int | plain) and not isinstance(value, bool)
+    return isinstance(value, plain)
+
+
+def unreadable(storage: Storage, path: str, error: Exception, advice: str) -> DamageError:
+    """A note of the coordinator's that cannot be read. advice: what a person does then."""
+    return DamageError(f"{path} cannot be read: {first_line(error)}.", where=storage.full(path), next=advice)
 
 
 def known(kind: type, raw: dict[str, Any]) -> dict[str, Any]:
@@ -212,9 +261,11 @@ class Heartbeat:
         if not self._lock.acquire(timeout=self._seconds + _LAST_SECONDS):
             raise TimeoutError("an earlier write of the lease does not end")
         try:
-            current = read(self._storage)
-            if current is not None and current.generation > self._lease.generation:
-                return  # a successor holds the lease; the registry will tell us that we are fenced
+            # An unreadable one is written anew: the lease grants no right, and a successor writes its own over ours at its next beat.
+            with suppress(DamageError):
+                current = read(self._storage)
+                if current is not None and current.generation > self._lease.generation:
+                    return  # a successor holds the lease; the registry will tell us that we are fenced
             self._lease = replace(self._lease, counter=self._lease.counter + 1, **changes)
             self._storage.put_bytes(LEASE, json.dumps(asdict(self._lease)).encode())
         finally:
@@ -252,20 +303,25 @@ def send(storage: Storage, request: Request) -> Request:
 
 
 def pending(storage: Storage) -> list[Request]:
-    """All requests that no coordinator has taken yet, oldest first."""
+    """All requests that no coordinator has taken yet, oldest first; those that cannot be read are of the kind UNREADABLE.
+
+    A request is named by its file, whatever it says of itself: that name is what `take` deletes.
+    """
     found = []
     for file in storage.list(REQUESTS):
         raw = storage.read_bytes(file.path)
-        if raw:
-            found.append(_request(json.loads(raw)))
+        if raw is not None:
+            found.append(replace(_request(raw), name=file.path))
     return sorted(found, key=lambda request: request.at)
 
 
-def _request(raw: dict[str, Any]) -> Request:
+def _request(raw: bytes) -> Request:
     """One with an option of a newer release is of a kind that nobody here knows: half of what it asks may be harm."""
-    understood = known(Request, raw)
-    request = Request(**understood)
-    unknown = sorted(raw.keys() - understood.keys())
+    try:
+        request = record(Request, raw)
+    except ValueError as error:
+        return Request(UNREADABLE, reason=first_line(error))
+    unknown = sorted(json.loads(raw).keys() - known(Request, json.loads(raw)).keys())
     return replace(request, kind=f"{request.kind} with {', '.join(unknown)}") if unknown else request
 
 

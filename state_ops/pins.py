@@ -19,7 +19,8 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
 import structlog
@@ -33,6 +34,7 @@ from state_ops.registry import Registry
 from state_ops.storage import Storage
 
 HOLDS = "coordinator/holds"
+_HEARTBEAT_SECONDS = 5.0
 
 log = structlog.get_logger("weir.pins")
 
@@ -60,7 +62,12 @@ class Hold:
     """
 
     def __init__(
-        self, storage: Storage, registry: Registry, checkpoint: Checkpoint, purpose: str, heartbeat_seconds: float = 5.0
+        self,
+        storage: Storage,
+        registry: Registry,
+        checkpoint: Checkpoint,
+        purpose: str,
+        heartbeat_seconds: float = _HEARTBEAT_SECONDS,
     ) -> None:
         self._storage, self._registry, self._checkpoint = storage, registry, checkpoint
         self._path = f"{HOLDS}/{uuid.uuid4().hex}.json"
@@ -119,6 +126,16 @@ class Hold:
         self._storage.put_bytes(self._path, json.dumps(asdict(self._held)).encode())
 
 
+class HeldCommits:
+    """Which commits of checkpoints running restores hold: `commit_id in held`. All, while there is a hold that cannot be read."""
+
+    def __init__(self, holds: Mapping[str, Held]) -> None:
+        self._ids = {hold.commit_id for hold in holds.values()}
+
+    def __contains__(self, commit_id: str) -> bool:
+        return "" in self._ids or commit_id in self._ids
+
+
 class Watcher:
     """What one observer knows of the holds that it has seen: since when each counter stands still."""
 
@@ -146,7 +163,10 @@ class Watcher:
             raw = storage.read_bytes(file.path)
             if raw is None:
                 continue
-            held = Held(**lease.known(Held, json.loads(raw)))
+            try:
+                held = lease.record(Held, raw)
+            except ValueError:  # whose it is, and of what, nobody can tell: it keeps everything until it has been silent for long enough
+                held = Held(CheckpointId(0), "", "an unreadable hold", "", 0, "", _HEARTBEAT_SECONDS, zlib.crc32(raw))
             counter, since = self._seen.get(file.path, (-1, moment))
             if counter != held.counter or since > moment:
                 since = moment

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from state_ops.checkpoint import OUTPUT, Checkpoint, StateFile, abandoned
 from state_ops.ids import CheckpointId, Generation, parse_epoch_dir
 from state_ops.layout import is_staged
-from state_ops.pins import Watcher
+from state_ops.pins import HeldCommits, Watcher
 from state_ops.registry import Pin, Registry
 from state_ops.shared_state import reference_counts, unreferenced
 from state_ops.storage import Storage, StoredFile
@@ -147,7 +147,7 @@ def apply(
     """
     unnamed = registry.drop_rows(generation, decided.drop)  # files of its own: deleted with the objects, in one request
     # Only now, after the rows: a restore that comes later finds no row, one that came before is seen here.
-    held = {hold.commit_id for hold in watcher.live(storage).values()}
+    held = HeldCommits(watcher.live(storage))
     rows = registry.checkpoints(own=True)
     newest = max([row.id for row in rows] + list(decided.drop), default=CheckpointId(0))
     strays = [stray for stray in registry.strays(own=True) if stray.checkpoint_id <= newest]

@@ -1005,8 +1005,8 @@ MUTANTS = [
     Mutant(
         "refresh the handle between reading the generation and claiming the next",
         "state_ops/delta_log.py",
-        "    handle.create_write_transaction(\n",
-        "    handle.update_incremental()\n    handle.create_write_transaction(\n",
+        "        handle.create_write_transaction(\n",
+        "        handle.update_incremental()\n        handle.create_write_transaction(\n",
         "tests/state_ops/test_registry.py::test_of_two_takers_at_once_one_wins",
     ),
     Mutant(
@@ -2116,10 +2116,24 @@ MUTANTS = [
         "tests/state_ops/test_scratch.py::test_a_killed_process_leaves_nothing_for_long_although_its_pid_comes_again",
     ),
     Mutant(
-        "stop at what a newer release has left",
+        "let a request say which object is deleted",
+        "state_ops/lease.py",
+        "found.append(replace(_request(raw), name=file.path))",
+        "found.append(_request(raw))",
+        "tests/recovery/test_torn_notes.py::test_a_request_that_names_another_object_deletes_none_but_itself",
+    ),
+    Mutant(
+        "take a hold that cannot be read for one of nothing",
         "state_ops/pins.py",
-        "lease.known(Held, json.loads(raw))",
-        "Held(**json.loads(raw))",
+        'return "" in self._ids or commit_id in self._ids',
+        "return commit_id in self._ids",
+        "tests/state_ops/test_pins.py::test_a_hold_that_cannot_be_read_keeps_everything_until_it_is_silent",
+    ),
+    Mutant(
+        "stop at what a newer release has left",
+        "state_ops/lease.py",
+        "        return kind(**known(kind, raw))",
+        "        return kind(**raw)",
         "tests/recovery/test_savepoints.py::test_what_a_newer_release_writes_for_the_coordinator_stops_no_run",
     ),
     Mutant(

@@ -183,8 +183,12 @@ def needed(registry: Registry, holds: Mapping[str, Held], *, own: bool = False) 
     found: dict[CheckpointId, list[str]] = {}
     for row in unpublished(registry, own=own):
         found.setdefault(row.id, []).append("a sink lacks its rows")
-    for hold in holds.values():
-        found.setdefault(hold.checkpoint_id, []).append(f"{hold.purpose} (process {hold.pid} on {hold.host})")
+    for path, hold in holds.items():
+        if hold.commit_id:
+            found.setdefault(hold.checkpoint_id, []).append(f"{hold.purpose} (process {hold.pid} on {hold.host})")
+            continue
+        for row in registry.checkpoints(own=own):  # any of them may be what it holds
+            found.setdefault(row.id, []).append(f"{hold.purpose} ({path})")
     return found
 
 

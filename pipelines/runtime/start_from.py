@@ -22,6 +22,7 @@ from configs.settings import Settings
 from pipelines.runtime.decided import lasting, made_of, pointed
 from pipelines.runtime.tenure import Tenure
 from pipelines.runtime.workshop import Workshop
+from state_ops import lease
 from state_ops.branches import is_inherited, own_of_parent
 from state_ops.checkpoint import START, STARTED, STATE, Checkpoint, StateFile
 from state_ops.errors import ConfigurationError, PipelineError, WeirError
@@ -130,13 +131,18 @@ def _origin(shop: Workshop, head: Checkpoint) -> str | None:
     raw = shop.storage.read_bytes(ORIGIN)
     if raw is None:
         return None
-    note = json.loads(raw)
+    try:
+        note = json.loads(raw)
+        origin = str(note["origin"])
+    except (ValueError, KeyError, TypeError) as error:
+        advice = "Run without --from: the pipeline goes on from where it is."
+        raise lease.unreadable(shop.storage, ORIGIN, error, advice) from error
     if "checkpoint" in note:
         confirmed = head.totals.get(STARTED) == note["checkpoint"]
     else:  # an earlier release wrote it, and while the chain's first checkpoint is retained that says how it began
         first = shop.registry.checkpoints()[0]
         confirmed = first.parent_id is not None or first.kind == START
-    return str(note["origin"]) if confirmed else None
+    return origin if confirmed else None
 
 
 def _storage(settings: Settings, place: str) -> Storage:

@@ -34,6 +34,7 @@ from state_ops.errors import DISK_FULL, BusyError, TransientError, page_about, p
 from state_ops.ids import CheckpointId, parse_epoch_dir
 from state_ops.layout import is_staged_rows
 from state_ops.lease import Heartbeat
+from state_ops.pins import HeldCommits
 from state_ops.registry import BRANCH, Registry
 from state_ops.storage import Storage
 
@@ -155,7 +156,7 @@ def remove_leftovers(shop: Workshop) -> int:
     Raises FencedError, with nothing removed, where a newer coordinator took over: what it dropped meanwhile is not left over.
     """
     there = shop.storage.list_dirs(BRANCHES)  # before the pins: a branch has its pin before its directory
-    held = {hold.commit_id for hold in shop.watcher.live(shop.storage).values()}
+    held = HeldCommits(shop.watcher.live(shop.storage))
     strays = shop.registry.strays()
     completed = shop.registry.checkpoints()
     listings = [shop.registry.files(row) for row in completed]
@@ -196,7 +197,9 @@ def _unpublishable(shop: Workshop, head: Checkpoint | None) -> list[str]:
 def _drop_stale_stops(storage: Storage) -> None:
     """A stop that nobody was there to take must not stop the next run at once. For the owner: another one's stops are not ours."""
     for request in lease.pending(storage):
-        if request.kind == "stop":
+        if request.kind == lease.UNREADABLE:
+            log.warning("a request that cannot be read is dropped", path=request.name, error=request.reason)
+        if request.kind in ("stop", lease.UNREADABLE):
             lease.take(storage, request)
 
 

@@ -73,6 +73,8 @@ def carry_out(shop: Workshop, request: Request) -> None:
             remove_leftovers(shop)
         elif request.kind == REPAIR:
             fsck.repair(shop)
+        elif request.kind == lease.UNREADABLE:
+            log.warning("a request that cannot be read is dropped", path=request.name, error=request.reason)
         else:
             log.warning("a request of a kind that this Weir does not know is dropped", kind=request.kind)
     finally:

@@ -20,7 +20,7 @@ from state_ops.delta_log import active_files, open_table
 from state_ops.errors import DamageError, PrunedError, WeirError, first_line
 from state_ops.fsck.findings import Finding, Kind, found
 from state_ops.ids import CheckpointId, Generation
-from state_ops.pins import Watcher
+from state_ops.pins import HeldCommits, Watcher
 from state_ops.registry import Pin, Publication, Registry, Stray
 from state_ops.storage import Storage, check_path
 
@@ -294,7 +294,7 @@ def _strays(storage: Storage, seen: Survey, strays: list[Stray]) -> None:
     """Listings and publications without a row. While a coordinator lives it may be about to commit, or to prune, them."""
     watcher = Watcher()
     holds = _read(storage, seen, lambda: watcher.live(storage)) or {}
-    held = {hold.commit_id for hold in holds.values()}
+    held = HeldCommits(holds)
     for stray in strays:
         if stray.commit_id in held or seen.alive:
             seen.held.update(file.path for file in stray.files)

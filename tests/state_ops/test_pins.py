@@ -267,3 +267,17 @@ def test_the_explanation_agrees_with_the_plan(keeper):
     assert {fate.path for fate in objects if not fate.stays} == {file.path for file in decided.delete}
     assert [(fate.id, fate.bytes, fate.frees) for fate in fates] == [(1, 20, 10), (2, 20, 0)]
     assert {fate.path.rsplit("/", 1)[-1]: fate.named_by for fate in objects} == {"1": (), "2": (2,), "3": (2,)}
+
+
+@pytest.mark.parametrize("content", [b"\0" * 120, b'{"checkpoint_id": 1, "comm', b""], ids=["zeros", "half", "nothing"])
+def test_a_hold_that_cannot_be_read_keeps_everything_until_it_is_silent(keeper, content):
+    """Whose it is cannot be told: it may be of a restore that goes on, whose next beat writes it anew."""
+    path = f"{pins.HOLDS}/{'d' * 32}.json"
+    keeper.storage.put_bytes(path, content)
+    watcher, gone = Watcher(), first(keeper)
+    assert list(watcher.live(keeper.storage, now=0)) == [path] and watcher.dead(keeper.storage, now=14) == []
+    objects = keeper.objects()
+    assert keeper.prune().drop == (gone.id,)
+    assert keeper.objects() == objects
+    assert [stray.commit_id for stray in keeper.registry.strays()] == [gone.commit_id]
+    assert watcher.dead(keeper.storage, now=1e9) == [path]
