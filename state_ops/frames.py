@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import inspect
+import re
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ _SIGNED = {
     pa.uint32(): pa.int64(),
     pa.uint64(): pa.int64(),
 }
+_OFFSET = re.compile(r"[zZ]|[+-]\d\d(:?\d\d)?")
 _STORABLE = frozenset(
     {
         pa.int8(),
@@ -223,8 +225,25 @@ def polars(frame: Any) -> pl.DataFrame:
 
 
 def from_arrow(table: pa.Table) -> pl.DataFrame:
-    """An Arrow table as a Polars frame."""
-    return pl.from_arrow(table)  # type: ignore[return-value]
+    """An Arrow table as a Polars frame. Times with a fixed offset are in UTC there: Polars knows only zones that have names."""
+    schema = pa.schema([field.with_type(_named_zones(field.type)) for field in table.schema])
+    return pl.from_arrow(table if schema == table.schema else table.cast(schema))  # type: ignore[return-value]
+
+
+def _named_zones(type: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(type):
+        return pa.timestamp(type.unit, tz="UTC") if type.tz and _OFFSET.fullmatch(type.tz) else type
+    if pa.types.is_struct(type):
+        return pa.struct([field.with_type(_named_zones(field.type)) for field in type])
+    if pa.types.is_map(type):
+        key, item = (field.with_type(_named_zones(field.type)) for field in (type.key_field, type.item_field))
+        return pa.map_(key, item)
+    if pa.types.is_fixed_size_list(type):
+        return pa.list_(type.value_field.with_type(_named_zones(type.value_type)), type.list_size)
+    if pa.types.is_list(type) or pa.types.is_large_list(type):
+        item = type.value_field.with_type(_named_zones(type.value_type))
+        return pa.list_(item) if pa.types.is_list(type) else pa.large_list(item)
+    return type
 
 
 def polars_type(type: pa.DataType) -> pl.DataType:

@@ -122,7 +122,7 @@ class MapState:
         encoded, values = self._below(codes.to_numpy())
         _, columns = decode_keys(encoded, [pa.int32(), *self._keys.types, self._key_type])
         rows, alive = ttl.decoded(self._schema, values, self._expiry)
-        keyed: pl.DataFrame = pl.from_arrow(pa.table(columns[1:], names=[*self._keys.names, *self._map_key]))  # type: ignore[assignment]
+        keyed = frames.from_arrow(pa.table(columns[1:], names=[*self._keys.names, *self._map_key]))
         keyed = pl.concat([keyed, rows], how="horizontal")
         self._touch(encoded, keyed, alive)
         place = np.full(len(self._known()), -1, np.int64)

@@ -22,6 +22,7 @@ from state_ops.value_types import (
     type_from_json,
     type_name,
     type_to_json,
+    unknown_zone,
     value_from_json,
     value_to_json,
     zero_of,
@@ -214,6 +215,12 @@ def _checked(f: Field) -> Field:
         raise PipelineError(
             f"The state field {f.name!r} has the type {f.type}, which cannot be stored.",
             next=f"Supported: {SUPPORTED}.",
+        )
+    zone = unknown_zone(type)
+    if zone is not None:
+        raise PipelineError(
+            f"The state field {f.name!r} has the type {type_name(type)}, and there is no time zone {zone!r}.",
+            next="Use a zone of the tz database (Europe/Berlin), an offset (+05:30), or UTC.",
         )
     if pa.types.is_null(type) and not f.nullable:
         raise PipelineError(f"The state field {f.name!r} can only be null, but is not nullable.", next="Add `| None`.")

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
 
 import pyarrow.fs as pafs
 
@@ -31,6 +33,7 @@ ARRIVING = 512 << 10  # bytes that are read at a time over one: what a download 
 PART = 8 << 20  # bytes of one request; larger objects are sent in parts, of which S3 allows 10,000
 LOCAL_CHUNK = 256 << 10  # and on a disk: what stays in a processor's cache from reading to hashing to writing
 _LOOKS = 5
+_ESCAPE = re.compile(r"%[0-9a-fA-F]{2}")
 UNFINISHED = ".tmp-"
 
 
@@ -93,6 +96,13 @@ def open_store(uri: str, s3: S3Settings | None = None) -> Store:
             "The storage root holds credentials.",
             where="storage.root",
             next="Write s3://bucket/prefix; storage.s3 says by reference where the keys are.",
+        )
+    if scheme == "file" and _ESCAPE.search(unquote(uri) if "://" in uri else uri):
+        # delta-rs and the kernel below it decode a path each for itself, and then look for another directory.
+        raise ConfigurationError(
+            "The storage root holds a percent sign and two hex digits, below which no library can open Delta tables.",
+            where=f"storage.root = {uri}",
+            next="Rename the directory, or give another one: spaces and other characters may stand in it as they are.",
         )
     try:
         if scheme in ("s3", "s3a", "gs", "az", "abfs", "abfss"):

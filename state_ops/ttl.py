@@ -138,7 +138,7 @@ def visible(schema: StateSchema) -> tuple[Field, ...]:
 def decoded(schema: StateSchema, values: Sequence[bytes], expiry: Expiry | None) -> tuple[pl.DataFrame, np.ndarray]:
     """Rows of values, hidden field included, and bool[n]: which of them live."""
     rows = decode_rows(schema, values)
-    return pl.from_arrow(rows), _alive(rows, expiry)  # type: ignore[return-value]
+    return frames.from_arrow(rows), _alive(rows, expiry)
 
 
 def unexpired(

@@ -45,6 +45,7 @@ _SIMPLE: dict[str, pa.DataType] = {
 _NAMES = {arrow: name for name, arrow in _SIMPLE.items()}
 _DECIMAL = re.compile(r"decimal(32|64|128|256)\((\d+), (-?\d+)\)")
 _DECIMALS = {32: pa.decimal32, 64: pa.decimal64, 128: pa.decimal128, 256: pa.decimal256}
+_OFFSET = re.compile(r"([+-]\d\d):?(\d\d)?")
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=(.+))?\]")
 _FIXED_BINARY = re.compile(r"fixed_size_binary\[(\d+)\]")
 
@@ -65,7 +66,11 @@ PYTHON_TYPES: dict[type, pa.DataType] = {
 
 
 def stored_type(type: pa.DataType) -> pa.DataType:
-    """The type that values of `type` are stored as: dictionaries, run ends and views as what they stand for, maps unsorted."""
+    """The type that values of `type` are stored as: dictionaries, run ends and views as what they stand for, maps unsorted, `Z` as UTC,
+    offsets as +HH:MM.
+    """
+    if pa.types.is_timestamp(type) and type.tz:
+        return pa.timestamp(type.unit, tz=_stored_zone(type.tz))
     if pa.types.is_dictionary(type) or pa.types.is_run_end_encoded(type):
         return stored_type(type.value_type)
     if pa.types.is_string_view(type):
@@ -84,6 +89,23 @@ def stored_type(type: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(type):
         return pa.struct([pa.field(field.name, stored_type(field.type), field.nullable) for field in type])
     return type
+
+
+def _stored_zone(zone: str) -> str:
+    if zone in ("Z", "z"):
+        return "UTC"
+    offset = _OFFSET.fullmatch(zone)
+    return f"{offset[1]}:{offset[2] or '00'}" if offset else zone
+
+
+def unknown_zone(type: pa.DataType) -> str | None:
+    """A time zone in a type, or in a part of it, that no library here knows; None if there is none."""
+    if pa.types.is_timestamp(type) and type.tz:
+        try:
+            pa.lib.string_to_tzinfo(type.tz)
+        except Exception:  # each library that may be installed for it has an error of its own
+            return str(type.tz)
+    return next((zone for part in parts(type) if (zone := unknown_zone(part.type)) is not None), None)
 
 
 def _element(type: pa.DataType) -> pa.Field:

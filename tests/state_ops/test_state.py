@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from state_ops import aggregates as agg
 from state_ops.backends.memory import MemoryBackend
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.errors import InputError, StageError
+from state_ops.errors import InputError, PipelineError, StageError
 from state_ops.key_groups import key_groups
 from state_ops.kinds import ListOf
 from state_ops.schema import StateSchema
@@ -370,3 +372,58 @@ def test_rows_without_fields_are_said_to_have_none(method: str):
     state.begin(frame.with_columns(pl.Series(GROUP, [0], pl.Int32)))
     with pytest.raises(StageError, match="has no fields, only lists"):
         getattr(state, method)(frame)
+
+
+_ZONES = {
+    "UTC": "UTC",
+    "Z": "UTC",
+    "utc": "utc",
+    "Europe/Berlin": "Europe/Berlin",
+    "Etc/GMT+5": "Etc/GMT+5",
+    "+05:30": "+05:30",
+    "-08:00": "-08:00",
+    "+0530": "+05:30",
+    "+05": "+05:00",
+}
+
+
+@pytest.mark.parametrize("zone", _ZONES)
+def test_times_of_every_zone_are_kept_and_come_back_in_it(handle, zone):
+    """Also within lists, structs and maps. Polars has no zones without names: functions see such times in UTC."""
+    type, kept = pa.timestamp("us", tz=zone), pa.timestamp("us", tz=_ZONES[zone])
+    moment = datetime(2024, 7, 1, 1, 30, 0, 7, tzinfo=UTC)
+    nested = {
+        "at": (type, moment),
+        "list": (pa.list_(type), [moment, None]),
+        "struct": (pa.struct([("at", type)]), {"at": moment}),
+        "map": (pa.map_(pa.string(), type), [("a", moment)]),
+    }
+    schema = StateSchema.build([(name, given, True, None) for name, (given, _) in nested.items()])
+    assert schema.arrow.field("at").type == kept
+    handle.state = ValueState(handle.backend, schema, KEYS, "stage tried")
+    columns = {name: pa.array([value, None], in_utc(given)) for name, (given, value) in nested.items()}
+    batch = keyed(k=["a", "b"])
+    handle.batch(batch, lambda state, _: state.put(pa.table({"k": ["a", "b"], **columns})))
+    rows = handle.batch(batch, lambda state, frame: state.get(frame))
+    assert rows["at"].dt.epoch("us").to_list() == [round(moment.timestamp()) * 1_000_000 + 7, None]
+    stored = pa.concat_tables(scan_values(handle.backend, schema, KEYS, range(GROUPS))).sort_by("k")
+    for name, (_, value) in nested.items():
+        assert stored.column(name).to_pylist() == [value, None], name
+        assert stored.schema.field(name).type == schema.arrow.field(name).type
+
+
+def in_utc(type: pa.DataType) -> pa.DataType:
+    """Times of a fixed offset cannot be made from Python everywhere; they are the same ones."""
+    if pa.types.is_list(type):
+        return pa.list_(in_utc(type.value_type))
+    if pa.types.is_map(type):
+        return pa.map_(type.key_type, in_utc(type.item_type))
+    if pa.types.is_struct(type):
+        return pa.struct([(field.name, in_utc(field.type)) for field in type])
+    return pa.timestamp("us", tz="UTC")
+
+
+@pytest.mark.parametrize("zone", ["Mars/Base", "+5:30", "Berlin"])
+def test_a_zone_that_there_is_not_is_refused_with_its_field(zone):
+    with pytest.raises(PipelineError, match=f"'seen' .* no time zone {re.escape(repr(zone))}"):
+        StateSchema.build([("seen", pa.list_(pa.timestamp("us", tz=zone)), True, None)])

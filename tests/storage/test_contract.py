@@ -14,10 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from obstore.exceptions import GenericError
 
-from state_ops.errors import DamageError
+from state_ops.errors import ConfigurationError, DamageError
 from state_ops.object_store import PART
+from state_ops.registry import Registry
 from state_ops.storage import CancelledError, Storage
 from state_ops.stores import CHUNK
+from tests.state_ops.test_registry import APP, a_checkpoint
 from tests.storage.conftest import Bucket
 
 Opened = Callable[[], Storage]
@@ -225,3 +227,22 @@ def test_links_that_lead_out_of_the_root_are_not_followed(tmp_path: Path):
     assert storage.delete_tree("state") >= 1
     assert (outside / "g1-e1" / "1.sst").read_bytes() == (outside / "secret").read_bytes() == b"another's"
     assert sorted(file.name for file in outside.iterdir()) == ["g1-e1", "secret"]
+
+
+@pytest.mark.parametrize("uri", ["{}/a%20b", "file://{}/a%2520b/flights"])
+def test_a_root_below_which_delta_cannot_open_tables_is_refused_by_name(tmp_path, uri):
+    with pytest.raises(ConfigurationError, match="a percent sign and two hex digits") as refused:
+        Storage(uri.format(tmp_path))
+    assert "%" in str(refused.value.where) and "Rename" in str(refused.value.next)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a b", "50%", "x#y", "x?y", "ü+&"])
+def test_a_root_of_other_characters_works(tmp_path, name):
+    storage = Storage(str(tmp_path / name))
+    registry = Registry(storage, APP)
+    generation = registry.take_over()
+    registry.commit(a_checkpoint(1, None, []), [])
+    assert Registry(Storage(str(tmp_path / name)), APP).generation() == generation
+    assert [row.id for row in Registry(storage, APP).checkpoints()] == [1]
+    assert [file.name for file in tmp_path.iterdir()] == [name]
