@@ -538,7 +538,7 @@ def test_a_stage_below_a_refused_one_is_not_compared_and_not_said_to_wait_for_in
     )
     above = reminders()
     fresh = Site(tmp_path / "fresh", {}, replace(kept, stages=(above, below(above))), __name__)
-    assert {one.what for one in plan_of(fresh).findings} == {
+    assert {one.what for one in plan_of(fresh).findings if one.kind == "stage"} == {
         "nothing has arrived for it yet, so its columns are not known"
     }
 
