@@ -7,6 +7,7 @@ flights_promote_job       approve a backfill, or promote any other branch
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Any
 
 import dagster as dg
@@ -30,13 +31,27 @@ _FIRST, _LAST = "dagster/asset_partition_range_start", "dagster/asset_partition_
 _KEYS = {"day": "%Y-%m-%d", "hour": "%Y-%m-%d-%H:%M"}
 
 
+class Promote(Enum):
+    """Dagster shows the names, and refuses others before a run begins."""
+
+    approval = "approval"
+    automatic = "automatic"
+
+
+class Replaces(Enum):
+    """As above."""
+
+    since = backfills.SINCE
+    range = backfills.RANGE
+
+
 class BackfillConfig(dg.Config):
     """What one backfill does otherwise than the settings say."""
 
-    promote: str | None = Field(
+    promote: Promote | None = Field(
         None, description="approval or automatic; by default pipelines.<name>.backfill.promote in the settings."
     )
-    replaces: str | None = Field(
+    replaces: Replaces | None = Field(
         None, description="since or range; by default pipelines.<name>.backfill.replaces in the settings."
     )
 
@@ -94,8 +109,8 @@ def asset(pipeline: Pipeline, settings: Settings, configured: BackfillSettings) 
                 settings,
                 window.start.astimezone(UTC),
                 window.end.astimezone(UTC),
-                replaces="range" if (config.replaces or configured.replaces) == "range" else "since",
-                promote=(config.promote or configured.promote) == "automatic",
+                replaces=configured.replaces if config.replaces is None else config.replaces.value,
+                promote=(config.promote or Promote(configured.promote)) is Promote.automatic,
                 told=told,
             )
         except WeirError as error:
@@ -113,6 +128,8 @@ def _shown(done: Backfilled) -> dict[str, Any]:
         "went on with an earlier try": done.resumed,
         **_figures(done.difference),
     }
+    if done.note is not None:
+        shown["note"] = dg.MetadataValue.text(done.note)
     if done.promoted is not None:
         shown["promoted as checkpoint"] = int(done.promoted.id)
     elif not done.difference.same:

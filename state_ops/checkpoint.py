@@ -274,19 +274,52 @@ def abandoned(checkpoints: Sequence[Checkpoint]) -> dict[CheckpointId, Checkpoin
     return found
 
 
-def event_time(checkpoint: Checkpoint) -> int | None:
+def event_time(checkpoint: Checkpoint, lateness: int = 0) -> int | None:
     """The newest event time of the rows that a checkpoint has read, in microseconds since 1970 UTC; None: it goes by none.
 
-    By the statistics of the files, whatever lateness or filters the stages have; where those did not tell, by the stages' watermarks.
+    By the statistics of the files, else by what the subtasks have seen of rows, and by the stages' watermarks. lateness: the longest of the
+    pipeline's windows, in microseconds, by which watermarks stay behind; it counts where an earlier release has noted statistics alone.
     """
     read = [position.get("newest") for position in checkpoint.offsets.values()]
-    return max([*(one for one in read if one is not None), *checkpoint.watermarks.values()], default=None)
+    behind = lateness if any(_UNTOLD not in position for position in checkpoint.offsets.values()) else 0
+    reached = [watermark + behind for watermark in checkpoint.watermarks.values()]
+    return max([*(one for one in read if one is not None), *reached], default=None)
 
 
-def newest_before(checkpoints: Sequence[Checkpoint], moment: int) -> Checkpoint | None:
-    """The newest of these, oldest first, that has seen no row of this event time or a later one."""
-    earlier = [row for row in checkpoints if (seen := event_time(row)) is not None and seen < moment]
-    return earlier[-1] if earlier else None
+_UNTOLD = "untold"
+
+
+def told_times(position: dict[str, Any], newest: Sequence[int | None], *, untold: bool) -> dict[str, Any]:
+    """A source's position with the newest of these event times, in microseconds since 1970 UTC.
+
+    untold: nobody knows the event times of some rows up to here, so that these may be newer.
+    """
+    return {**position, "newest": max((one for one in newest if one is not None), default=None), _UNTOLD: untold}
+
+
+def is_untold(position: dict[str, Any] | None) -> bool:
+    """Whether rows up to a source's position may be newer than it says. Earlier releases noted the statistics of files alone."""
+    if position is None:
+        return False
+    return bool(position.get(_UNTOLD, position.get("files", 0) > 0 and position.get("newest") is None))
+
+
+def is_told(checkpoint: Checkpoint) -> bool:
+    """Whether `event_time` is that of all rows that the checkpoint has read."""
+    return not any(is_untold(position) for position in checkpoint.offsets.values())
+
+
+def before(checkpoints: Sequence[Checkpoint], moment: int, lateness: int = 0) -> list[Checkpoint]:
+    """Those that seem to have seen no row of this event time or a later one, in their order. lateness: as in `event_time`."""
+    return [row for row in checkpoints if (seen := event_time(row, lateness)) is not None and seen < moment]
+
+
+def to_begin_from(earlier: Sequence[Checkpoint]) -> Checkpoint:
+    """Of those `before` a moment, oldest first, the newest that is sure to be; where the newest is not, the one before it.
+
+    Rows of which nobody knows the event time were read beside others that end just before the moment.
+    """
+    return earlier[-1] if is_told(earlier[-1]) or len(earlier) == 1 else earlier[-2]
 
 
 _SPANS = 100

@@ -3,13 +3,13 @@
     newest checkpoint before the range -> fork -> replay, gates and all -> diff -> promote, at once or when somebody approves
 
 Production goes on meanwhile, and is not touched before the promotion. The branch is named after its range, so that the same range is never
-worked on twice: a replay that was cut off goes on, one whose input has changed since begins anew.
+worked on twice: a replay that was cut off goes on, one whose input or code has changed since begins anew.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -21,14 +21,25 @@ from pipelines.runtime import fork_diff, forks, promotion
 from pipelines.runtime import run as runtime
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.executor import Executor
+from pipelines.runtime.fingerprint import fingerprint
 from pipelines.runtime.fork_diff import BranchDiff
 from pipelines.runtime.run import RunOptions
 from pipelines.runtime.sinks.overwriting import Range
 from pipelines.runtime.tenure import busy, open_storage, readers
 from pipelines.runtime.workshop import EpochReport
 from state_ops import lease
-from state_ops.checkpoint import Checkpoint, abandoned, event_time, from_micros, newest_before, to_micros
-from state_ops.errors import ConfigurationError, WeirError
+from state_ops.checkpoint import (
+    Checkpoint,
+    abandoned,
+    before,
+    event_time,
+    from_micros,
+    is_told,
+    is_untold,
+    to_begin_from,
+    to_micros,
+)
+from state_ops.errors import ConfigurationError, InputError, WeirError
 from state_ops.registry import BRANCH
 from state_ops.storage import Storage
 
@@ -46,6 +57,7 @@ class Backfilled:
     """What became of a backfill. base: the checkpoint that it was replayed from; resumed: an earlier try had begun; epochs: replayed now.
 
     promoted: the promotion's checkpoint; None: it waits for approval, or nothing differed and there was nothing to promote.
+    note: why the base is an earlier one than it seems, in words; None: it is not.
     """
 
     branch: str
@@ -54,6 +66,7 @@ class Backfilled:
     epochs: int
     difference: BranchDiff
     promoted: Checkpoint | None
+    note: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready but for the values of samples."""
@@ -64,6 +77,7 @@ class Backfilled:
             "epochs": self.epochs,
             "promoted": None if self.promoted is None else self.promoted.id,
             "difference": self.difference.to_dict(),
+            "note": self.note,
         }
 
 
@@ -88,15 +102,24 @@ def range_of(name: str) -> tuple[datetime, datetime] | None:
 
 
 def base_of(pipeline: Pipeline, settings: Settings, start: datetime) -> Checkpoint:
-    """The newest retained checkpoint that has seen nothing of `start` or later. Raises WeirError that says how far back they reach."""
+    """The newest retained checkpoint that has seen nothing of `start` or later; the one before where that is not sure.
+
+    Raises WeirError that says how far back they reach.
+    """
+    return _chosen(pipeline, settings, start)[0]
+
+
+def _chosen(pipeline: Pipeline, settings: Settings, start: datetime) -> tuple[Checkpoint, str | None]:
+    """`base_of`, and in words why it is not the newest that seems to lie before the range, or may have seen rows of it; None: it has not."""
     _, registry = open_storage(pipeline, settings)
     completed = registry.checkpoints()
     left = abandoned(completed)
     line = [row for row in completed if row.id not in left]
-    found = newest_before(line, to_micros(start))
-    if found is not None:
-        return found
-    seen = [reached for row in line if (reached := event_time(row)) is not None]
+    earlier = before(line, to_micros(start), pipeline.lateness)
+    if earlier:
+        base = to_begin_from(earlier)
+        return base, None if is_told(earlier[-1]) else _unsure(earlier[-1], base)
+    seen = [reached for row in line if (reached := event_time(row, pipeline.lateness)) is not None]
     if not seen:
         raise WeirError(
             f"No retained checkpoint of {pipeline.title} goes by event time.",
@@ -108,6 +131,14 @@ def base_of(pipeline: Pipeline, settings: Settings, start: datetime) -> Checkpoi
         f"{from_micros(min(seen)):%Y-%m-%d %H:%M}.",
         next="Choose a later range. To reach further back from now on: pipelines.<name>.backfill.keep, or savepoints. To compute all "
         "anew: run the pipeline under another name.",
+    )
+
+
+def _unsure(newest: Checkpoint, base: Checkpoint) -> str:
+    names = ", ".join(sorted(name for name, position in newest.offsets.items() if is_untold(position)))
+    return (
+        f"it begins from checkpoint {base.id}, since checkpoint {newest.id} may have seen rows of the range: files of {names} have no statistics, and "
+        "of rows in them nobody has told the event time (left out by where or for a null key, or read by an earlier release)"
     )
 
 
@@ -128,23 +159,34 @@ def backfill(
     Raises WeirError when no checkpoint lies before the range, another backfill overlaps it, or a gate holds the replay; production is as it
     was then, and the same call goes on from there once that is mended.
     """
+    if replaces not in (SINCE, RANGE):  # what is not understood must not replace more than was meant
+        raise ConfigurationError(f"{replaces!r} is nothing that a backfill replaces.", next="Say since or range.")
     _check_bounds(start, end)
     name = branch_name(start, end)
     known = {one.branch.name: one for one in forks.forks(pipeline, settings)}
     _check_overlap(pipeline, known, name, start, end)
+    code = fingerprint(pipeline)
     resumed = name in known and known[name].head is not None
-    if resumed and (why := _outdated(pipeline, settings, name, replaces)) is not None:
+    if resumed and (why := _outdated(pipeline, settings, name, replaces, code)) is not None:
         log.info("a backfill begins anew", branch=name, reason=why)
         forks.drop(pipeline, settings, name)
         resumed = False
     if not resumed:
         # A fork that was cut off is finished from where it was begun.
-        at = None if name in known and known[name].head is None else int(base_of(pipeline, settings, start).id)
+        at, unsure = None, None
+        if name not in known or known[name].head is not None:
+            base, unsure = _chosen(pipeline, settings, start)
+            at = int(base.id)
+        if unsure is not None:
+            log.warning("a backfill begins earlier", branch=name, reason=unsure)
         only = Range(to_micros(start), to_micros(end)) if replaces == RANGE else None
         forks.fork(pipeline, settings, name, at, f"{start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}", only=only)
     here = forks.branched(pipeline, settings, name)
     source, _ = open_storage(here, settings)
-    _note(source, REPLAYING, replaces)
+    if resumed:
+        unsure = _noted(source).get("unsure")
+    note = {"replaces": replaces, "unsure": unsure, "code": code}
+    _note(source, {**note, "state": REPLAYING})
     epochs = 0
     options = RunOptions(until_caught_up=True, reason=f"backfill of {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}")
     for report in runtime.run(here, settings, options, executor):
@@ -152,13 +194,13 @@ def backfill(
         if told is not None:
             told(report)
     difference = fork_diff.diff(pipeline, settings, name)
-    _note(source, WAITING, replaces)
+    _note(source, {**note, "state": WAITING})
     promoted = None
     if difference.same:
         forks.drop(pipeline, settings, name)
     elif promote:
         promoted = approve(pipeline, settings, name, executor=executor)
-    return Backfilled(name, difference.base, resumed, epochs, difference, promoted)
+    return Backfilled(name, difference.base, resumed, epochs, difference, promoted, unsure)
 
 
 def approve(
@@ -172,15 +214,17 @@ def approve(
 ) -> Checkpoint:
     """Promote a backfill that waits, then drop its branch, of which nothing is needed any more.
 
-    Raises WeirError for one whose replay has not come to its end; else as `promote`.
+    Raises WeirError for one whose replay has not come to its end, InputError if its input has been corrected since, unless forced; else as
+    `promote`.
     """
     source, _ = open_storage(forks.branched(pipeline, settings, name), settings)
-    raw = source.read_bytes(_NOTE)
-    if raw is None or json.loads(raw)["state"] != WAITING:
+    if _noted(source).get("state") != WAITING:
         raise WeirError(
             f"The backfill {name} of {pipeline.title} has not been replayed to its end, so there is nothing to approve.",
             next="Ask for the same range again: weir backfill goes on where it was cut off.",
         )
+    if not force:
+        _check_input(pipeline, settings, name)
     done = promotion.promote(pipeline, settings, name, executor=executor, force=force, reason=reason)
     forks.drop(pipeline, settings, name)
     return done
@@ -222,29 +266,58 @@ def _check_overlap(pipeline: Pipeline, known: dict[str, forks.Fork], own: str, s
             )
 
 
-def _outdated(pipeline: Pipeline, settings: Settings, name: str, replaces: str) -> str | None:
-    """Why an earlier try of the same range is not gone on with, in words. Raises BusyError while it runs."""
+def _outdated(pipeline: Pipeline, settings: Settings, name: str, replaces: str, code: str) -> str | None:
+    """Why an earlier try of the same range is not gone on with, in words. code: today's fingerprint. Raises BusyError while it runs."""
     here = forks.branched(pipeline, settings, name)
     source, registry = open_storage(here, settings)
     if lease.watch(source):
         raise busy(here, lease.read(source))
-    raw = source.read_bytes(_NOTE)
-    note = json.loads(raw) if raw else {}
+    note = _noted(source)
     if note.get("state") == WAITING:
         return "it had been replayed, and was asked for again"
-    _, trunk = open_storage(pipeline, settings)
-    pin, tip = trunk.pinned(BRANCH, name), registry.head()
+    tip = registry.head()
     if tip is not None and (forks.range_of(source, tip) is not None) != (replaces == RANGE):
         return "it is to replace something else"
-    base = next((row for row in trunk.checkpoints() if pin is not None and row.commit_id == pin.commit_id), None)
-    if base is None or tip is None:
+    if note.get("code") != code:
+        return "the pipeline's code or definition is not the one that it was begun with"
+    read = _replayed(pipeline, settings, name)
+    if read is None:
         return "what it was forked from is gone"
     for source_name, reader in readers(here, settings).items():
-        gone = reader.again(base.offsets.get(source_name), tip.offsets.get(source_name))[1]
+        gone = reader.again(*(positions.get(source_name) for positions in read))[1]
         if gone:
             return f"{gone[0]} has changed since it was replayed"
     return None
 
 
-def _note(source: Storage, state: str, replaces: str) -> None:
-    source.put_bytes(_NOTE, json.dumps({"state": state, "replaces": replaces}).encode())
+def _replayed(pipeline: Pipeline, settings: Settings, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """By source, the positions from which and up to which a backfill's branch has read; None: what it was forked from is gone."""
+    _, trunk = open_storage(pipeline, settings)
+    tip = open_storage(forks.branched(pipeline, settings, name), settings)[1].head()
+    pin = trunk.pinned(BRANCH, name)
+    base = next((row for row in trunk.checkpoints() if pin is not None and row.commit_id == pin.commit_id), None)
+    return None if base is None or tip is None else (base.offsets, tip.offsets)
+
+
+def _check_input(pipeline: Pipeline, settings: Settings, name: str) -> None:
+    """Refuse to promote rows of input that has been corrected since."""
+    here = forks.branched(pipeline, settings, name)
+    for source_name, reader in readers(here, settings).items():
+        then, now = (positions.get(source_name) for positions in _replayed(pipeline, settings, name) or ({}, {}))
+        changed = reader.changed(then, now)
+        if changed:
+            raise InputError(
+                f"{len(changed)} files have changed, or are gone, since the backfill {name} of {pipeline.title} read them, e.g. {changed[0]}.",
+                where=reader.directory,
+                next="Ask for the same range again, which replays it anew; or force it, which promotes the rows of before.",
+            )
+
+
+def _note(source: Storage, note: dict[str, Any]) -> None:
+    source.put_bytes(_NOTE, json.dumps(note).encode())
+
+
+def _noted(source: Storage) -> dict[str, Any]:
+    """What a branch's backfill has noted; empty: nothing yet."""
+    raw = source.read_bytes(_NOTE)
+    return json.loads(raw) if raw else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, cast
 
 import typer
 from rich.markup import escape
@@ -181,8 +181,6 @@ def backfill(
     found, settings = find(pipeline)
     configured = settings.pipelines[found.name].backfill
     meant = replaces or (configured.replaces if configured is not None else backfills.SINCE)
-    if meant not in (backfills.SINCE, backfills.RANGE):
-        raise ConfigurationError(f"{meant!r} is nothing that a backfill replaces.", next="Say since or range.")
 
     def told(epoch: EpochReport) -> None:
         if not json:
@@ -193,7 +191,7 @@ def backfill(
         settings,
         start.replace(tzinfo=UTC),
         end.replace(tzinfo=UTC),
-        replaces="range" if meant == backfills.RANGE else "since",
+        replaces=cast(Literal["since", "range"], meant),
         promote=promote,
         told=told,
     )
@@ -203,6 +201,8 @@ def backfill(
         print_json(done.to_dict())
         return
     _show(done.difference)
+    if done.note is not None:
+        out.print(f"[yellow]note[/]  {escape(done.note)}.")
     if done.promoted is not None:
         out.print(f"{escape(pipeline)} is at checkpoint {done.promoted.id}, {escape(done.promoted.reason)}.")
     elif done.difference.same:

@@ -22,9 +22,10 @@ from state_ops.checkpoint import (
     Checkpoint,
     StateFile,
     abandoned,
+    before,
     event_time,
     from_micros,
-    newest_before,
+    to_begin_from,
 )
 from state_ops.errors import RunEndedError, TransientError, plainly
 from state_ops.ids import CheckpointId, Generation, epoch_dir
@@ -201,15 +202,17 @@ def kept_for_backfills(
         return {}
     left = abandoned(completed)
     line = [row for row in completed if row.id not in left]
-    reached = event_time(line[-1]) if line else None
+    reached = event_time(line[-1], pipeline.lateness) if line else None
     found: dict[CheckpointId, str] = {}
     for back in range(known.backfill.keep if reached is not None else 0):
         assert reached is not None
         step = DAY if known.backfill.every == "day" else HOUR
         begins = (reached // step - back) * step
-        base = newest_before(line, begins)
-        if base is not None:
-            found.setdefault(base.id, f"the newest before {from_micros(begins):%Y-%m-%d %H:%M}, to backfill from")
+        earlier = before(line, begins, pipeline.lateness)
+        if earlier:
+            found.setdefault(
+                to_begin_from(earlier).id, f"the newest before {from_micros(begins):%Y-%m-%d %H:%M}, to backfill from"
+            )
     return found
 
 

@@ -368,6 +368,11 @@ class Pipeline:
                     return next((name for name in wanted if name in timed), None)
         return None
 
+    @property
+    def lateness(self) -> int:
+        """The longest of its windows' lateness, in microseconds: so far watermarks may be behind what has been read."""
+        return max((stage.window.lateness for stage in self.stages if stage.window is not None), default=0)
+
     def feeds_others(self, stage: Stage) -> bool:
         """Whether another stage reads this one's output."""
         return any(other.input == stage for other in self.stages)

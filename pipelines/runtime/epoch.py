@@ -47,7 +47,9 @@ from state_ops.checkpoint import (
     StagedFile,
     StateFile,
     began,
+    is_untold,
     spans_with,
+    told_times,
 )
 from state_ops.errors import (
     DamageError,
@@ -254,7 +256,7 @@ def _row(shop: Workshop, flight: Flight, parent: Checkpoint | None, files: tuple
         epoch_now=flight.now,
         trigger=flight.cut.trigger.value,
         reason=flight.cut.reason,
-        offsets=dict(flight.frontier.offsets),
+        offsets=_positions(shop, flight, parent),
         slice={name: planned.to_dict() for name, planned in flight.cut.slices.items()},
         watermarks={**(parent.watermarks if parent else {}), **flight.watermarks},
         operators=operators,
@@ -274,6 +276,34 @@ def _row(shop: Workshop, flight: Flight, parent: Checkpoint | None, files: tuple
         lineage=spans_with(parent, shop.generation, pending.id),
         format_version=_format(flight, state),
     )
+
+
+def _positions(shop: Workshop, flight: Flight, parent: Checkpoint | None) -> dict[str, Any]:
+    """How far each source is read, with the newest event time of its rows: by statistics, else as the acks say.
+
+    Nobody tells it of rows that every stage has left out, by `where` or for a null key, of files without statistics.
+    """
+    positions = {}
+    for name, position in flight.frontier.offsets.items():
+        past = parent.offsets.get(name) if parent else None
+        newest, untold = [past.get("newest") if past else None, position.get("newest")], is_untold(past)
+        planned = flight.cut.slices.get(name)
+        if planned is not None and planned.rows and planned.newest is None and shop.readers[name].source.event_time:
+            readers = [
+                one for one in shop.pipeline.stages if isinstance(one.input, FileSource) and one.input.name == name
+            ]
+            acks = {stage.uid: flight.pending.acks_of(stage.uid) for stage in readers}
+            newest += [ack.max_event_time for seen in acks.values() for ack in seen]
+            untold |= not any(_sees_all(flight, stage, acks[stage.uid]) for stage in readers)
+        positions[name] = told_times(position, newest, untold=untold)
+    return positions
+
+
+def _sees_all(flight: Flight, stage: Stage, acks: Sequence[Ack]) -> bool:
+    """Whether a stage that reads a source has taken every row as it stands in the files."""
+    if stage.transform is not None:
+        return False
+    return not flight.dropped.get(stage.uid) and not any(ack.rows_null_key for ack in acks)
 
 
 def _format(flight: Flight, state: Sequence[StateFile]) -> int:

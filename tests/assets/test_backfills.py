@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import get_args
 
 import dagster as dg
 import pytest
 
-from assets import backfills
+from assets import backfills, jobs
 from assets.factory import weir_definitions
 from configs.settings import BackfillSettings
 from pipelines.runtime import forks
@@ -137,3 +138,26 @@ def test_hours_are_partitions_too():
     assert (request.tags[FIRST], request.tags[LAST]) == ("2026-01-04-01:00", "2026-01-04-02:00")
     keys = backfills.partitions(configured).get_partition_keys(current_time=at)
     assert {request.tags[FIRST], request.tags[LAST]} <= set(keys)
+
+
+@pytest.mark.parametrize(
+    ("config", "allowed"),
+    [({"replaces": "Range"}, ("since", "range")), ({"promote": "automatically"}, ("approval", "automatic"))],
+)
+def test_a_typo_in_the_launchpad_is_refused_with_what_is_allowed(works, config, allowed):
+    before = works.plant.head
+    with pytest.raises(dg.DagsterInvalidConfigError) as refused:
+        works.backfill("2026-01-02", "2026-01-03", **{"promote": "automatic", **config})
+    assert all(word in str(refused.value) for word in allowed)
+    assert works.plant.head == before
+    assert not works.instance.get_runs(), "no run began"
+
+
+def test_no_configuration_of_a_run_takes_a_choice_as_free_text():
+    free = {"savepoint", "name", "reason", "branch", "directory"}
+    kinds = [kind for module in (backfills, jobs) for kind in vars(module).values() if isinstance(kind, type)]
+    configs = [kind for kind in kinds if issubclass(kind, dg.Config) and kind is not dg.Config]
+    assert len(configs) == 8
+    for kind in configs:
+        for name, field in kind.model_fields.items():
+            assert name in free or str not in (field.annotation, *get_args(field.annotation)), (kind.__name__, name)

@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage, window
-from pipelines.runtime import fork_diff, forks, fsck, promotion, upkeep
+from pipelines.runtime import epoch, fork_diff, forks, fsck, promotion, upkeep
 from pipelines.runtime.backfill import approve, backfill, branch_name, newest
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, run
 from pipelines.runtime.sinks.overwriting import Range, check_bounds, only
 from pipelines.runtime.tenure import open_storage
 from state_ops.checkpoint import PROMOTION, to_micros
-from state_ops.errors import ConfigurationError, GateError, WeirError
+from state_ops.errors import ConfigurationError, GateError, InputError, StageError, WeirError
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.harness import Site
 from tests.recovery.test_forks import nobody_lives
@@ -275,6 +275,8 @@ def test_ranges_are_checked(plant):
         backfill(pipeline, plant.site.settings, day(4) + timedelta(minutes=5), day(6))
     with pytest.raises(ConfigurationError, match="no range"):
         plant.backfill(6, 4)
+    with pytest.raises(ConfigurationError, match="'Range' is nothing that a backfill replaces"):
+        plant.backfill(4, 6, replaces="Range")
     now = datetime(2026, 1, 9, 3, 30, tzinfo=UTC)
     assert newest(plant.site.settings.pipelines["sensors"].backfill, now) == (day(6), day(9))
 
@@ -551,3 +553,172 @@ def test_a_backfill_that_was_cut_off_and_is_to_replace_something_else_begins_ane
     done = seven.backfill(4, 4, replaces="since", promote=True)
     assert not done.resumed
     seven.assert_exact()
+
+
+# -- files that have no statistics, as Spark's INT96 timestamps
+
+
+LATE = window(
+    "daily",
+    files("{landing}/*.parquet", event_time="at", name="landing"),
+    key="device",
+    every="1d",
+    on="at",
+    lateness="2d",
+    readings=agg.count(),
+    total=agg.sum("value"),
+    sink=delta.append("daily"),
+)
+
+
+def untold(root: Path, *stages_of) -> Plant:
+    """Seven days in files without statistics, read by windows that wait two days for late rows; the fourth has been corrected since."""
+    plant = Plant.at(root, keep=7)
+    plant.site = replace(plant.site, pipeline=Pipeline("sensors", stages_of or (LATE,), max_parallelism=8))
+    without_statistics(plant, 1, 2, 3, 4, 5, 6, 7)
+    plant.run()
+    without_statistics(plant, 4, value=100)
+    return plant
+
+
+def without_statistics(plant: Plant, *days: int, value: int = 1) -> None:
+    plant.land(*days, value=value)
+    for number in days:
+        file = plant.site.landing / f"{number:05}.parquet"
+        pq.write_table(pq.read_table(file), file, write_statistics=False)
+
+
+def totals(plant: Plant, number: int) -> set[int]:
+    """What the table says of a day, once later days have closed it."""
+    without_statistics(plant, 8, 9, 10)
+    list(
+        run(plant.site.pipeline, plant.site.settings, RunOptions(until_caught_up=True, drain=True), InMemoryExecutor())
+    )
+    table = plant.site.table("daily")
+    return set(table[table["window_start"] == day(number)]["total"])
+
+
+def test_a_backfill_begins_before_its_range_where_files_have_no_statistics(tmp_path):
+    plant = untold(tmp_path)
+    done = plant.backfill(4, 4, promote=True)
+    assert (done.base, done.note) == (3, None)
+    assert totals(plant, 4) == {4 * 100 * 24}
+
+
+def test_storage_of_before_opens_and_its_base_is_an_earlier_one_which_is_said(tmp_path, monkeypatch, capsys):
+    """The releases before noted the statistics of files alone, and nothing where there are none."""
+    with monkeypatch.context() as before:
+        before.setattr(epoch, "_positions", lambda _shop, flight, _parent: dict(flight.frontier.offsets))
+        plant = untold(tmp_path)
+    assert "untold" not in plant.head.offsets["landing"]
+    done = plant.backfill(4, 4, promote=True)
+    assert done.base == 2, "one before the newest that may not have seen the range"
+    assert "checkpoint 2" in done.note
+    assert "no statistics" in done.note
+    assert "no statistics" in capsys.readouterr().out, "it is logged"
+    assert totals(plant, 4) == {4 * 100 * 24}
+
+
+def test_rows_that_where_leaves_out_of_files_without_statistics_may_belong_to_the_range(tmp_path):
+    """The last rows of a day are of the next one; yesterday's code left them out, today's takes them."""
+    plant = untold(tmp_path, replace(LATE, where="value > 0"))
+    file = plant.site.landing / "00003.parquet"
+    rows = pq.read_table(file)
+    early = pa.table({"device": ["d0"], "at": [day(4)], "value": [-1]}).cast(rows.schema)
+    pq.write_table(pa.concat_tables([rows, early]), file, write_statistics=False)
+    plant.site = Plant.at(tmp_path / "again", keep=7).site
+    plant.site = replace(
+        plant.site,
+        pipeline=Pipeline("sensors", (replace(LATE, where="value > 0"),), max_parallelism=8),
+        options={**plant.site.options, "WEIR_PIPELINES__SENSORS__PARAMS": json.dumps({"landing": str(file.parent)})},
+    )
+    plant.run()
+    plant.site = replace(plant.site, pipeline=Pipeline("sensors", (LATE,), max_parallelism=8))
+    done = plant.backfill(4, 4)
+    assert done.base == 2
+    assert "where" in done.note
+
+
+def test_what_nobody_leaves_out_is_told_by_another_stage_that_reads_the_same_files(tmp_path):
+    plant = untold(tmp_path, replace(LATE, where="value > 3"), replace(LATE, uid="all", sink=delta.append("all")))
+    assert (plant.backfill(4, 4).base, plant.backfill(4, 4).note) == (3, None)
+
+
+# -- the code of a replay that was cut off
+
+
+def of(function) -> Pipeline:
+    """The pipeline with another function in its first stage, and no gate."""
+    changed = replace(devices, function=function, gates=())
+    return replace(pipeline, stages=(changed, replace(daily, input=changed)))
+
+
+def multiplied(by: int, most: int = 100_000):
+    """A stage's function whose bytecode is the same whatever it closes over."""
+
+    def readings(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        if len(rows) and rows["value"].max() >= most:
+            raise ValueError("the release meets a row that it does not expect")
+        state.fold(rows, readings=agg.count(), total=agg.sum("value"))
+        return rows.select("device", "at", value=pl.col("value") * by)
+
+    return readings
+
+
+def test_a_replay_that_was_cut_off_begins_anew_with_other_code(plant):
+    plant.site = replace(plant.site, pipeline=of(multiplied(1000, most=500)))
+    with pytest.raises(StageError, match="does not expect"):
+        plant.backfill(4, 6)
+    plant.site = replace(plant.site, pipeline=of(multiplied(10)))
+    done = plant.backfill(4, 6, promote=True)
+    assert (done.resumed, done.epochs) == (False, 4)
+    table = plant.site.table("readings")
+    values = {number: set(table[table["at"].dt.day == number]["value"]) for number in (4, 5, 6, 7)}
+    assert values == {4: {4000}, 5: {5000}, 6: {6000}, 7: {70}}, "of one version"
+
+
+def test_a_replay_that_was_cut_off_begins_anew_with_another_definition(plant):
+    plant.land(6, value=100_000)
+    with pytest.raises(GateError):
+        plant.backfill(4, 6)
+    changed = replace(devices, gates=(), where="value > 0")
+    plant.site = replace(
+        plant.site,
+        pipeline=replace(pipeline, stages=(changed, replace(daily, input=changed)), description="with a where"),
+    )
+    assert plant.backfill(4, 6).resumed is False
+
+
+def test_a_replay_that_an_earlier_release_began_begins_anew(plant):
+    plant.land(6, value=100_000)
+    with pytest.raises(GateError):
+        plant.backfill(4, 6)
+    here = forks.branched(pipeline, plant.site.settings, branch_name(day(4), day(7)))
+    storage, _ = open_storage(here, plant.site.settings)
+    storage.put_bytes("backfill.json", json.dumps({"state": "replaying", "replaces": "since"}).encode())
+    plant.land(6, value=10)
+    assert plant.backfill(4, 6).resumed is False
+
+
+# -- input that is corrected while a backfill waits for approval
+
+
+@pytest.mark.parametrize("replaces", ["since", "range"])
+def test_a_correction_while_a_backfill_waits_is_noticed_before_it_is_approved(plant, replaces):
+    name = waits(plant, 4, 6, replaces=replaces)
+    plant.land(5, value=7)
+    with pytest.raises(InputError, match=r"changed, or are gone, since the backfill .* 00005.parquet"):
+        approved(plant, name)
+    assert set(plant.site.table("readings")["value"]) == {1, 2, 3, 4, 5, 6, 7}, "untouched"
+    plant.backfill(4, 6, replaces=replaces, promote=True)
+    plant.assert_exact(state=replaces == "since")
+
+
+def test_what_was_corrected_since_can_be_approved_by_force_and_other_files_do_not_matter(plant):
+    name = waits(plant, 4, 5)
+    plant.land(2, value=7)
+    plant.land(8)
+    plant.land(5, value=7)
+    done = approve(pipeline, plant.site.settings, name, executor=InMemoryExecutor(), force=True)
+    assert done.kind == PROMOTION
+    assert {400, 500} <= set(plant.site.table("readings")["value"])

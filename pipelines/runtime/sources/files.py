@@ -308,13 +308,23 @@ class FilesReader:
 
         Files that the later position remembers by number alone are named as that. One listing.
         """
+        read, same, gone = self._compared(then, now)
+        forgotten = (now["files"] if now else 0) - (then["files"] if then else 0) - len(read)
+        return same, gone + ([f"{forgotten} older files, whose names are not remembered"] if forgotten > 0 else [])
+
+    def changed(self, then: dict[str, Any] | None, now: dict[str, Any] | None) -> list[str]:
+        """The names of files that were read between two positions and are gone or not what they were, as far as the later one remembers names."""
+        return self._compared(then, now)[2]
+
+    def _compared(
+        self, then: dict[str, Any] | None, now: dict[str, Any] | None
+    ) -> tuple[dict[str, _Read], list[SourceFile], list[str]]:
+        """What was read between two positions, by name; the files of it that are as they were; the names of the others."""
         before = set(then["seen"]) if then else set()
         read = {name: was for name, was in _read_at(now).items() if name not in before}
         here = {file.name: file for file in self._list() if file.name in read}
         same = [here[name] for name, was in read.items() if name in here and was.is_still(here[name])]
-        gone = sorted(read.keys() - {file.name for file in same})
-        forgotten = (now["files"] if now else 0) - (then["files"] if then else 0) - len(read)
-        return same, gone + ([f"{forgotten} older files, whose names are not remembered"] if forgotten > 0 else [])
+        return read, same, sorted(read.keys() - {file.name for file in same})
 
     def without(self, planned: Slice, more: Sequence[LeftOut]) -> Slice:
         """The same slice without some more rows, whose event times must close nothing. Reads the event times of its files."""
