@@ -8,8 +8,9 @@ What runs is the real thing: the keyed task of each subtask on a real RocksDB, w
 from it, in a temporary directory that goes with the run. Rows are routed and sorted as Spark does it. Three parts of a stage
 need more than that:
 
-- `where` is Spark SQL; here Polars evaluates it. Comparisons, IS NULL, IN, LIKE, BETWEEN and arithmetic mean the same in
-  both. What Polars does not understand is refused by name, and so are double quotes, which Spark takes for a text's.
+- `where` is Spark SQL, of which a part is evaluated here, exactly as Spark does it: comparisons, AND, OR, NOT, IS, IN, BETWEEN, LIKE,
+  arithmetic, CAST and TRY_CAST, `||`, and coalesce, isnull, isnotnull, isnan, abs, length, trim, upper and lower, on booleans, numbers,
+  texts, dates and timestamps. Everything else is refused by name, and so is what Spark would convert by itself (`v = '3'`).
 - `transform` is not applied: give `run` rows as the transform returns them. A pipeline with one needs Spark.
 - Gates are not evaluated.
 """

@@ -548,6 +548,13 @@ MUTANTS = [
         "tests/recovery/test_backfill.py::test_a_correction_while_a_backfill_waits_is_noticed_before_it_is_approved",
     ),
     Mutant(
+        "take null for false in a where without Spark",
+        "pipelines/runtime/spark_where.py",
+        "        return None if None in values else function(*values)\n",
+        "        return False if None in values else function(*values)\n",
+        "tests/test_testing.py::test_a_where_keeps_what_spark_keeps",
+    ),
+    Mutant(
         "go on with a replay of input that has changed",
         "pipelines/runtime/backfill.py",
         "        if gone:\n",

@@ -234,11 +234,39 @@ def _types(row: dict) -> dict[str, pa.DataType]:
     return {field.name: field.type for field in schema}
 
 
-@pytest.mark.parametrize("where", ['k = "x"', "java_method(k) = 1", "missing > 1"])
+@pytest.mark.parametrize("where", ["k RLIKE 'x'", "java_method(k) = 1", "missing > 1", "count(k) > 1", "k > 1"])
 def test_a_where_that_only_spark_understands_is_refused(where):
     picky = stage("picky", source=files("x/*.parquet"), key="k", state=Total, where=where)(_nothing)
     with pytest.raises(PipelineError, match="without Spark"):
         testing.run(picky).epoch([{"k": "x"}])
+
+
+@pytest.mark.parametrize(
+    ("where", "kept"),
+    [
+        ('k = "x"', ["x"]),
+        ("NOT (v > 1)", ["y"]),
+        ("k LIKE 'a\\_c'", ["a_c"]),
+        ("v / 2 = 1.5", ["x"]),
+        ("v IS NOT TRUE", None),
+    ],
+)
+def test_a_where_keeps_what_spark_keeps(where, kept):
+    run = testing.run(stage("kept", source=files("x/*.parquet"), key="k", state=Total, where=where)(_nothing))
+    rows = [{"k": "x", "v": 3}, {"k": "y", "v": 1}, {"k": "a_c", "v": None}, {"k": "abc", "v": None}]
+    if kept is None:
+        with pytest.raises(PipelineError, match="v is bigint, not a condition"):
+            run.epoch(rows)
+        return
+    run.epoch(rows)
+    assert run.dropped == 4 - len(kept)
+
+
+def test_a_where_that_fails_over_a_row_in_spark_fails_here():
+    run = testing.run(stage("kept", source=files("x/*.parquet"), key="k", state=Total, where="6 / v > 2")(_nothing))
+    run.epoch([{"k": "x", "v": 2}])
+    with pytest.raises(InputError, match="DIVIDE_BY_ZERO"):
+        run.epoch([{"k": "x", "v": 0}])
 
 
 def _nothing(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> None:

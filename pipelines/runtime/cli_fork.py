@@ -18,6 +18,7 @@ from pipelines.runtime.fork_diff import BranchDiff
 from pipelines.runtime.forks import Fork
 from pipelines.runtime.loading import find
 from pipelines.runtime.promotion import PromotionPlan
+from pipelines.runtime.tenure import open_storage
 from pipelines.runtime.workshop import EpochReport
 from state_ops.errors import ConfigurationError
 
@@ -50,7 +51,8 @@ def fork(
     found, settings = find(pipeline)
     with waiting("waiting for the coordinator's next barrier"):
         if name is not None:
-            made = branches.fork(found, settings, name, moment(origin) if origin is not None else None, reason)
+            at = None if origin is None else moment(origin, open_storage(found, settings)[1])
+            made = branches.fork(found, settings, name, at, reason)
         else:
             assert drop is not None
             made = branches.drop(found, settings, drop)

@@ -104,7 +104,7 @@ def rewind(
         )
     found, settings = find(pipeline)
     _, registry = open_storage(found, settings)
-    meant = chosen(found, registry, savepoint if to is None else moment(to))
+    meant = chosen(found, registry, savepoint if to is None else moment(to, registry))
     plan = rewinding.plan(found, settings, int(meant.id))
     if not json:
         _show_rewind(plan)

@@ -21,6 +21,7 @@ from pipelines.runtime.state_output import STDOUT, Format, check_output, limited
 from pipelines.runtime.state_reader import At
 from pipelines.runtime.state_shown import history_facts, history_table, show, show_difference, summary
 from pipelines.runtime.state_sql import answered
+from pipelines.runtime.tenure import open_storage
 from state_ops import frames
 from state_ops.errors import ConfigurationError
 
@@ -165,9 +166,11 @@ def state_diff(
     """What changed in a stage's state from A to B: counts and a sample; with --format json, parquet or arrow every difference."""
     found, settings = find(pipeline)
     check_output(format, output, force)
+    _, registry = open_storage(found, settings)
+    old, new = moment(first, registry), moment(second, registry)
     with ExitStack() as stack:
         with waiting("comparing"):
-            difference = stack.enter_context(compared(found, settings, stage, moment(first), moment(second)))
+            difference = stack.enter_context(compared(found, settings, stage, old, new))
         if json or format is Format.TABLE:
             with difference.rows(_SAMPLE if limit is None else limit) as (_, tables):
                 sample = [row for table in tables for row in frames.python_rows(table)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from contextlib import AbstractContextManager
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 
 from state_ops.errors import ConfigurationError
+from state_ops.registry import SAVEPOINT, Registry
 
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -38,13 +40,40 @@ def confirm(what: str, *, yes: bool, json: bool) -> None:
         raise typer.Exit(1)
 
 
-def moment(text: str) -> int | str:
-    """A checkpoint as people name it: by its number, or by a savepoint's name."""
-    return int(text) if text.isdecimal() else text
+def moment(text: str, registry: Registry) -> int | str:
+    """A checkpoint as people name it: by its number, or by a savepoint's name.
+
+    Raises ConfigurationError for a number that is a savepoint's name too, as earlier releases allowed.
+    """
+    if not text.isdecimal():
+        return text
+    pin = registry.pinned(SAVEPOINT, text)
+    if pin is not None:
+        raise ConfigurationError(
+            f"{text} is the number of a checkpoint and the name of a savepoint, which is checkpoint {pin.checkpoint_id}.",
+            next="Use --savepoint where there is such an option, or drop the savepoint and take it again under another name.",
+        )
+    return int(text)
 
 
 def print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, default=jsonable) + "\n")
+    sys.stdout.write(as_json(value, indent=2) + "\n")
+
+
+def as_json(value: Any, **options: Any) -> str:
+    """JSON that every parser takes: what it has no type for as `jsonable` says, and the numbers that it has not as the texts nan, inf, -inf."""
+    try:
+        return json.dumps(value, default=jsonable, allow_nan=False, **options)
+    except ValueError:
+        return json.dumps(_finite(value), default=jsonable, allow_nan=False, **options)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {_finite(name): _finite(one) for name, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def jsonable(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """A stage in this very process, without Spark: rows are filtered, routed and sorted as Spark does it, and each subtask is the
 real keyed task on the real backend. For unit tests of pipelines (`pipelines.testing`) and for tests of the coordinator.
 
-`where` is Spark SQL; here Polars evaluates it. What Polars does not understand is refused by name. `transform` needs Spark.
+`where` is evaluated as Spark does it (`spark_where`); what that does not cover is refused by name. `transform` needs Spark.
 """
 
 from __future__ import annotations
@@ -9,19 +9,16 @@ from __future__ import annotations
 import time
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
-from pipelines.runtime import direct, keyed_stage
+from pipelines.runtime import direct, keyed_stage, spark_where
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.executor import Channel, Deadline, Landed
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.sorting import ordered
 from state_ops import frames
 from state_ops.checkpoint import Ack
-from state_ops.errors import PipelineError, TransientError
-
-_ROW = "__weir_row"
+from state_ops.errors import InputError, PipelineError, TransientError
 
 
 class InMemoryExecutor:
@@ -72,15 +69,17 @@ def filtered(stage: Stage, rows: pa.Table) -> pa.Table:
     """The rows that the stage's `where` keeps."""
     if stage.where is None:
         return rows
-    problem: object = "Spark takes double quotes for a text, Polars for a name"
-    if '"' not in stage.where:
-        try:
-            kept = frames.polars(rows).with_row_index(_ROW).filter(pl.sql_expr(stage.where))[_ROW]
-            return rows.take(kept.to_numpy().astype(np.int64))
-        except (pl.exceptions.PolarsError, TypeError) as error:
-            problem = error
-    raise PipelineError(
-        f"The where of {stage.uid} cannot be evaluated without Spark: {problem}",
-        where=f"stage {stage.uid}, where={stage.where!r}",
-        next="Write it in SQL that Polars knows too, or test the function without the where.",
-    )
+    try:
+        return rows.take(spark_where.compiled(stage.where, rows.schema).kept(rows))
+    except spark_where.Refused as error:
+        raise PipelineError(
+            f"The where of {stage.uid} is not evaluated without Spark, since Spark might understand it otherwise: {error}",
+            where=f"stage {stage.uid}, where={stage.where!r}",
+            next="Run it on Spark; or write it in what pipelines.testing lists, or test the function without the where.",
+        ) from error
+    except spark_where.Fails as error:
+        raise InputError(
+            f"Spark cannot evaluate the where of {stage.uid} for a row: {error}",
+            where=f"stage {stage.uid}, where={stage.where!r}",
+            next="Repair the input, or let the expression tolerate such values; nothing of this epoch was applied.",
+        ) from error

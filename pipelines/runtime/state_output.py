@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import math
 import os
 import shutil
 import sys
@@ -20,7 +18,7 @@ import pyarrow.parquet as pq
 
 from configs.redaction import scrubbing
 from configs.settings import Settings
-from pipelines.runtime.console import jsonable
+from pipelines.runtime.console import as_json
 from pipelines.runtime.state_database import streamed
 from pipelines.runtime.state_view import View
 from state_ops import frames
@@ -122,18 +120,7 @@ def _write_json(schema: pa.Schema, tables: Iterable[pa.Table], sink: BinaryIO, s
 
 def json_line(row: Any) -> str:
     """A row as JSON: bytes in hex, moments in ISO 8601, decimals and what JSON has no number for as text, maps as pairs."""
-    try:
-        return json.dumps(row, default=jsonable, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(row), default=jsonable, ensure_ascii=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+    return as_json(row, ensure_ascii=False)
 
 
 def _write_parquet(schema: pa.Schema, tables: Iterable[pa.Table], sink: BinaryIO, stream: bool) -> int:

@@ -13,7 +13,6 @@ what the query names.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -24,6 +23,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from configs.redaction import scrub
 from configs.settings import Settings
+from pipelines.runtime.console import as_json
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.sinks.delta import table_path
 from pipelines.runtime.state_database import asked, database, load, quoted, seal, tables_of
@@ -181,7 +181,7 @@ def _load_rows(name: str, rows: Callable[[], list[dict[str, Any]]], schema: pa.S
 def _load_checkpoints(registry: Registry, connection: Connection) -> None:
     rows = [{name: getattr(row, name) for name in CHECKPOINTS.names} for row in registry.checkpoints()]
     nested = sorted({name for row in rows for name, value in row.items() if isinstance(value, dict | list)})
-    rows = [row | {name: json.dumps(row[name]) for name in nested} for row in rows]
+    rows = [row | {name: as_json(row[name]) for name in nested} for row in rows]
     _load_rows("checkpoints", lambda: rows, CHECKPOINTS, connection)
     for name in nested:
         connection.execute(f"ALTER TABLE {REGISTRY}.checkpoints ALTER {quoted(name)} TYPE JSON")

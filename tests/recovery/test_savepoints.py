@@ -18,7 +18,7 @@ from state_ops import lease
 from state_ops.errors import DamageError, PipelineError, TransientError, WeirError
 from state_ops.lease import Request
 from state_ops.pins import Hold
-from state_ops.registry import Registry
+from state_ops.registry import Pin, Registry
 from tests.recovery import small
 from tests.recovery.small import Bank, until
 
@@ -489,3 +489,22 @@ def test_what_a_sink_lacks_is_not_pruned(bank, monkeypatch):
     bank.assert_exact(1, 2)
     asked = RunOptions(until_caught_up=True)
     assert list(run(bank.site.pipeline, bank.site.settings, asked, InMemoryExecutor())) == []
+
+
+def test_a_number_names_a_checkpoint_and_no_savepoint(bank, weir):
+    bank.site.options["WEIR_CHECKPOINTS__NUM_RETAINED"] = "9"
+    bank.epochs(1, 2)
+    refused = weir(bank.site, "savepoint", "small", "--name", "4")
+    assert refused.code == 2
+    assert "a number names a checkpoint" in refused.said
+    registry = bank.registry
+    head = registry.head()
+    registry.pin(registry.take_over(), Pin("savepoint", "4", head.id, head.commit_id, head.completed_at, "as before"))
+    bank.epochs(3, 4, 5)
+    refused = weir(bank.site, "rewind", "small", "--to", "4", "--yes")
+    assert refused.code == 2
+    assert "the name of a savepoint, which is checkpoint 2" in refused.said
+    assert weir(bank.site, "fork", "small", "--name", "x", "--from", "4").code == 2
+    assert bank.ids() == [1, 2, 3, 4, 5]
+    assert weir(bank.site, "rewind", "small", "--savepoint", "4", "--yes").code == 0
+    assert bank.registry.head().parent_id == 2

@@ -548,3 +548,23 @@ def test_a_column_without_a_zone_and_the_state_made_from_it_go_together():
     assert run.epoch(pa.table({"k": ["a"], "at": pa.array([datetime(2026, 1, 1, 10)], pa.timestamp("ns"))}))[
         "gap"
     ].to_list() == [60]
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ({"ID": pa.int64()}, "'id' and 'ID'"),
+        ({"s": pa.struct([("x", pa.int64()), ("X", pa.int64())])}, "'s.x' and 's.X'"),
+        ({"l": pa.list_(pa.struct([("x", pa.int64()), ("X", pa.int64())]))}, "'l.item.x' and 'l.item.X'"),
+    ],
+    ids=["a column", "a struct", "a list of structs"],
+)
+def test_output_columns_that_differ_in_capital_letters_alone_are_refused_by_name(columns, named):
+    def doubled(rows: pa.Table, state: ValueState, epoch: Epoch) -> pa.Table:
+        for name, kind in columns.items():
+            rows = rows.append_column(name, pa.nulls(rows.num_rows, kind))
+        return rows
+
+    made = Stage("s", EVENTS, key=("id",), function=doubled, state=Total, sink=delta.append("t"))
+    with pytest.raises(PipelineError, match=named):
+        shapes(made, pa.schema([("id", pa.string()), ("v", pa.int64())]))

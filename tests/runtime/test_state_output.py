@@ -9,15 +9,21 @@ from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.runtime import state_output, state_reader
+from pipelines.api import Epoch, Pipeline, State, ValueState, files, stage
+from pipelines.runtime import cli_state, state_output, state_reader
+from pipelines.runtime.console import print_json
+from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.run import RunOptions, run
 from pipelines.runtime.state_output import Format, gathered, json_line, limited, to_delta, write
 from state_ops.errors import ConfigurationError, DamageError
+from tests.recovery.harness import Site
 from tests.runtime.test_state_reading import everything, rows
 
 
@@ -223,3 +229,38 @@ def test_an_export_that_fails_leaves_nothing_and_says_why(made, tmp_path, monkey
         with pytest.raises(DamageError):
             to_delta(view, made.site.settings, str(tmp_path / "table"))
     assert list(Path(tmp_path).iterdir()) == []
+
+
+def test_json_that_commands_print_has_no_numbers_that_json_has_not(tmp_path, monkeypatch, capsys):
+    """Every parser takes it; the state has a value that is no number, one that is too large, and one that there is not."""
+
+    class Last(State):
+        last: float | None = None
+
+    @stage("lasts", source=files("{landing}/*.parquet", name="landing"), key="k", state=Last)
+    def lasts(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> None:
+        state.put(rows.group_by("k").agg(last=pl.col("v").last()))
+
+    numbers = Pipeline("numbers", (lasts,), max_parallelism=4)
+    site = Site(tmp_path, {}, numbers, "nowhere")
+    site.landing.mkdir()
+    rows = pa.table({"k": ["a", "b", "c"], "v": [float("nan"), float("-inf"), None]})
+    pq.write_table(rows, site.landing / "1.parquet")
+    list(run(numbers, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
+    monkeypatch.setattr(cli_state, "find", lambda _name: (numbers, site.settings))
+
+    def refuse(text: str) -> None:
+        raise AssertionError(f"{text} is no JSON")
+
+    said = {}
+    for key in ("a", "b", "c"):
+        cli_state.state_get("numbers", "lasts", [key], None, None, False, True)
+        said[key] = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert [str(value).count(word) for value, word in zip(said.values(), ("'nan'", "'-inf'", "None"), strict=True)] == [
+        1,
+        1,
+        1,
+    ]
+    as_texts = {"x": [1.5, (float("inf"), np.float64("nan"))], float("nan"): Decimal("NaN")}
+    print_json(as_texts)
+    assert json.loads(capsys.readouterr().out, parse_constant=refuse) == {"x": [1.5, ["inf", "nan"]], "nan": "NaN"}

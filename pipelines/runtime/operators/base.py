@@ -6,7 +6,7 @@ executor, and with nothing changed in `pipelines.testing`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -89,6 +89,7 @@ class Shapes:
 
 def check_storable(schema: pa.Schema, where: str, remedy: str) -> None:
     """Refuse columns that no Delta table can have. remedy: where the author can do something about one."""
+    _refuse_same_names(schema, where, "")
     for field in schema:
         kind = frames.unstorable(field.type)
         if kind is None:
@@ -104,6 +105,25 @@ def check_storable(schema: pa.Schema, where: str, remedy: str) -> None:
             where=where,
             next=f"{remedy}: {_instead(kind)}.",
         )
+
+
+def _refuse_same_names(columns: Iterable[pa.Field], where: str, within: str) -> None:
+    """Refuse columns, and fields of structs, that Delta and Spark take for one: they do not tell capital letters from small ones."""
+    taken: dict[str, str] = {}
+    for field in columns:
+        other = taken.setdefault(field.name.lower(), field.name)
+        if other != field.name:
+            raise PipelineError(
+                f"The output columns {within + other!r} and {within + field.name!r} differ in capital letters alone, and a Delta table takes "
+                "them for one.",
+                where=where,
+                next="Give one of them another name.",
+            )
+        kind = field.type
+        parts = [kind.field(number) for number in range(kind.num_fields)]
+        _refuse_same_names(parts if pa.types.is_struct(kind) else (), where, f"{within}{field.name}.")
+        for part in () if pa.types.is_struct(kind) else parts:  # items of a list, keys and values of a map
+            _refuse_same_names([part], where, f"{within}{field.name}.")
 
 
 def _part(kind: pa.DataType, whole: pa.DataType) -> str:

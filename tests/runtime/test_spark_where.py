@@ -1,0 +1,228 @@
+"""What is kept without Spark is what Spark keeps, or is refused: a list of expressions and random ones, all against one session."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from itertools import product
+
+import pyarrow as pa
+import pytest
+
+from pipelines.runtime.spark_where import Fails, Refused, compiled
+
+_MAX, _MIN, _INT = (1 << 63) - 1, -(1 << 63), (1 << 31) - 1
+SCHEMA = pa.schema(
+    [
+        ("v", pa.int64()),
+        ("i", pa.int32()),
+        ("y", pa.int8()),
+        ("f", pa.float64()),
+        ("g", pa.float32()),
+        ("m", pa.decimal128(10, 2)),
+        ("s", pa.string()),
+        ("t", pa.string()),
+        ("b", pa.bool_()),
+        ("c", pa.bool_()),
+        ("ts", pa.timestamp("us", "UTC")),
+        ("d", pa.date32()),
+        ("xs", pa.list_(pa.int64())),
+        ("Mixed Name", pa.int64()),
+    ]
+)
+MIDNIGHT = datetime(2024, 1, 1, tzinfo=UTC)
+VALUES = {
+    "v": [None, 0, 1, -1, 2, 3, -3, 7, -7, _MAX, _MIN],
+    "i": [None, 0, 1, -1, 2, 3, 5, -5, _INT, -_INT - 1],
+    "y": [None, 0, 1, -1, 2, 127, -128],
+    "f": [None, 0.0, -0.0, 1.0, 1.5, -1.5, float("nan"), float("inf"), float("-inf"), 0.1, 1e300],
+    "g": [None, 0.0, -0.0, 1.0, 0.5, float("nan"), float("inf"), 16777216.0, 0.10000000149011612],
+    "m": [None, Decimal("0.00"), Decimal("1.50"), Decimal("-1.50"), Decimal("2.00"), Decimal("99999999.99")],
+    "s": [None, "", "a", "A", "ab", "a_c", "abc", "a%", "é", " 3 ", "3", "a\nb", "😀", "\\"],
+    "t": [None, "", "a", "b", "a_c", "it's"],
+    "b": [None, True, False],
+    "c": [None, True, False],
+    "ts": [
+        None,
+        MIDNIGHT,
+        datetime(2024, 1, 1, 2, 3, 4, 5, tzinfo=UTC),
+        datetime(1969, 12, 31, 23, 59, 59, 999999, UTC),
+    ],
+    "d": [None, date(2024, 1, 1), date(1969, 12, 31), date(2024, 2, 29)],
+    "xs": [None, [], [1]],
+    "Mixed Name": [None, 1, 2],
+}
+TAKEN = """
+b | NOT b | b AND c | b OR c | NOT (b AND c) | b = c | b <=> c | b IS TRUE | b IS NOT TRUE | b IS FALSE | b IS UNKNOWN | b IS NOT UNKNOWN
+b = true | b < c | NOT v = 3 AND b | b OR NOT c AND v > 0 | v = 1 = true | (v = 1) = b | v IS NULL | v IS NOT NULL | xs IS NULL | NULL IS NULL
+v = 3 | v <> 3 | v != 3 | v == 3 | v <=> 3 | v <=> NULL | v = NULL | NOT v = NULL | v > i | v = y | `v` > 0 | `Mixed Name` = 1
+v IN (3, NULL) | v NOT IN (3, NULL) | v NOT IN (3) | v IN (1, 2.0) | v IN (1, 2.5, 1e0) | f IN (1.0) | f IN (0.0, 1) | b IN (true) | s IN ('a', 'A') | NULL IN (1)
+v BETWEEN -3 AND 3 | v NOT BETWEEN -3 AND 3 | v BETWEEN 3 AND -3 | v BETWEEN NULL AND 3 | v NOT BETWEEN NULL AND 3 | f BETWEEN 0 AND 1.5
+v IS DISTINCT FROM 3 | v IS NOT DISTINCT FROM NULL | f IS NOT DISTINCT FROM f
+f = f | f > 1 | f >= 0 | f <> 1 | NOT (f > 0) | f = 0 | f < 0.1 | f = 0.1 | f > v | f = m | -f = 0.0 | g = f | g = 0.1 | g = 1 | g > 0.5 | g < f | g >= 1.5
+v / 2 = 1.5 | v / 2 > 1 | i / 4 = 0 | i / 4 = 0.25 | v % 2 = 1 | v % 2 = -1 | i % -4 = 1 | y > 0 AND -y % 4 < 0 | v DIV 2 = 1 | v DIV 2 = -1 | v % 3 = 0 | y % 3 = -2 | f % 1 = 0.5 | f / 2 > 0.5
+1 + 2 * 3 = 7 | v = 1 + 2 * 3 | 1 - 1 - 1 < v | (v % 10) - (1 - 1) = 1 | i DIV 2 * 2 = i | y + 1000 > 1120 | y * 2L > 0 | +v = v | f + 1 > 2 | f * 2 - 1 = 2 | - 1 = v
+v = 3.0 | v = 2.5 | v < 2.5 | i > 1.5 | m = 1.5 | m > v | m + 0.5 = 2 | m * 2 = 3 | m - v > 0 | v * 0.5 = 1.5 | m <> 1.50 | -m = 1.5 | m IN (1.5, 2) | m = f | v > 9223372036854775807.5
+v = -9223372036854775808 | v = 9223372036854775807 | i = -2147483648 | v > 9223372036854775808 | v = 3L | v = 1e0 | f = 1.5D | f = .5 | f > 1. | v = 03
+s = '' | s < 'a' | s >= 'a' | s = 'A' OR s = 'a' | s || 'x' = 'ax' | s || t = 'aa' | s = "a" | s = t | s <> t | s IS NULL OR s > t
+s LIKE 'a_c' | s LIKE 'A%' | s LIKE 'a\\_c' | s NOT LIKE '%b%' | s LIKE '%' | s LIKE '' | s LIKE '_' | s LIKE 'a%' | s LIKE 'a\\%' | s LIKE 'a|_c' ESCAPE '|' | s LIKE 'a!%' ESCAPE '!' | s LIKE '\\\\\\\\'
+s = 'a\\nb' | t = 'it\\'s' | t = 'it''s' | t = "it's" | s = '\\\\' | s = 'a\\_c' | s LIKE 'a%b' | s LIKE 'a.c' | s = 'a' AND t LIKE '_'
+ts > '2024-01-01 02:00:00' | ts > TIMESTAMP '2024-01-01 02:00:00' | ts = timestamp'2024-01-01' | ts >= '2024-01-01T02:03:04.000005' | ts < DATE '1970-01-01' | ts = d | ts > d | ts BETWEEN '2024-01-01' AND '2024-01-02'
+d = '2024-01-01' | d = DATE '2024-01-01' | d IN ('2024-01-01', '2024-02-29') | d < '1970-01-01' | d > ts | d <> date'2024-02-29' | ts IN (TIMESTAMP '2024-01-01 00:00:00')
+coalesce(v, 0) = 0 | coalesce(i, v) = 1 | coalesce(s, t) = 'a' | coalesce(NULL, b) | isnull(v) | isnotnull(v) AND v > 0 | isnan(f) | NOT isnan(f) | abs(i % 10) = 1 | abs(f) = 1.5 | length(s) = 1 | length(s) > 2 | trim(s) = '3'
+upper(t) = 'A' | lower(t) = 'a' | cast(v AS double) = 3 | cast(i AS bigint) + 1 > 0 | cast(b AS int) = 1 | cast(v AS string) = '3' | cast(b AS string) = 'true' | cast(i AS boolean) | cast(ts AS date) = d | cast(d AS timestamp) = ts | cast(m AS double) > 1
+try_cast(v AS int) = 3 | try_cast(s AS int) = 3 | try_cast(f AS int) = 1 | try_cast(v AS tinyint) IS NULL | cast(y AS smallint) = 1 | cast(g AS double) = 0.5 | try_cast(f AS bigint) = -1
+v <> 0 AND 10 / v > 1 | v = 0 OR 10 % v = 0 | v IS NULL OR v = 0 OR 1 / v > 0 | NOT (v <> 0 AND 10 / v > 1) | i > 0 AND i < 100 AND i * 2 > 3 | 1=1 | true | false | NOT true | b AND true
+"""
+FAILING = """
+v / 0 > 0 | 1 / v > 0 | v % 0 = 1 | 10 % v = 1 | v DIV 0 = 1 | 1 DIV v = 1 | v + 1 > 0 | i + 1 > 0 | i * 2147483647 > 0 | v - 2 > 0 | -v > 0 | -i > 0 | -y > 0 | y + y > 0 | abs(v) > 0 | v DIV -1 > 0
+f / 0 > 0 | 1 / f > 0 | f % 0 = 1 | v / f > 1 | cast(v AS int) > 0 | cast(s AS int) = 3 | cast(f AS bigint) > 0 | b AND 1 / v > 0 | cast(v AS tinyint) = 1
+"""
+REFUSED = """
+v // 2 = 1 | s ILIKE 'a%' | s > 1 | v = '3' | s RLIKE 'a' | s = 'a' COLLATE UNICODE_CI | 0 | 1 | NULL | v & 1 = 1 | v ^ 1 = 1 | v|1 = 1 | ~v = 1 | sum(v) > 0 | v > avg(v) | rank() over () = 1 | v = 3 -- x | v = /* x */ 3
+* | max(v) > 3 | s[0] = 'a' | round(f) = 1 | hour(ts) = 2 | extract(hour from ts) = 2 | CASE WHEN v > 0 THEN true END | missing > 1 | V > 0 | `mixed name` = 1 | v = 1 AS x | s LIKE t | s LIKE 'a\\\\bc' | s = 'a' 'b' | s = r'a' | d = '2024-1-1' | d = 'tomorrow' | ts > 'now'
+ts = TIMESTAMP 'epoch' | d + 1 = d | m / 2 > 1 | m % 2 = 1 | g > v | g + g > 1 | s + 1 > 1 | xs = xs | xs[0] = 1 | v.x = 1 | b = 1 | b AND 1 | NOT v | v IS TRUE | v > | v = | (v = 1 | v = 1) | v NOT 1 | v BETWEEN 1 | v IN () | v IN (SELECT 1) | EXISTS (SELECT 1)
+s LIKE ANY ('a', 'b') | f IN (0.0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11) | v = 1abc | v = 1S | v = 1.5BD | v = 1e999 | cast(f AS string) = '1' | cast(s AS date) = d | v::int = 1 | upper(s) = 'A' | d = '2024-02-30' | v = :p | v IS NULL = b | rand() > 0.5 | now() > ts
+"""
+
+
+def listed(text: str) -> list[str]:
+    return [one.strip() for line in text.strip().splitlines() for one in line.split(" | ") if one.strip()]
+
+
+@pytest.fixture(scope="module")
+def rows() -> pa.Table:
+    """Every value of each column beside every one of some other column, and a few hundred at random."""
+    chance, made = random.Random(1), []
+    for one, other in [("v", "i"), ("b", "c"), ("s", "t"), ("f", "g"), ("f", "v"), ("ts", "d"), ("m", "f"), ("y", "b")]:
+        for a, b in product(VALUES[one], VALUES[other]):
+            made.append({name: chance.choice(values) for name, values in VALUES.items()} | {one: a, other: b})
+    return pa.Table.from_pylist(made, schema=SCHEMA)
+
+
+@pytest.fixture(scope="module")
+def frame(spark, rows):
+    numbered = rows.append_column("n", pa.array(range(rows.num_rows)))
+    return spark.createDataFrame(numbered).coalesce(1).cache()
+
+
+def kept_by_spark(frame, expressions: list[str]) -> dict[str, list[int]]:
+    """By expression, the rows that Spark keeps, in one job."""
+    from pyspark.sql import functions as F
+
+    asked = [F.array_agg(F.when(F.expr(one), F.col("n"))).alias(f"e{n}") for n, one in enumerate(expressions)]
+    (found,) = frame.agg(*asked).collect()
+    return {one: sorted(found[n]) for n, one in enumerate(expressions)}
+
+
+def ours(rows: pa.Table, where: str) -> list[int] | str:
+    try:
+        return compiled(where, rows.schema).kept(rows).tolist()
+    except (Refused, Fails) as error:
+        return type(error).__name__
+
+
+def spark_fails(frame, where: str) -> bool:
+    from pyspark.errors import PySparkException
+
+    try:
+        frame.where(where).count()
+    except PySparkException:
+        return True
+    return False
+
+
+def compare(frame, rows: pa.Table, expressions: list[str]) -> dict[str, object]:
+    """What was kept, or how it ended, by expression; whatever is evaluated at all is compared with Spark."""
+    found = {one: ours(rows, one) for one in expressions}
+    evaluated = [one for one, kept in found.items() if isinstance(kept, list)]
+    for start in range(0, len(evaluated), 80):
+        for one, kept in kept_by_spark(frame, evaluated[start : start + 80]).items():
+            assert found[one] == kept, (one, [rows.slice(n, 1).to_pylist() for n in set(found[one]) ^ set(kept)][:3])
+    for one in [one for one, kept in found.items() if kept == "Fails"]:
+        assert spark_fails(frame, one), one
+    return found
+
+
+def test_what_is_taken_keeps_what_spark_keeps(frame, rows):
+    found = compare(frame, rows, listed(TAKEN))
+    assert {one: kept for one, kept in found.items() if isinstance(kept, str)} == {}
+
+
+def test_what_fails_over_a_row_in_spark_fails_here(frame, rows):
+    found = compare(frame, rows, listed(FAILING))
+    assert set(found.values()) == {"Fails"}, found
+
+
+def test_what_spark_may_understand_otherwise_is_refused_and_named(rows):
+    taken = [one for one in listed(REFUSED) if ours(rows, one) != "Refused"]
+    assert taken == []
+    with pytest.raises(Refused, match=r"round\(f\) is not understood"):
+        compiled("v > 1 AND round(f) = 1", rows.schema)
+    two = pa.schema([("k", pa.int64()), ("K", pa.int64())])
+    assert compiled("k > 1 AND K > 1", two).columns == ("k", "K")
+
+
+class Chance:
+    """Random conditions, most of which have the types that they need."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def pick(self, *options: str) -> str:
+        return self.random.choice(options)
+
+    def number(self, depth: int) -> str:
+        if depth == 0 or self.random.random() < 0.3:
+            return self.pick("v", "i", "y", "f", "m", "g", "0", "1", "-1", "2", "3", "0.5", "1.5", "2e0", "NULL", "7L")
+        a, b = self.number(depth - 1), self.number(depth - 1)
+        small = f"({self.pick('y', 'i', 'v')} % {self.pick('3', '7', '100')})"
+        return self.pick(f"({a} {self.pick('+', '-', '*', '/', '%', 'DIV')} {b})", f"({small} {self.pick('+', '-', '*')} {b})", small, f"coalesce({a}, {b})", f"-{small}", f"abs({small})", f"try_cast({a} AS {self.pick('int', 'bigint', 'double')})")  # fmt: skip
+
+    def text(self) -> str:
+        return self.pick("s", "t", "'a'", "''", "'a_c'", "(s || t)", "trim(s)", "NULL", "coalesce(s, t)")
+
+    def moment(self) -> str:
+        return self.pick(
+            "ts", "d", "'2024-01-01'", "DATE '2024-01-01'", "TIMESTAMP '2024-01-01 02:03:04.000005'", "cast(ts AS date)"
+        )
+
+    def condition(self, depth: int) -> str:
+        comparison = self.pick("=", "<>", "<", "<=", ">", ">=", "<=>")
+        simple = [
+            f"{self.number(2)} {comparison} {self.number(1)}",
+            f"{self.text()} {comparison} {self.text()}",
+            f"{self.moment()} {comparison} {self.moment()}",
+            f"{self.number(1)} {self.pick('', 'NOT ')}IN ({self.number(0)}, {self.number(0)}, {self.number(0)})",
+            f"{self.number(1)} {self.pick('', 'NOT ')}BETWEEN {self.number(0)} AND {self.number(0)}",
+            f"{self.text()} {self.pick('', 'NOT ')}LIKE {self.pick(*map(repr, ('a%', '_', '%b%', 'a_c', '')))}",
+            f"{self.number(1)} IS {self.pick('', 'NOT ')}{self.pick('NULL', 'DISTINCT FROM 1')}",
+            self.pick("b", "c", "true", "b IS NOT TRUE", "c IS UNKNOWN", "b = c"),
+        ]
+        if depth == 0 or self.random.random() < 0.3:
+            return self.pick(*simple)
+        a, b = self.condition(depth - 1), self.condition(depth - 1)
+        return self.pick(
+            f"{a} AND {b}",
+            f"{a} OR {b}",
+            f"NOT {a}",
+            f"({a} OR {b})",
+            f"NOT ({a} AND {b})",
+            f"({a}) {comparison} ({b})",
+        )
+
+
+def test_random_conditions_keep_what_spark_keeps_or_are_refused(frame, rows):
+    chance = Chance(7)
+    found = {}
+    for _ in range(6):
+        expressions = list(dict.fromkeys(chance.condition(2) for _ in range(80)))
+        kept = {one: ours(rows, one) for one in expressions}
+        failing = [one for one, how in kept.items() if how == "Fails"]
+        found |= compare(
+            frame, rows, [one for one in expressions if one not in failing[4:]]
+        )  # each of these is a job of its own
+    evaluated = [kept for kept in found.values() if isinstance(kept, list)]
+    assert len(evaluated) > len(found) / 3
+    assert sum(0 < len(kept) < rows.num_rows for kept in evaluated) > len(evaluated) / 3, "they tell rows apart"
