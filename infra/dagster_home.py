@@ -60,7 +60,7 @@ def _check_postgres(configuration: Path) -> None:
         raise ConfigurationError(
             "Dagster's storage on Postgres needs dagster-postgres, which is not installed.",
             where="WEIR_DAGSTER_INSTANCE=postgres",
-            next="Install the extra: pip install 'weir[postgres]' (`make venv` does).",
+            next="Install the extra: pip install 'weir-state[postgres]' (`make venv` does).",
         )
     named = re.findall(r"env: (\w+)", configuration.read_text())
     lacking = [name for name in named if not os.environ.get(name)]

