@@ -51,16 +51,29 @@ __all__ = [
 ]
 
 
-def files(pattern: str, *, event_time: str | None = None, name: str = "files", below_floor: str = "fail") -> FileSource:
+def files(
+    pattern: str,
+    *,
+    event_time: str | None = None,
+    name: str = "files",
+    below_floor: str = "fail",
+    on_bad: str = "fail",
+) -> FileSource:
     """Parquet files that arrive in a directory, taken in name order, each exactly once.
 
     pattern: directory and file name pattern, e.g. `{landing}/*.parquet`; a {placeholder} is a param of the pipeline in
     the configuration. event_time: timestamp column that drives the watermark. Files must appear whole (write elsewhere,
     then rename) and must not change afterwards; names that start with `.` or `_` are left alone.
+
+    on_bad: what becomes of a file that cannot be read: that is no Parquet file or a damaged one, lacks columns or has them in other types than
+    earlier files, or has a name that Spark cannot take (with a colon). "fail": the pipeline is held until it is repaired or moved away.
+    "quarantine": the file is set aside, the checkpoint says so with the reason, and the pipeline goes on without it.
     """
     if below_floor not in ("fail", "warn"):
         raise PipelineError(f"below_floor={below_floor!r} is no policy.", where=pattern, next='Say "fail" or "warn".')
-    return FileSource(pattern, event_time, name, below_floor)
+    if on_bad not in ("fail", "quarantine"):
+        raise PipelineError(f"on_bad={on_bad!r} is no policy.", where=pattern, next='Say "fail" or "quarantine".')
+    return FileSource(pattern, event_time, name, below_floor, on_bad)
 
 
 class delta:

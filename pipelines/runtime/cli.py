@@ -285,6 +285,9 @@ def status(pipeline: Name, json: Json = False) -> None:
         place = _short(facts["sources"][name])
         again = f"{_counted(len(names), 'file')} in {place}, delivered again after being read: {shown}"
         table.add_row("not read", escape(again))
+    for name, left in facts["set_aside"].items():
+        last = f"the last: {left['last']['name']}: {left['last']['reason']}"
+        table.add_row("set aside", escape(f"{_counted(left['files'], 'file')} of {name}, {last}"))
     for uid, rows in facts["unapplied"].items():
         if not rows:  # only barriers are left to pass
             continue
@@ -344,6 +347,11 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
         "missing": runtime.missing(sources, waiting),
         "delivered_again": {
             name: [file.name for file in found.again] for name, found in arrived.items() if found.again
+        },
+        "set_aside": {
+            name: position["set_aside"]
+            for name, position in (head.offsets if head else {}).items()
+            if position.get("set_aside")
         },
         "sources": {name: reader.directory for name, reader in sources.items()},
         "unapplied": dict(runtime.unapplied(head)),

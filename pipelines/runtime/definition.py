@@ -28,13 +28,14 @@ class FileSource:
 
     pattern: directory and file name pattern, with {placeholders} from the configuration. event_time: timestamp column
     that drives the watermark. order: files are taken in name order. below_floor: what to do about new names that
-    sort below the oldest remembered one: "fail" or "warn".
+    sort below the oldest remembered one: "fail" or "warn". on_bad: what to do about a file that cannot be read as it is: "fail" or "quarantine".
     """
 
     pattern: str
     event_time: str | None = None
     name: str = "files"
     below_floor: str = "fail"
+    on_bad: str = "fail"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -66,6 +66,7 @@ from state_ops.errors import (
     FencedError,
     GateError,
     HoldingError,
+    InputError,
     LocalBaseError,
     RunEndedError,
     WeirError,
@@ -765,13 +766,32 @@ class InFlight:
             self.again = failure.again
             return
         if isinstance(failure.error, HoldingError):
-            _note_slice(failure.error, next((one for one in fallen if one.pending.id == failure.epoch), None))
+            stopped = next((one for one in fallen if one.pending.id == failure.epoch), None)
+            _note_slice(failure.error, stopped)
+            again = self._without_bad_file(stopped, failure.error) if stopped is not None else None
+            if again is not None:  # like rows that a gate has set aside: the slice comes again, without it
+                self._coordinator.count(time.monotonic(), self._failures_before)
+                self.again = again
+                return
         typed = epoch.typed(failure.error, f"pipeline {self._shop.pipeline.title}, epoch {failure.epoch}")
         if typed is not None:
             raise typed from failure.error
         if failure.final or isinstance(failure.error, FencedError) or not isinstance(failure.error, WeirError):
             raise failure.error
         self._tolerated(failure.epoch, failure.error)
+
+    def _without_bad_file(self, flight: Flight, error: HoldingError) -> Cut | None:
+        """The cut to take instead of an epoch's in which one file could not be read, if its source sets such files aside; else None."""
+        blamed = [(source, name) for source, names in error.files.items() for name in names]
+        if not isinstance(error, InputError) or len(blamed) != 1:
+            return None
+        source, name = blamed[0]
+        reader, planned = self._shop.readers[source], flight.cut.slices.get(source)
+        file = next((one for one in planned.files if one.name == name), None) if planned is not None else None
+        if planned is None or file is None or not reader.sets_aside(file):
+            return None
+        left = reader.without_file(planned, file, error, self.frontier.expected.get(source))
+        return replace(flight.cut, slices={**flight.cut.slices, source: left}, at=flight.triggered_at)
 
     def _discard(self, flight: Flight) -> None:
         discard(self._shop, flight.pending.generation, flight.pending.id)
@@ -801,10 +821,14 @@ def _note_slice(error: HoldingError, flight: Flight | None) -> None:
         return
     error.epoch = int(flight.pending.id)
     if not error.files and not isinstance(error, DamageError):
-        error.files = {
+        read = {
             source: {file.name: (file.size, file.mtime_ns) for file in planned.files}
             for source, planned in flight.cut.slices.items()
         }
+        named = [
+            (source, name) for source, files in read.items() for name in files if f"/{name}" in (error.where or "")
+        ]
+        error.files = {source: {name: read[source][name]} for source, name in named} if len(named) == 1 else read
 
 
 def _no_matter(flight: Flight, error: BaseException) -> None:

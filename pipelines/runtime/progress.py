@@ -46,6 +46,7 @@ def line(row: Checkpoint, seconds: float | None, width: int = 9) -> str:
     """One epoch on one line. seconds: that the run took for it, None: that is not known; width: of numbers."""
     late = rows_late(row)
     aside = sum(len(rows) for part in row.slice.values() for rows in part.get("excluded", {}).values())
+    bad = sum(len(part.get("set_aside", ())) for part in row.slice.values())
     took = "" if seconds is None else f"  {seconds:.2f} s"
     pace = f"  {row.rows_read / seconds:,.0f} rows/s" if row.rows_read and seconds else ""
     return (
@@ -53,4 +54,5 @@ def line(row: Checkpoint, seconds: float | None, width: int = 9) -> str:
         f"(+{row.bytes_new / 1024:,.0f}){took}{pace}"
         + (f"  late: {by_stage(late)}" if late else "")
         + (f"  quarantined {aside:,}" if aside else "")
+        + (f"  set aside {bad} {'file' if bad == 1 else 'files'}" if bad else "")
     )

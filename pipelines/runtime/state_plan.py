@@ -212,6 +212,9 @@ class _Look:
                 if planned.unread:
                     what = f"files that wait have columns that the first files did not have, and that are not read: {', '.join(planned.unread)}"
                     self._say("source", name, "columns", Verdict.COMPATIBLE, what)
+                for one in planned.set_aside:
+                    what = f"{one.file.name} is set aside: {one.reason}"
+                    self._say("source", name, "files", Verdict.COMPATIBLE, what)
                 if not reader.exists():
                     what = f"its directory does not exist: {reader.directory}"
                     said = "Correct the source's pattern, or make the directory; a run waits for it."

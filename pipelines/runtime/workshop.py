@@ -69,7 +69,7 @@ class Frontier:
         """The frontier of the epoch that reads these slices. at: the time of its trigger."""
         offsets, expected = dict(self.offsets), dict(self.expected)
         for name, planned in slices.items():
-            offsets[name] = readers[name].advance(offsets.get(name), planned.files, planned.newest)
+            offsets[name] = readers[name].advance(offsets.get(name), planned.files, planned.newest, planned.set_aside)
             if planned.schema is not None:
                 expected[name] = planned.schema
         return Frontier(offsets, expected, at if self.now is None else max(at, self.now))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -13,12 +14,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.api import files
+from pipelines.runtime.cli import status_of
 from pipelines.runtime.sensor import Memory, decide, observe
 from pipelines.runtime.sources.files import FilesReader
+from state_ops.errors import InputError, PipelineError
 from tests.assets.without_spark import in_this_process
 from tests.recovery import sensors
 from tests.recovery.harness import Site
-from tests.recovery.small import Bank
+from tests.recovery.small import Bank, pipeline
 
 _READ = 3  # days in the base, all in one epoch
 
@@ -296,3 +300,125 @@ def test_a_landing_directory_that_does_not_exist_is_said_everywhere(tmp_path, we
     bank.epochs(1)
     bank.site.landing.rename(tmp_path / "unmounted")
     assert gone in weir(bank.site, "status", "small").out, "also when it was there once"
+
+
+# -- files that a source sets aside
+
+
+def _no_parquet(file: Path) -> Path:
+    file.write_bytes(b"no parquet")
+    return file
+
+
+def _other_type(file: Path) -> Path:
+    rows = pq.read_table(file)
+    pq.write_table(rows.set_column(2, "amount", rows["amount"].cast(pa.string())), file)
+    return file
+
+
+def _lacking(file: Path) -> Path:
+    pq.write_table(pq.read_table(file).drop_columns(["amount"]), file)
+    return file
+
+
+def _with_a_colon(file: Path) -> Path:
+    return file.rename(file.with_name("00003T10:30.parquet"))
+
+
+def _page_smashed(file: Path) -> Path:
+    """Its footer is whole: only whoever reads its rows finds out."""
+    _smashed_page_of(file, 2)
+    return file
+
+
+def _smashed_page_of(file: Path, number: int) -> None:
+    column = pq.read_metadata(file).row_group(0).column(number)
+    data = bytearray(file.read_bytes())
+    start = column.dictionary_page_offset or column.data_page_offset
+    data[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    file.write_bytes(data)
+
+
+BAD = [_no_parquet, _other_type, _lacking, _with_a_colon, _page_smashed]
+
+
+def small_site(tmp_path: Path, on_bad: str, files_at_once: str = "1") -> Bank:
+    (first,) = pipeline.stages
+    source = replace(first.input, on_bad=on_bad)
+    bank = Bank.at(tmp_path / "site", WEIR_EPOCH__MAX_FILES=files_at_once)
+    return Bank(replace(bank.site, pipeline=replace(pipeline, stages=(replace(first, input=source),))))
+
+
+@pytest.mark.parametrize("files_at_once", ["1", "10"])
+@pytest.mark.parametrize("spoil", BAD)
+def test_a_bad_file_is_set_aside_where_its_source_wants_that(tmp_path, spoil, files_at_once):
+    bank = small_site(tmp_path, "quarantine", files_at_once)
+    bank.epochs(1, 2)
+    bank.land(3, 4)
+    bad = spoil(bank.site.landing / "00003.parquet")
+    reports = bank.epochs(5)
+    bank.assert_exact(1, 2, 4, 5)
+    (one,) = [one for report in reports for one in report.checkpoint.slice["landing"].get("set_aside", ())]
+    assert one["name"] == bad.name and one["reason"]
+    shown = status_of(bank.site.pipeline, bank.site.settings)
+    assert shown["set_aside"]["landing"] == {"files": 1, "last": one}
+    assert shown["lag"] == {"landing": 0} and shown["held"] is None
+    # Repaired, it comes under a name of its own; as it is, it is not tried again.
+    assert bank.epochs() == []
+    bank.land(6)
+    bank.epochs()
+    bank.assert_exact(1, 2, 4, 5, 6)
+    bank.site.assert_no_orphans()
+
+
+@pytest.mark.parametrize("spoil", BAD)
+def test_a_bad_file_holds_the_pipeline_where_its_source_does_not_say_otherwise(tmp_path, spoil):
+    bank = small_site(tmp_path, "fail")
+    bank.epochs(1)
+    bank.land(3)
+    bad = spoil(bank.site.landing / "00003.parquet")
+    with pytest.raises(InputError, match=bad.name):
+        bank.epochs()
+    assert decide(observe(bank.site.pipeline, bank.site.settings), Memory(), 0).reason.startswith(
+        f"held: InputError, {bad}"
+    )
+    bad.unlink()
+    bank.epochs(4)
+    bank.assert_exact(1, 4)
+
+
+def test_the_first_file_ever_may_be_bad_and_so_may_all(tmp_path):
+    bank = small_site(tmp_path, "quarantine", "10")
+    bank.land(1, 2)
+    for number in (1, 2):
+        _no_parquet(bank.site.landing / f"{number:05}.parquet")
+    bank.epochs()
+    assert status_of(bank.site.pipeline, bank.site.settings)["set_aside"]["landing"]["files"] == 2
+    bank.epochs(3)
+    bank.assert_exact(3)
+
+
+def test_a_file_that_vanishes_is_not_set_aside(tmp_path, monkeypatch):
+    """It may come back, and would then never be read."""
+    bank = small_site(tmp_path, "quarantine")
+    bank.epochs(1)
+    bank.land(2)
+    kept = FilesReader._check_name
+    hidden = tmp_path / "hidden"
+
+    def hide(self, file):
+        (bank.site.landing / file.name).rename(hidden)
+        kept(self, file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FilesReader, "_check_name", hide)
+        with pytest.raises(InputError, match="vanished"):
+            bank.epochs()
+    hidden.rename(bank.site.landing / "00002.parquet")
+    bank.epochs()
+    bank.assert_exact(1, 2)
+
+
+def test_an_unknown_policy_for_bad_files_is_refused_where_it_is_written():
+    with pytest.raises(PipelineError, match="on_bad='skip'"):
+        files("{landing}/*.parquet", on_bad="skip")

@@ -28,7 +28,7 @@ from configs.settings import EpochSettings, S3Settings
 from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources.footers import alone, by_arrow, nanos, times, too_large
 from pipelines.runtime.sources.parquet_files import ParquetFiles
-from pipelines.runtime.sources.slices import LeftOut, Slice, SourceFile
+from pipelines.runtime.sources.slices import LeftOut, SetAside, Slice, SourceFile
 from state_ops import frames
 from state_ops.errors import ConfigurationError, InputError
 from state_ops.s3 import arrow_filesystem, is_s3, refuse_secrets
@@ -238,30 +238,42 @@ class FilesReader:
     def _planned(self, fresh: Sequence[SourceFile], limits: EpochSettings | None, expected: pa.Schema | None) -> Slice:
         """The first of these files, up to a limit. limits: None takes all."""
         chosen: list[SourceFile] = []
+        set_aside: list[SetAside] = []
         rows = size = 0
         newest: int | None = None
         schema, limited = expected, False
         unread = dict[str, str]()
         for file in fresh:
             if (
-                chosen
+                (chosen or set_aside)
                 and limits is not None
-                and (len(chosen) >= limits.max_files or rows >= limits.max_rows or size + file.size > limits.max_bytes)
+                and (
+                    len(chosen) + len(set_aside) >= limits.max_files
+                    or rows >= limits.max_rows
+                    or size + file.size > limits.max_bytes
+                )
             ):
                 limited = True
                 break
-            with self._about(file):
-                self._check_name(file)
-                footer, stored = self._parquet.footer(file)
-                if chosen and limits is not None and rows + footer.num_rows > limits.max_rows:
-                    limited = True
-                    break
-                found = frames.canonical_schema(stored)
-                schema = found if schema is None else self._check_schema(file, schema, found)
-                self._check_types(file, footer, stored, schema.names)
-                unread = {name: file.name for name in found.names if name not in schema.names} | unread
-                self._check_event_time(file, found)
-                last = self._newest(file, footer)
+            try:
+                with self._about(file):
+                    self._check_name(file)
+                    footer, stored = self._parquet.footer(file)
+                    if chosen and limits is not None and rows + footer.num_rows > limits.max_rows:
+                        limited = True
+                        break
+                    found = frames.canonical_schema(stored)
+                    fixed = found if schema is None else self._check_schema(file, schema, found)
+                    self._check_types(file, footer, stored, fixed.names)
+                    self._check_event_time(file, found)
+                    last = self._newest(file, footer)
+            except InputError as error:
+                if limits is None or not self.sets_aside(file):
+                    raise
+                set_aside.append(self._set_aside(file, error))
+                continue
+            schema = fixed
+            unread = {name: file.name for name in found.names if name not in schema.names} | unread
             by_nanos = tuple(name for name in nanos(footer, stored) if name in schema.names)
             unknown = by_arrow(footer, stored, schema.names)
             chosen.append(replace(file, rows=footer.num_rows, nanos=by_nanos, by_arrow=unknown))
@@ -275,12 +287,39 @@ class FilesReader:
                 source=self.source.name,
                 file=unread[fresh_ones[0]],
             )
-        return Slice(tuple(chosen), limited, newest, schema, unread=tuple(unread))
+        return Slice(tuple(chosen), limited, newest, schema, unread=tuple(unread), set_aside=tuple(set_aside))
+
+    def sets_aside(self, file: SourceFile) -> bool:
+        """Whether a file that cannot be read is left out: the source wants that, and the file is there as it was seen. One that is still being
+        written, or has vanished, may be read yet."""
+        wanted = self.source.on_bad == "quarantine"
+        return wanted and self.are_as_read({file.name: (file.size, file.mtime_ns)})
+
+    def _set_aside(self, file: SourceFile, error: InputError) -> SetAside:
+        reason = error.what.splitlines()[0]
+        log.warning("an input file is set aside", source=self.source.name, file=self.uri(file), reason=reason)
+        return SetAside(file, reason)
+
+    def without_file(self, planned: Slice, file: SourceFile, error: InputError, expected: pa.Schema | None) -> Slice:
+        """The same slice without a file that turned out not to be readable; it is set aside. expected: as in `plan`."""
+        rest = self._planned([one for one in planned.files if one.name != file.name], None, expected)
+        return replace(
+            rest,
+            limited=planned.limited,
+            left_out=tuple(one for one in planned.left_out if one.file != file.name),
+            set_aside=(*planned.set_aside, self._set_aside(file, error)),
+        )
 
     def advance(
-        self, position: dict[str, Any] | None, files: tuple[SourceFile, ...], newest: int | None = None
+        self,
+        position: dict[str, Any] | None,
+        files: tuple[SourceFile, ...],
+        newest: int | None = None,
+        set_aside: tuple[SetAside, ...] = (),
     ) -> dict[str, Any]:
-        """The position after reading `files`. newest: their newest event time, as in `Slice`."""
+        """The position after reading `files`. newest: their newest event time, as in `Slice`; set_aside: files that count as read, though they
+        are not: one that is repaired comes under another name."""
+        files = (*files, *(one.file for one in set_aside))
         old = position or {"files": 0, "floor": None, "below": 0, "below_sum": 0, "seen": [], "last": None}
         read = _read_at(old) | {file.name: _Read(file.mtime_ns, file.size) for file in files}
         names = sorted(read)
@@ -301,6 +340,7 @@ class FilesReader:
             "seen": kept,
             "seen_ns": [read[name].mtime_ns for name in kept],
             "seen_bytes": [read[name].size for name in kept],
+            **_all_set_aside(old.get("set_aside"), set_aside),
         }
 
     def again(self, then: dict[str, Any] | None, now: dict[str, Any] | None) -> tuple[list[SourceFile], list[str]]:
@@ -538,6 +578,13 @@ class FilesReader:
 def _greatest(times: pa.ChunkedArray) -> int | None:
     found: int | None = pc.max(times.cast(pa.int64())).as_py()
     return found
+
+
+def _all_set_aside(before: Mapping[str, Any] | None, more: Sequence[SetAside]) -> dict[str, Any]:
+    """How many files have been set aside so far, and the last of them; nothing for a source of which none was."""
+    if more:
+        return {"set_aside": {"files": (before or {}).get("files", 0) + len(more), "last": more[-1].to_dict()}}
+    return {"set_aside": before} if before else {}
 
 
 def _hash(name: str) -> int:

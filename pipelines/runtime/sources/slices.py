@@ -36,6 +36,22 @@ class LeftOut:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A file that cannot be read and is left out as a whole, since its source wants that (`on_bad`). reason: on one line."""
+
+    file: SourceFile
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.file.name,
+            "size": self.file.size,
+            "mtime_ns": self.file.mtime_ns,
+            "reason": self.reason,
+        }
+
+
 _ROW_BITS = 40
 
 
@@ -49,7 +65,8 @@ class Slice:
     """What one epoch reads from one source.
 
     limited: a slice limit ended it, so there may be more. newest: the newest event time in microseconds, None if there is none. schema: the columns that every file has, in canonical types. left_out: rows of the files that
-    nobody gets to see. unread: columns that some of the files have beside those, which nobody reads.
+    nobody gets to see. unread: columns that some of the files have beside those, which nobody reads. set_aside: files that are not among
+    `files`, because they cannot be read.
     """
 
     files: tuple[SourceFile, ...]
@@ -58,6 +75,7 @@ class Slice:
     schema: pa.Schema | None
     left_out: tuple[LeftOut, ...] = ()
     unread: tuple[str, ...] = ()
+    set_aside: tuple[SetAside, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -87,6 +105,8 @@ class Slice:
                 name: sorted(one.row for one in self.left_out if one.file == name)
                 for name in sorted({one.file for one in self.left_out})
             }
+        if self.set_aside:
+            raw["set_aside"] = [one.to_dict() for one in self.set_aside]
         return raw
 
 
