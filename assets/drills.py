@@ -1,4 +1,4 @@
-"""The restore drill as an asset: each materialization is one drill, with what it measured and how that has changed."""
+"""The restore drill: a job, whose every run is a materialization of an asset of its own, with what it measured and how that has changed."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,30 +17,34 @@ from state_ops.errors import WeirError
 COMES_BACK, IN_TIME = "comes_back_as_it_was", "meets_objectives"
 
 
-def asset(pipeline: Pipeline, settings: Settings) -> dg.AssetsDefinition:
-    """`flights/restore_drill`, downstream of the checkpoint, with its two checks."""
+def spec(pipeline: Pipeline) -> dg.AssetSpec:
+    """`flights/restore_drill`, downstream of the checkpoint. Nothing materializes it but drills: it is not among what *Materialize all* takes."""
+    return dg.AssetSpec(
+        key(pipeline, DRILL),
+        deps=[key(pipeline, CHECKPOINT)],
+        description="Restores the newest checkpoint on scratch, replays its epoch, compares the state, and measures how long that takes: "
+        f"{job_name(pipeline)}.",
+        kinds={"rocksdb"},
+        group_name=pipeline.name,
+        owners=pipeline.owners or None,
+    )
+
+
+def checks(pipeline: Pipeline, settings: Settings) -> dg.AssetChecksDefinition:
+    """A drill, whose two verdicts are the checks of that asset."""
     own = key(pipeline, DRILL)
 
-    @dg.multi_asset(
+    @dg.multi_asset_check(
         name=f"{pipeline.name}_restore_drill",
         specs=[
-            dg.AssetSpec(
-                own,
-                deps=[key(pipeline, CHECKPOINT)],
-                description="Restores the newest checkpoint on scratch, replays its epoch, compares the state, and measures how long that takes.",
-                kinds={"rocksdb"},
-                group_name=pipeline.name,
-                owners=pipeline.owners or None,
-            )
-        ],
-        check_specs=[
             dg.AssetCheckSpec(COMES_BACK, asset=own, description="Restored, replayed, and the state is the same."),
             dg.AssetCheckSpec(
                 IN_TIME, asset=own, description="Within the objectives in the settings (restore.recovery_*)."
             ),
         ],
+        description=f"Would {pipeline.name} come back, and how fast?",
     )
-    def restore_drill(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
+    def restore_drill(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         try:
             done = drills.drill(pipeline, settings)
         except WeirError as error:
@@ -48,23 +52,26 @@ def asset(pipeline: Pipeline, settings: Settings) -> dg.AssetsDefinition:
                 said = dg.AssetCheckEvaluation(
                     asset_key=own, check_name=COMES_BACK, passed=False, description=error.what
                 )
-                show(context, [said])
+                show(context.op_execution_context, [said])
             raise failure(error) from None
-        yield dg.MaterializeResult(
-            asset_key=own, metadata=_shown(context.instance, own, done), check_results=_verdicts(settings, done)
-        )
+        shown = _shown(context.instance, own, done)
+        context.op_execution_context.log_event(dg.AssetMaterialization(own, metadata=shown))
+        yield from _verdicts(settings, own, done)
 
     return restore_drill
+
+
+def job_name(pipeline: Pipeline) -> str:
+    """Of the job that drills."""
+    return f"{pipeline.name}_restore_drill_job"
 
 
 def job_and_schedules(pipeline: Pipeline, settings: Settings) -> tuple[AssetJob, list[dg.ScheduleDefinition]]:
     """The job that drills, and when it does so by itself."""
     own = key(pipeline, DRILL)
     job = dg.define_asset_job(
-        f"{pipeline.name}_restore_drill_job",
-        # Without the checks beside its own: those are for who asks again.
-        selection=dg.AssetSelection.assets(own).without_checks()
-        | dg.AssetSelection.checks(*[dg.AssetCheckKey(own, name) for name in (COMES_BACK, IN_TIME)]),
+        job_name(pipeline),
+        selection=dg.AssetSelection.checks(*[dg.AssetCheckKey(own, name) for name in (COMES_BACK, IN_TIME)]),
         description=f"Would {pipeline.name} come back, and how fast?",
         executor_def=dg.in_process_executor,
         tags={BESIDE: pipeline.name},
@@ -108,18 +115,20 @@ def _shown(instance: dg.DagsterInstance, own: dg.AssetKey, done: Drilled) -> dic
     return shown
 
 
-def _verdicts(settings: Settings, done: Drilled) -> list[dg.AssetCheckResult]:
+def _verdicts(settings: Settings, own: dg.AssetKey, done: Drilled) -> list[dg.AssetCheckResult]:
     missed, took = done.missed(settings), done.recovery_seconds
     to_recover = "it does not come back as it was" if took is None else f"{took:.1f} s to recover"
     compared = "and replayed" if done.replay is not None else f"not replayed: {done.not_replayed}"
     return [
         dg.AssetCheckResult(
+            asset_key=own,
             check_name=COMES_BACK,
             passed=not done.problems and done.replay is not None,
             severity=dg.AssetCheckSeverity.ERROR if done.problems else dg.AssetCheckSeverity.WARN,
             description="; ".join(done.problems) or f"checkpoint {done.checkpoint} was restored, {compared}",
         ),
         dg.AssetCheckResult(
+            asset_key=own,
             check_name=IN_TIME,
             passed=not missed and took is not None,
             description="; ".join(missed) or f"{to_recover}, input waits for {done.loss_seconds:.0f} s",

@@ -59,14 +59,13 @@ def _definitions(pipeline: Pipeline, settings: Settings) -> dg.Definitions:
         executor_def=dg.in_process_executor,
         tags={names.PIPELINE: pipeline.name},
     )
-    drill = drills.asset(pipeline, settings)
     restore_job = jobs.restore_job(pipeline, settings)
     beside = jobs.beside(pipeline, settings)
     scheduled = jobs.schedules(pipeline, settings, beside)
     drill_job, drill_schedules = drills.job_and_schedules(pipeline, settings)
     made = dg.Definitions(
-        assets=[*specs.sources(pipeline, settings), epochs, drill],
-        asset_checks=[checks.definition(pipeline, settings)],
+        assets=[*specs.sources(pipeline, settings), epochs, drills.spec(pipeline)],
+        asset_checks=[checks.definition(pipeline, settings), drills.checks(pipeline, settings)],
         jobs=[epochs_job, restore_job, drill_job, *beside],
         schedules=[*scheduled, *drill_schedules],
         sensors=[

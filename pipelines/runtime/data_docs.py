@@ -5,13 +5,16 @@
     figures <uid>     a row for each retained checkpoint with rows for the stage: its gates on figures
 
 Reads only, and starts no Spark. The pages are made by Great Expectations' own site builder, beside the place where they go, and put there at
-once: who reads them finds the old ones or the new ones.
+once: who reads them finds the old ones or the new ones. What they load from elsewhere (scripts, styles, fonts, logos) is put beside them, so that they
+need no network: `data_docs_assets.zip` has it, with versions and licences.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +33,16 @@ from state_ops.errors import ConfigurationError, PipelineError, TransientError
 from state_ops.storage import Storage
 
 _MARK = ".weir-data-docs"  # a directory without it is somebody else's
+_ASSETS = Path(__file__).with_name("data_docs_assets.zip")
+_VENDOR = "static/vendor"
+_LOGO = "static/images/logo-long.png"
+_REFERENCE = re.compile(
+    r"""(?P<before>\b(?:src|href)\s*=\s*["']|\burl\(["']?)(?P<url>(?:https?:)?//[^"'()\s<>]+)""", re.IGNORECASE
+)
+_STATIC = re.compile(r"""(\b(?:src|href)\s*=\s*["'])(?:\./|(?:\.\./)+)static/""")  # of which some are a directory off
+_SEALED = re.compile(
+    r"""\s(?:integrity|crossorigin)=(?:"[^"]*"|'[^']*')"""
+)  # what a file's page may not load, or of another file
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,7 @@ def build(pipeline: Pipeline, settings: Settings, directory: Path | str | None =
         building.mkdir(parents=True)
         (building / _MARK).touch()
         verdicts = list(_asked(_subjects(pipeline, settings, left_out), building, left_out))
+        _with_assets(building)
         _put(building, target)
     except OSError as error:
         raise TransientError(
@@ -199,3 +213,32 @@ def _site(directory: Path) -> Mapping[str, Any]:
         "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
         "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(directory)},
     }
+
+
+# -- without a network
+
+
+def _with_assets(site: Path) -> None:
+    """Put beside the pages what they load from other hosts, and let them load it from there; links to other hosts lead nowhere."""
+    with zipfile.ZipFile(_ASSETS) as archive:
+        archive.extractall(site / _VENDOR)
+        there = {_plain(name): f"{_VENDOR}/{name}" for name in archive.namelist()}
+    for page in [*site.rglob("*.html"), *site.rglob("static/styles/*.css")]:
+        up = "../" * (len(page.relative_to(site).parts) - 1)
+
+        def local(found: re.Match[str], up: str = up) -> str:
+            before, url = found["before"], found["url"].partition("?")[0].partition("#")[0]
+            path = _LOGO if url.endswith(".png") else there.get(_plain(url))
+            if path is not None:
+                return f"{before}{up}{path}"
+            return before + ("#" if before.lower().startswith("href") else "data:,")
+
+        text = _STATIC.sub(rf"\g<1>{up}static/", _SEALED.sub("", page.read_text()))
+        page.write_text(_REFERENCE.sub(local, text))
+
+
+def _plain(url: str) -> str:
+    """The file that a URL or path names, without its version and whether it is minified: vega@5 and vega.min.js are vega.js."""
+    name = url.rpartition("/")[2]
+    name = re.sub(r"@\d[\d.]*$", ".js", name)
+    return re.sub(r"-\d[\d.]*(?=\.)", "", name).replace(".min.", ".")

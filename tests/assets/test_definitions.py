@@ -90,7 +90,26 @@ def test_the_graph_is_sources_then_stages_then_the_checkpoint(tmp_path):
         "checkpoint": {"aircraft_rotation", "airport_hourly"},
         "restore_drill": {"checkpoint"},
     }
-    assert {"/".join(key.path[1:]) for key in graph.executable_asset_keys} == set(parents) - {"landing"}
+    assert {"/".join(key.path[1:]) for key in graph.executable_asset_keys} == set(parents) - {
+        "landing",
+        "restore_drill",
+    }
+
+
+def test_materialize_all_takes_the_pipeline_and_no_maintenance(tmp_path):
+    """What a newcomer clicks first: Dagster's pages launch all that can be materialized, with the checks of it."""
+    defs = weir_definitions([flights.pipeline], settings(tmp_path))
+    graph = defs.resolve_asset_graph()
+    everything = defs.resolve_implicit_global_asset_job_def()  # of which the pages launch a part
+    taken = everything.get_subset(asset_selection=graph.materializable_asset_keys)
+    assert {node.name for node in taken.nodes} == {"flights_epochs", "flights_checks"}, (
+        "and the checks of what it makes"
+    )
+    maintenance = {"restore_drill_job", "retention_and_fsck", "data_docs", "savepoint_job", "rewind_job", "stop_job"}
+    jobs = {job.name for job in defs.resolve_all_job_defs()}
+    assert {f"flights_{name}" for name in maintenance} <= jobs
+    drill = defs.resolve_job_def("flights_restore_drill_job")
+    assert {node.name for node in drill.nodes} == {"flights_restore_drill"}
 
 
 def test_pipelines_live_side_by_side_and_merge_into_a_project_of_ones_own(tmp_path):
@@ -118,7 +137,7 @@ def test_stages_cannot_be_run_apart(tmp_path):
     defs = weir_definitions([flights.pipeline], settings(tmp_path))
     assets = [definition for definition in defs.assets or () if isinstance(definition, dg.AssetsDefinition)]
     subset = {definition.op.name: definition.can_subset for definition in assets if definition.is_executable}
-    assert subset == {"flights_epochs": False, "flights_restore_drill": False}
+    assert subset == {"flights_epochs": False}
 
 
 def test_the_instances_configuration_is_accepted_as_it_is(tmp_path):

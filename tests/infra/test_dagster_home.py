@@ -72,13 +72,47 @@ def test_a_port_in_use_is_refused_with_the_command_that_helps():
         ui._free_port("http")
 
 
-def test_the_daemon_behind_the_pages_makes_a_code_server_anew_that_died():
-    from dagster._cli.dev import dev_command
+def test_the_pages_have_a_code_server_that_is_begun_again_and_nothing_is_left_behind(tmp_path, monkeypatch):
+    """With small programs in place of Dagster's: the first code server dies at once."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    begun = tmp_path / "begun"
+    serves = f"""#!{sys.executable}
+import socket, sys, time
+from pathlib import Path
+with open({str(begun)!r}, "a") as file:
+    file.write(Path(sys.argv[0]).name + "\\n")
+if Path(sys.argv[0]).name == "dagster":
+    listening = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("-p") + 1])))
+    if Path({str(begun)!r}).read_text().count("dagster\\n") == 1:
+        listening.accept()
+        sys.exit(1)
+if Path(sys.argv[0]).name == "dagster-webserver":
+    while Path({str(begun)!r}).read_text().count("dagster\\n") < 2:
+        time.sleep(0.05)
+    sys.exit(7)
+time.sleep(600)
+"""
+    for name in ("dagster", "dagster-daemon", "dagster-webserver"):
+        (programs / name).write_text(serves)
+        (programs / name).chmod(0o755)
+    monkeypatch.setattr(dagster_home, "program", lambda name: str(programs / name))
+    monkeypatch.setattr(dagster_home, "HOME", tmp_path)
+    monkeypatch.setattr(ui, "_LOOK_SECONDS", 0.05)
+    assert ui.serve(3000, dict(os.environ), daemon=True) == 7
+    assert sorted(begun.read_text().split()) == ["dagster", "dagster", "dagster-daemon", "dagster-webserver"]
+    assert not list(tmp_path.glob("workspace-*"))
+    assert not [
+        child for child in psutil.Process().children(recursive=True) if str(programs) in " ".join(child.cmdline())
+    ]
 
-    program, command, *arguments = ui.dagster_dev(3000)
-    assert (program, command) == ("dagster", dev_command.name)
-    understood = dev_command.make_context(command, arguments)
-    assert understood.params["use_legacy_code_server_behavior"]
+
+def test_dagster_understands_what_the_pages_are_started_with():
+    from dagster._cli.api import grpc_command
+
+    program, group, command, *arguments = ui.code_server(4000)
+    assert (program, group, command) == ("dagster", "api", grpc_command.name)
+    assert grpc_command.make_context(command, arguments).params["module_name"] == "assets.definitions"
 
 
 def test_postgres_that_is_down_is_said_without_a_trace():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from pipelines.runtime import data_docs, expectations
 from state_ops.errors import ConfigurationError
 from tests.recovery.small import Bank
 from tests.runtime.test_gates import between, gated
+from tests.servers import needs
 
 
 @pytest.fixture
@@ -128,3 +131,60 @@ def test_pages_judge_large_numbers_exactly_beside_a_null(tmp_path):
     report = data_docs.build(made.site.pipeline, made.site.settings)
     assert [one.passed for one in sorted(report.verdicts, key=lambda one: one.gate)] == [True, True, False, True]
     assert not report.left_out
+
+
+OUTSIDE = re.compile(
+    r"""(?:src|href|action)\s*=\s*["']?\s*(?:https?:)?//|url\(\s*["']?(?:https?:)?//|@import[^;]*//""", re.IGNORECASE
+)
+
+
+def test_the_pages_load_nothing_from_elsewhere_and_what_they_load_is_there(bank):
+    site = data_docs.build(bank.site.pipeline, bank.site.settings).index.parent
+    pages = list(site.rglob("*.html"))
+    assert len(pages) >= 7
+    for page in pages:
+        text = page.read_text()
+        assert not OUTSIDE.search(text), page
+        loaded = re.findall(r"""<(?:script|img|link)\b[^>]*?\b(?:src|href)=["']([^"'#]+)["']""", text)
+        assert sum(name.endswith(".js") for name in loaded) >= 9 and sum(name.endswith(".css") for name in loaded) >= 6
+        assert [name for name in loaded if not (page.parent / name).is_file()] == []
+        assert "integrity=" not in text and "crossorigin=" not in text
+    for style in site.rglob("*.css"):
+        assert not OUTSIDE.search(style.read_text()), style
+    assert (site / "static/vendor/licenses/jquery.txt").is_file()
+
+
+def test_the_pages_can_be_read_without_a_network(bank):
+    """In a browser that has none: tables, styles and icons are there, and nothing is asked of anybody."""
+    from playwright.sync_api import sync_playwright
+
+    report = data_docs.build(bank.site.pipeline, bank.site.settings)
+    asked: list[str] = []
+    errors: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=str(needs("chromium", "chromium")), args=["--no-sandbox", "--disable-gpu"]
+        )
+        context = browser.new_context(offline=True)
+        page = context.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("requestfailed", lambda request: errors.append(f"failed: {request.url}"))
+        page.goto(report.index.as_uri())
+        page.get_by_role("link", name="table booked").first.wait_for()
+        assert page.evaluate("getComputedStyle(document.querySelector('.navbar')).display") == "flex"
+        shoot(page, "index")
+        for result in sorted(report.index.parent.glob("validations/**/*.html")):
+            page.goto(result.as_uri())
+            assert page.get_by_text("Expectation").first.is_visible()
+            assert page.evaluate("typeof $ === 'function' && typeof vegaEmbed === 'function'")
+            shoot(page, f"result-{len(asked)}")
+        browser.close()
+    assert errors == []
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def shoot(page, name: str) -> None:
+    """Keep a picture of a page where PAGES_SHOTS names a directory."""
+    if directory := os.environ.get("PAGES_SHOTS"):
+        page.screenshot(path=str(Path(directory) / f"{name}.png"), full_page=True)
