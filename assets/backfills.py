@@ -45,6 +45,11 @@ class Replaces(Enum):
     range = backfills.RANGE
 
 
+# Dagster says which type a value is not of, and not which values that has: so its name says them.
+for _choice in (Promote, Replaces):
+    _choice.__name__ = "_or_".join(one.value for one in _choice)
+
+
 class BackfillConfig(dg.Config):
     """What one backfill does otherwise than the settings say."""
 
