@@ -655,14 +655,14 @@ MUTANTS = [
     Mutant(
         "begin again while a gate holds",
         "pipelines/runtime/sensor.py",
-        "    if sight.held is not None and not died:\n",
+        "    if sight.held is not None and (sight.held_since or not died):\n",
         "    if False:\n",
         "tests/assets/test_sensors.py::test_a_gate_that_holds_turns_its_check_red_and_sensors_wait_for_a_person",
     ),
     Mutant(
         "let what is shown end a run",
         "assets/coordination.py",
-        '        log.warning("could not be shown in Dagster", what=what, error=f"{type(error).__name__}: {error}")\n',
+        '        log.warning("could not be shown in Dagster", what=what, error=plainly(error))\n',
         "        raise\n",
         "tests/assets/test_sensors.py::test_what_cannot_be_shown_does_not_end_a_run_that_does_well",
     ),
@@ -1544,8 +1544,8 @@ MUTANTS = [
     Mutant(
         "look for running restores before the rows go",
         "state_ops/retention.py",
-        "    unnamed = registry.drop_rows(generation, decided.drop)  # files of its own: deleted with the objects, in one request\n    # Only now, after the rows: a restore that comes later finds no row, one that came before is seen here.\n    held = {hold.commit_id for hold in watcher.live(storage).values()}\n",
-        "    held = {hold.commit_id for hold in watcher.live(storage).values()}\n    unnamed = registry.drop_rows(generation, decided.drop)\n",
+        "    unnamed = registry.drop_rows(generation, decided.drop)  # files of its own: deleted with the objects, in one request\n    # Only now, after the rows: a restore that comes later finds no row, one that came before is seen here.\n    held = HeldCommits(watcher.live(storage))\n",
+        "    held = HeldCommits(watcher.live(storage))\n    unnamed = registry.drop_rows(generation, decided.drop)\n",
         "tests/state_ops/test_pins.py::test_a_restore_that_comes_right_before_the_row_goes_is_seen",
     ),
     Mutant(
@@ -2153,8 +2153,8 @@ MUTANTS = [
     Mutant(
         "remove the directory of a process that lives",
         "state_ops/scratch.py",
-        "            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
-        "",
+        "            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)\n            shutil.rmtree(directory, ignore_errors=True)\n",
+        "            shutil.rmtree(directory, ignore_errors=True)\n",
         "tests/state_ops/test_scratch.py::test_a_killed_process_leaves_nothing_for_long_although_its_pid_comes_again",
     ),
     Mutant(
