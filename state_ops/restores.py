@@ -1,6 +1,7 @@
 """`registry/restores`: what every restore found, for who asks whether restores work and how long they take.
 
-Nobody decides anything from it, so it needs no right: a look from any host appends its row, whoever owns the pipeline.
+Nobody decides anything from it, so it needs no right: a look from any host appends its row, whoever owns the pipeline. Every row comes in a
+file of its own, so now and then whoever appends one puts the newest `KEPT` of them into one file, and the others go.
 """
 
 from __future__ import annotations
@@ -20,15 +21,19 @@ from deltalake import CommitProperties, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from configs.redaction import scrubbing
-from state_ops import delta_log
+from state_ops import delta_log, log_upkeep
 from state_ops.errors import plainly
 from state_ops.ids import CheckpointId
-from state_ops.log_entries import active_files
+from state_ops.log_entries import DataFile, active_files
 from state_ops.storage import Storage
 
 log = structlog.get_logger("weir.restore")
 
 PATH = "registry/restores"
+KEPT = 1000
+"""Rows that stay when the table is compacted: the newest."""
+FILES = 100
+"""Files above which it is compacted."""
 SCHEMA = pa.schema(
     [
         ("restored_at", pa.timestamp("us", tz="UTC")),
@@ -98,10 +103,38 @@ def record(storage: Storage, restored: Restored) -> None:
             )
     except (OSError, DeltaError) as error:
         log.warning("a restore could not be recorded", checkpoint=int(restored.checkpoint_id), error=plainly(error))
+        return
+    try:
+        _compact(storage)
+    except (OSError, DeltaError) as error:  # another restore was recorded at the same moment, or storage is away
+        log.info("the record of restores stays as it is until the next one", error=plainly(error))
+
+
+def _compact(storage: Storage) -> None:
+    """Put the newest rows into one file, where there are many files, and delete what they were in.
+
+    The commit is the one right after the version that was read, or none: a row that somebody appends meanwhile is not lost. Who reads the
+    version before it misses the rows whose files are gone, and nothing depends on them.
+    """
+    handle = delta_log.open_table(storage, PATH)
+    files = active_files(handle)
+    if len(files) <= FILES:
+        return
+    rows = _in_order(storage, files)[-KEPT:]
+    with scrubbing():
+        write_deltalake(
+            handle,
+            pa.Table.from_pylist([dataclasses.asdict(row) for row in rows], schema=SCHEMA),
+            mode="overwrite",
+            commit_properties=CommitProperties(max_commit_retries=0),
+        )
+        log_upkeep.write_checkpoint(delta_log.open_table(storage, PATH))
+    storage.delete_files([f"{PATH}/{file.path}" for file in files])
+    log_upkeep.clean_up(storage, PATH)
 
 
 def newest(storage: Storage) -> Restored | None:
-    """The restore that was recorded last, by one small file; None if there was none."""
+    """The restore that was recorded last, by one file; None if there was none."""
     try:
         handle = delta_log.open_table(storage, PATH)
     except TableNotFoundError:
@@ -119,8 +152,12 @@ def recorded(storage: Storage) -> Sequence[Restored]:
         handle = delta_log.open_table(storage, PATH)
     except TableNotFoundError:
         return []
-    found = [row for file in active_files(handle) for row in _rows(storage, file.path)]
-    return sorted(found, key=lambda row: row.restored_at)
+    return _in_order(storage, active_files(handle))
+
+
+def _in_order(storage: Storage, files: Sequence[DataFile]) -> list[Restored]:
+    rows = [row for file in files for row in _rows(storage, file.path)]
+    return sorted(rows, key=lambda row: row.restored_at)
 
 
 def _rows(storage: Storage, path: str) -> list[Restored]:

@@ -1,0 +1,78 @@
+"""The record of restores: bounded, however many there are, and no row is lost to a compaction beside it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from state_ops import delta_log, log_upkeep, restores
+from state_ops.ids import CheckpointId
+from state_ops.log_entries import active_files
+from state_ops.restores import Restored
+from state_ops.storage import Storage
+
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def restored(number: int) -> Restored:
+    when = BEGAN + timedelta(seconds=number)
+    return Restored(CheckpointId(number), f"{number:032x}", "restore", True, None, 1, 1, restored_at=when)
+
+
+@pytest.fixture
+def storage(tmp_path, monkeypatch) -> Storage:
+    monkeypatch.setattr(restores, "FILES", 5)
+    monkeypatch.setattr(restores, "KEPT", 12)
+    return Storage(str(tmp_path))
+
+
+def objects(storage: Storage) -> list[str]:
+    return [file.path for file in storage.list(restores.PATH)]
+
+
+def test_a_thousand_restores_leave_as_much_as_a_few(storage):
+    for number in range(40):
+        restores.record(storage, restored(number))
+        newest = restores.newest(storage)
+        assert newest is not None and newest.checkpoint_id == number
+    most = len(objects(storage))
+    for number in range(40, 80):
+        restores.record(storage, restored(number))
+        assert len(objects(storage)) <= most
+    numbers = [int(row.checkpoint_id) for row in restores.recorded(storage)]
+    assert numbers == list(range(numbers[0], 80)) and len(numbers) >= 12, "the newest, in order"
+    named = {f"{restores.PATH}/{file.path}" for file in active_files(delta_log.open_table(storage, restores.PATH))}
+    assert {path for path in objects(storage) if path.endswith(".parquet") and "_delta_log" not in path} == named
+
+
+def test_a_row_that_is_appended_beside_a_compaction_stays(storage, monkeypatch):
+    for number in range(5):
+        restores.record(storage, restored(number))
+    read = restores._in_order
+
+    def read_while_another_is_recorded(storage, files):
+        rows = read(storage, files)
+        row = pa.Table.from_pylist([{**vars_of(restored(99))}], schema=restores.SCHEMA)
+        write_deltalake(storage.full(restores.PATH), row, mode="append")
+        return rows
+
+    monkeypatch.setattr(restores, "_in_order", read_while_another_is_recorded)
+    restores.record(storage, restored(5))
+    monkeypatch.setattr(restores, "_in_order", read)
+    assert [int(row.checkpoint_id) for row in restores.recorded(storage)] == [0, 1, 2, 3, 4, 5, 99]
+
+
+def vars_of(row: Restored) -> dict[str, object]:
+    return {name: getattr(row, name) for name in restores.SCHEMA.names}
+
+
+def test_who_reads_an_older_version_gets_the_rows_that_are_left(storage):
+    for number in range(5):
+        restores.record(storage, restored(number))
+    older = active_files(delta_log.open_table(storage, restores.PATH))
+    restores.record(storage, restored(5))
+    assert restores._in_order(storage, older) == []
+    assert log_upkeep.log_names(storage, restores.PATH)
