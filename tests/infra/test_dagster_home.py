@@ -102,9 +102,8 @@ time.sleep(600)
     assert ui.serve(3000, dict(os.environ), daemon=True) == 7
     assert sorted(begun.read_text().split()) == ["dagster", "dagster", "dagster-daemon", "dagster-webserver"]
     assert not list(tmp_path.glob("workspace-*"))
-    assert not [
-        child for child in psutil.Process().children(recursive=True) if str(programs) in " ".join(child.cmdline())
-    ]
+    commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if str(programs) in command]
 
 
 def test_dagster_understands_what_the_pages_are_started_with():
