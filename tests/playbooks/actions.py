@@ -386,6 +386,7 @@ def _(project: Project) -> None:
         '    state.fold(legs, legs=agg.count(), diverted=agg.sum("lost"), ',
     )
     project.configure({"spark": {"parallelism": 3}})
+    project.retired = ("aircraft_rotation.diverted",)
 
 
 @action(r"the old version reads them")

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,8 @@ class Landing(Site):
 
 @dataclass
 class Project:
-    """root: of project and bin. door: of `forked`. days: one file a day, of which the first `landed` have arrived. shown: by the last command or action."""
+    """root: of project and bin. door: of `forked`. days: one file a day, of which the first `landed` have arrived. shown: by the last command or action.
+    retired: fields of states that a page's new version has added, and that the version of the tests does without."""
 
     root: Path
     days: list[Path]
@@ -70,6 +71,7 @@ class Project:
     landed: int = 0
     kept: int = 0
     shown: str = ""
+    retired: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     coordinator: subprocess.Popen | None = None
     memory: dict[str, str | None] = field(default_factory=dict)
@@ -276,5 +278,5 @@ class Project:
         if self.bucket is not None:  # as it is there, wherever it is
             self.bucket.copy_to(self.folder / ".weir" / "storage")
         asked = RunOptions(until_caught_up=True, drain=True)
-        list(run(self.site.pipeline, self.site.settings, asked, InMemoryExecutor()))
+        list(run(replace(self.site.pipeline, retired=self.retired), self.site.settings, asked, InMemoryExecutor()))
         self.site.assert_exact(self.landed)
