@@ -767,8 +767,9 @@ class InFlight:
             return
         if isinstance(failure.error, HoldingError):
             stopped = next((one for one in fallen if one.pending.id == failure.epoch), None)
-            _note_slice(failure.error, stopped)
+            # Before the slice's files are noted: only who read a file can say that it is the file which is bad.
             again = self._without_bad_file(stopped, failure.error) if stopped is not None else None
+            _note_slice(failure.error, stopped)
             if again is not None:  # like rows that a gate has set aside: the slice comes again, without it
                 self._coordinator.count(time.monotonic(), self._failures_before)
                 self.again = again

@@ -102,12 +102,9 @@ def test_a_day_at_the_pages(site, page, days):
     assert site.registry.head().id == exact
     site.until(lambda: site.said("held: A quality gate"), "the tick that waits")
 
-    # The person takes the file away, and clicks Materialize.
+    # The person takes the file away, and the sensor goes on by itself.
     (site.landing / "flights-2013-12-31.parquet").unlink()
     site.land(days, 180)  # so many that it is not at its end before a slow browser has shown its page
-    page.goto("/assets/flights/checkpoint")
-    page.get_by_role("button", name="Materialize", exact=False).first.click()
-    page.get_by_role("button", name="Confirm").click()  # its stages and tables come along
     site.until(lambda: lease.alive(lease.read(site.storage)) and site.registry.head().id > exact, "its first epoch")
 
     # In the middle of it, the person cancels the run: lease and pool are free, and sensors begin nothing.

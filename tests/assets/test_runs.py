@@ -94,7 +94,8 @@ def test_an_unreadable_file_fails_the_run_with_what_where_and_next(landing, proj
     assert set(raised.value.metadata) == {"what", "where", "next", "kind"}
 
 
-def test_with_nothing_to_do_the_sensor_skips(project, instance):
+def test_with_nothing_to_do_the_sensor_skips(landing, project, instance):
+    landing.mkdir()
     runs, said, _ = tick(project, instance)
     assert (runs, said) == ([], "nothing to do: no file is waiting, no coordinator needed")
 
@@ -123,7 +124,7 @@ def test_files_and_a_living_coordinator_make_the_sensor_ask_for_a_barrier_once(d
             "2 files new",
             "1",
         )
-        assert "was asked already" in tick(project, instance, cursor)[1]
+        assert "is starting, first epoch" in tick(project, instance, cursor)[1]
     assert len(lease.pending(storage)) == 1
 
 

@@ -441,7 +441,8 @@ def test_a_leftover_is_found_removed_and_the_next_run_is_exact(bank, weir, name)
     bank.epochs(6)
     bank.assert_exact(*done, 6)
     bank.site.assert_no_orphans()
-    assert check(bank).findings == ()
+    # A killed epoch may have read the very file that `epochs` delivers again.
+    assert kinds(check(bank)) <= {Kind.DELIVERED_AGAIN}
 
 
 def test_an_unpublished_checkpoint_is_published_by_the_repair_itself(bank, weir):
