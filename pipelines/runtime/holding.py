@@ -12,14 +12,18 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+import structlog
+
 from pipelines.runtime.sources.files import FilesReader
 from state_ops import held
 from state_ops.checkpoint import Checkpoint
-from state_ops.errors import DamageError, GateError, HoldingError, InputError
+from state_ops.errors import DamageError, GateError, HoldingError, InputError, plainly
 from state_ops.held import Held
 from state_ops.ids import Generation
 from state_ops.lease import Lease
 from state_ops.storage import Storage
+
+log = structlog.get_logger("weir.run")
 
 _AFTER_A_PATH = re.compile(
     r": |, | \("
@@ -39,6 +43,11 @@ def note(
     failed = tuple(one for one in error.verdicts if not one["passed"]) if isinstance(error, GateError) else ()
     damaged = _path(storage, error.where or "") if isinstance(error, DamageError) else None
     newest = int(head.id) if head is not None else 0
+    try:
+        objects = {damaged: _stamp(storage, damaged)} if damaged is not None else {}
+    except OSError as unreachable:  # what ended the run is the news, and it must reach whoever looks
+        log.warning("that the pipeline is held could not be written down", error=plainly(unreachable))
+        return
     held.write(
         storage,
         Held(
@@ -53,7 +62,7 @@ def note(
             where=error.where or "",
             generation=generation,
             read={source: dict(files) for source, files in error.files.items()},
-            objects={damaged: _stamp(storage, damaged)} if damaged is not None else {},
+            objects=objects,
         ),
     )
 
