@@ -124,12 +124,16 @@ def _below(name: str, parts: Iterable[Part]) -> tuple[Part, ...]:
 
 def _strange_to_frames(type: pa.DataType) -> pa.DataType | None:
     """The type, or the part of it, that the frames of a stage's function have no equal of: Polars has none, or `frames` makes
-    it one of fewer values (unsigned numbers become signed, timestamps microseconds)."""
+    it one of fewer values (unsigned numbers become signed, timestamps and durations microseconds)."""
     if pa.types.is_interval(type) or pa.types.is_decimal256(type) or (pa.types.is_decimal(type) and type.scale < 0):
         return type
-    if pa.types.is_uint64(type) or (pa.types.is_timestamp(type) and type.unit == "ns"):
+    if pa.types.is_uint64(type) or _is_nanos(type):
         return type
     return next((found for part in parts(type) if (found := _strange_to_frames(part.type)) is not None), None)
+
+
+def _is_nanos(type: pa.DataType) -> bool:
+    return (pa.types.is_timestamp(type) or pa.types.is_duration(type)) and bool(type.unit == "ns")
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:

@@ -91,6 +91,7 @@ def test_instances_have_defaults_of_their_own_and_nested_states():
         (Annotated[Decimal, pa.decimal256(60, 2)], ..., "no frame can hold decimal256"),
         (Annotated[int, pa.uint64()], ..., "no frame can hold uint64"),
         (Annotated[datetime, pa.timestamp("ns")], ..., "no frame can hold timestamp"),
+        (Annotated[timedelta, pa.duration("ns")], ..., "no frame can hold duration"),
         (Annotated[list, pa.list_(pa.month_day_nano_interval())], ..., "no frame can hold month_day_nano"),
         (Annotated[dict, pa.list_(pa.int8())], ..., "cannot be stored"),
     ],
@@ -163,7 +164,7 @@ def test_every_type_survives_the_handle(type, values):
     assert stored["x"].combine_chunks().equals(column) and stored["n"].to_pylist() == [7] * n
 
     state, keys = batch([f"k{i}" for i in range(n)] + ["new"])
-    if type not in (pa.uint64(), pa.timestamp("ns"), pa.date64()):  # the first two no State class may have
+    if type not in (pa.uint64(), pa.timestamp("ns"), pa.duration("ns"), pa.date64()):  # the first three no State class may have
         assert state.get(keys)["x"].to_pylist() == [*column.cast(frames.canonical_type(type)).to_pylist(), None]
     state.put(keys.head(n).with_columns(n=pl.lit(8)))  # the other field is read and written again
     state.flush()

@@ -216,7 +216,7 @@ def test_a_refusal_is_told_and_logged_and_found_without_what_was_signed(
 ):
     with (
         pytest.raises(TransientError, match="403 Forbidden") as away,
-        storage_errors(counting.pipeline, refused.always),
+        storage_errors(counting.pipeline, settings.load({}), refused.always),
     ):
         Registry(refused.always, "counting/main").head()
     assert_chain_silent(away.value)
