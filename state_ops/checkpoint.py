@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -304,9 +304,12 @@ def is_untold(position: dict[str, Any] | None) -> bool:
     return bool(position.get(_UNTOLD, position.get("files", 0) > 0 and position.get("newest") is None))
 
 
-def is_told(checkpoint: Checkpoint) -> bool:
-    """Whether `event_time` is that of all rows that the checkpoint has read."""
-    return not any(is_untold(position) for position in checkpoint.offsets.values())
+def untold_sources(checkpoint: Checkpoint, timed: Collection[str]) -> list[str]:
+    """Of the sources that have an event time, those of which a checkpoint may have read newer rows than `event_time` says.
+
+    timed: their names. Only the pipeline knows them: a position of a source without an event time has no newest one either.
+    """
+    return sorted(name for name, position in checkpoint.offsets.items() if name in timed and is_untold(position))
 
 
 def before(checkpoints: Sequence[Checkpoint], moment: int, lateness: int = 0) -> list[Checkpoint]:
@@ -314,12 +317,14 @@ def before(checkpoints: Sequence[Checkpoint], moment: int, lateness: int = 0) ->
     return [row for row in checkpoints if (seen := event_time(row, lateness)) is not None and seen < moment]
 
 
-def to_begin_from(earlier: Sequence[Checkpoint]) -> Checkpoint:
-    """Of those `before` a moment, oldest first, the newest that is sure to be; where the newest is not, the one before it.
+def to_begin_from(earlier: Sequence[Checkpoint], timed: Collection[str]) -> Sequence[Checkpoint]:
+    """Of those `before` a moment, oldest first, the newest; where that is not sure to be, the one before it and the newest.
 
-    Rows of which nobody knows the event time were read beside others that end just before the moment.
+    Rows of which nobody knows the event time were read beside others that end just before the moment, so a backfill begins
+    from the first of these. Both are to be retained: else the next look would take that one for the newest, and go back further.
+    timed: as in `untold_sources`.
     """
-    return earlier[-1] if is_told(earlier[-1]) or len(earlier) == 1 else earlier[-2]
+    return earlier[-2:] if untold_sources(earlier[-1], timed) else earlier[-1:]
 
 
 _SPANS = 100

@@ -522,9 +522,23 @@ MUTANTS = [
     Mutant(
         "begin from a checkpoint that may have seen the range",
         "state_ops/checkpoint.py",
-        "    return earlier[-1] if is_told(earlier[-1]) or len(earlier) == 1 else earlier[-2]\n",
-        "    return earlier[-1]\n",
-        "tests/recovery/test_backfill.py::test_rows_that_where_leaves_out_of_files_without_statistics_may_belong_to_the_range",
+        "    return earlier[-2:] if untold_sources(earlier[-1], timed) else earlier[-1:]\n",
+        "    return earlier[-1:]\n",
+        "tests/recovery/test_backfill.py::test_storage_of_before_opens_and_its_base_is_an_earlier_one_which_is_said",
+    ),
+    Mutant(
+        "keep of a backfill's bases only the one that it would begin from now",
+        "pipelines/runtime/commit.py",
+        "        for row in to_begin_from(earlier, pipeline.timed) if earlier else ():\n",
+        "        for row in to_begin_from(earlier, pipeline.timed)[:1] if earlier else ():\n",
+        "tests/recovery/test_backfill.py::test_however_often_checkpoints_are_pruned_a_promised_days_base_stays",
+    ),
+    Mutant(
+        "take a source without an event time for one whose event times nobody knows",
+        "state_ops/checkpoint.py",
+        "    return sorted(name for name, position in checkpoint.offsets.items() if name in timed and is_untold(position))\n",
+        "    return sorted(name for name, position in checkpoint.offsets.items() if is_untold(position))\n",
+        "tests/recovery/test_backfill.py::test_a_source_without_an_event_time_does_not_make_an_earlier_release_s_checkpoints_unsure",
     ),
     Mutant(
         "go on with a replay of other code",

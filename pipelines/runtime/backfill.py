@@ -9,7 +9,7 @@ worked on twice: a replay that was cut off goes on, one whose input or code has 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -34,10 +34,9 @@ from state_ops.checkpoint import (
     before,
     event_time,
     from_micros,
-    is_told,
-    is_untold,
     to_begin_from,
     to_micros,
+    untold_sources,
 )
 from state_ops.errors import ConfigurationError, InputError, WeirError
 from state_ops.registry import BRANCH
@@ -101,24 +100,24 @@ def range_of(name: str) -> tuple[datetime, datetime] | None:
     return (start, end) if name.startswith(_PREFIX) else None
 
 
-def base_of(pipeline: Pipeline, settings: Settings, start: datetime) -> Checkpoint:
+def base_of(pipeline: Pipeline, settings: Settings, start: datetime) -> tuple[Checkpoint, str | None]:
     """The newest retained checkpoint that has seen nothing of `start` or later; the one before where that is not sure.
 
-    Raises WeirError that says how far back they reach.
+    Returns:
+        The checkpoint, and in words why it is not the newest that seems to lie before the range, or may have seen rows of it; None: it has not.
+
+    Raises:
+        WeirError: None lies before the range. It says how far back they reach.
     """
-    return _chosen(pipeline, settings, start)[0]
-
-
-def _chosen(pipeline: Pipeline, settings: Settings, start: datetime) -> tuple[Checkpoint, str | None]:
-    """`base_of`, and in words why it is not the newest that seems to lie before the range, or may have seen rows of it; None: it has not."""
     _, registry = open_storage(pipeline, settings)
     completed = registry.checkpoints()
     left = abandoned(completed)
     line = [row for row in completed if row.id not in left]
     earlier = before(line, to_micros(start), pipeline.lateness)
     if earlier:
-        base = to_begin_from(earlier)
-        return base, None if is_told(earlier[-1]) else _unsure(earlier[-1], base)
+        base = to_begin_from(earlier, pipeline.timed)[0]
+        untold = untold_sources(earlier[-1], pipeline.timed)
+        return base, _unsure(earlier[-1], base, untold) if untold else None
     seen = [reached for row in line if (reached := event_time(row, pipeline.lateness)) is not None]
     if not seen:
         raise WeirError(
@@ -134,10 +133,10 @@ def _chosen(pipeline: Pipeline, settings: Settings, start: datetime) -> tuple[Ch
     )
 
 
-def _unsure(newest: Checkpoint, base: Checkpoint) -> str:
-    names = ", ".join(sorted(name for name, position in newest.offsets.items() if is_untold(position)))
+def _unsure(newest: Checkpoint, base: Checkpoint, sources: Sequence[str]) -> str:
     return (
-        f"it begins from checkpoint {base.id}, since checkpoint {newest.id} may have seen rows of the range: files of {names} have no statistics, and "
+        f"it begins from checkpoint {base.id}, since checkpoint {newest.id} may have seen rows of the range: files of "
+        f"{', '.join(sources)} have no statistics, and "
         "of rows in them nobody has told the event time (left out by where or for a null key, or read by an earlier release)"
     )
 
@@ -175,7 +174,7 @@ def backfill(
         # A fork that was cut off is finished from where it was begun.
         at, unsure = None, None
         if name not in known or known[name].head is not None:
-            base, unsure = _chosen(pipeline, settings, start)
+            base, unsure = base_of(pipeline, settings, start)
             at = int(base.id)
         if unsure is not None:
             log.warning("a backfill begins earlier", branch=name, reason=unsure)

@@ -209,10 +209,8 @@ def kept_for_backfills(
         step = DAY if known.backfill.every == "day" else HOUR
         begins = (reached // step - back) * step
         earlier = before(line, begins, pipeline.lateness)
-        if earlier:
-            found.setdefault(
-                to_begin_from(earlier).id, f"the newest before {from_micros(begins):%Y-%m-%d %H:%M}, to backfill from"
-            )
+        for row in to_begin_from(earlier, pipeline.timed) if earlier else ():
+            found.setdefault(row.id, f"the newest before {from_micros(begins):%Y-%m-%d %H:%M}, to backfill from")
     return found
 
 

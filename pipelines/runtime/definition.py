@@ -341,6 +341,11 @@ class Pipeline:
         return tuple(dict.fromkeys(stage.input for stage in self.stages if isinstance(stage.input, FileSource)))
 
     @property
+    def timed(self) -> frozenset[str]:
+        """The names of the sources that have an event time."""
+        return frozenset(source.name for source in self.sources if source.event_time is not None)
+
+    @property
     def sinks(self) -> tuple[DeltaSink, ...]:
         return tuple(sink for stage in self.stages for sink in stage.sinks)
 

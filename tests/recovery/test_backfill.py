@@ -15,12 +15,12 @@ import pytest
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage, window
 from pipelines.runtime import epoch, fork_diff, forks, fsck, promotion, upkeep
-from pipelines.runtime.backfill import approve, backfill, branch_name, newest
+from pipelines.runtime.backfill import approve, backfill, base_of, branch_name, newest
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, run
 from pipelines.runtime.sinks.overwriting import Range, check_bounds, only
 from pipelines.runtime.tenure import open_storage
-from state_ops.checkpoint import PROMOTION, to_micros
+from state_ops.checkpoint import PROMOTION, before, event_time, from_micros, to_micros
 from state_ops.errors import ConfigurationError, GateError, InputError, StageError, WeirError
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.harness import Site
@@ -621,6 +621,49 @@ def test_storage_of_before_opens_and_its_base_is_an_earlier_one_which_is_said(tm
     assert "no statistics" in done.note
     assert "no statistics" in capsys.readouterr().out, "it is logged"
     assert totals(plant, 4) == {4 * 100 * 24}
+
+
+def _with_times_of_some(_shop, flight, _parent):
+    return {name: {**position, "untold": True} for name, position in flight.frontier.offsets.items()}
+
+
+@pytest.mark.parametrize("positions", [_without_times, _with_times_of_some])
+def test_however_often_checkpoints_are_pruned_a_promised_days_base_stays(tmp_path, monkeypatch, positions):
+    """Three files are a day, each of them an epoch that prunes, and of some rows nobody knows the event time."""
+    monkeypatch.setattr(epoch, "_positions", positions)
+    plant = Plant.at(tmp_path, keep=3)
+    plant.site = replace(
+        plant.site,
+        pipeline=Pipeline("sensors", (LATE,), max_parallelism=8),
+        options={**plant.site.options, "WEIR_CHECKPOINTS__NUM_RETAINED": "2"},
+    )
+    history = []
+    for number in range(1, 10):
+        without_statistics(plant, number)
+        whole = plant.site.landing / f"{number:05}.parquet"
+        for part in range(3):
+            rows = pq.read_table(whole).slice(part * 24, 24)
+            pq.write_table(rows, whole.with_name(f"{number:05}-{part}.parquet"), write_statistics=False)
+        whole.unlink()
+        for report in plant.run():
+            history.append(report.checkpoint)
+            newest_day = from_micros(event_time(history[-1], LATE.window.lateness)).day
+            for promised in range(max(newest_day - 2, 3), newest_day + 1):
+                base, _ = base_of(plant.site.pipeline, plant.site.settings, day(promised))
+                earlier = before(history, to_micros(day(promised)), LATE.window.lateness)
+                assert base.id == earlier[-2].id, f"day {promised} after checkpoint {report.checkpoint.id}"
+
+
+def test_a_source_without_an_event_time_does_not_make_an_earlier_release_s_checkpoints_unsure(tmp_path, monkeypatch):
+    monkeypatch.setattr(epoch, "_positions", lambda _shop, flight, _parent: dict(flight.frontier.offsets))
+    plant = Plant.at(tmp_path, keep=7)
+    counted = replace(devices, gates=(), input=files("{landing}/*.parquet", name="counted"))
+    plant.site = replace(plant.site, pipeline=Pipeline("sensors", (counted, LATE), max_parallelism=8))
+    plant.land(1, 2, 3, 4, 5, 6, 7)
+    plant.run()
+    assert plant.head.offsets["counted"]["newest"] is None
+    base, note = base_of(plant.site.pipeline, plant.site.settings, day(4))
+    assert (base.id, note) == (3, None)
 
 
 def test_rows_that_where_leaves_out_of_files_without_statistics_may_belong_to_the_range(tmp_path):
