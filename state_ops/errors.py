@@ -19,12 +19,14 @@ __all__ = [
     "GateError",
     "HoldingError",
     "InputError",
+    "MissingError",
     "PipelineError",
     "PrunedError",
     "RunEndedError",
     "StageError",
     "StateSizeError",
     "TransientError",
+    "VanishedError",
     "WeirError",
     "first_line",
     "from_report",
@@ -68,6 +70,10 @@ class InputError(HoldingError):
     """Repair or move the input: a source's data cannot be read as the pipeline needs it."""
 
 
+class VanishedError(InputError):
+    """Run again, which plans anew: what an epoch was to read is not there any more, or not where an executor looks. Nobody waits for it."""
+
+
 class GateError(HoldingError):
     """Look at the data: a quality gate failed, the epoch was declined, and everything is as it was.
 
@@ -88,6 +94,10 @@ class GateError(HoldingError):
 
 class DamageError(HoldingError):
     """Restore or repair: something that Weir wrote is missing, altered or inconsistent. Nothing is deleted."""
+
+
+class MissingError(DamageError):
+    """Put it back; or let that process see it which does not, as an executor without the mount."""
 
 
 class FencedError(WeirError):

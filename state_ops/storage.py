@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import stamina
 
-from state_ops.branches import PARENT, is_inherited, parent_uri
-from state_ops.errors import DamageError, TransientError
+from state_ops.branches import PARENT, inherited, is_inherited, parent_uri
+from state_ops.errors import DamageError, MissingError, TransientError
 from state_ops.scratch import scratch
 from state_ops.stores import (
     CHUNK,
@@ -187,6 +187,13 @@ class Storage:
             return self._parent.full(path.removeprefix(PARENT))
         return f"{self.uri}/{check_path(path)}"
 
+    def path_of(self, full: str) -> str | None:
+        """The inverse of `full`; None if that is no path in this storage."""
+        if full.startswith(f"{self.uri}/"):
+            return full.removeprefix(f"{self.uri}/") or None
+        above = self._parent.path_of(full) if self._parent is not None else None
+        return inherited(above) if above is not None else None
+
     def _there(self, path: str) -> tuple[Counted, str]:
         """The store in which a path is read, and the path there."""
         if self._parent is not None and is_inherited(path):
@@ -276,7 +283,7 @@ class Storage:
             raise self._altered(path)
 
     def _missing(self, path: str) -> DamageError:
-        return DamageError(
+        return MissingError(
             "A file of a completed checkpoint is missing from storage.", where=self.full(path), next=_DAMAGED
         )
 

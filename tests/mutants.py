@@ -51,6 +51,27 @@ MUTANTS = [
         "tests/storage/test_slow_restore.py::test_a_restore_of_three_times_an_epochs_deadline_ends_and_says_how_far_it_is",
     ),
     Mutant(
+        "wait for ever over damage of which nothing can be seen to change",
+        "pipelines/runtime/holding.py",
+        "    if noted.error == DamageError.__name__ and not noted.objects:\n",
+        "    if False:\n",
+        "tests/runtime/test_holding.py::test_damage_that_names_no_object_in_storage_holds_nothing",
+    ),
+    Mutant(
+        "wait for a staged file that never comes back",
+        "pipelines/runtime/holding.py",
+        "    if staged_by is not None and staged_by[1] > newest:\n",
+        "    if False:\n",
+        "tests/runtime/test_holding.py::test_a_staged_file_that_has_vanished_holds_nothing",
+    ),
+    Mutant(
+        "wait for a file that executors alone do not see",
+        "pipelines/runtime/holding.py",
+        " if files and not vanished}",
+        " if files}",
+        "tests/runtime/test_holding.py::test_a_file_that_executors_alone_do_not_see_holds_nothing_and_is_not_set_aside",
+    ),
+    Mutant(
         "take each word of a fetch for a new one, whether it goes on or not",
         "pipelines/runtime/in_flight.py",
         " and self._beats.get(one.path) != one.beat]",

@@ -15,7 +15,7 @@ from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.checkpoint import Ack, StagedFile, StateFile
-from state_ops.errors import DamageError, InputError, TransientError, first_line
+from state_ops.errors import DamageError, TransientError, VanishedError, first_line
 from state_ops.storage import Storage
 
 Deadline = Callable[[], float]
@@ -67,7 +67,7 @@ def uri(storage: Storage, file: StagedFile | StateFile) -> str:
 def staged_table(storage: Storage, file: StagedFile | StateFile, columns: Sequence[str] | None = None) -> pa.Table:
     """Staged rows, read in this process; columns: only those of them that are there.
 
-    Raises InputError if they are gone, and TransientError or DamageError if they are damaged: on a local disk, from which a replay writes them
+    Raises VanishedError if they are gone, and TransientError or DamageError if they are damaged: on a local disk, from which a replay writes them
     anew, or in storage.
     """
     if isinstance(file, StagedFile):
@@ -78,7 +78,7 @@ def staged_table(storage: Storage, file: StagedFile | StateFile, columns: Sequen
     else:
         data = storage.read_bytes(file.path)
     if data is None:
-        raise InputError(
+        raise VanishedError(
             "A file that was there when the epoch was planned is gone.",
             where=uri(storage, file),
             next="Run again, which plans anew; the epoch was declined.",

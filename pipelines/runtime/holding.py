@@ -3,6 +3,9 @@
 A hold ends with the next checkpoint, whatever made that. It ends for sensors, too, once what it is about has changed: an input file was
 repaired or moved away, a damaged object or table was put back, the landing directory is there again. That is seen by sizes and times,
 with no content read, at each tick. What only a correction of the code can mend waits for a person.
+
+Damage and bad input hold nobody where nothing that can be looked at from here would ever change: a file of one host's disk, a staged file that
+has vanished, an object that executors alone do not see. Sensors then ask again, ever more rarely.
 """
 
 from __future__ import annotations
@@ -17,9 +20,9 @@ import structlog
 from pipelines.runtime.sources.files import FilesReader
 from state_ops import held
 from state_ops.checkpoint import Checkpoint
-from state_ops.errors import DamageError, GateError, HoldingError, InputError, plainly
+from state_ops.errors import DamageError, GateError, HoldingError, InputError, MissingError, VanishedError, plainly
 from state_ops.held import Held
-from state_ops.ids import Generation
+from state_ops.ids import Generation, parse_epoch_dir
 from state_ops.lease import Lease
 from state_ops.storage import Storage
 
@@ -40,11 +43,13 @@ def note(
         generation: The coordinator that met the error, or that died before somebody else did.
         error: With what it says of the epoch and its files.
     """
+    vanished = isinstance(
+        error, VanishedError
+    )  # the next run plans without it, or an executor does not see what is here
     failed = tuple(one for one in error.verdicts if not one["passed"]) if isinstance(error, GateError) else ()
-    damaged = _path(storage, error.where or "") if isinstance(error, DamageError) else None
     newest = int(head.id) if head is not None else 0
     try:
-        objects = {damaged: _stamp(storage, damaged)} if damaged is not None else {}
+        objects = _damaged(storage, newest, error) if isinstance(error, DamageError) else {}
     except OSError as unreachable:  # what ended the run is the news, and it must reach whoever looks
         log.warning("that the pipeline is held could not be written down", error=plainly(unreachable))
         return
@@ -58,10 +63,10 @@ def note(
             message=str(error),
             verdicts=failed,
             files={source: tuple(files) for source, files in error.files.items()},
-            error=type(error).__name__,
+            error=next(kind.__name__ for kind in type(error).__mro__ if HoldingError in kind.__bases__),
             where=error.where or "",
             generation=generation,
-            read={source: dict(files) for source, files in error.files.items()},
+            read={source: dict(files) for source, files in error.files.items() if files and not vanished},
             objects=objects,
         ),
     )
@@ -87,10 +92,12 @@ def is_since(noted: Held, holder: Lease | None) -> bool:
 
 def _stands(storage: Storage, head: Checkpoint | None, readers: Mapping[str, FilesReader], noted: Held) -> bool:
     for source, files in noted.read.items():
-        if source in readers and not readers[source].are_as_read(files):
+        if source not in readers or not readers[source].are_as_read(files):
             return False
     if noted.error == InputError.__name__ and not noted.read:  # it is about the source as a whole
         return not _can_be_read(head, readers)
+    if noted.error == DamageError.__name__ and not noted.objects:
+        return False
     return all(_stamp(storage, path) == stamp for path, stamp in noted.objects.items())
 
 
@@ -104,10 +111,21 @@ def _can_be_read(head: Checkpoint | None, readers: Mapping[str, FilesReader]) ->
     return True
 
 
-def _path(storage: Storage, where: str) -> str | None:
-    """The path in storage that an error names; None if it names something else."""
-    root = f"{storage.uri}/"
-    return (_AFTER_A_PATH.split(where.removeprefix(root))[0] or None) if where.startswith(root) else None
+def _damaged(storage: Storage, newest: int, error: DamageError) -> dict[str, str | None]:
+    """The object that an error names, with its stamp; nothing where that would never change, whatever is repaired.
+
+    newest: the id of the newest checkpoint. What later epochs have staged is staged anew, under other names.
+    """
+    path = storage.path_of(_AFTER_A_PATH.split(error.where or "")[0])
+    if path is None:
+        return {}
+    staged_by = next(filter(None, map(parse_epoch_dir, path.split("/"))), None)
+    if staged_by is not None and staged_by[1] > newest:
+        return {}
+    stamp = _stamp(storage, path)
+    if isinstance(error, MissingError) and stamp is not None:  # it is here: whoever missed it does not see this storage
+        return {}
+    return {path: stamp}
 
 
 def _stamp(storage: Storage, path: str) -> str | None:

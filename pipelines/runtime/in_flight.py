@@ -69,6 +69,7 @@ from state_ops.errors import (
     InputError,
     LocalBaseError,
     RunEndedError,
+    VanishedError,
     WeirError,
     from_report,
     plainly,
@@ -784,7 +785,7 @@ class InFlight:
     def _without_bad_file(self, flight: Flight, error: HoldingError) -> Cut | None:
         """The cut to take instead of an epoch's in which one file could not be read, if its source sets such files aside; else None."""
         blamed = [(source, name) for source, names in error.files.items() for name in names]
-        if not isinstance(error, InputError) or len(blamed) != 1:
+        if not isinstance(error, InputError) or isinstance(error, VanishedError) or len(blamed) != 1:
             return None
         source, name = blamed[0]
         reader, planned = self._shop.readers[source], flight.cut.slices.get(source)

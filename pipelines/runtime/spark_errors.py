@@ -13,7 +13,7 @@ from pipelines.runtime import stateless
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.spark_task import error_told
 from state_ops import errors
-from state_ops.errors import ConfigurationError, InputError, RunEndedError, TransientError, WeirError
+from state_ops.errors import ConfigurationError, InputError, RunEndedError, TransientError, VanishedError, WeirError
 
 CLUSTERS = "docs/how-to/clusters.md"
 _UNREADABLE = ("FAILED_READ_FILE", "ParquetDecodingException", "not a Parquet file")
@@ -123,7 +123,7 @@ def _of_storage(stage: Stage, text: str, why: str) -> WeirError | None:
             next=f"Allow those who run the executors to read it, or correct their credentials; {applied}.",
         )
     if _GONE.search(text):
-        return InputError(
+        return VanishedError(
             f"A file of {stage.uid} is gone, or is not where the executors look: {why}",
             where=where,
             next=f"Put it back, or run again, which plans without it; on a cluster every host has to see it; {applied}.",

@@ -25,7 +25,7 @@ from pipelines.runtime.sources.files import literal
 from pipelines.runtime.sources.slices import SourceFile, position
 from pipelines.runtime.spark_task import landed_rows, reading_rows, with_rows
 from state_ops.checkpoint import Ack, StagedFile, StateFile
-from state_ops.errors import InputError, first_line
+from state_ops.errors import VanishedError, first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -219,7 +219,7 @@ def _read(session: SparkSession, schema: pa.Schema, paths: Sequence[str]) -> Dat
     try:
         return session.read.schema(stateless.spark_schema(schema, paths[0])).parquet(*paths)
     except AnalysisException as error:
-        raise InputError(
+        raise VanishedError(
             f"Spark cannot find a file that was there when the epoch was planned: {first_line(error)}",
             where=paths[0] if len(paths) == 1 else f"one of {len(paths)} files in {paths[0].rpartition('/')[0]}",
             next="Put it back, or run again, which plans anew; the epoch was declined.",

@@ -12,13 +12,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.runtime import holding
+from pipelines.runtime.forks import branched, fork
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.metrics import Watched
 from pipelines.runtime.run import RunOptions, run
 from pipelines.runtime.sensor import Action, Memory, Sight, decide, observe
+from pipelines.runtime.sinks import delta
 from pipelines.runtime.tenure import open_storage
 from state_ops import held
-from state_ops.errors import DamageError, InputError
+from state_ops.errors import (
+    DamageError,
+    HoldingError,
+    InputError,
+    MissingError,
+    VanishedError,
+    WeirError,
+    from_report,
+    to_report,
+)
 from tests.recovery.small import Bank, accounts, pipeline
 
 
@@ -54,6 +66,13 @@ def newest_object(bank: Bank) -> Path:
     storage = open_storage(bank.site.pipeline, bank.site.settings)[0]
     (listed,) = [file for file in bank.registry.files(bank.registry.head()) if file.path.endswith("/CURRENT")][:1]
     return Path(storage.full(listed.path))
+
+
+def noted(bank: Bank, error: WeirError) -> None:
+    """As when a run of the newest generation has ended over it."""
+    assert isinstance(error, HoldingError)
+    storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
+    holding.note(storage, registry.head(), registry.generation(), None, error)
 
 
 def held_by_a_file(bank: Bank) -> Path:
@@ -169,6 +188,124 @@ def test_rows_that_no_epoch_can_read_hold_with_the_files_that_it_had_read(bank):
     (bank.site.landing / "00003.parquet").unlink()
     bank.epochs(4)
     bank.assert_exact(1, 2, 4)
+
+
+# -- what nothing recorded can end holds nobody
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "/work/on/one/host/accounts/0/state.arrow",
+        "epoch 3",
+        "stage accounts",
+        "checkpoint 2, channels/g1-e2/rows.parquet",
+        "state/parking/g1-e1/state.arrow",
+        None,
+    ],
+)
+def test_damage_that_names_no_object_in_storage_holds_nothing(bank, where):
+    noted(bank, DamageError("Something is wrong.", where=where))
+    bank.land(3)
+    assert ticks(bank, 40).count(Action.RUN) > 1, "ever more rarely, as before"
+
+
+def test_a_staged_file_that_has_vanished_holds_nothing(bank, monkeypatch):
+    """The next run stages anew, under another name: what is gone never comes back."""
+    checking = delta.check
+
+    def check_too_late(storage, files, schemas):
+        for file in files:
+            storage.delete(file.path)
+        checking(storage, files, schemas)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(delta, "check", check_too_late)
+        with pytest.raises(DamageError, match="A staged file is gone"):
+            bank.epochs(3)
+    assert ticks(bank, 1) == [Action.RUN]
+    bank.epochs()
+    bank.assert_exact(1, 2, 3)
+
+
+def test_rows_of_an_epoch_that_have_vanished_hold_nothing(bank):
+    noted(bank, VanishedError("It is gone.", where=f"{bank.site.storage}/channels/g1-e3/rows.parquet"))
+    assert seen(bank).held is None
+
+
+class Unmounted(InMemoryExecutor):
+    """Its executors see neither the landing directory nor what is stored, which lie on a disk that is the coordinator's alone."""
+
+    def __init__(self, hidden: Path) -> None:
+        super().__init__()
+        self._hidden = hidden
+
+    def run(self, task, rows, columns, deadline):
+        aside = self._hidden.with_name("unmounted")
+        self._hidden.rename(aside)
+        try:
+            return super().run(task, rows, columns, deadline)
+        finally:
+            aside.rename(self._hidden)
+
+
+@pytest.mark.parametrize("on_bad", ["fail", "quarantine"])
+def test_a_file_that_executors_alone_do_not_see_holds_nothing_and_is_not_set_aside(tmp_path, on_bad):
+    source = replace(accounts.input, on_bad=on_bad)
+    site = Bank.at(tmp_path).site
+    bank = Bank(replace(site, pipeline=replace(pipeline, stages=(replace(accounts, input=source),))))
+    bank.epochs(1)
+    with pytest.raises(InputError, match="vanished"):
+        bank.epochs(2, executor=Unmounted(bank.site.landing))
+    assert ticks(bank, 1) == [Action.RUN]
+    bank.epochs()
+    bank.assert_exact(1, 2)
+
+
+def test_an_object_that_executors_alone_do_not_see_holds_nothing(bank):
+    path = newest_object(bank)
+    noted(bank, from_report(to_report(MissingError("A file is missing.", where=str(path)))))
+    bank.land(3)
+    assert ticks(bank, 1) == [Action.RUN]
+    path.rename(path.with_name("kept"))
+    noted(bank, from_report(to_report(MissingError("A file is missing.", where=str(path)))))
+    assert ticks(bank, 1) == [Action.WAIT], "it is gone for everybody"
+    path.with_name("kept").rename(path)
+    assert ticks(bank, 1) == [Action.RUN]
+
+
+def test_an_epoch_that_has_read_no_file_holds_nothing(bank):
+    error = InputError("2 rows have no event time in 'at'.", where="stage accounts")
+    error.epoch, error.files = 3, {"landing": {}}
+    noted(bank, error)
+    assert seen(bank).held is None
+
+
+def test_input_of_a_source_that_the_pipeline_has_no_more_holds_nothing(bank):
+    error = InputError("It is no Parquet file.", where=f"{bank.site.landing}/00003.parquet")
+    error.files = {"another": {"00003.parquet": (1, 2)}}
+    noted(bank, error)
+    assert seen(bank).held is None
+
+
+def test_an_object_that_a_branch_has_inherited_is_looked_at_where_it_lies(bank):
+    bank.epochs(3)
+    fork(bank.site.pipeline, bank.site.settings, "what-if", 2)
+    branch = Bank(replace(bank.site, pipeline=branched(bank.site.pipeline, bank.site.settings, "what-if")))
+    (listed,) = [file for file in branch.registry.files(branch.registry.head()) if file.path.endswith("/CURRENT")][:1]
+    victim = bank.site.storage / listed.path.removeprefix("parent/")
+    victim.rename(victim.with_name("kept"))
+    with pytest.raises(DamageError):
+        branch.epochs()
+    assert ticks(branch, 3) == [Action.WAIT] * 3
+    victim.with_name("kept").rename(victim)
+    assert ticks(branch, 1) == [Action.RUN]
+
+
+def test_what_holds_no_more_takes_the_note_of_an_earlier_run_along(bank):
+    held_by_a_file(bank)
+    noted(bank, DamageError("Something else is wrong.", where="epoch 3"))
+    assert seen(bank).held is None
 
 
 # -- what it does not do

@@ -17,6 +17,7 @@ from state_ops.errors import (
     RunEndedError,
     StateSizeError,
     TransientError,
+    VanishedError,
     WeirError,
 )
 from state_ops.storage import CancelledError
@@ -63,7 +64,7 @@ OPENING = "re-open s3a://bucket/landing/1.parquet at 4: "
         ),
         (
             "java.io.FileNotFoundException: No such file or directory: s3a://bucket/landing/1.parquet",
-            InputError,
+            VanishedError,
             "is gone",
         ),
         (

@@ -164,7 +164,12 @@ def test_every_type_survives_the_handle(type, values):
     assert stored["x"].combine_chunks().equals(column) and stored["n"].to_pylist() == [7] * n
 
     state, keys = batch([f"k{i}" for i in range(n)] + ["new"])
-    if type not in (pa.uint64(), pa.timestamp("ns"), pa.duration("ns"), pa.date64()):  # the first three no State class may have
+    if type not in (
+        pa.uint64(),
+        pa.timestamp("ns"),
+        pa.duration("ns"),
+        pa.date64(),
+    ):  # the first three no State class may have
         assert state.get(keys)["x"].to_pylist() == [*column.cast(frames.canonical_type(type)).to_pylist(), None]
     state.put(keys.head(n).with_columns(n=pl.lit(8)))  # the other field is read and written again
     state.flush()

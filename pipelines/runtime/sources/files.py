@@ -30,7 +30,7 @@ from pipelines.runtime.sources.footers import alone, by_arrow, nanos, times, too
 from pipelines.runtime.sources.parquet_files import ParquetFiles
 from pipelines.runtime.sources.slices import LeftOut, SetAside, Slice, SourceFile
 from state_ops import frames
-from state_ops.errors import ConfigurationError, InputError
+from state_ops.errors import ConfigurationError, InputError, VanishedError
 from state_ops.s3 import arrow_filesystem, is_s3, refuse_secrets
 
 DELIVERED_AGAIN = "Deliver what is new in them under other names, or replay the range of event time that they have: docs/how-to/backfills.md."
@@ -403,7 +403,7 @@ class FilesReader:
             found = now.get(file.name)
             with self._about(file):
                 if found is None:
-                    raise InputError(
+                    raise VanishedError(
                         "A file vanished while an epoch was reading it.",
                         where=self.uri(file),
                         next="Put it back, or let its producer write under temporary names and rename; the epoch was declined.",

@@ -14,7 +14,7 @@ from pipelines.runtime.sources.footers import leaf_count, unknown
 from pipelines.runtime.sources.old_calendar import Shift, old_calendar
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops import frames
-from state_ops.errors import InputError, TransientError, first_line
+from state_ops.errors import InputError, TransientError, VanishedError, first_line
 
 _TAIL = 1 << 16  # bytes; as much as Arrow itself reads at first, and most footers fit
 
@@ -123,7 +123,7 @@ class ParquetFiles:
         try:
             yield
         except FileNotFoundError as error:
-            raise InputError(
+            raise VanishedError(
                 f"The input file {file.name} vanished before it was read.",
                 where=self.uri(file),
                 next="Put it back, or run again, which plans without it; nothing of this epoch was applied.",
