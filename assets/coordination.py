@@ -14,7 +14,7 @@ import structlog
 
 from assets import checks, history, metadata
 from assets.metadata import Tally
-from assets.names import CHECKPOINT, COORDINATES, PROCESS, REASON, TICK, TRIGGER, key, table_key
+from assets.names import ANSWERED_BY, CHECKPOINT, COORDINATES, PROCESS, REASON, TICK, TRIGGER, key, table_key
 from configs.settings import Settings
 from pipelines.runtime import run as runtime
 from pipelines.runtime.definition import Pipeline
@@ -33,14 +33,14 @@ Context = dg.AssetExecutionContext | dg.OpExecutionContext
 KIND = "kind"  # of the error that ended a run, in its failure's metadata
 _STAGES_SECONDS = 60.0
 _HISTORY_SECONDS = 900.0
-# What Dagster notes on a run that no person has asked for: whose it is, or that it repeats one that failed.
+# What Dagster notes on a run that no person has asked for.
 _NO_PERSON = (
     "dagster/sensor_name",
     "dagster/schedule_name",
     "dagster/from_automation_condition",
     "dagster/auto_materialize",
-    "dagster/retry_number",
 )
+_REPEATS, _RETRIES = "dagster/parent_run_id", "dagster/retry_number"
 
 
 def coordinate(context: Context, pipeline: Pipeline, settings: Settings) -> Iterator[dg.AssetMaterialization]:
@@ -87,8 +87,10 @@ def introduce(context: Context, pipeline: Pipeline) -> None:
     pid = os.getpid()
     said = {
         COORDINATES: pipeline.name,
-        PROCESS: f"{socket.gethostname()}|{pid}|{lease.born(pid)}|{lease.pid_namespace()}",
+        PROCESS: f"{socket.gethostname()}|{pid}|{lease.born(pid)}|{lease.pid_namespace()}|{context.run.run_id}",
     }
+    if ANSWERED_BY in context.run.tags:  # it repeats a run that was answered, and has that one's tags
+        said[ANSWERED_BY] = ""
     with showing("whose run this is"):
         context.instance.add_run_tags(context.run.run_id, said)
 
@@ -223,15 +225,22 @@ def failure(error: WeirError) -> dg.Failure:
 
 def _options(context: Context, settings: Settings) -> RunOptions:
     tags = context.run.tags
-    by_sensor = tags.get(TRIGGER) == Trigger.SENSOR.value
+    # Dagster gives all tags of a run to those that repeat it, and numbers those that it asks for itself; the others a person has executed again.
+    retried = _RETRIES in tags
+    again = _REPEATS in tags and not retried
+    by_sensor = tags.get(TRIGGER) == Trigger.SENSOR.value and not again
     tick = f" (tick {tags[TICK]})" if TICK in tags else ""
     return RunOptions(
         trigger=Trigger.SENSOR if by_sensor else Trigger.MANUAL,
-        reason=f"{tags.get(REASON, 'sensor')}{tick}" if by_sensor else "run in Dagster",
+        reason=f"{tags.get(REASON, 'sensor')}{tick}"
+        if by_sensor
+        else "re-executed in Dagster"
+        if again
+        else "run in Dagster",
         interval=settings.checkpoints.interval_seconds,  # a sensor only makes it sooner: it may be off, and the daemon dead
         until_caught_up=True,
         linger_seconds=settings.run.linger_seconds,
         max_seconds=settings.run.max_run_seconds,
         run_id=context.run.run_id,
-        automatic=any(tag in tags for tag in _NO_PERSON),
+        automatic=retried or (not again and any(tag in tags for tag in _NO_PERSON)),
     )

@@ -312,23 +312,30 @@ def _answers(instance: dg.DagsterInstance, run_id: str, sensor: str) -> str | No
     if run is None:
         return None
     other = run.tags.get(ANSWERED_BY)
-    if other is None:
+    if not other:
         instance.add_run_tags(run_id, {ANSWERED_BY: sensor})
-    return None if other in (None, sensor) else other
+    return None if other in (None, "", sensor) else other
 
 
 def _end_dead(context: dg.SensorEvaluationContext, run_ids: Sequence[str]) -> Iterator[str]:
     """Mark runs as failed whose process on this host is gone, also one that held no lease; yields what was done, in words."""
     for run_id in run_ids:
         run = context.instance.get_run_by_id(run_id)
-        if run is not None and _is_gone(run.tags.get(PROCESS) or ""):
+        if run is not None and _is_gone(_process(run)):
             _end(context, run_id)
             yield f"run {run_id[:8]} is marked as failed: its process is gone"
 
 
-def _is_gone(process: str) -> bool:
-    """Whether a process, as a run's tag names it, is gone. One of an earlier boot is: without a lease no heartbeat would ever tell."""
-    host, pid, born, pids = [*process.split("|"), "", "", "", ""][:4]
+def _process(run: dg.DagsterRun) -> tuple[str, str, str, str]:
+    """Host, pid, birth and pid namespace of a run's process, each empty where it has said nothing: what another run has said it may have from that,
+    since Dagster gives all tags of a run to those that repeat it."""
+    host, pid, born, pids, whose = [*run.tags.get(PROCESS, "").split("|"), "", "", "", "", ""][:5]
+    return (host, pid, born, pids) if whose in ("", run.run_id) else ("", "", "", "")
+
+
+def _is_gone(process: tuple[str, str, str, str]) -> bool:
+    """Whether a run's process is gone. One of an earlier boot is: without a lease no heartbeat would ever tell."""
+    host, pid, born, pids = process
     if not pid.isdigit():
         return False
     return lease.process_lives(host, int(pid), born, pids) is False or lease.is_of_earlier_boot(host, born)
@@ -336,7 +343,7 @@ def _is_gone(process: str) -> bool:
 
 def _how_it_ended(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
     """In words: which process a run was, and which signal ended it, where Dagster's code server saw that."""
-    host, pid, *_ = [*(instance.get_run_by_id(run.run_id) or run).tags.get(PROCESS, "").split("|"), ""]
+    host, pid, *_ = _process(instance.get_run_by_id(run.run_id) or run)
     process = f"run {run.run_id[:8]}, process {pid} on {host}," if pid else f"run {run.run_id[:8]}"
     records = instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT).records
     for record in reversed(records):

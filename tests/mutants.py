@@ -72,6 +72,13 @@ MUTANTS = [
         "tests/runtime/test_holding.py::test_a_file_that_executors_alone_do_not_see_holds_nothing_and_is_not_set_aside",
     ),
     Mutant(
+        "take a run that a person executes again for the sensor's that it repeats",
+        "assets/coordination.py",
+        "    again = _REPEATS in tags and not retried\n",
+        "    again = False\n",
+        "tests/assets/test_jobs.py::test_a_run_that_a_person_executes_again_begins_again_whoever_asked_for_the_first",
+    ),
+    Mutant(
         "take each word of a fetch for a new one, whether it goes on or not",
         "pipelines/runtime/in_flight.py",
         " and self._beats.get(one.path) != one.beat]",

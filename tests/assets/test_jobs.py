@@ -208,6 +208,8 @@ def test_with_nobody_running_a_stop_still_keeps_sensors_and_their_queued_runs_fr
         {"dagster/schedule_name": "every_hour"},
         {"dagster/from_automation_condition": "true"},
         {"dagster/retry_number": "1"},
+        {"dagster/retry_number": "1", "dagster/parent_run_id": "r-1", "dagster/root_run_id": "r-1"},
+        {TRIGGER: "sensor", "dagster/retry_number": "1", "dagster/parent_run_id": "r-1"},
     ],
     ids=lambda tags: next(iter(tags)),
 )
@@ -223,6 +225,26 @@ def test_a_queued_run_that_no_person_asked_for_leaves_a_stopped_pipeline_alone(h
     assert {name: passed for name, passed in house.checked().items() if name == "last_run"} == verdicts
     lines = house.instance.all_logs(result.run_id)
     assert any("stopped by a person (stop job)" in entry.user_message for entry in lines)
+
+
+@pytest.mark.parametrize(
+    "inherited",
+    [
+        {TRIGGER: "sensor", REASON: "1 file new", "weir/tick": "7", "dagster/sensor_name": "small_checkpoint_sensor"},
+        {"dagster/schedule_name": "every_hour"},
+        {"dagster/from_automation_condition": "true"},
+    ],
+    ids=lambda tags: next(iter(tags)),
+)
+def test_a_run_that_a_person_executes_again_begins_again_whoever_asked_for_the_first(house, inherited):
+    """Dagster gives such a run all tags of the run before, and the id of that."""
+    house.bank.land(4)
+    assert house.execute("small_stop_job", {}).success
+    again = {**inherited, "dagster/parent_run_id": "r-1", "dagster/root_run_id": "r-1"}
+    assert house.execute("small_job", tags=again).success
+    assert halt.read(house.storage) is None
+    newest = house.bank.registry.head()
+    assert (newest.id, newest.trigger, newest.reason) == (4, "manual", "re-executed in Dagster")
 
 
 def test_a_stop_that_drains_with_nobody_running_is_a_persons_run(house):

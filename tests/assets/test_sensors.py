@@ -18,6 +18,7 @@ from dagster import DagsterRunStatus
 from dagster._utils import get_run_crash_explanation
 
 from assets import checks, history, metadata
+from assets.names import ANSWERED_BY, PROCESS
 from pipelines.api import expect
 from pipelines.runtime import run as runtime
 from pipelines.runtime import upkeep
@@ -234,6 +235,31 @@ def test_what_the_watchdog_ends_no_person_has_ended(house):
     assert halt.read(house.storage) is None
 
 
+def test_the_watchdog_leaves_a_run_alone_that_has_the_tags_of_the_one_that_it_repeats(house):
+    """Dagster copies what the first run has said of its process, which is gone by then."""
+    before = house.execute("small_job")
+    tags = house.instance.get_run_by_id(before.run_id).tags
+    host, _, _, *rest = tags[PROCESS].split("|")
+    gone = {
+        **tags,
+        PROCESS: "|".join([host, "999999", "another boot/1", *rest]),
+        "dagster/parent_run_id": before.run_id,
+    }
+    job = house.defs.resolve_job_def("small_job")
+    again = house.instance.create_run_for_job(job, status=DagsterRunStatus.STARTING, tags=gone)
+    house.tick("lease_watchdog")
+    assert house.instance.get_run_by_id(again.run_id).status is DagsterRunStatus.STARTING
+
+
+def test_a_run_that_repeats_one_that_was_answered_is_answered_itself(house):
+    house.bank.land(4)
+    again = {ANSWERED_BY: "small_run_failure_sensor", "dagster/parent_run_id": "r-1"}
+    run_id = house.execute("small_job", tags=again).run_id
+    dead_holder(house, run_id)
+    (request,), _, _ = house.tick("checkpoint_sensor")
+    assert request.job_name == "small_restore_job"
+
+
 def test_the_watchdog_ends_a_run_whose_process_is_gone_and_that_held_no_lease(house):
     run = house.instance.create_run_for_job(
         house.defs.resolve_job_def("small_restore_job"), status=DagsterRunStatus.STARTED
@@ -241,7 +267,7 @@ def test_the_watchdog_ends_a_run_whose_process_is_gone_and_that_held_no_lease(ho
     house.instance.add_run_tags(run.run_id, {"weir/process": f"{socket.gethostname()}|{os.getpid()}|another boot/1"})
     other = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.STARTED)
     mine = f"{socket.gethostname()}|{os.getpid()}|{lease.born(os.getpid())}|{lease.pid_namespace()}"
-    house.instance.add_run_tags(other.run_id, {"weir/process": mine})
+    house.instance.add_run_tags(other.run_id, {PROCESS: mine})
     boxed = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.STARTED)
     boot = lease.born(os.getpid()).partition("/")[0]
     in_container = f"{socket.gethostname()}|{os.getpid()}|{boot}/1|{boot}/another container"
