@@ -1733,9 +1733,16 @@ MUTANTS = [
     Mutant(
         "take what was promoted before the fork for promoted since",
         "pipelines/runtime/forks.py",
-        "                FORKED: int(completed[-1].id),\n",
+        "                FORKED: max(int(row.id) for row in (base, newest) if row is not None),\n",
         "                FORKED: int(base.id),\n",
         "tests/recovery/test_backfill.py::test_what_was_promoted_before_a_branch_was_forked_from_an_older_checkpoint_is_replayed_with_it",
+    ),
+    Mutant(
+        "take what is promoted between a branch's pin and its first row for promoted before",
+        "pipelines/runtime/forks.py",
+        "    _plant(pipeline, settings, pin, newest, only)\n",
+        "    _plant(pipeline, settings, pin, registry.head(), only)\n",
+        "tests/recovery/test_backfill.py::test_what_is_promoted_between_a_branchs_pin_and_its_first_row_is_not_taken_back_in_silence",
     ),
     Mutant(
         "leave out of a difference what would come back",

@@ -105,8 +105,13 @@ def fork(
 def _forked(
     pipeline: Pipeline, settings: Settings, registry: Registry, name: str, at: At, reason: str, only: Range | None
 ) -> Fork:
+    newest = (
+        registry.head()
+    )  # before the base is chosen and pinned: what is promoted from here on, the branch may not know
     pin, base = registry.pinned(BRANCH, name), chosen(pipeline, registry, at)
-    if pin is None:
+    if pin is not None:  # a fork that was cut off, nobody knows how long ago
+        newest = None
+    else:
         named = f"{uuid.uuid4().hex} {reason}".strip()
         asked = Request(upkeep.FORK, savepoint=name, checkpoint=int(base.id), reason=named)
         upkeep.asked(
@@ -128,16 +133,18 @@ def _forked(
             f"{pipeline.title} has a branch {name!r} already, forked from checkpoint {pin.checkpoint_id}.",
             next=f"Choose another name, or drop it: weir fork {pipeline.title} --drop {name}",
         )
-    _plant(pipeline, settings, pin, only)
+    _plant(pipeline, settings, pin, newest, only)
     log.info("forked", pipeline=pipeline.title, branch=name, checkpoint=int(pin.checkpoint_id))
     return _described(pipeline, settings, pin)
 
 
-def _plant(pipeline: Pipeline, settings: Settings, pin: Pin, only: Range | None) -> None:
-    """Begin the branch's own registry with the checkpoint that it is forked from."""
+def _plant(pipeline: Pipeline, settings: Settings, pin: Pin, newest: Checkpoint | None, only: Range | None) -> None:
+    """Begin the branch's own registry with the checkpoint that it is forked from.
+
+    newest: the pipeline's before that one was pinned; None: nobody knows, so that all since that one counts as since the fork.
+    """
     _, registry = open_storage(pipeline, settings)
-    completed = registry.checkpoints()
-    base = next((row for row in completed if row.commit_id == pin.commit_id), None)
+    base = next((row for row in registry.checkpoints() if row.commit_id == pin.commit_id), None)
     if base is None:
         raise DamageError(
             f"Checkpoint {pin.checkpoint_id}, of which {pipeline.title} has the branch {pin.name!r}, is gone.",
@@ -153,7 +160,7 @@ def _plant(pipeline: Pipeline, settings: Settings, pin: Pin, only: Range | None)
                 tenure.shop.storage.put_bytes(_ONLY, json.dumps({"start": only.start, "end": only.end}).encode())
             reason = f"checkpoint {base.id} of {pipeline.title}"
             beginning = {
-                FORKED: int(completed[-1].id),
+                FORKED: max(int(row.id) for row in (base, newest) if row is not None),
                 RANGE_START: only.start if only is not None else 0,
                 RANGE_END: only.end if only is not None else 0,
             }

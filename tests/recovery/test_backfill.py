@@ -503,6 +503,33 @@ def test_a_range_that_was_promoted_since_a_branch_was_forked_is_not_taken_back_i
     assert set(seven.site.table("readings").query("value == 400")["value"]) == set(), "as it was told"
 
 
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_what_is_promoted_between_a_branchs_pin_and_its_first_row_is_not_taken_back_in_silence(
+    seven, monkeypatch, cut_off
+):
+    settings, asked = seven.site.settings, upkeep.asked
+
+    def correct() -> None:
+        seven.land(4, value=100)
+        seven.backfill(4, 4, replaces="range", promote=True)
+
+    def pins(*arguments) -> None:
+        asked(*arguments)
+        monkeypatch.undo()
+        if cut_off:
+            raise OSError("cut off")
+        correct()
+
+    monkeypatch.setattr(upkeep, "asked", pins)
+    if cut_off:
+        with pytest.raises(WeirError, match="cut off"):
+            forks.fork(pipeline, settings, "fix")
+        correct()
+    forks.fork(pipeline, settings, "fix", 7)
+    (taken,) = promotion.plan(pipeline, settings, "fix").taken_back
+    assert taken.checkpoint == 8
+
+
 def test_a_branch_that_is_forked_anew_has_what_was_promoted_before(seven):
     settings = seven.site.settings
     promoted_since(seven)
