@@ -5,6 +5,7 @@ flights_backfill_job      the same as a job, and as a nightly schedule for the n
 flights_promote_job       approve a backfill, or promote any other branch
 """
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from enum import Enum
@@ -66,7 +67,10 @@ class PromoteConfig(dg.Config):
 
     branch: str = Field(description="The branch's name, e.g. backfill-20260103T00-20260106T00.")
     dry_run: bool = Field(True, description="Only show what would change: rows that go and that come, by table.")
-    force: bool = Field(False, description="Although files are gone, or others committed to a table.")
+    accept: list[str] = Field(
+        [],
+        description="Obstacles, word for word as a dry run has shown them, in spite of which it is done. Others end the run.",
+    )
     reason: str = Field("promote job", description="Why, for who reads the list of checkpoints.")
 
 
@@ -172,17 +176,19 @@ def promote_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
     @dg.op(name=f"{pipeline.name}_promote", out=dg.Out(dg.Nothing))
     def promote(context: dg.OpExecutionContext, config: PromoteConfig) -> None:
         try:
-            plan = promotion.plan(pipeline, settings, config.branch)
+            plan = backfills.plan(pipeline, settings, config.branch)
             context.add_output_metadata({"plan": dg.MetadataValue.json(plan.to_dict())})
             for table in plan.tables:
                 context.log.info(f"table {table.table}: {table.rows_removed} rows go, {table.rows_added} come")
             for obstacle in plan.obstacles:
                 context.log.warning(f"obstacle: {obstacle}")
             if config.dry_run:
+                if plan.obstacles:
+                    context.log.info(f"to promote in spite of these: accept: {json.dumps(plan.obstacles)}")
                 context.log.info("nothing was changed: dry_run")
                 return
             does = backfills.approve if backfills.range_of(config.branch) else promotion.promote
-            done = does(pipeline, settings, config.branch, force=config.force, reason=config.reason)
+            done = does(pipeline, settings, config.branch, accepted=config.accept, reason=config.reason)
         except WeirError as error:
             raise failure(error) from None
         if settings.pipelines[pipeline.name].backfill is not None and backfills.range_of(config.branch) is not None:

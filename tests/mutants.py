@@ -585,9 +585,16 @@ MUTANTS = [
     Mutant(
         "promote rows of input that was corrected since",
         "pipelines/runtime/backfill.py",
-        "    if not force:\n        _check_input",
-        "    if False:\n        _check_input",
+        "    promotion.check(plan(pipeline, settings, name), pipeline.title, accepted)\n",
+        "",
         "tests/recovery/test_backfill.py::test_a_correction_while_a_backfill_waits_is_noticed_before_it_is_approved",
+    ),
+    Mutant(
+        "promote in spite of obstacles that came up after somebody has looked",
+        "pipelines/runtime/promotion.py",
+        "    refused = [one for one in decided.obstacles if one not in accepted]\n",
+        "    refused = [] if accepted else list(decided.obstacles)\n",
+        "tests/recovery/test_promotion.py::test_only_obstacles_that_somebody_was_shown_are_accepted",
     ),
     Mutant(
         "take null for false in a where without Spark",

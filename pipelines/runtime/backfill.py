@@ -9,8 +9,8 @@ worked on twice: a replay that was cut off goes on, one whose input or code has 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.executor import Executor
 from pipelines.runtime.fingerprint import fingerprint
 from pipelines.runtime.fork_diff import BranchDiff
+from pipelines.runtime.promotion import PromotionPlan
 from pipelines.runtime.run import RunOptions
 from pipelines.runtime.sinks.overwriting import Range
 from pipelines.runtime.tenure import busy, open_storage, readers
@@ -38,7 +39,7 @@ from state_ops.checkpoint import (
     to_micros,
     untold_sources,
 )
-from state_ops.errors import ConfigurationError, InputError, WeirError
+from state_ops.errors import ConfigurationError, WeirError
 from state_ops.registry import BRANCH
 from state_ops.storage import Storage
 
@@ -49,6 +50,7 @@ REPLAYING, WAITING = "replaying", "waiting"
 _PREFIX = "backfill-"
 _NOTE = "backfill.json"
 _HOUR = "%Y%m%dT%H"
+_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,19 +204,25 @@ def backfill(
     return Backfilled(name, difference.base, resumed, epochs, difference, promoted, unsure)
 
 
+def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
+    """What promoting a branch would do now, as `promotion.plan` says. Of a backfill input that has been corrected since is an obstacle too."""
+    decided = promotion.plan(pipeline, settings, name)
+    corrected = tuple(_corrected(pipeline, settings, name)) if range_of(name) is not None else ()
+    return replace(decided, obstacles=(*decided.obstacles, *corrected), corrected=corrected)
+
+
 def approve(
     pipeline: Pipeline,
     settings: Settings,
     name: str,
     *,
     executor: Executor | None = None,
-    force: bool = False,
+    accepted: Collection[str] = (),
     reason: str = "",
 ) -> Checkpoint:
     """Promote a backfill that waits, then drop its branch, of which nothing is needed any more.
 
-    Raises WeirError for one whose replay has not come to its end, InputError if its input has been corrected since, unless forced; else as
-    `promote`.
+    accepted: obstacles of its `plan`, as `promote` takes them. Raises WeirError for others, and for one whose replay has not come to its end.
     """
     source, _ = open_storage(forks.branched(pipeline, settings, name), settings)
     if _noted(source).get("state") != WAITING:
@@ -222,9 +230,8 @@ def approve(
             f"The backfill {name} of {pipeline.title} has not been replayed to its end, so there is nothing to approve.",
             next="Ask for the same range again: weir backfill goes on where it was cut off.",
         )
-    if not force:
-        _check_input(pipeline, settings, name)
-    done = promotion.promote(pipeline, settings, name, executor=executor, force=force, reason=reason)
+    promotion.check(plan(pipeline, settings, name), pipeline.title, accepted)
+    done = promotion.promote(pipeline, settings, name, executor=executor, accepted=accepted, reason=reason)
     forks.drop(pipeline, settings, name)
     return done
 
@@ -298,18 +305,15 @@ def _replayed(pipeline: Pipeline, settings: Settings, name: str) -> tuple[Mappin
     return None if base is None or tip is None else (base.offsets, tip.offsets)
 
 
-def _check_input(pipeline: Pipeline, settings: Settings, name: str) -> None:
-    """Refuse to promote rows of input that has been corrected since."""
+def _corrected(pipeline: Pipeline, settings: Settings, name: str) -> Iterator[str]:
+    """Which input has been corrected since a backfill's branch read it, in words: its rows would be those of before."""
     here = forks.branched(pipeline, settings, name)
+    then, now = _replayed(pipeline, settings, name) or ({}, {})
     for source_name, reader in readers(here, settings).items():
-        then, now = (positions.get(source_name) for positions in _replayed(pipeline, settings, name) or ({}, {}))
-        changed = reader.changed(then, now)
+        changed = reader.changed(then.get(source_name), now.get(source_name))
         if changed:
-            raise InputError(
-                f"{len(changed)} files have changed, or are gone, since the backfill {name} of {pipeline.title} read them, e.g. {changed[0]}.",
-                where=reader.directory,
-                next="Ask for the same range again, which replays it anew; or force it, which promotes the rows of before.",
-            )
+            files = ", ".join(changed[:_SHOWN]) + (", ..." if len(changed) > _SHOWN else "")
+            yield f"{len(changed)} files have changed, or are gone, since the backfill {name} of {pipeline.title} read them: {files}"
 
 
 def _note(source: Storage, note: dict[str, Any]) -> None:

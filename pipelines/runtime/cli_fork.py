@@ -223,7 +223,7 @@ def promote(
         bool,
         typer.Option(
             "--force",
-            help="Although files are gone, others committed to a table, or what was promoted since the fork is taken back.",
+            help="In spite of the obstacles that are shown. Others that come up meanwhile end it, with nothing changed.",
         ),
     ] = False,
     reason: Annotated[str, typer.Option(help="Why, for who reads the list of checkpoints.")] = "",
@@ -236,18 +236,19 @@ def promote(
     branch's code. `weir rewind` to the checkpoint before takes it back.
     """
     found, settings = find(pipeline)
-    plan = promotion.plan(found, settings, branch)
+    plan = backfills.plan(found, settings, branch)
     if not json:
         _show_plan(pipeline, plan)
     if dry_run:
         if json:
             print_json({**plan.to_dict(), "checkpoint": None})
         return
-    promotion.check(plan, pipeline, force)
+    accepted = plan.obstacles if force else ()
+    promotion.check(plan, pipeline, accepted)
     confirm("promote", yes=yes, json=json)
     with waiting("catching up, then promoting"):
         does = backfills.approve if backfills.range_of(branch) is not None else promotion.promote
-        done = does(found, settings, branch, force=force, reason=reason)
+        done = does(found, settings, branch, accepted=accepted, reason=reason)
     if json:
         print_json({**plan.to_dict(), "checkpoint": done.id})
         return

@@ -14,7 +14,7 @@ A backfill may replace less: the rows of a range of event time alone. Then state
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -112,8 +112,9 @@ class TakenBack:
 @dataclass(frozen=True, slots=True)
 class PromotionPlan:
     """What a promotion would do. head: the pipeline's newest checkpoint; base: the one that the branch was forked from; tip: the branch's
-    newest. behind: files that the branch has still to read, by source. obstacles: why it is refused unless forced, in words. only: the rows
-    of this range alone are replaced. taken_back: what of the obstacles the pipeline has promoted or edited since the fork, oldest first."""
+    newest. behind: files that the branch has still to read, by source. obstacles: why it is refused unless they are accepted, in words. only:
+    the rows of this range alone are replaced. taken_back: what of the obstacles the pipeline has promoted or edited since the fork, oldest
+    first. corrected: those of the obstacles that say which input of a backfill has changed since."""
 
     branch: str
     head: Checkpoint
@@ -124,6 +125,7 @@ class PromotionPlan:
     obstacles: tuple[str, ...]
     only: Range | None = None
     taken_back: tuple[TakenBack, ...] = ()
+    corrected: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -339,20 +341,23 @@ def rows_of(source: Storage, table: str) -> tuple[tuple[DataFile, ...], pa.Schem
     return tuple(active_files(handle)), pa.schema(handle.schema().to_arrow())
 
 
-def check(decided: PromotionPlan, pipeline: str, force: bool) -> None:
-    """Raises WeirError when a promotion has obstacles and is not forced."""
-    if decided.obstacles and not force:
+def check(decided: PromotionPlan, pipeline: str, accepted: Collection[str]) -> None:
+    """Raises WeirError when a promotion has obstacles that nobody has accepted. accepted: obstacles of a plan that somebody was shown."""
+    refused = [one for one in decided.obstacles if one not in accepted]
+    if refused:
+        outdated = {*decided.corrected, *(str(one) for one in decided.taken_back)}
         ways = []
-        if decided.taken_back:
+        if not outdated.isdisjoint(refused):
             ways.append(
                 f"fork it anew, which has what the pipeline has now: weir fork {pipeline} --drop {decided.branch}, then "
                 f"weir fork {pipeline} --name {decided.branch} (a backfill: ask for its range again instead)"
             )
-        if len(decided.obstacles) > len(decided.taken_back):
+        if not outdated.issuperset(refused):
             ways.append("put back what is missing")
         raise WeirError(
-            f"{pipeline}@{decided.branch} cannot be promoted without loss: {'; '.join(decided.obstacles)}.",
-            next=f"Nothing was changed. Either {'; and '.join(ways)}. Or accept that: weir promote {pipeline} {decided.branch} --force",
+            f"{pipeline}@{decided.branch} cannot be promoted without loss: {'; '.join(refused)}.",
+            next=f"Nothing was changed. Either {'; and '.join(ways)}. Or accept that: weir promote {pipeline} {decided.branch} --force; in the promote "
+            "job, `accept` takes what a dry run has shown",
         )
 
 
@@ -371,18 +376,18 @@ def promote(
     *,
     executor: Executor | None = None,
     lanes: Lanes | None = None,
-    force: bool = False,
+    accepted: Collection[str] = (),
     reason: str = "",
 ) -> Checkpoint:
     """Make a branch's state and rows the pipeline's; returns the promotion's own checkpoint, which the next run continues.
 
     The branch catches up first, beside a running coordinator; then that one is stopped at its next barrier and the branch reads what came
-    meanwhile. executor, lanes: as `run` takes them. force: although the plan has obstacles. Raises WeirError for those, and where the branch
-    is of another history; nothing is changed then.
+    meanwhile. executor, lanes: as `run` takes them. accepted: the obstacles that somebody was shown and does it in spite of. Raises WeirError
+    for all others, also for those that come up meanwhile, and where the branch is of another history; nothing is changed then.
     """
     storage, _ = open_storage(pipeline, settings)
     with storage_errors(pipeline, settings, storage):
-        return _promoted(pipeline, settings, storage, name, executor, lanes, force, reason)
+        return _promoted(pipeline, settings, storage, name, executor, lanes, accepted, reason)
 
 
 def _promoted(
@@ -392,17 +397,17 @@ def _promoted(
     name: str,
     executor: Executor | None,
     lanes: Lanes | None,
-    force: bool,
+    accepted: Collection[str],
     reason: str,
 ) -> Checkpoint:
     here = branched(pipeline, settings, name)
-    check(plan(pipeline, settings, name), pipeline.title, force)
+    check(plan(pipeline, settings, name), pipeline.title, accepted)
     catch_up(here, settings, executor, lanes)
     with halt.during(storage, "a branch is promoted"), _owned(pipeline, settings) as tenure:
         catch_up(here, settings, executor, lanes)
         with claimed(here, settings):  # nobody else runs it
             decided = plan(pipeline, settings, name)
-            check(decided, pipeline.title, force)
+            check(decided, pipeline.title, accepted)
             if any(decided.behind.values()):
                 raise WeirError(
                     f"{here.title} has not read all that {pipeline.title} has, although it was run: {decided.behind}.",

@@ -92,6 +92,21 @@ def test_one_run_replays_all_days_and_waits_for_approval(works):
     assert not works.promote(branch, dry_run=False).success, "it is gone"
 
 
+def test_the_promote_job_accepts_only_what_a_dry_run_has_shown(works):
+    works.backfill("2026-01-02", "2026-01-03")
+    (branch,) = [one.branch.name for one in forks.forks(pipeline, works.plant.site.settings)]
+    works.plant.land(2, value=7)
+    shown = works.promote(branch)
+    (event,) = [event for event in shown.all_events if event.event_type_value == "STEP_OUTPUT"]
+    obstacles = event.event_specific_data.metadata["plan"].value["obstacles"]
+    assert "1 files have changed" in obstacles[0]
+    works.plant.land(3, value=7)
+    assert not works.promote(branch, dry_run=False, accept=obstacles).success
+    assert works.plant.head.kind != PROMOTION, "nobody was shown that a second file has changed"
+    accepted = [obstacles[0].replace("1 files", "2 files").replace("00002.parquet", "00002.parquet, 00003.parquet")]
+    assert works.promote(branch, dry_run=False, accept=accepted).success
+
+
 def test_it_is_promoted_at_once_where_that_is_wanted(works):
     assert works.backfill("2026-01-02", "2026-01-03", promote="automatic", replaces="range").success
     assert works.check() == (True, f"rows differ in readings, daily; promoted as checkpoint {works.plant.head.id}")

@@ -15,13 +15,13 @@ import pytest
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage, window
 from pipelines.runtime import epoch, fork_diff, forks, fsck, promotion, upkeep
-from pipelines.runtime.backfill import approve, backfill, base_of, branch_name, newest
+from pipelines.runtime.backfill import approve, backfill, base_of, branch_name, newest, plan
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, run
 from pipelines.runtime.sinks.overwriting import Range, check_bounds, only
 from pipelines.runtime.tenure import open_storage
 from state_ops.checkpoint import PROMOTION, before, event_time, from_micros, to_micros
-from state_ops.errors import ConfigurationError, GateError, InputError, StageError, WeirError
+from state_ops.errors import ConfigurationError, GateError, StageError, WeirError
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.harness import Site
 from tests.recovery.test_forks import nobody_lives
@@ -499,7 +499,7 @@ def test_a_range_that_was_promoted_since_a_branch_was_forked_is_not_taken_back_i
     assert by_day["daily"]["2026-01-04"]["changed"] == 3 and set(by_day["daily"]) == {"2026-01-04"}
     sample = next(one.sample for one in difference.tables if one.table == "daily")
     assert [(row["change"], row["total"]) for row in sample][:2] == [("was", 9600), ("is", 96)]
-    promotion.promote(pipeline, settings, "fix", executor=InMemoryExecutor(), force=True)
+    promotion.promote(pipeline, settings, "fix", executor=InMemoryExecutor(), accepted=shown.obstacles)
     assert set(seven.site.table("readings").query("value == 400")["value"]) == set(), "as it was told"
 
 
@@ -780,18 +780,25 @@ def test_a_replay_that_an_earlier_release_began_begins_anew(plant):
 def test_a_correction_while_a_backfill_waits_is_noticed_before_it_is_approved(plant, replaces):
     name = waits(plant, 4, 6, replaces=replaces)
     plant.land(5, value=7)
-    with pytest.raises(InputError, match=r"changed, or are gone, since the backfill .* 00005.parquet"):
+    with pytest.raises(WeirError, match=r"changed, or are gone, since the backfill .* 00005.parquet"):
         approved(plant, name)
     assert set(plant.site.table("readings")["value"]) == {1, 2, 3, 4, 5, 6, 7}, "untouched"
     plant.backfill(4, 6, replaces=replaces, promote=True)
     plant.assert_exact(state=replaces == "since")
 
 
-def test_what_was_corrected_since_can_be_approved_by_force_and_other_files_do_not_matter(plant):
-    name = waits(plant, 4, 5)
+def test_what_was_corrected_since_can_be_accepted_once_it_was_shown_and_other_files_do_not_matter(plant):
+    settings, name = plant.site.settings, waits(plant, 4, 5)
     plant.land(2, value=7)
     plant.land(8)
+    assert plan(pipeline, settings, name).obstacles == ()
     plant.land(5, value=7)
-    done = approve(pipeline, plant.site.settings, name, executor=InMemoryExecutor(), force=True)
+    shown = plan(pipeline, settings, name).obstacles
+    plant.land(4, value=7)
+    with pytest.raises(WeirError, match="2 files have changed") as refused:
+        approve(pipeline, settings, name, executor=InMemoryExecutor(), accepted=shown)
+    assert "ask for its range again" in refused.value.next
+    shown = plan(pipeline, settings, name).obstacles
+    done = approve(pipeline, settings, name, executor=InMemoryExecutor(), accepted=shown)
     assert done.kind == PROMOTION
     assert {400, 500} <= set(plant.site.table("readings")["value"])

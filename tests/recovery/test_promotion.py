@@ -201,8 +201,9 @@ def test_state_that_was_imported_since_the_fork_is_not_taken_back_in_silence(ban
     bank.epochs(5, 6)
     with pytest.raises(WeirError, match="has taken over imported rows of state"):
         promoted(bank)
-    assert promotion.plan(pipeline, bank.site.settings, "fix").taken_back[0].checkpoint == 5
-    promoted(bank, force=True)
+    plan = promotion.plan(pipeline, bank.site.settings, "fix")
+    assert plan.taken_back[0].checkpoint == 5
+    promoted(bank, accepted=plan.obstacles)
     bank.assert_exact(1, 2, 3, 4, 5, 6)
     promoted(bank)
 
@@ -254,8 +255,24 @@ def test_what_others_wrote_to_a_table_is_an_obstacle(bank):
     with pytest.raises(WeirError, match="others have committed to the table booked"):
         promoted(bank)
     assert bank.registry.head().id == 4
-    promoted(bank, force=True)
+    promoted(bank, accepted=promotion.plan(pipeline, bank.site.settings, "fix").obstacles)
     bank.assert_exact(1, 2, 3, 4)
+
+
+def test_only_obstacles_that_somebody_was_shown_are_accepted(bank, monkeypatch):
+    """Others commit once more while the branch catches up, and more often than the obstacle names."""
+    table, catch_up = str(bank.site.storage / "tables" / "booked"), promotion.catch_up
+    for _ in range(4):
+        write_deltalake(table, bank.site.table("booked")[:1], mode="append")
+    shown = promotion.plan(pipeline, bank.site.settings, "fix").obstacles
+    monkeypatch.setattr(
+        promotion,
+        "catch_up",
+        lambda *given: (write_deltalake(table, bank.site.table("booked")[:1], mode="append"), catch_up(*given)),
+    )
+    with pytest.raises(WeirError, match="others have committed to the table booked"):
+        promoted(bank, accepted=shown)
+    assert bank.registry.head().id == 4
 
 
 def test_a_branch_of_what_was_abandoned_is_not_promoted(bank):
