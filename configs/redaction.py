@@ -1,14 +1,15 @@
-"""What keeps secrets out of the texts that people and logs see: one function, `redacted`, for every text from outside.
+"""Secrets are removed here from the texts that people and logs see: one function, `redacted`, for every text that comes from outside.
 
 Servers answer a refused request with parts of that request. AWS's `SignatureDoesNotMatch` holds the id of the key, the session token
-and everything that was signed; libraries copy the answer into their errors, and some print the URL or the options with which they were
-called. So a text from outside is passed through here before it reaches a message, a log, the registry or Dagster:
+and everything that was signed. Libraries copy the answer into their errors, and some print the URL or the options with which they were
+called. So a text from outside passes through here before it reaches a message, a log, the registry or Dagster:
 
 - Of a server's answer, the HTTP status and the error's code stay. The rest goes, whatever it says.
-- Elsewhere the values of request headers, of signed URLs' parameters and of options that are named like secrets go.
+- Elsewhere `RULES` says what goes: the values of request headers, of parameters of signed URLs, and of options that are named like secrets.
 - The values of the environment variables that the settings refer to as secrets go wherever they stand.
 
-Everything else stays: paths, URLs, and what the library itself has to say.
+Everything else stays: paths, URLs, and what the library itself has to say. Each rule takes time that is linear in the length of the text:
+a server may answer with anything, and a message must not keep a run waiting.
 """
 
 from __future__ import annotations
@@ -17,12 +18,23 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from http import HTTPStatus
 from typing import ParamSpec, TypeVar
 from urllib.parse import quote
 
-__all__ = ["error_code", "error_status", "redacted", "remember_variable", "scrub", "scrubbed", "scrubbing"]
+__all__ = [
+    "RULES",
+    "Rule",
+    "error_code",
+    "error_status",
+    "redacted",
+    "remember_variable",
+    "scrub",
+    "scrubbed",
+    "scrubbing",
+]
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -30,44 +42,156 @@ Result = TypeVar("Result")
 _GONE = "***"
 _SHORTEST = 8  # characters of a value that is searched for: a shorter one would be found in words and paths
 
-_PHRASES = "|".join(sorted({re.escape(status.phrase) for status in HTTPStatus}, key=len, reverse=True))
-_BETWEEN = r"(?:\x1b\[[0-9;]*m|[\s:↳])*+"  # how obstore writes it, and how delta-rs draws it
-# Its answer ends where the text does: what is written after "(...)" is ours, so a text may be redacted twice.
-_ANSWER = re.compile(
-    rf"(non-2xx status code){_BETWEEN}(\d{{3}})(?: ({_PHRASES}))?+{_BETWEEN}(?!\s*\()(\S.*)\Z",
-    re.DOTALL | re.IGNORECASE,
-)
-_STATUS = re.compile(rf"non-2xx status code{_BETWEEN}(\d{{3}})", re.IGNORECASE)
-_CODE = re.compile(r"(?:<|&lt;)Code(?:>|&gt;)(\w{1,64})(?:<|&lt;)/")
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One kind of text that holds secrets.
+
+    Attributes:
+        purpose: What the rule is for.
+        pattern: What it finds. It begins at a word that is rare, and repeats nothing that could begin at many places of the same text.
+        put: What stands there afterwards, as `re.sub` takes it.
+    """
+
+    purpose: str
+    pattern: re.Pattern[str]
+    put: str | Callable[[re.Match[str]], str]
+
+
+# A server's answer. Where it does not end by itself, it ends with the text, or where a trace begins or goes on.
 _LT, _GT = r"(?:<|&lt;)", r"(?:>|&gt;)"
-_DOCUMENT = re.compile(
-    rf"(?:{_LT}\?xml.*?\?{_GT}\s*)?{_LT}(Error|ErrorResponse)(?:\s.*?)?{_GT}.*?(?:{_LT}/\1{_GT}|\Z)", re.DOTALL
+_ATTRIBUTES = r"(?:\s(?:[^<>&]|&quot;)*+)?"  # reads up to the next tag and no further, so that it stays linear
+_TRACE = r"\n{1,3}[ \t]{0,20}(?:Traceback \(most recent|The above exception|During handling|Caused by: |at [\w.$/]+\()"
+_END = rf"(?={_TRACE})|\Z"
+_PHRASES = "|".join(sorted({re.escape(status.phrase) for status in HTTPStatus}, key=len, reverse=True))
+_COLOUR = r"\x1b\[[0-9;]{0,20}m"
+_BETWEEN = rf"(?:{_COLOUR}|[\s:↳])*+"  # how obstore writes it, and how delta-rs draws it
+_STATUS = re.compile(rf"non-2xx status code{_BETWEEN}(\d{{3}})", re.IGNORECASE)
+_ROOT = rf"(?:{_LT}\?xml(?:[^<>&?]|&quot;)*+\?{_GT}\s*+)?+{_LT}(?P<root>Error|ErrorResponse){_ATTRIBUTES}{_GT}"
+_CHILD = rf"(?=\s*+{_LT}[a-z]\w{{0,64}}{_GT}|[^<&]*+{_LT}/)"
+_CODE = re.compile(rf"{_LT}Code{_GT}(\w{{1,64}}){_LT}/")
+
+# A name and its value: `name=value`, `name: "value"`, `"name" => Some(\"value\")`, `--name value`, `('name', b'value')`.
+_OPENING = r"(?:Some\(|\[)?+(?:[bfru]?[\\]*+[\"'])?+"
+_IS = rf"[\\]*+[\"']?+[^\S\n]*+(?>=>|->|:=|==?|:)[^\S\n]*+{_OPENING}"
+_BARE = r"[^\s\"',;&<>(){}\[\]\\]++"
+_QUOTED = (
+    r"(?<=\\\")(?:[^\"\\]++|\\++(?!\"))++|(?<=\\')(?:[^'\\]++|\\++(?!'))++"
+    r"|(?<=\")(?!\s)(?:(?:[^\"\\]++|\\.)++(?=\")|[^\"\n]++)|(?<=')(?!\s)(?:(?:[^'\\]++|\\.)++(?=')|[^'\n]++)"
 )
-_ELEMENT = re.compile(
-    rf"{_LT}((?:AWSAccessKeyId|SignatureProvided|StringToSign(?:Bytes)?|CanonicalRequest(?:Bytes)?|Token-\d+|AuthenticationErrorDetail"
-    rf"|AccessKeyId|SecretAccessKey|SessionToken))(?:\s.*?)?{_GT}.*?(?:{_LT}/\1{_GT}|\Z)",
-    re.DOTALL,
+# What may stand after a name and is no value: a sentence about it, its type, a reference, nothing, and what is gone already.
+_WORDS = (
+    r"an?|are|cannot|denied|expected|extra|failed|field|has|input|invalid|is|it|may|missing|must|no|not|required|set|should"
+    r"|string|the|value|was"
 )
-_SIGNED = re.compile(r"AWS4-HMAC-SHA256(?:\\n|\s)+\d{8}T\d{6}Z(?:\\n|\s)+\S*?aws4_request(?:\\n|\s)+[0-9a-f]{64}")
-_AUTHORIZATION = re.compile(
-    r"(?:AWS4-HMAC-SHA256|\bAWS4-ECDSA-P256-SHA256)\s+Credential=[^\s,]+(?:,?\s*(?:SignedHeaders|Signature)=[^\s,\"'}\\]+)*"
-    r"|\bBearer\s+[\w.~+/=-]{8,}"
+_TYPES = (
+    r"Annotated|Any|Final|Literal|Mapping|Option|Optional|SecretStr|Sequence|State|Union|array|bigint|binary|bool|bytes|dict|double"
+    r"|float\d*|u?int\d*|large_(?:binary|string)|list|map|set|str|string|struct|timestamp|tuple|utf8|varchar"
 )
-_IS = r"[\\]*+[\"']?+\s*+(?:=>|[:=])\s*+(?:Some\()?+[\\]*+[\"']?+"
-_BARE = r"[^\s\"',;&<>(){}\[\]\\]"
-_VALUE = rf"(?!\*\*\*)(?:(?<=\")[^\"]+|(?<=')[^']+|{_BARE}+)"
-_HEADER = re.compile(
-    rf"(?i)(?<![\w-])((?:(?:proxy-)?authorization|(?:set-)?cookie|x-(?:amz|ms|goog)-[\w-]+){_IS})"
-    rf"(?:(?:Bearer|Basic|AWS|SharedKey)\s++)?+{_VALUE}"
+_WHOLE = r"(?![\w.~+/=-])"
+_IS_NO_VALUE = (
+    rf"(?!\*\*\*|\$\{{|(?:none|null|nil|true|false){_WHOLE}|(?<=: )(?:(?:{_WORDS}) [a-z]|(?:{_TYPES}){_WHOLE}))"
 )
-_SENTENCE = r"(?<=: )[a-z]+ [a-z]+ "  # `secret_access_key: must be a reference` is a message
-_OPTION = re.compile(
-    r"(?i)((?:access[._-]?key(?:[._-]?id)?|secret[._-]?(?:access[._-]?)?key|account[._-]?key|(?:session|security|sas)[._-]?token"
-    rf"|client[._-]?secret|private[._-]?key|api[._-]?key|password|passwd){_IS})(?!{_SENTENCE}){_VALUE}"
+_VALUE = rf"{_IS_NO_VALUE}(?:{_QUOTED}|(?<![\"']){_BARE})"
+# A header's: `AWS id:signature`, `Digest username="u", response="r"`.
+_PART = rf"(?:[\w.~+/-]++=)?(?:\"[^\"\n]*+\"|{_BARE})"
+_CREDENTIALS = rf"{_IS_NO_VALUE}(?:{_QUOTED}|(?<![\"'])(?:[a-z][\w-]*+[ \t]++)?{_PART}(?:[,;]\s*+[\w.-]++=(?:\"[^\"\n]*+\"|{_BARE}))*+)"
+
+# Names. `/password=2024/` in a path is a partition of a table.
+_NAME = r"(?<![\w.-])(?=[\w.-]++[\\]*+[\"']?+\s*+[:=-])(?!(?<=/)[\w.-]++=[^\s=\"'])[\w.-]*?"
+_SUFFIX = r"(?:\.[\w.-]{1,200}+)?"  # Hadoop's options for Azure end with the account
+_SECRET = (
+    rf"(?:access[._-]?key(?:[._-]?id)?|account[._-]?key{_SUFFIX}|api[._-]?key|client[._-]?secret{_SUFFIX}|pass(?:wd|word|phrase)"
+    rf"|private[._-]?key|secret[._-]?(?:access[._-]?)?key|azure\.sas{_SUFFIX}|shared[._-]?access[._-]?signature"
+    r"|(?:access|auth|bearer|id|refresh|sas|security|session)[._-]?token)"
 )
-_PARAMETER = re.compile(r"(?i)((?:[?&](?:sig|token)|signature|credential)=)(?!\*\*\*)[^&\s\"'<>,\\]+")
-_USER = re.compile(r"(://)[^/\s:@\"']+(?::[^/\s@\"']*)?@")
-_KEY_ID = re.compile(r"\b(?:AKIA|ASIA|ABIA|ACCA|A3T[A-Z0-9])[A-Z0-9]{12,}\b")
+# Names that other things have too: parsers speak of tokens, and a listing goes on at one.
+_MAYBE_SECRET = (
+    r"(?<![^\W_])(?:(?<!unexpected )(?<!unknown )(?<!invalid )(?<!next[._-])(?<!continuation[._-])token"
+    r"|credentials?|key[._-]?id|pwd|secret|signature)"
+)
+_HEADER = r"(?:(?:proxy-)?authorization|(?:set-)?cookie|x-(?:amz|ms|goog)-[\w-]++)"
+
+
+def _without_body(answer: re.Match[str]) -> str:
+    body = answer["body"]
+    left = error_code(body) or ("no body" if body == "No Body" else "the answer's text is left out")
+    return f"{answer['words']}: {' '.join(filter(None, (answer['status'], answer['phrase'])))} ({left})"
+
+
+def _only_code(document: re.Match[str]) -> str:
+    return f"({error_code(document[0]) or 'an answer that is left out'})"
+
+
+def _rule(purpose: str, pattern: str, put: str | Callable[[re.Match[str]], str] = _GONE) -> Rule:
+    return Rule(purpose, re.compile(pattern, re.DOTALL | re.IGNORECASE), put)
+
+
+RULES = (
+    _rule(
+        "what a server has answered, as obstore and delta-rs say it",
+        rf"(?P<words>non-2xx status code){_BETWEEN}(?P<status>\d{{3}})(?: (?P<phrase>{_PHRASES}))?+(?=(?:{_COLOUR}|\s)*+[:↳]){_BETWEEN}"
+        rf"(?P<body>No Body\b|{_ROOT}.*?(?:{_LT}/(?P=root){_GT}(?:\s+\Z)?|{_END})|[^\s(].*?(?:{_END}))",
+        _without_body,
+    ),
+    _rule("an answer in XML wherever it stands", rf"{_ROOT}{_CHILD}.*?(?:{_LT}/(?P=root){_GT}|{_END})", _only_code),
+    _rule(
+        "a part of such an answer whose beginning is cut off",
+        rf"{_LT}(AWSAccessKeyId|SignatureProvided|StringToSign(?:Bytes)?|CanonicalRequest(?:Bytes)?|Token-\d+|AuthenticationErrorDetail"
+        rf"|AccessKeyId|SecretAccessKey|SessionToken){_ATTRIBUTES}{_GT}.*?(?:{_LT}/\1{_GT}|{_END})",
+        "",
+    ),
+    _rule(
+        "what AWS has a request signed over",
+        r"AWS4-HMAC-SHA256(?:\\n|\s)++\d{8}T\d{6}Z(?:\\n|\s)++\S{0,200}?aws4_request(?:\\n|\s)++[0-9a-f]{64}",
+    ),
+    _rule(
+        "AWS' credentials outside of their header",
+        r"AWS4-(?:HMAC|ECDSA-P256)-SHA256\s++Credential=[^\s,]++(?:,?\s*+(?:SignedHeaders|Signature)=[^\s,\"'}\\]++)*+"
+        r"|\bAWS [A-Z0-9]{16,64}:[\w+/]{20,}=*+",
+    ),
+    _rule("a bearer's token", r"\bBearer\s++(?:(?=[a-z.~+/=_-]*+\d)[\w.~+/=-]{8,}|[\w.~+/=-]{20,})"),
+    _rule("the id of a key of AWS", r"\b(?-i:AKIA|ASIA|ABIA|ACCA|A3T[A-Z0-9])(?-i:[A-Z0-9]{12,})\b"),
+    _rule("a JSON web token", r"(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*+)?"),
+    _rule(
+        "a private key",
+        rf"-----BEGIN [A-Z ]{{0,30}}PRIVATE KEY-----.*?(?:-----END [A-Z ]{{0,30}}PRIVATE KEY-----|{_END})",
+    ),
+    _rule(
+        "a header with credentials",
+        rf"((?<![\w-])(?:(?:proxy-)?authorization|(?:set-)?cookie){_IS}){_CREDENTIALS}",
+        rf"\1{_GONE}",
+    ),
+    _rule("a header of a store", rf"((?<![\w-])x-(?:amz|ms|goog)-[\w-]++{_IS}){_VALUE}", rf"\1{_GONE}"),
+    _rule("an option that is named like a secret", rf"({_NAME}{_SECRET}{_IS}){_VALUE}", rf"\1{_GONE}"),
+    _rule(
+        "an option that is perhaps a secret: quoted, or long and with a digit",
+        rf"({_NAME}{_MAYBE_SECRET}{_IS})(?:(?<=[\"'])|(?=\S{{8}})(?=[^\s\d]{{0,64}}\d)){_VALUE}",
+        rf"\1{_GONE}",
+    ),
+    _rule(
+        "either of them in a pair",
+        rf"(\(\s*+b?[\\]*+[\"'](?:{_HEADER}|[\w.-]*?(?:{_SECRET}|{_MAYBE_SECRET}))[\\]*+[\"']\s*+,\s*+{_OPENING}){_IS_NO_VALUE}(?:{_QUOTED})",
+        rf"\1{_GONE}",
+    ),
+    _rule(
+        "either of them on a command line",
+        rf"((?<![\w-])(?=--[\w-]++\s++[^\s-])--[\w-]*?(?:{_SECRET}|{_MAYBE_SECRET})\s++{_OPENING})(?!(?:and|for|in|or|to|{_WORDS})\b){_VALUE}",
+        rf"\1{_GONE}",
+    ),
+    _rule(
+        "a parameter of a signed URL",
+        r"((?:[?&;](?:sig|token)|signature|credential)=)(?!\*\*\*)[^&\s\"'<>,\\]++",
+        rf"\1{_GONE}",
+    ),
+    _rule("user and password in a URL", r"(://)[^/\s:@\"'<>]*+:[^/\s\"'<>]*@", r"\1"),
+    _rule(
+        "a user in a URL, where that is no container of Azure's",
+        r"(?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)(://)[^/\s:@\"'<>]++@",
+        r"\1",
+    ),
+    _rule("user and password for Oracle", r"(jdbc:oracle:\w{1,20}:)[^/\s@\"']{1,200}/[^\s@\"']{1,200}@", r"\1"),
+)
 
 _variables = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
 
@@ -81,14 +205,9 @@ def redacted(text: str) -> str:
     """The text without credentials, tokens, signatures, what was signed, and request headers; with status, code, paths and the rest."""
     for value in _secrets():
         text = text.replace(value, _GONE)
-    text = _ANSWER.sub(_without_body, text)
-    text = _DOCUMENT.sub(lambda answer: f"({error_code(answer[0]) or 'an answer that is left out'})", text)
-    text = _ELEMENT.sub("", text)
-    for pattern in (_SIGNED, _AUTHORIZATION, _KEY_ID):
-        text = pattern.sub(_GONE, text)
-    for pattern in (_HEADER, _OPTION, _PARAMETER):
-        text = pattern.sub(rf"\1{_GONE}", text)
-    return _USER.sub(r"\1", text)
+    for rule in RULES:
+        text = rule.pattern.sub(rule.put, text)
+    return text
 
 
 def error_status(text: str) -> str | None:
@@ -141,12 +260,6 @@ def scrubbed(call: Callable[Params, Result]) -> Callable[Params, Result]:
             return call(*args, **options)
 
     return scrubbed_call
-
-
-def _without_body(answer: re.Match[str]) -> str:
-    words, status, phrase, body = answer.groups()
-    left = error_code(body) or ("no body" if body.strip() == "No Body" else "the answer's text is left out")
-    return f"{words}: {' '.join(filter(None, (status, phrase)))} ({left})"
 
 
 def _secrets() -> list[str]:

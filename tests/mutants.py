@@ -2076,9 +2076,23 @@ MUTANTS = [
     Mutant(
         "let what a server has answered into an error's text",
         "configs/redaction.py",
-        "    text = _ANSWER.sub(_without_body, text)\n",
-        "",
+        "        text = rule.pattern.sub(rule.put, text)\n",
+        "        pass\n",
         "tests/state_ops/test_errors.py::test_of_what_a_library_says_status_code_and_path_stay_and_secrets_go",
+    ),
+    Mutant(
+        "take a partition of a table for a password",
+        "configs/redaction.py",
+        "(?!(?<=/)[\\w.-]++=[^\\s=\\\"'])",
+        "",
+        "tests/state_ops/test_errors.py::test_what_is_no_secret_stays",
+    ),
+    Mutant(
+        "let each dash of a long word begin an option",
+        "configs/redaction.py",
+        "((?<![\\w-])(?=--",
+        "((?=--",
+        "tests/state_ops/test_errors.py::test_a_text_that_is_made_to_take_long_does_not[--a]",
     ),
     Mutant(
         "let delta-rs' errors through as they are",

@@ -17,7 +17,7 @@ from state_ops.errors import ConfigurationError, InputError, RunEndedError, Tran
 
 CLUSTERS = "docs/how-to/clusters.md"
 _UNREADABLE = ("FAILED_READ_FILE", "ParquetDecodingException", "not a Parquet file")
-_FILE = re.compile(r"(?:\w+:/)?/?[^\s'\"()]+\.parquet")
+_FILE = re.compile(r"(?<![^\s'\"()])[^\s'\"()]+\.parquet")
 _IN_A_WORKER = re.compile(
     r"^(?:configs|state_ops)\.errors\.(?P<kind>\w+): (?P<what>.*?)"
     r"(?:\n  where: (?P<where>.*?))?(?:\n  next:  (?P<next>.*?))?$(?!\n  (?:where|next):)",
@@ -33,7 +33,7 @@ _REFUSED = re.compile(
 _GONE = re.compile(r"FILE_NOT_EXIST|FileNotFoundException|NoSuchKey|Status Code: 404\b")
 _AWAY = re.compile(
     r"SlowDown|Status Code: (?:429|5\d\d)\b|AWSStatus500Exception|AWSServiceThrottledException|AWSServiceIOException"
-    r"|AWSClientIOException|\w*Timeout\w*|Read timed out|timed out|ConnectException|Connection re(?:set|fused)|NoHttpResponse"
+    r"|AWSClientIOException|\b\w*Timeout\w*|Read timed out|timed out|ConnectException|Connection re(?:set|fused)|NoHttpResponse"
     r"|UnknownHostException|NoRouteToHost|Unable to execute HTTP request|Premature end of|ConnectionClosed"
 )
 _NO_PYTHON = re.compile(r'Cannot run program "([^"]*)"')

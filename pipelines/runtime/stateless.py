@@ -38,8 +38,8 @@ _IN_PLAN = re.compile(
     r"|reflect|shuffle|spark_partition_id|uniform|uuid)\(",
     re.IGNORECASE,
 )
-_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_.]*)\]\s*(.*?)\s*SQLSTATE: (\w{5})", re.DOTALL)
-_ADVICE = re.compile(r'\s*If necessary set "spark\.sql\.ansi\.enabled" to "false"[^.]*\.')
+_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_.]*)\](.*?)SQLSTATE: (\w{5})", re.DOTALL)
+_ADVICE = re.compile(r'If necessary set "spark\.sql\.ansi\.enabled" to "false"[^.]*\.')
 # SQLSTATE classes: 22 data exception, 23 constraint violated, P0 raise_error and assert_true; 42K0B a datetime pattern.
 _DATA_STATES = ("22", "23", "P0", "42K0B")
 
@@ -181,7 +181,7 @@ def data_error(stage: Stage, error: Exception) -> WeirError | None:
     text = str(error)
     if isinstance(error, PythonException):
         return _from_udf(stage, text)
-    found = _CONDITION.search(text)
+    found = _CONDITION.search(text, 0, text.rfind("SQLSTATE: ") + len("SQLSTATE: 22012"))
     if found is None or not found[3].startswith(_DATA_STATES):
         return None
     said = " ".join(_ADVICE.sub("", found[2]).split())

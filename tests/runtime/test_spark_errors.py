@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 
@@ -178,3 +179,13 @@ def test_a_spark_connect_server_that_died_ends_the_run_and_is_named(said):
 )
 def test_an_error_comes_back_from_a_worker_as_the_nearest_kind_that_is_known(raised: type[WeirError], kind):
     assert getattr(errors, errors.known_as(raised("it failed"))) is kind
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["A" * 200_000, "Timeout" * 30_000, "a:/" * 70_000, "[A] " * 50_000, " " * 200_000, "SQLSTATE: [A" * 20_000],
+)
+def test_a_long_text_without_an_end_is_told_in_no_time(words):
+    started = time.thread_time()
+    spark_errors.of_job(STAGE, Exception(READING.replace("{cause}", f"s3a://bucket: {words}")))
+    assert time.thread_time() - started < 5  # some 0.1 s; what is quadratic takes minutes

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import time
+from itertools import pairwise
 
 import pytest
 from deltalake.exceptions import DeltaError
@@ -76,6 +78,59 @@ SAID = [
         "fs.s3a.secret.key=***, fs.s3a.session.token: ***, AWSAccessKeyId=***",
     ),
     ("no such key as ASIAIOSFODNN7CANARY0 here", "no such key as *** here"),
+    (
+        f"{_GET}: 403 Forbidden: CANARY\nCANARY\n\nThe above exception was the direct cause of\n  File 'x.py', line 3",
+        f"{_GET}: 403 Forbidden (the answer's text is left out)\n\nThe above exception was the direct cause of\n  File 'x.py', line 3",
+    ),
+    (
+        f"{_GET}: 403 Forbidden: <Error><Code>AccessDenied</Code>CANARY</Error>\n\nDebug source:\nGeneric",
+        f"{_GET}: 403 Forbidden (AccessDenied)\n\nDebug source:\nGeneric",
+    ),
+    (
+        "fs.azure.account.key.acc.dfs.core.windows.net=CANARY0==, fs.azure.sas.box.acc: CANARY",
+        "fs.azure.account.key.acc.dfs.core.windows.net=***, fs.azure.sas.box.acc: ***",
+    ),
+    (
+        "fs.azure.account.oauth2.client.secret.acc.dfs.core.windows.net: CANARY",
+        "fs.azure.account.oauth2.client.secret.acc.dfs.core.windows.net: ***",
+    ),
+    (
+        "AccountName=a;AccountKey=CANARY==;EndpointSuffix=core.windows.net",
+        "AccountName=a;AccountKey=***;EndpointSuffix=core.windows.net",
+    ),
+    ("GET\nAuthorization: AWS CANARY:CANARY/+0=\nhost: h", "GET\nAuthorization: ***\nhost: h"),
+    ("authorization: SharedKey acc:CANARY= to h", "authorization: *** to h"),
+    ('Authorization: Digest username="CANARY", response="CANARY"\nhost: h', "Authorization: ***\nhost: h"),
+    ("Cookie: a=CANARY; b=CANARY\nhost: h", "Cookie: ***\nhost: h"),
+    ("[('Authorization', 'Basic CANARY'), ('host', 'h')]", "[('Authorization', '***'), ('host', 'h')]"),
+    ("[(b'X-Amz-Security-Token', b'CANARY')]", "[(b'X-Amz-Security-Token', b'***')]"),
+    ("sent AWS AAAAAAAAACANARY0:CANARYCANARYCANARYCANARY= to h", "sent *** to h"),
+    ('{"Token": "CANARY", "Code": "Success"}', '{"Token": "***", "Code": "Success"}'),
+    (
+        'AwsCredential { key_id: "CANARY", secret_key: "CANARY", token: Some("CANARY") }',
+        'AwsCredential { key_id: "***", secret_key: "***", token: Some("***") }',
+    ),
+    (
+        '{"access_token":"CANARY","refresh_token": "CANARY","id_token":"CANARY"}',
+        '{"access_token":"***","refresh_token": "***","id_token":"***"}',
+    ),
+    ("refreshToken=CANARY, GITHUB_TOKEN=CANARY0123", "refreshToken=***, GITHUB_TOKEN=***"),
+    ("with bearer CANARY0123 to h", "with *** to h"),
+    ("with eyJCANARYCANARY.eyJCANARYCANARY.CANARY to h", "with *** to h"),
+    ("-----BEGIN RSA PRIVATE KEY-----\nCANARY\n-----END RSA PRIVATE KEY-----, of h", "***, of h"),
+    ("ran --password CANARY --user u, --api-key=CANARY", "ran --password *** --user u, --api-key=***"),
+    ("password := CANARY, password -> CANARY, password == CANARY", "password := ***, password -> ***, password == ***"),
+    ("password='CANARY and CANARY', user='u'", "password='***', user='u'"),
+    ('{"password": "CANARY \\"and\\" CANARY"}', '{"password": "***"}'),
+    (
+        'Some("{\\"password\\": \\"CANARY and CANARY\\", \\"user\\": 1}")',
+        'Some("{\\"password\\": \\"***\\", \\"user\\": 1}")',
+    ),
+    ("password: 'CANARY and what was cut off\nhost: h", "password: '***\nhost: h"),
+    ("redis://:CANARY@host:6379/0, amqp://u:CAN@CANARY@h/v", "redis://host:6379/0, amqp://h/v"),
+    ("https://CANARY@host/x", "https://host/x"),
+    ("jdbc:oracle:thin:u/CANARY@//h:1521/x", "jdbc:oracle:thin://h:1521/x"),
+    ("jdbc:postgresql://h/d?user=u&password=CANARY&ssl=true", "jdbc:postgresql://h/d?user=u&password=***&ssl=true"),
 ]
 
 
@@ -90,6 +145,41 @@ def test_of_what_a_library_says_status_code_and_path_stay_and_secrets_go(text, s
     )
 
 
+# Beginnings of what rules look for, none of which ends.
+_HOSTILE = [
+    "<Error ",
+    "<Error><Code>",
+    "<?xml version='1.0'",
+    "<?xml?><Error><Code>",
+    "&lt;Error a=&quot;",
+    "<AWSAccessKeyId ",
+    "<StringToSign>",
+    "non-2xx status code: 403 Forbidden: <Error><Code>\nTraceback (most recent",
+    "non-2xx status code: 403 ",
+    "AWS4-HMAC-SHA256\\n20250101T000000Z\\n",
+    "AWS4-HMAC-SHA256 Credential=a, ",
+    "Bearer ",
+    "eyJaaaaaaaaa-",
+    "-----BEGIN PRIVATE KEY",
+    "Cookie: a=b; ",
+    'Authorization: a b="',
+    "x-amz-",
+    "fs.azure.account.key.",
+    "token=",
+    "password='",
+    'password: \\"',
+    "\\",
+    "('token', '",
+    "--a",
+    "--password ",
+    "?sig=",
+    "://a:",
+    "://",
+    "jdbc:oracle:thin:a/",
+    "a@",
+]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -98,10 +188,33 @@ def test_of_what_a_library_says_status_code_and_path_stay_and_secrets_go(text, s
         "s3://bucket/a@b/c=1/part-0.parquet",
         "When reading information for key 'x' in bucket 'y': AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 7",
         "syntax error at <Error, line 3",
+        "got <Error object at 0x7f> and not <b>",
+        "abfss://container@account.dfs.core.windows.net/flights/a.parquet, wasbs://c@a.blob.core.windows.net/b",
+        "s3://bucket/password=2024/token=7/part-0.parquet",
+        "api_key: Annotated[str, Field()], password: str, token: SecretStr | None",
+        "root\n |-- token: string (nullable = true)\n |-- password: string",
+        "secret_access_key: Input should be a valid dictionary",
+        "secret_access_key: must be a reference",
+        "password=None, token: null, secret_key=${SECRET}",
+        "a non-2xx status code 404 means that it is not there: look at the path",
+        "a non-2xx status code: see the log",
+        "Unexpected token: 'FROM' at 1:2 and next_token: 1ueGcxLPRx1Tr",
+        "the row {'key_id': 17, 'secret': None}",
+        "bearer authentication is required, and the option 'password=' is not known: it's 'x'",
+        "def call(signature: Signature, credentials: list[str])",
+        "http://host:9000/bucket/a@b",
     ],
 )
 def test_what_is_no_secret_stays(text):
     assert redacted(text) == text
+
+
+@pytest.mark.parametrize("fragment", [*_HOSTILE, *map("".join, pairwise(_HOSTILE))])
+def test_a_text_that_is_made_to_take_long_does_not(fragment):
+    text = fragment * (80_000 // len(fragment))
+    started = time.thread_time()
+    redacted(text)
+    assert time.thread_time() - started < 3  # some 0.05 s; what is quadratic takes half a minute and more
 
 
 def test_the_values_of_variables_that_hold_secrets_go_wherever_they_stand(monkeypatch):
