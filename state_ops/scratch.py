@@ -47,20 +47,20 @@ def resumable(home: Path, prefix: str, name: str) -> Iterator[Path | None]:
     own, lock = home / f"{prefix}{name}", None
     while lock is None:
         own.mkdir(exist_ok=True)
-        with suppress(FileNotFoundError):  # somebody who has no use for it has just removed it
-            lock = os.open(own, os.O_RDONLY)
+        try:
+            lock = _locked(own)
+        except FileNotFoundError:  # somebody has just ended that work, or has no use for it and has removed it
+            continue
+        except OSError:
+            break
+    if lock is None:
+        yield None
+        return
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # somebody has it, or a disk knows no locks
-            yield None
-            return
-        try:
-            yield own
-        finally:
-            with suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has it too
+        yield own
     finally:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has it too
         os.close(lock)
 
 
@@ -78,12 +78,29 @@ def _made(home: Path, prefix: str) -> tuple[Path, int]:
             os.close(lock)
 
 
+def _locked(directory: Path) -> int:
+    """The lock on the directory that is at this path.
+
+    Raises:
+        FileNotFoundError: There is none, or it was removed or renamed before it was locked.
+        OSError: Somebody has the lock, or the disk knows no locks.
+    """
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(lock), os.stat(directory)):
+            raise FileNotFoundError(directory)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
 def remove_left(directory: Path) -> None:
     """Remove a directory of these whose process is gone."""
     with suppress(OSError):  # its process lives, or it is gone by now
-        lock = os.open(directory, os.O_RDONLY)
+        lock = _locked(directory)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(directory, ignore_errors=True)
         finally:
             os.close(lock)

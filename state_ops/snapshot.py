@@ -280,7 +280,6 @@ def _brought(
                 shutil.rmtree(own, ignore_errors=True)
                 raise
         _settle(own, home, base, epoch)
-        shutil.rmtree(own, ignore_errors=True)  # where another attempt of this epoch was faster
         return fetched
 
 
@@ -295,8 +294,10 @@ def _settle(kept: Path, home: Path, base: Snapshot, epoch: str) -> None:
     for directory in attempts(home):
         if owner(directory) == base.attempt:
             shutil.rmtree(directory, ignore_errors=True)
-    with suppress(OSError):  # another attempt of this epoch was faster
+    try:
         kept.rename(home / f"{epoch}-{base.attempt}")
+    except OSError:  # another attempt of this epoch was faster
+        shutil.rmtree(kept, ignore_errors=True)  # else it is no longer ours: somebody may have begun it anew
 
 
 def is_here(home: Path, base: Snapshot) -> bool:

@@ -2223,9 +2223,16 @@ MUTANTS = [
     Mutant(
         "remove the directory of a process that lives",
         "state_ops/scratch.py",
-        "            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)\n            shutil.rmtree(directory, ignore_errors=True)\n",
-        "            shutil.rmtree(directory, ignore_errors=True)\n",
+        "        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "",
         "tests/state_ops/test_scratch.py::test_a_killed_process_leaves_nothing_for_long_although_its_pid_comes_again",
+    ),
+    Mutant(
+        "take the lock on a directory that was renamed for one on what is there",
+        "state_ops/scratch.py",
+        "        if not os.path.samestat(os.fstat(lock), os.stat(directory)):\n",
+        "        if False:\n",
+        "tests/state_ops/test_scratch.py::test_work_that_somebody_ends_before_it_is_locked_is_begun_anew",
     ),
     Mutant(
         "let a request say which object is deleted",

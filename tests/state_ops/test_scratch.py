@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from state_ops import scratch as directories
-from state_ops.scratch import scratch
+from state_ops.scratch import resumable, scratch
 from state_ops.storage import Storage
 
 _HOLDS = (
@@ -84,3 +84,36 @@ def test_one_that_is_swept_before_it_is_locked_is_made_again(tmp_path, monkeypat
     monkeypatch.setattr(directories.fcntl, "flock", late)
     with scratch(tmp_path, ".") as own:
         assert own.exists() and own not in swept
+
+
+@pytest.mark.parametrize("made_again", [False, True])
+def test_work_that_somebody_ends_before_it_is_locked_is_begun_anew(tmp_path, monkeypatch, made_again):
+    """Who ends it renames the directory, whose lock is then one on something else."""
+    locked, own = directories.fcntl.flock, tmp_path / ".restoring-a"
+
+    def late(lock, how):
+        if not (tmp_path / "done").exists():
+            own.rename(tmp_path / "done")
+            if made_again:
+                own.mkdir()
+        locked(lock, how)
+
+    monkeypatch.setattr(directories.fcntl, "flock", late)
+    with resumable(tmp_path, ".restoring-", "a") as kept:
+        assert kept == own and own.exists()
+        with resumable(tmp_path, ".restoring-", "a") as second:
+            assert second is None, "it is locked"
+
+
+def test_a_directory_that_is_made_again_before_it_is_removed_stays(tmp_path, monkeypatch):
+    locked, own = directories.fcntl.flock, tmp_path / ".restoring-a"
+    own.mkdir()
+
+    def late(lock, how):
+        own.rename(tmp_path / "done")
+        own.mkdir()
+        locked(lock, how)
+
+    monkeypatch.setattr(directories.fcntl, "flock", late)
+    directories.remove_left(own)
+    assert own.exists()
