@@ -79,6 +79,13 @@ MUTANTS = [
         "tests/assets/test_jobs.py::test_a_run_that_a_person_executes_again_begins_again_whoever_asked_for_the_first",
     ),
     Mutant(
+        "set a file aside for what is wrong with one of its rows",
+        "pipelines/runtime/holding.py",
+        " for source, name in named} if len(named) == 1 else {}\n",
+        " for source, name in named} if len(named) == 1 else read\n",
+        "tests/recovery/test_bad_input.py::test_no_file_is_set_aside_for_what_is_wrong_with_a_row",
+    ),
+    Mutant(
         "take each word of a fetch for a new one, whether it goes on or not",
         "pipelines/runtime/in_flight.py",
         " and self._beats.get(one.path) != one.beat]",

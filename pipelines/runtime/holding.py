@@ -13,16 +13,19 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 
+import pyarrow as pa
 import structlog
 
 from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.workshop import Cut
 from state_ops import held
 from state_ops.checkpoint import Checkpoint
 from state_ops.errors import DamageError, GateError, HoldingError, InputError, MissingError, VanishedError, plainly
 from state_ops.held import Held
-from state_ops.ids import Generation, parse_epoch_dir
+from state_ops.ids import CheckpointId, Generation, parse_epoch_dir
 from state_ops.lease import Lease
 from state_ops.storage import Storage
 
@@ -70,6 +73,53 @@ def note(
             objects=objects,
         ),
     )
+
+
+def note_slice(error: HoldingError, epoch: CheckpointId, cut: Cut) -> None:
+    """Say which epoch an error ended and, where nobody can tell which of its input files is bad, all that it had read."""
+    error.epoch = int(epoch)
+    if not isinstance(error, DamageError):
+        error.files = _blamed(error, cut) or _read(cut)
+
+
+def without_bad_file(
+    readers: Mapping[str, FilesReader], cut: Cut, error: HoldingError, expected: Mapping[str, pa.Schema]
+) -> Cut | None:
+    """The cut to take instead of an epoch's in which one file could not be read, if its source sets such files aside; else None.
+
+    Args:
+        readers: Of the pipeline's sources, by name.
+        error: What ended the epoch. Only who has read a file can say that it is the bad one: what is wrong with a row is no reason.
+        expected: By source, the schema of what was read before.
+    """
+    if not isinstance(error, InputError) or isinstance(error, VanishedError):
+        return None
+    blamed = [(source, name) for source, names in _blamed(error, cut).items() for name in names]
+    if len(blamed) != 1:
+        return None
+    ((source, name),) = blamed
+    reader, planned = readers[source], cut.slices.get(source)
+    file = next((one for one in planned.files if one.name == name), None) if planned is not None else None
+    if planned is None or file is None or not reader.sets_aside(file):
+        return None
+    left = reader.without_file(planned, file, error, expected.get(source))
+    return replace(cut, slices={**cut.slices, source: left})
+
+
+def _read(cut: Cut) -> dict[str, dict[str, tuple[int, int]]]:
+    return {
+        source: {file.name: (file.size, file.mtime_ns) for file in planned.files}
+        for source, planned in cut.slices.items()
+    }
+
+
+def _blamed(error: HoldingError, cut: Cut) -> Mapping[str, Mapping[str, tuple[int, int]]]:
+    """The input file that an error is about, as whoever has read it says, in this process or in another one; nothing where nobody does."""
+    if error.files:
+        return error.files
+    read = _read(cut)
+    named = [(source, name) for source, files in read.items() for name in files if f"/{name}" in (error.where or "")]
+    return {source: {name: read[source][name]} for source, name in named} if len(named) == 1 else {}
 
 
 def standing(storage: Storage, head: Checkpoint | None, readers: Mapping[str, FilesReader]) -> Held | None:

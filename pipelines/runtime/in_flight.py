@@ -31,7 +31,7 @@ from typing import Any, TypeVar, cast
 
 import structlog
 
-from pipelines.runtime import epoch, gates
+from pipelines.runtime import epoch, gates, holding
 from pipelines.runtime.commit import commit, discard, raise_if_fenced
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.gates import Verdict
@@ -62,14 +62,11 @@ from state_ops import handover, restoring
 from state_ops.checkpoint import CHANNEL, Ack, Checkpoint, Snapshot, StateFile, snapshots_of
 from state_ops.coordinator import Coordinator
 from state_ops.errors import (
-    DamageError,
     FencedError,
     GateError,
     HoldingError,
-    InputError,
     LocalBaseError,
     RunEndedError,
-    VanishedError,
     WeirError,
     from_report,
     plainly,
@@ -768,9 +765,7 @@ class InFlight:
             return
         if isinstance(failure.error, HoldingError):
             stopped = next((one for one in fallen if one.pending.id == failure.epoch), None)
-            # Before the slice's files are noted: only who read a file can say that it is the file which is bad.
-            again = self._without_bad_file(stopped, failure.error) if stopped is not None else None
-            _note_slice(failure.error, stopped)
+            again = self._noted_on(failure.error, stopped) if stopped is not None else None
             if again is not None:  # like rows that a gate has set aside: the slice comes again, without it
                 self._coordinator.count(time.monotonic(), self._failures_before)
                 self.again = again
@@ -782,18 +777,12 @@ class InFlight:
             raise failure.error
         self._tolerated(failure.epoch, failure.error)
 
-    def _without_bad_file(self, flight: Flight, error: HoldingError) -> Cut | None:
-        """The cut to take instead of an epoch's in which one file could not be read, if its source sets such files aside; else None."""
-        blamed = [(source, name) for source, names in error.files.items() for name in names]
-        if not isinstance(error, InputError) or isinstance(error, VanishedError) or len(blamed) != 1:
-            return None
-        source, name = blamed[0]
-        reader, planned = self._shop.readers[source], flight.cut.slices.get(source)
-        file = next((one for one in planned.files if one.name == name), None) if planned is not None else None
-        if planned is None or file is None or not reader.sets_aside(file):
-            return None
-        left = reader.without_file(planned, file, error, self.frontier.expected.get(source))
-        return replace(flight.cut, slices={**flight.cut.slices, source: left}, at=flight.triggered_at)
+    def _noted_on(self, error: HoldingError, flight: Flight) -> Cut | None:
+        """Note on an error which epoch it ended; returns the cut to take instead, where a file is set aside."""
+        cut = replace(flight.cut, at=flight.triggered_at)
+        again = holding.without_bad_file(self._shop.readers, cut, error, self.frontier.expected)
+        holding.note_slice(error, flight.pending.id, cut)
+        return again
 
     def _discard(self, flight: Flight) -> None:
         discard(self._shop, flight.pending.generation, flight.pending.id)
@@ -815,22 +804,6 @@ class InFlight:
         self._tips = {uid: Tip.at(head, uid, self._bases[uid], self._channels) for uid in stages}
         handover.clear(self._kept)  # from now on they are read from storage
         self._kept = []
-
-
-def _note_slice(error: HoldingError, flight: Flight | None) -> None:
-    """Say which epoch an error ended and, where it does not say so itself, which input that had read."""
-    if flight is None:  # it stands, and what failed came after it
-        return
-    error.epoch = int(flight.pending.id)
-    if not error.files and not isinstance(error, DamageError):
-        read = {
-            source: {file.name: (file.size, file.mtime_ns) for file in planned.files}
-            for source, planned in flight.cut.slices.items()
-        }
-        named = [
-            (source, name) for source, files in read.items() for name in files if f"/{name}" in (error.where or "")
-        ]
-        error.files = {source: {name: read[source][name]} for source, name in named} if len(named) == 1 else read
 
 
 def _no_matter(flight: Flight, error: BaseException) -> None:

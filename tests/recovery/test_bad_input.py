@@ -14,11 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.api import files
+from pipelines.api import expect, files
 from pipelines.runtime.cli import status_of
+from pipelines.runtime.run import RunOptions, run
 from pipelines.runtime.sensor import Memory, decide, observe
 from pipelines.runtime.sources.files import FilesReader
-from state_ops.errors import InputError, PipelineError
+from state_ops.errors import GateError, InputError, PipelineError, StageError
 from tests.assets.without_spark import in_this_process
 from tests.recovery import sensors
 from tests.recovery.harness import Site
@@ -385,6 +386,63 @@ def test_a_bad_file_holds_the_pipeline_where_its_source_does_not_say_otherwise(t
     bad.unlink()
     bank.epochs(4)
     bank.assert_exact(1, 4)
+
+
+def _without_key(bank: Bank) -> Bank:
+    """A row that no key group has."""
+    rows = pa.table({"id": ["k0", None], "at": [0, 1], "amount": [2, 2]})
+    pq.write_table(rows, bank.site.landing / "00002.parquet")
+    return bank
+
+
+def _that_the_function_refuses(bank: Bank) -> Bank:
+    def refusing(rows: pd.DataFrame, state, epoch) -> pd.DataFrame:
+        if len(rows):
+            raise ValueError("such an amount cannot be booked")
+        return rows[["id", "at", "amount"]]
+
+    bank.land(2)
+    return of(bank, function=refusing)
+
+
+def _that_a_gate_refuses(bank: Bank) -> Bank:
+    bank.land(2)
+    return of(bank, gates=(expect("ExpectColumnValuesToBeBetween", column="amount", max_value=1),))
+
+
+def of(bank: Bank, **changes) -> Bank:
+    (first,) = bank.site.pipeline.stages
+    changed = replace(bank.site.pipeline, stages=(replace(first, **changes),))
+    return Bank(replace(bank.site, pipeline=changed))
+
+
+@pytest.mark.parametrize(
+    ("arrives", "error"),
+    [(_without_key, InputError), (_that_the_function_refuses, StageError), (_that_a_gate_refuses, GateError)],
+)
+def test_no_file_is_set_aside_for_what_is_wrong_with_a_row(tmp_path, arrives, error):
+    """Whoever finds that has read the file; it is the slice's only one."""
+    bank = small_site(tmp_path, "quarantine")
+    bank.epochs(1)
+    with pytest.raises(error):
+        arrives(bank).epochs()
+    assert not status_of(bank.site.pipeline, bank.site.settings)["set_aside"]
+    bank.land(2)
+    bank.epochs()
+    bank.assert_exact(1, 2)
+
+
+@pytest.mark.parametrize("direct", ["0", "32"], ids=["by Spark", "by its workers"])
+@pytest.mark.usefixtures("spark")
+def test_a_file_of_which_spark_finds_that_it_is_bad_is_set_aside(tmp_path, direct):
+    site = small_site(tmp_path, "quarantine", "10").site
+    bank = Bank(replace(site, options={**site.options, "WEIR_SPARK__DIRECT_READ_MB": direct}))
+    bank.land(1, 2, 3)
+    bad = _page_smashed(bank.site.landing / "00002.parquet")
+    (report,) = list(run(bank.site.pipeline, bank.site.settings, RunOptions(until_caught_up=True)))
+    (one,) = report.checkpoint.slice["landing"]["set_aside"]
+    assert one["name"] == bad.name
+    bank.assert_exact(1, 3)
 
 
 def test_the_first_file_ever_may_be_bad_and_so_may_all(tmp_path):
