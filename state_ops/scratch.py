@@ -88,7 +88,7 @@ def _locked(directory: Path) -> int:
     lock = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(lock), os.stat(directory)):
+        if not os.path.samestat(os.fstat(lock), directory.stat()):
             raise FileNotFoundError(directory)
     except OSError:
         os.close(lock)

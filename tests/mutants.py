@@ -2237,7 +2237,7 @@ MUTANTS = [
     Mutant(
         "take the lock on a directory that was renamed for one on what is there",
         "state_ops/scratch.py",
-        "        if not os.path.samestat(os.fstat(lock), os.stat(directory)):\n",
+        "        if not os.path.samestat(os.fstat(lock), directory.stat()):\n",
         "        if False:\n",
         "tests/state_ops/test_scratch.py::test_work_that_somebody_ends_before_it_is_locked_is_begun_anew",
     ),
@@ -2928,6 +2928,13 @@ MUTANTS = [
         "    for path, type in evolution.without_default(was, now):\n",
         "    for path, type in ():\n",
         "tests/runtime/test_state_plan.py::test_what_is_planned_is_what_a_run_does",
+    ),
+    Mutant(
+        "call a time to live that comes back harmless",
+        "pipelines/runtime/state_fit.py",
+        " if was is not None else stamped):\n",
+        " if was is not None else False):\n",
+        "tests/runtime/test_state_plan.py::test_a_time_to_live_that_comes_back_is_told_with_what_it_deletes",
     ),
     Mutant(
         "plan without a look at the tables",

@@ -115,7 +115,7 @@ def fit(stage: Stage, fixed: Shapes, recorded: Mapping[str, Any], pipeline: Pipe
         what = "on_timer is gone, while the function uses timers: nothing would be called when one fires"
         next = "Put on_timer back, or take state.timers out of the function."
         found.append(Finding("stage", stage.uid, "timers", Verdict.REFUSED, what, next))
-    found += [*_ttl_findings(stage, recorded), *_lateness_findings(stage, recorded)]
+    found += [*_ttl_findings(stage, recorded, TOUCHED in was_state.arrow.names), *_lateness_findings(stage, recorded)]
     return Fit(replace(fixed, state=evolution.successor(recorded, fixed.state), collections=collections), tuple(found))
 
 
@@ -201,13 +201,13 @@ def _collections_fitted(
     return tuple(fitted), found
 
 
-def _ttl_findings(stage: Stage, recorded: Mapping[str, Any]) -> Iterator[Finding]:
+def _ttl_findings(stage: Stage, recorded: Mapping[str, Any], stamped: bool) -> Iterator[Finding]:
     """A time to live may come, go and change: rows without a stamp count as touched when they are first seen. A shorter one
-    deletes at once what is older than it."""
+    deletes at once what is older than it, and so does one that comes back. stamped: rows tell when they were touched."""
     was, now = recorded.get("ttl"), asdict(stage.ttl) if stage.ttl else None
     if "ttl" in recorded and was != now:
         what = f"the time to live was {_lifetime(was)}, is {_lifetime(now)}"
-        if was is not None and now is not None and now["micros"] < was["micros"]:
+        if now is not None and (now["micros"] < was["micros"] if was is not None else stamped):
             what += ": what was not touched for that long is deleted for good, from the first epoch on, and a longer one does not bring it back"
             next = "If that is not meant, put the old one back before a run. A savepoint keeps the state as it is: weir savepoint."
             yield Finding("stage", stage.uid, "ttl", Verdict.LOSES, what, next)

@@ -342,11 +342,11 @@ class _Look:
             self.samples.append(Sample(stage.uid, smallest, rows))
 
     def _counted(self, stage: Stage, fitted: Fit, recorded: Mapping[str, Any]) -> list[Finding]:
-        """What is to be said of a stage's state, and of a shorter time to live how much it deletes at once."""
+        """What is to be said of a stage's state, and of a time to live that is shorter or comes back how much it deletes at once."""
         if not fitted.losses:
             return list(fitted.findings)
         try:
-            counted = self._count_expired(stage, fitted, Ttl(**recorded["ttl"]))
+            counted = self._count_expired(stage, fitted, Ttl(**recorded["ttl"]) if recorded["ttl"] else None)
         except WeirError as error:
             counted = f"how much that is cannot be told: {error.what}"
         return [
@@ -354,8 +354,8 @@ class _Look:
             for one in fitted.findings
         ]
 
-    def _count_expired(self, stage: Stage, fitted: Fit, was: Ttl) -> str:
-        """How much the stage's time to live deletes at once which the one before has kept, in words; of a sample of its state."""
+    def _count_expired(self, stage: Stage, fitted: Fit, was: Ttl | None) -> str:
+        """How much the stage's time to live deletes at once which there was before it, in words; of a sample of its state."""
         assert stage.ttl is not None and self._head is not None
         now = to_micros(max(datetime.now(UTC), self._head.epoch_now))
         view, subtasks = self._taken(stage)

@@ -527,6 +527,21 @@ def test_a_shorter_time_to_live_is_told_with_what_it_deletes_and_that_it_is_for_
     assert shown.code == 0 and "loses state" in shown.out and "40 of 40" in shown.out
 
 
+def test_a_time_to_live_that_comes_back_is_told_with_what_it_deletes(kept_base, tmp_path):
+    site = kept_base.copied_to(tmp_path / "site")
+    without = replace(site, pipeline=replace(kept, stages=site_of(visits=visits(None))))
+    deliver(without, 2)
+    go(without)
+    for ttl, counted in (("1ms", "60 of 60"), ("3650d", "0 of 60")):
+        again = replace(site, pipeline=replace(kept, stages=site_of(visits=visits(ttl))))
+        (said,) = [one for one in plan_of(again).findings if one.verdict is Verdict.LOSES]
+        assert "the time to live was none" in said.what and "deleted for good" in said.what
+        assert f"{counted} rows and elements by now, in 2 of 2 subtasks" in said.what, (
+            "a row and two elements of each key"
+        )
+        assert said.next is not None and "savepoint" in said.next
+
+
 def test_a_stage_below_a_refused_one_is_not_compared_and_not_said_to_wait_for_input(kept_base, tmp_path):
     site = kept_base.copied_to(tmp_path / "site")
     broken = replace(reminders(), key=("nowhere",))
