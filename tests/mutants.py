@@ -2937,6 +2937,13 @@ MUTANTS = [
         "tests/runtime/test_state_plan.py::test_a_time_to_live_that_comes_back_is_told_with_what_it_deletes",
     ),
     Mutant(
+        "look for timers in one subtask's snapshot",
+        "pipelines/runtime/state_plan.py",
+        "        for subtask in subtasks:\n            try:\n",
+        "        for subtask in subtasks[:1]:\n            try:\n",
+        "tests/runtime/test_state_plan.py::test_timers_that_an_earlier_release_did_not_record_are_found_in_whatever_subtask_they_are",
+    ),
+    Mutant(
         "plan without a look at the tables",
         "pipelines/runtime/state_plan.py",
         "                delta.check_table(self._storage, table, schema)\n",
@@ -2946,7 +2953,7 @@ MUTANTS = [
     Mutant(
         "try no row of what migrates",
         "pipelines/runtime/state_plan.py",
-        "        if opens and (fitted.migrations or untold):\n",
+        "        if opens and fitted.migrations:\n",
         "        if False:\n",
         "tests/runtime/test_state_plan.py::test_rows_that_cannot_be_read_are_found_before_a_run",
     ),

@@ -297,9 +297,10 @@ class _Look:
         if recorded["parallelism"] != subtasks:
             what = f"rescales from {recorded['parallelism']} to {subtasks} subtasks, in the first epoch"
             self._say("stage", stage.uid, "parallelism", Verdict.COMPATIBLE, what)
-        untold = stage.function is not None and stage.on_timer is None and recorded.get("timers") is None
-        if opens and (fitted.migrations or untold):
-            self._try(stage, fitted, untold)
+        if opens and fitted.migrations:
+            self._try(stage, fitted)
+        if opens and stage.function is not None and stage.on_timer is None and recorded.get("timers") is None:
+            self._look_for_timers(stage)
 
     def _taken(self, stage: Stage) -> tuple[View, list[int]]:
         """How the stage's state is read, and the subtasks that have some, the smallest snapshot first."""
@@ -315,9 +316,8 @@ class _Look:
         with opened(self._storage, view.options, view.snapshots[subtask], view.backend) as backend:
             yield backend, group_range(subtask, view.parallelism, view.max_parallelism)
 
-    def _try(self, stage: Stage, fitted: Fit, untold: bool) -> None:
-        """Read rows of the smallest snapshot with today's schema. untold: look also whether timers are set in it, which an earlier
-        release has not recorded and for which there is no on_timer; a run looks at all snapshots."""
+    def _try(self, stage: Stage, fitted: Fit) -> None:
+        """Read rows of the smallest snapshot with today's schema."""
         view, subtasks = self._taken(stage)
         if not subtasks:
             return
@@ -328,18 +328,29 @@ class _Look:
                     tables = open_windows(view.stage, view.keys, now.state, backend, groups)
                 else:
                     tables = scan_state(backend, now.state, now.collections, view.keys, groups, view.expiry)
-                for table in tables if fitted.migrations else ():
+                for table in tables:
                     rows += table.num_rows
                     if rows >= _SAMPLE_ROWS:
                         break
-                if untold and are_set(backend, groups):
-                    self.findings.append(timers_left(stage.uid))
         except WeirError as error:
             self.samples.append(Sample(stage.uid, smallest, rows, str(error)))
             self._say("stage", stage.uid, "sample", Verdict.REFUSED, error.what, error.next)
             return
-        if fitted.migrations:
-            self.samples.append(Sample(stage.uid, smallest, rows))
+        self.samples.append(Sample(stage.uid, smallest, rows))
+
+    def _look_for_timers(self, stage: Stage) -> None:
+        """Whether timers are set, which an earlier release has not recorded, and for which there is no on_timer: in all snapshots, as a run."""
+        view, subtasks = self._taken(stage)
+        for subtask in subtasks:
+            try:
+                with self._opened(view, subtask) as (backend, groups):
+                    left = are_set(backend, groups)
+            except WeirError as error:
+                self._say("stage", stage.uid, "timers", Verdict.REFUSED, error.what, error.next)
+                return
+            if left:
+                self.findings.append(timers_left(stage.uid))
+                return
 
     def _counted(self, stage: Stage, fitted: Fit, recorded: Mapping[str, Any]) -> list[Finding]:
         """What is to be said of a stage's state, and of a time to live that is shorter or comes back how much it deletes at once."""

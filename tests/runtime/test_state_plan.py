@@ -513,6 +513,27 @@ def test_timers_that_an_earlier_release_did_not_record_stop_a_run_all_the_same(t
         go(asked)
 
 
+@pytest.mark.parametrize("key", KEYS[:3])
+def test_timers_that_an_earlier_release_did_not_record_are_found_in_whatever_subtask_they_are(
+    tmp_path, monkeypatch, key
+):
+    @stage("reminders", source=landing(), key="id", state=Rung, on_timer=_ring)
+    def remind(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+        state.fold(rows, rings=agg.count())
+        mine = rows.filter(pl.col("id") == key)
+        if len(mine):
+            _arm(mine, state, "1d")
+        return rows.select("id")
+
+    figures = epoch._figures
+    monkeypatch.setattr(epoch, "_figures", lambda *of: {**figures(*of), "timers": None, "on_timer": None})
+    site = Site(tmp_path, {"WEIR_SPARK__PARALLELISM": "4"}, replace(kept, stages=(remind,)), __name__)
+    deliver(site, 1)
+    go(site)
+    asked = replace(site, pipeline=replace(kept, stages=(quiet(),)))
+    assert [one.aspect for one in plan_of(asked).findings if one.verdict.stops] == ["timers"]
+
+
 def test_a_shorter_time_to_live_is_told_with_what_it_deletes_and_that_it_is_for_good(
     kept_base, tmp_path, weir, monkeypatch
 ):
