@@ -12,12 +12,13 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
-from deltalake import CommitProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from configs.redaction import scrubbing
@@ -26,6 +27,7 @@ from state_ops.errors import plainly
 from state_ops.ids import CheckpointId
 from state_ops.log_entries import DataFile, active_files
 from state_ops.storage import Storage
+from state_ops.transfers import together
 
 log = structlog.get_logger("weir.restore")
 
@@ -117,10 +119,11 @@ def _compact(storage: Storage) -> None:
     version before it misses the rows whose files are gone, and nothing depends on them.
     """
     handle = delta_log.open_table(storage, PATH)
-    files = active_files(handle)
+    files = _newest_first(handle)
     if len(files) <= FILES:
         return
-    rows = _in_order(storage, files)[-KEPT:]
+    before = accumulate((file.rows for file in files), initial=0)  # rows in newer files than each
+    rows = _in_order(storage, [file for file, newer in zip(files, before, strict=False) if newer < KEPT])[-KEPT:]
     with scrubbing():
         write_deltalake(
             handle,
@@ -139,11 +142,7 @@ def newest(storage: Storage) -> Restored | None:
         handle = delta_log.open_table(storage, PATH)
     except TableNotFoundError:
         return None
-    actions = pa.table(handle.get_add_actions(flatten=True))
-    written = zip(actions["modification_time"].to_pylist(), actions["path"].to_pylist(), strict=True)
-    path = max(written, default=(None, None))[1]
-    rows = _rows(storage, path) if path is not None else []
-    return max(rows, key=lambda row: row.restored_at, default=None)
+    return next(reversed(_in_order(storage, _newest_first(handle)[:1])), None)
 
 
 def recorded(storage: Storage) -> Sequence[Restored]:
@@ -155,13 +154,22 @@ def recorded(storage: Storage) -> Sequence[Restored]:
     return _in_order(storage, active_files(handle))
 
 
+def _newest_first(handle: DeltaTable) -> list[DataFile]:
+    actions = pa.table(handle.get_add_actions(flatten=True))
+    written = dict(zip(actions["path"].to_pylist(), actions["modification_time"].to_pylist(), strict=True))
+    return sorted(active_files(handle), key=lambda file: (written[file.path], file.path), reverse=True)
+
+
 def _in_order(storage: Storage, files: Sequence[DataFile]) -> list[Restored]:
-    rows = [row for file in files for row in _rows(storage, file.path)]
-    return sorted(rows, key=lambda row: row.restored_at)
+    def rows(file: DataFile, _: object) -> list[Restored]:
+        return _rows(storage, file)
+
+    found = together(rows, files, at_once=storage.transfers)
+    return sorted((row for part in found for row in part), key=lambda row: row.restored_at)
 
 
-def _rows(storage: Storage, path: str) -> list[Restored]:
-    data = storage.read_bytes(f"{PATH}/{path}")
+def _rows(storage: Storage, file: DataFile) -> list[Restored]:
+    data = storage.read_bytes(f"{PATH}/{file.path}")
     if data is None:
         return []
     known = {field.name for field in dataclasses.fields(Restored)}

@@ -48,6 +48,23 @@ def test_a_thousand_restores_leave_as_much_as_a_few(storage):
     assert {path for path in objects(storage) if path.endswith(".parquet") and "_delta_log" not in path} == named
 
 
+def test_of_many_files_that_an_earlier_release_has_left_only_the_newest_are_read(storage, monkeypatch):
+    with monkeypatch.context() as before:
+        before.setattr(restores, "FILES", 100)
+        for number in range(40):
+            restores.record(storage, restored(number))
+    read, reading = list[str](), Storage.read_bytes
+
+    def counted(self, path):
+        read.extend([path] if path.endswith(".parquet") else [])
+        return reading(self, path)
+
+    monkeypatch.setattr(Storage, "read_bytes", counted)
+    restores.record(storage, restored(40))
+    assert len(read) == restores.KEPT
+    assert [int(row.checkpoint_id) for row in restores.recorded(storage)] == list(range(29, 41))
+
+
 def test_a_row_that_is_appended_beside_a_compaction_stays(storage, monkeypatch):
     for number in range(5):
         restores.record(storage, restored(number))
