@@ -29,6 +29,7 @@ from pipelines.runtime.run import RunOptions, run
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import position
 from pipelines.runtime.spark_executor import SparkExecutor, _read_source
+from state_ops import frames
 from state_ops.errors import InputError
 from tests.recovery.harness import Site
 
@@ -347,6 +348,48 @@ def test_a_number_of_more_than_64_bits_is_refused_by_column(tmp_path: Path):
     pl.DataFrame({"n": [1], "huge": pl.Series([1], dtype=pl.Int128)}).write_parquet(tmp_path / "1.parquet")
     with pytest.raises(InputError, match=r"1\.parquet has types that cannot be read: 'huge'"):
         landed(tmp_path)
+
+
+ENUMS = """message rows {
+    required int32 n;
+    optional binary kind (ENUM);
+    optional group kinds (LIST) { repeated group list { optional binary element (ENUM); } }
+    optional group inner { optional binary kind (ENUM); }
+}"""
+
+
+def write_enums(spark: Any, file: Path) -> None:
+    """As Parquet's own library for Java writes them, with which Avro's and Protobuf's writers work."""
+    parquet, hadoop = spark._jvm.org.apache.parquet, spark._jvm.org.apache.hadoop.fs.Path
+    shape = parquet.schema.MessageTypeParser.parseMessageType(ENUMS)
+    writer = parquet.hadoop.example.ExampleParquetWriter.builder(hadoop(str(file))).withType(shape).build()
+    made = parquet.example.data.simple.SimpleGroupFactory(shape)
+    for n, kind in ((1, "SOLD"), (2, "BOUGHT")):
+        row = made.newGroup().append("n", n).append("kind", kind)
+        row.addGroup("kinds").addGroup("list").append("element", kind)
+        row.addGroup("inner").append("kind", kind)
+        writer.write(row)
+    writer.write(made.newGroup().append("n", 3))
+    writer.close()
+
+
+def test_names_of_an_enum_are_text_as_for_spark(tmp_path: Path, spark):
+    write_enums(spark, tmp_path / "1.parquet")
+    assert pq.read_schema(tmp_path / "1.parquet").field("kind").type == pa.binary(), "as Arrow takes them"
+    read = same_rows(spark, landed(tmp_path))
+    assert read.column("kind").to_pylist() == ["SOLD", "BOUGHT", None]
+    assert read.column("kinds").to_pylist() == [["SOLD"], ["BOUGHT"], None]
+    same_as_sparks_own(spark, tmp_path / "1.parquet", read)
+
+
+def test_a_pipeline_that_has_read_names_of_an_enum_as_bytes_goes_on_so(tmp_path: Path, spark):
+    write_enums(spark, tmp_path / "1.parquet")
+    reader = FilesReader(PLAIN, f"{tmp_path}/*.parquet")
+    before = frames.canonical_schema(pq.read_schema(tmp_path / "1.parquet"))
+    planned = reader.plan(None, EpochSettings(), before)
+    assert planned.schema == before
+    read = same_rows(spark, Landed(planned.schema, reader, planned.files))
+    assert read.column("kind").to_pylist() == [b"SOLD", b"BOUGHT", None]
 
 
 def test_a_column_that_earlier_files_do_not_have_harms_nobody(tmp_path: Path):

@@ -26,8 +26,8 @@ import structlog
 
 from configs.settings import EpochSettings, S3Settings
 from pipelines.runtime.definition import FileSource
-from pipelines.runtime.sources.footers import alone, by_arrow, nanos, times, too_large
-from pipelines.runtime.sources.parquet_files import ParquetFiles
+from pipelines.runtime.sources.footers import alone, by_arrow, enums, nanos, times, too_large
+from pipelines.runtime.sources.parquet_files import ParquetFiles, retyped
 from pipelines.runtime.sources.slices import LeftOut, SetAside, Slice, SourceFile
 from state_ops import frames
 from state_ops.errors import ConfigurationError, InputError, VanishedError
@@ -262,8 +262,9 @@ class FilesReader:
                     if chosen and limits is not None and rows + footer.num_rows > limits.max_rows:
                         limited = True
                         break
-                    found = frames.canonical_schema(stored)
-                    fixed = found if schema is None else self._check_schema(file, schema, found)
+                    bytes_too = frames.canonical_schema(stored)  # as earlier releases took the names of enums
+                    found = frames.canonical_schema(retyped(stored, enums(footer, stored)))
+                    fixed = found if schema is None else self._check_schema(file, schema, found, bytes_too)
                     self._check_types(file, footer, stored, fixed.names)
                     self._check_event_time(file, found)
                     last = self._newest(file, footer)
@@ -492,7 +493,7 @@ class FilesReader:
                 next=f"Rename it, or move it out of {self.directory}; nothing of this epoch was applied.",
             )
 
-    def _check_schema(self, file: SourceFile, expected: pa.Schema, found: pa.Schema) -> pa.Schema:
+    def _check_schema(self, file: SourceFile, expected: pa.Schema, found: pa.Schema, bytes_too: pa.Schema) -> pa.Schema:
         for field in expected:
             if field.name not in found.names:
                 raise InputError(
@@ -501,7 +502,7 @@ class FilesReader:
                     next=f"Repair it, or move it out of {self.directory}; nothing of this epoch was applied.",
                 )
             other = found.field(field.name).type
-            if other != field.type and not pa.types.is_null(other):
+            if field.type not in (other, bytes_too.field(field.name).type) and not pa.types.is_null(other):
                 raise InputError(
                     f"The column {field.name!r} of the input file {file.name} is {other}; earlier files have {field.type}.",
                     where=self.uri(file),

@@ -65,6 +65,25 @@ def nanos(footer: pq.FileMetaData, stored: pa.Schema) -> tuple[str, ...]:
     )
 
 
+def enums(footer: pq.FileMetaData, stored: pa.Schema) -> dict[str, pa.DataType]:
+    """The columns that are, or hold, names of an enum, with the type that they have for Spark: text. Arrow takes such names for bytes."""
+    return {
+        field.name: _with_texts(field.type, iter(leaves))
+        for field, leaves in _leaves(footer, stored)
+        if any(_is_enum(leaf) for leaf in leaves)
+    }
+
+
+def _with_texts(type: pa.DataType, leaves: Iterator[pq.ColumnSchema]) -> pa.DataType:
+    if pa.types.is_struct(type):
+        return pa.struct([(field.name, _with_texts(field.type, leaves)) for field in type])
+    if pa.types.is_map(type):
+        return pa.map_(_with_texts(type.key_type, leaves), _with_texts(type.item_type, leaves))
+    if pa.types.is_list(type):
+        return pa.list_(_with_texts(type.value_type, leaves))
+    return pa.string() if _is_enum(next(leaves)) else type
+
+
 def by_arrow(footer: pq.FileMetaData, stored: pa.Schema, names: Collection[str]) -> bool:
     """Whether Spark cannot read one of these columns, or reads other values than Arrow."""
     calendar = old_calendar(footer)
@@ -128,6 +147,10 @@ def _beside_spark(column: pq.ColumnSchema, calendar: OldCalendar | None, nested:
     if column.physical_type == "FIXED_LEN_BYTE_ARRAY":
         return kind["Type"] not in ("None", "Decimal")
     return kind["Type"] not in ("None", "Decimal", "Date", "String", "Enum", "JSON", "BSON")
+
+
+def _is_enum(column: pq.ColumnSchema) -> bool:
+    return bool(json.loads(column.logical_type.to_json())["Type"] == "Enum")
 
 
 def _is_nanos(column: pq.ColumnSchema) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from pipelines.runtime.sources.footers import leaf_count, unknown
+from pipelines.runtime.sources.footers import enums, leaf_count, unknown
 from pipelines.runtime.sources.old_calendar import Shift, old_calendar
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops import frames
@@ -32,7 +32,7 @@ class ParquetFiles:
         return f"{self._directory}/{file.name}"
 
     def footer(self, file: SourceFile) -> tuple[pq.FileMetaData, pa.Schema]:
-        """A file's footer, and its columns as they are stored."""
+        """A file's footer, and its columns as Arrow stores them; `enums` says which of them are text nevertheless."""
         with self._reading(file):
             end = self._end(file)
         with self._parsing(file):
@@ -79,23 +79,25 @@ class ParquetFiles:
             names = parquet.schema_arrow.names if columns is None else list(columns)
             if any(name not in parquet.schema_arrow.names for name in names):
                 raise self.changed(file)
+            texts = enums(parquet.metadata, parquet.schema_arrow)
             if not parquet.metadata.num_rows:
-                yield frames.canonical(parquet.schema_arrow.empty_table().select(names))
+                yield self._converted(file, parquet.schema_arrow.empty_table().select(names), texts)
             shifts = _shifts(parquet)
             for batch in parquet.iter_batches(rows, columns=names, use_threads=False):
                 table = pa.Table.from_batches([batch]).select(names)
                 for at, name in enumerate(names):
                     if name in shifts:
                         table = table.set_column(at, name, _shifted(table.column(at), shifts[name]))
-                yield self._converted(file, table)
+                yield self._converted(file, table, texts)
 
-    def _converted(self, file: SourceFile, table: pa.Table) -> pa.Table:
+    def _converted(self, file: SourceFile, table: pa.Table, texts: Mapping[str, pa.DataType]) -> pa.Table:
         try:
-            return frames.canonical(table)
+            return frames.canonical(table.cast(retyped(table.schema, texts)) if texts else table)
         except pa.ArrowInvalid:
             for name in table.column_names:
+                one = table.select([name])
                 try:
-                    frames.canonical(table.select([name]))
+                    frames.canonical(one.cast(retyped(one.schema, texts)) if texts else one)
                 except pa.ArrowInvalid as error:
                     raise self.unreadable(
                         file, name, f"holds a value that cannot be read: {first_line(error)}"
@@ -162,6 +164,11 @@ class ParquetFiles:
             if end[-4:] == b"PAR1" and len(end) < needed <= size:
                 end = stream.read_at(needed, size - needed)
         return end
+
+
+def retyped(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
+    """The schema with other types of some columns, of which it need not have all."""
+    return pa.schema([field.with_type(types.get(field.name, field.type)) for field in schema])
 
 
 class _Stream:
