@@ -18,7 +18,7 @@ from pipelines.runtime.executor import Channel, Landed
 from pipelines.runtime.gates import Verdict
 from pipelines.runtime.keyed_stage import KeyedTask
 from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, shapes
-from pipelines.runtime.operators.base import check_storable
+from pipelines.runtime.operators.base import check_storable, refuse_same_names
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.state_fit import fit
 from pipelines.runtime.unapplied import Unapplied, Work, joined, rest, work
@@ -289,6 +289,7 @@ def shapes_of(stage: Stage, seen: pa.Schema, read: pa.Schema) -> Shapes:
         )
     kept = quarantine.table_schema(pa.schema([field for field in read if field.name != ROW]))
     check_storable(kept, f"{where}, the table of what it quarantines", "Cast it in what writes the files")
+    refuse_same_names(kept, f"{where}, the table of what it quarantines")
     fixed = shapes(stage, seen)
     return replace(fixed, outputs={**fixed.outputs, QUARANTINE: kept})
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Annotated
@@ -566,5 +567,8 @@ def test_output_columns_that_differ_in_capital_letters_alone_are_refused_by_name
         return rows
 
     made = Stage("s", EVENTS, key=("id",), function=doubled, state=Total, sink=delta.append("t"))
+    rows = pa.schema([("id", pa.string()), ("v", pa.int64())])
     with pytest.raises(PipelineError, match=named):
-        shapes(made, pa.schema([("id", pa.string()), ("v", pa.int64())]))
+        shapes(made, rows)
+    handed_on = shapes(replace(made, sink=None), rows).outputs["main"]
+    assert handed_on.names == ["id", "v", *columns], "only a table takes them for one"

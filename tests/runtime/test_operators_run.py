@@ -9,10 +9,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.api import Pipeline, agg, aggregate, deduplicate, delta, files, window
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, deduplicate, delta, files, stage, window
 from pipelines.runtime import state_reader
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, run
@@ -187,3 +188,30 @@ def test_windows_of_windows_lose_nothing_whether_files_tell_their_newest_event_t
         pq.write_table(rows, site.landing / f"{number}.parquet", write_statistics=statistics)
     list(run(chained, site.settings, RunOptions(until_caught_up=True, drain=True), InMemoryExecutor()))
     assert _frame(site, "again").sort("window_start")["n"].to_list() == [2, 1, 2, 1]
+
+
+class Seen(State):
+    """Of one key."""
+
+    rows: int = 0
+
+
+@stage("spelt", source=files("{landing}/*.parquet", name="landing"), key="id", state=Seen)
+def spelt(rows: pa.Table, state: ValueState, epoch: Epoch) -> pa.Table:
+    """Hands on a column that differs from another in capital letters alone."""
+    return rows.append_column("ID", pc.utf8_upper(rows.column("id")))
+
+
+counted = aggregate("counted", spelt, key="ID", sink=delta.append("counted"), rows=agg.count(), first=agg.min("id"))
+
+
+@pytest.mark.parametrize("direct", ["0", "32"])
+@pytest.mark.usefixtures("spark")
+def test_columns_between_stages_may_differ_in_capital_letters_alone(tmp_path, direct):
+    options = {"WEIR_SPARK__DIRECT_READ_MB": direct}
+    site = Site(tmp_path, options, Pipeline("spelling", (spelt, counted), max_parallelism=8), __name__)
+    site.landing.mkdir(parents=True)
+    pq.write_table(pa.table({"id": ["a", "A", "b"]}), site.landing / "1.parquet")
+    list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True)))
+    told = site.table("counted")
+    assert sorted(zip(told["ID"], told["rows"], told["first"], strict=True)) == [("A", 2, "A"), ("B", 1, "b")]

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipelines.runtime.definition import ROW, Epoch, SessionWindow, Stage, Window
 from pipelines.runtime.operators.aggregation import EPOCH, AggregationOperator, aggregation_shapes
-from pipelines.runtime.operators.base import LATE, MAIN, Operator, Progress, Shapes, event_time_of
+from pipelines.runtime.operators.base import LATE, MAIN, Operator, Progress, Shapes, event_time_of, refuse_same_names
 from pipelines.runtime.operators.deduplication import (
     EXPIRES,
     SEEN,
@@ -58,6 +58,9 @@ __all__ = [
 def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     """A stage's schemas from its input's; the function is tried on an empty table. PipelineError if they do not fit."""
     found = _shapes(stage, rows)
+    for sink, output in ((stage.sink, MAIN), (stage.late, LATE)):
+        if sink is not None:
+            refuse_same_names(found.outputs[output], f"stage {stage.uid}, table {sink.table}")
     if not (stage.quarantines and ROW in rows.names):
         return found
     main = found.outputs[MAIN]

@@ -88,8 +88,7 @@ class Shapes:
 
 
 def check_storable(schema: pa.Schema, where: str, remedy: str) -> None:
-    """Refuse columns that no Delta table can have. remedy: where the author can do something about one."""
-    _refuse_same_names(schema, where, "")
+    """Refuse types that no Delta table can have, nor the rows between two stages. remedy: where the author can do something about one."""
     for field in schema:
         kind = frames.unstorable(field.type)
         if kind is None:
@@ -107,8 +106,8 @@ def check_storable(schema: pa.Schema, where: str, remedy: str) -> None:
         )
 
 
-def _refuse_same_names(columns: Iterable[pa.Field], where: str, within: str) -> None:
-    """Refuse columns, and fields of structs, that Delta and Spark take for one: they do not tell capital letters from small ones."""
+def refuse_same_names(columns: Iterable[pa.Field], where: str, within: str = "") -> None:
+    """Refuse columns of a table, and fields of structs, that Delta takes for one: it does not tell capital letters from small ones."""
     taken: dict[str, str] = {}
     for field in columns:
         other = taken.setdefault(field.name.lower(), field.name)
@@ -121,9 +120,9 @@ def _refuse_same_names(columns: Iterable[pa.Field], where: str, within: str) -> 
             )
         kind = field.type
         parts = [kind.field(number) for number in range(kind.num_fields)]
-        _refuse_same_names(parts if pa.types.is_struct(kind) else (), where, f"{within}{field.name}.")
+        refuse_same_names(parts if pa.types.is_struct(kind) else (), where, f"{within}{field.name}.")
         for part in () if pa.types.is_struct(kind) else parts:  # items of a list, keys and values of a map
-            _refuse_same_names([part], where, f"{within}{field.name}.")
+            refuse_same_names([part], where, f"{within}{field.name}.")
 
 
 def _part(kind: pa.DataType, whole: pa.DataType) -> str:
