@@ -1726,9 +1726,16 @@ MUTANTS = [
     Mutant(
         "trust a note of a start that may have been cut off",
         "pipelines/runtime/start_from.py",
-        '        confirmed = head.totals.get(STARTED) == note["checkpoint"]\n',
-        "        confirmed = True\n",
+        '        return head.totals.get(STARTED) == note["checkpoint"]\n',
+        "        return True\n",
         "tests/recovery/test_savepoints.py::test_a_start_that_was_cut_off_is_not_taken_for_one_that_was_made",
+    ),
+    Mutant(
+        "say nothing where nobody knows whether a pipeline was started from there",
+        "pipelines/runtime/start_from.py",
+        '    if head.totals["epochs"] <= head.id:\n',
+        "    if False:\n",
+        "tests/recovery/test_savepoints.py::test_an_earlier_release_s_note_of_a_start_that_nothing_confirms_any_more_is_said",
     ),
     Mutant(
         "trust a note of what a branch replaces",

@@ -51,7 +51,7 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
             where="--from",
             next="Write PIPELINE:NAME, or the directory or URI of a pipeline's storage, a colon and the name.",
         )
-    if tenure.head is not None and _origin(shop, tenure.head) == origin:
+    if tenure.head is not None and _began_from(shop, tenure.head, origin):
         return tenure.head
     if tenure.head is not None:
         raise PipelineError(
@@ -126,23 +126,38 @@ def planted(
     return made
 
 
-def _origin(shop: Workshop, head: Checkpoint) -> str | None:
-    """The savepoint that the pipeline was started from, as it was named; None: from none."""
+def _began_from(shop: Workshop, head: Checkpoint, origin: str) -> bool:
+    """Whether the pipeline was started from this savepoint, as it was named then.
+
+    The note of an earlier release says it before its start was committed, and names no checkpoint. While the chain's first row is retained, that
+    tells; later the sum of epochs may, which is carried over from the savepoint, where such a pipeline counted its own ids from 1. Where nothing
+    tells, the pipeline goes on, and that is said: a refusal would stop one that is started by this very command each time.
+    """
     raw = shop.storage.read_bytes(ORIGIN)
     if raw is None:
-        return None
+        return False
     try:
         note = json.loads(raw)
-        origin = str(note["origin"])
+        noted = str(note["origin"])
     except (ValueError, KeyError, TypeError) as error:
         advice = "Run without --from: the pipeline goes on from where it is."
         raise lease.unreadable(shop.storage, ORIGIN, error, advice) from error
+    if noted != origin:
+        return False
     if "checkpoint" in note:
-        confirmed = head.totals.get(STARTED) == note["checkpoint"]
-    else:  # an earlier release wrote it, and while the chain's first checkpoint is retained that says how it began
-        first = shop.registry.checkpoints()[0]
-        confirmed = first.parent_id is not None or first.kind == START
-    return origin if confirmed else None
+        return head.totals.get(STARTED) == note["checkpoint"]
+    first = shop.registry.checkpoints()[0]
+    if first.parent_id is None:
+        return first.kind == START
+    if head.totals["epochs"] <= head.id:
+        log.warning(
+            "nobody can tell any more whether the pipeline was started from there; it goes on from where it is",
+            pipeline=shop.pipeline.title,
+            origin=origin,
+            checkpoint=int(head.id),
+            next="If its state is not that savepoint's, start a pipeline of another name from it. Else leave --from away.",
+        )
+    return True
 
 
 def _storage(settings: Settings, place: str) -> Storage:

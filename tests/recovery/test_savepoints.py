@@ -14,6 +14,7 @@ from pipelines.runtime import run as run_module
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, open_storage, run
 from pipelines.runtime.stopping import ask_to_stop
+from pipelines.runtime.tenure import Tenure
 from state_ops import lease
 from state_ops.errors import DamageError, PipelineError, TransientError, WeirError
 from state_ops.lease import Request
@@ -177,6 +178,47 @@ def test_a_start_that_was_cut_off_is_not_taken_for_one_that_was_made(bank, weir,
     fresh.epochs(start_from=origin)
     assert fresh.state() == other.state(), "asked for again, it is made"
     assert fresh.epochs(start_from=origin) == []
+
+
+def _note_of_an_earlier_release(bank: Bank, origin: str) -> None:
+    storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
+    storage.put_bytes(start_from.ORIGIN, json.dumps({"origin": origin}).encode())
+
+
+_NOBODY_KNOWS = "nobody can tell any more whether the pipeline was started from there"
+
+
+def test_an_earlier_release_s_note_of_a_start_that_nothing_confirms_any_more_is_said(bank, weir, capsys):
+    """It may have been cut off before its checkpoint, and the chain's first row is pruned: neither silence nor a refusal would be right."""
+    bank.epochs(1, 2)
+    weir(bank.site, "savepoint", "small", "--name", "handover")
+    other, origin = Bank(replace(bank.site, pipeline=small.successor)), f"{bank.site.storage}:handover"
+    other.epochs(3)
+    _note_of_an_earlier_release(other, origin)
+    other.epochs(4)
+    assert 1 not in other.ids(), "it began from nowhere"
+    other.epochs(5, start_from=origin)
+    assert _NOBODY_KNOWS in capsys.readouterr().out
+    assert other.state()["k0"] == (5, 15), "it went on from where it was"
+    with pytest.raises(PipelineError, match="so it cannot start from elsewhere"):
+        other.epochs(start_from=f"{bank.site.storage}:another")
+
+
+def test_an_earlier_release_s_start_is_known_by_its_epochs_when_its_first_row_is_pruned(
+    bank, weir, monkeypatch, capsys
+):
+    bank.epochs(1, 2, 3)
+    weir(bank.site, "savepoint", "small", "--name", "handover")
+    other, origin = Bank(replace(bank.site, pipeline=small.successor)), f"{bank.site.storage}:handover"
+    begin = Tenure.begin
+    with monkeypatch.context() as before:
+        before.setattr(Tenure, "begin", lambda self, *_: begin(self))  # it counted from 1
+        other.epochs(4, start_from=origin)
+    _note_of_an_earlier_release(other, origin)
+    other.epochs(5)
+    assert 1 not in other.ids()
+    assert other.epochs(start_from=origin) == []
+    assert _NOBODY_KNOWS not in capsys.readouterr().out
 
 
 def test_a_start_from_nowhere_says_what_there_is(bank, weir):
