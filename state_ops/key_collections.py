@@ -17,7 +17,7 @@ import pyarrow as pa
 from state_ops import frames
 from state_ops.errors import StageError
 from state_ops.kinds import Collection
-from state_ops.python_rows import Row, as_read, beside, columns, own, tuples, typed, widened
+from state_ops.python_rows import Row, RowReader, beside, columns, own, tuples, typed, widened
 from state_ops.schema import Field
 from state_ops.state import KeyedState
 from state_ops.timers import MOMENT
@@ -31,12 +31,14 @@ class KeyList:
 
     def __init__(self, declared: Collection, where: str) -> None:
         self._declared, self._where = declared, where
+        self._reader = RowReader(declared.fields, where)
 
     def begin(self, handle: KeyedState, frame: pl.DataFrame, keys: Sequence[Any]) -> None:
         self._handle, self._frame, self._keys = getattr(handle, self._declared.name), frame, keys
         self._batch = handle.batch
         self._loaded: list[list[Any]] | None = None
         self._appended: dict[int, list[Any]] = {}
+        self._read: dict[int, list[Any]] = {}  # of what is appended, as far as it was read
         self._cleared: set[int] = set()
         self.index = 0
 
@@ -47,13 +49,16 @@ class KeyList:
     def get(self) -> list[Any]:
         """All elements, in the order in which they were appended; a list of the caller's own."""
         stored = [] if self.index in self._cleared else self._stored()[self.index]
-        appended = [self._read(value) for value in self._appended.get(self.index, ())]
-        return [_given(value, self._declared) for value in (*stored, *appended)]
+        read = self._read.setdefault(self.index, [])
+        for value in self._appended.get(self.index, ())[len(read) :]:
+            read.append(_as_read(value, self._declared, self._reader, self._keys[self.index]))
+        return [_given(value, self._declared) for value in (*stored, *read)]
 
     def clear(self) -> None:
         """Forget all elements."""
         self._cleared.add(self.index)
         self._appended.pop(self.index, None)
+        self._read.pop(self.index, None)
 
     def __len__(self) -> int:
         return len(self.get())
@@ -71,9 +76,6 @@ class KeyList:
                 self._declared.fields, rows, lambda number: _of(self._keys[owners[number]], self._declared), self._where
             )
             self._handle.append(beside(self._frame, owners, table))
-
-    def _read(self, value: Any) -> Any:
-        return _as_read(value, self._declared, self._keys[self.index], self._where)
 
     def _stored(self) -> list[list[Any]]:
         """The lists of all keys of the batch, read when the first of them is asked for."""
@@ -99,6 +101,7 @@ class KeyMap:
         assert declared.key is not None
         self._declared, self._where = declared, where
         self._key = Field(declared.key_column, declared.key, False, None)
+        self._reader, self._key_reader = RowReader(declared.fields, where), RowReader([self._key], where)
 
     def begin(self, handle: KeyedState, frame: pl.DataFrame, keys: Sequence[Any]) -> None:
         self._handle, self._frame, self._keys = getattr(handle, self._declared.name), frame, keys
@@ -110,8 +113,8 @@ class KeyMap:
         """The value of an entry; `default` where there is none."""
         key = self._spelled(key)
         if (self.index, key) in self._changed:
-            value = self._changed[self.index, key]
-            return default if value is _GONE else _given(self._read(value), self._declared)
+            value = self._read(key)
+            return default if value is _GONE else _given(value, self._declared)
         if self.index in self._cleared:
             return default
         asked = self._addressed([(self.index, key)])
@@ -128,9 +131,9 @@ class KeyMap:
             keys = table.column(self._declared.key_column).to_pylist()
             values = [_value(row, self._declared) for row in tuples(typed(table, self._declared.fields))]
             found = dict(zip(keys, values, strict=True))
-        for (index, key), value in self._changed.items():
+        for index, key in self._changed:
             if index == self.index:
-                found[key] = value if value is _GONE else self._read(value)
+                found[key] = self._read(key)
         return [(key, _given(found[key], self._declared)) for key in sorted(found) if found[key] is not _GONE]
 
     def clear(self) -> None:
@@ -175,10 +178,15 @@ class KeyMap:
     def _spelled(self, key: Any) -> Any:
         """A map's key as it is stored."""
         owner = self._keys[self.index]
-        return as_read([self._key], (key,), lambda: _of(owner, self._declared), self._where)[0]
+        return self._key_reader.read((key,), lambda: _of(owner, self._declared))[0]
 
-    def _read(self, value: Any) -> Any:
-        return _as_read(value, self._declared, self._keys[self.index], self._where)
+    def _read(self, key: Any) -> Any:
+        """What an entry was changed to, as it is read once it is stored, and kept so: once more costs less then."""
+        value = self._changed[self.index, key]
+        if value is not _GONE:
+            value = _as_read(value, self._declared, self._reader, self._keys[self.index])
+            self._changed[self.index, key] = value
+        return value
 
     def _addressed(self, entries: Sequence[tuple[int, Any]]) -> pa.Table:
         keys = columns(
@@ -265,9 +273,9 @@ def _row(value: Any, declared: Collection) -> Row:
     return (value,) if declared.row is None else tuple([value[field.name] for field in declared.fields])
 
 
-def _as_read(value: Any, declared: Collection, key: Any, where: str) -> Any:
+def _as_read(value: Any, declared: Collection, reader: RowReader, key: Any) -> Any:
     """An element that waits to be written, as it is read once it is."""
-    return _value(as_read(declared.fields, _row(value, declared), lambda: _of(key, declared), where), declared)
+    return _value(reader.read(_row(value, declared), lambda: _of(key, declared)), declared)
 
 
 def _given(value: Any, declared: Collection) -> Any:

@@ -22,7 +22,7 @@ from state_ops.codec import encode_rows
 from state_ops.errors import StageError
 from state_ops.key_collections import KeyList, KeyMap, KeyTimers
 from state_ops.kinds import LIST, VALUE_STATE, collections_of
-from state_ops.python_rows import Row, as_read, as_stored, beside, columns, own, tuples, typed
+from state_ops.python_rows import Row, RowReader, as_stored, beside, columns, own, tuples, typed
 from state_ops.schema import StateSchema
 from state_ops.state import KeyedState
 from state_ops.state_class import State
@@ -92,6 +92,7 @@ class KeyStates:
         self._state, self._where, self._cache = state, where, cache
         self._fields = visible(schema)
         self._names = [field.name for field in self._fields]
+        self._reader = RowReader(self._fields, where)
         self._plain = not collections_of(state) and not any(pa.types.is_nested(field.type) for field in self._fields)
         self._collections: dict[str, KeyList | KeyMap] = {
             one.name: (KeyList if one.kind == LIST else KeyMap)(one, where) for one in collections_of(state)
@@ -144,7 +145,7 @@ class KeyStates:
         if row is None:
             return self._state()
         if self._at in self._changed:
-            row = as_read(self._fields, row, lambda: f"the key {self._keys[self._at]!r}", self._where)
+            row = self._reader.read(row, lambda: f"the key {self._keys[self._at]!r}")
         if not self._plain:
             return self._state(**{name: own(value) for name, value in zip(self._names, row, strict=True)})
         made = self._state.__new__(self._state)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import builtins
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import UTC, date, datetime, time, timedelta
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from decimal import Context, Decimal
 from functools import lru_cache
 from itertools import pairwise
 from types import NoneType
@@ -66,58 +67,56 @@ def columns(fields: Sequence[Field], rows: Sequence[Row], name_of: Callable[[int
 def as_stored(table: pa.Table, fields: Sequence[Field], rows: Sequence[Row]) -> list[Row]:
     """What `tuples(table)` gives, where `table` was made of `rows` by `columns`.
 
-    Where the values of a field are of the very types that Arrow would give back, which costs less to see than to do, they
-    are taken as they are.
+    What can be told of a field's values without Arrow, which costs less, is not asked of it.
     """
     if not rows:
         return []
     taken = []
     for field, values, column in zip(fields, zip(*rows, strict=True), table.columns, strict=True):
-        taken.append(values if all(_is_exact(value, field.type) for value in values) else _values(contiguous(column)))
+        settled = list(map(_settler(field.type), values))
+        taken.append(_values(contiguous(column)) if any(value is _UNSETTLED for value in settled) else settled)
     return list(zip(*taken, strict=True))
 
 
-def as_read(fields: Sequence[Field], row: Row, name: Callable[[], str], where: str) -> Row:
-    """A row as it is read back once it is stored: 1 for 1.0 in an integer, a datetime with its field's time zone, a date for its midnight.
+class RowReader:
+    """Gives rows as they are read back once they are stored: 1 for 1.0 in an integer, a datetime with its field's time zone, a date for its midnight.
 
     Args:
-        fields: The row's fields.
-        row: Its values, in their order.
-        name: Says whose row it is, for an error.
-        where: The stage, for the error.
-
-    Raises:
-        StageError: A value that its field cannot hold.
+        fields: The rows' fields.
+        where: The stage, for errors.
     """
-    read = tuple([_settled(value, field) for value, field in zip(row, fields, strict=True)])
-    if not any(value is _UNSETTLED for value in read):
+
+    def __init__(self, fields: Sequence[Field], where: str) -> None:
+        self._fields, self._where = fields, where
+        self._settlers = [_settler(field.type) for field in fields]
+        self._required = [not field.nullable for field in fields]
+
+    def read(self, row: Row, name: Callable[[], str]) -> Row:
+        """One row as it is read back.
+
+        Args:
+            row: Its values, in the order of the fields.
+            name: Says whose row it is, for an error.
+
+        Raises:
+            StageError: A value that its field cannot hold.
+        """
+        read = tuple([settle(value) for settle, value in zip(self._settlers, row, strict=True)])
+        for value, required in zip(read, self._required, strict=True):
+            if value is _UNSETTLED or (value is None and required):
+                return self._by_arrow(row, name)
         return read
-    table = columns(fields, [row], lambda _: name(), where)
-    try:
-        return tuples(table)[0]
-    except OverflowError as error:
-        raise StageError(
-            f"What {name()} was given cannot be read again: it has a time before the year 1 or after 9999, which no datetime of Python's can be.",
-            where=where,
-            next="Leave such values out, or work on whole batches.",
-        ) from error
 
-
-_UNSETTLED: Any = object()
-
-
-def _settled(value: Any, field: Field) -> Any:
-    """What Arrow makes of a value, where that can be told without asking it, which takes several times as long; else `_UNSETTLED`."""
-    if value is None:
-        return None if field.nullable else _UNSETTLED
-    if value.__class__ is datetime and (zoned := _ZONED.get(field.type)) is not None:
-        if zoned:
-            return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-        return value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
-    return value if _is_exact(value, field.type) else _UNSETTLED
-
-
-_ZONED = {pa.timestamp("us", "UTC"): True, pa.timestamp("us"): False}
+    def _by_arrow(self, row: Row, name: Callable[[], str]) -> Row:
+        table = columns(self._fields, [row], lambda _: name(), self._where)
+        try:
+            return tuples(table)[0]
+        except OverflowError as error:
+            raise StageError(
+                f"What {name()} was given cannot be read again: it has a time before the year 1 or after 9999, which no datetime of Python's can be.",
+                where=self._where,
+                next="Leave such values out, or work on whole batches.",
+            ) from error
 
 
 def own(value: Any) -> Any:
@@ -328,31 +327,184 @@ def _narrow(value: Any, format: str) -> Any:
 
 _ATOMS = frozenset({int, float, str, bytes, bool, type(None)})
 
-
-def _is_exact(value: Any, type: pa.DataType) -> bool:
-    """Whether a value is what Arrow makes of it: 1 but not 1.0 in an integer, lists and dicts by their parts."""
-    if value is None:
-        return True
-    if pa.types.is_map(type):
-        return (
-            value.__class__ is dict
-            and _are_exact(value.keys(), type.key_type)
-            and _are_exact(value.values(), type.item_type)
-        )
-    if pa.types.is_list(type):
-        return value.__class__ is list and _are_exact(value, type.value_type)
-    return value.__class__ is _class_of(type)
-
-
-def _are_exact(values: Collection[Any], type: pa.DataType) -> bool:
-    if (one := _class_of(type)) is not None:
-        return set(map(builtins.type, values)) <= {one, NoneType}
-    return all(_is_exact(value, type) for value in values)
+_UNSETTLED: Any = object()
+_Settle = Callable[[Any], Any]
+_WHOLE_FLOATS = 2**53  # Arrow takes no larger integer for a float
+_LONGEST = timedelta(microseconds=2**63 - 1)
+_DIGITS = Context(prec=200, traps=[])
 
 
 @lru_cache(maxsize=256)
-def _class_of(type: pa.DataType) -> Any:
-    """The class of Python's values of a type where nothing but the class can differ; else None."""
+def _settler(type: pa.DataType) -> _Settle:
+    """What says how a value of a type is read back, where that can be told without Arrow, which takes many times as long; else `_UNSETTLED`.
+
+    It goes by the value's exact class, since a subclass may do anything. What Arrow would refuse is unsettled too.
+    """
+    if pa.types.is_map(type):
+        return _settler_of_dicts(_settler(type.key_type), _settler(type.item_type))
+    if pa.types.is_list(type):
+        return _settler_of_lists(_settler(type.value_type), _are_exact(type.value_type))
+    if pa.types.is_struct(type):
+        return _settler_of_structs({part.name: _settler(part.type) for part in type})
+    by_class = {NoneType: _as_it_is, **_settlers(type)}
+    return lambda value: by_class[kind](value) if (kind := value.__class__) in by_class else _UNSETTLED
+
+
+def _settlers(type: pa.DataType) -> dict[Any, _Settle]:
+    """By exact class of Python's or NumPy's."""
     if pa.types.is_integer(type):
-        return int
-    return {pa.float64(): float, pa.string(): str, pa.binary(): bytes, pa.bool_(): bool, pa.date32(): date}.get(type)
+        return _settlers_of_integers(type)
+    if type == pa.float64():
+        exact: _Settle = lambda value: float(value) if -_WHOLE_FLOATS <= value <= _WHOLE_FLOATS else _UNSETTLED  # noqa: E731
+        return {float: _as_it_is, np.float64: float, np.float32: float, int: exact}
+    if pa.types.is_float32(type):
+        return dict.fromkeys((float, np.float64, np.float32), _single)
+    if type == pa.string():
+        return {str: _text, np.str_: lambda value: _text(str(value))}
+    if type == pa.binary():
+        return {bytes: _as_it_is, np.bytes_: bytes}
+    if pa.types.is_boolean(type):
+        return {bool: _as_it_is, np.bool_: bool}
+    if pa.types.is_date32(type):
+        return {date: _as_it_is}
+    if pa.types.is_decimal(type) and type.scale >= 0:
+        decimal = _settler_of_decimals(type.precision, type.scale)
+        return {Decimal: decimal, int: lambda value: decimal(Decimal(value))}
+    if pa.types.is_timestamp(type) and type.unit == "us":
+        moment = _settler_of_moments(pa.scalar(0, type).as_py().tzinfo)
+        return {datetime: moment, np.datetime64: lambda value: _moment_of_numpy(value, moment)}
+    if type == pa.duration("us"):
+        return {timedelta: lambda value: value if -_LONGEST <= value <= _LONGEST else _UNSETTLED}
+    return {}
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _settlers_of_integers(type: pa.DataType) -> dict[Any, _Settle]:
+    lowest, highest = _range_of(type)
+
+    def whole(value: Any) -> Any:
+        return value if lowest <= value <= highest else _UNSETTLED
+
+    def of_float(value: Any) -> Any:
+        return whole(int(value)) if value.is_integer() else _UNSETTLED
+
+    of_numpy = {np.dtype(code).type: lambda value: whole(int(value)) for code in "bhilqBHILQ"}
+    return {**of_numpy, int: whole, float: of_float, np.float64: of_float}
+
+
+def _range_of(type: pa.DataType) -> tuple[int, int]:
+    """The smallest and the largest number of an integer type."""
+    signed = pa.types.is_signed_integer(type)
+    highest = 2 ** (type.bit_width - signed) - 1
+    return (-highest - 1 if signed else 0), highest
+
+
+def _single(value: Any) -> Any:
+    """A float as one of 32 bits."""
+    try:
+        return struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return _UNSETTLED
+
+
+def _text(value: str) -> Any:
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return _UNSETTLED
+    return value
+
+
+def _settler_of_decimals(precision: int, scale: int) -> _Settle:
+    unit = Decimal((0, (1,), -scale))
+    zero = Decimal((0, (0,), -scale))  # Arrow has no zero below zero
+
+    def settle(value: Decimal) -> Any:
+        if not value:
+            return zero if value.is_finite() and -scale <= value.adjusted() <= 0 else _UNSETTLED
+        if not value.is_finite() or value.adjusted() >= precision - scale:
+            return _UNSETTLED
+        scaled = value.quantize(unit, context=_DIGITS)
+        return scaled if scaled == value else _UNSETTLED
+
+    return settle
+
+
+def _settler_of_moments(zone: tzinfo | None) -> _Settle:
+    """Of datetimes in a zone, or in none. One without a zone is in UTC."""
+
+    def settle(value: datetime) -> Any:
+        try:
+            if value.tzinfo is not None:
+                value = value.astimezone(UTC)
+            value = value.replace(tzinfo=None if zone is None else UTC, fold=0)
+            return value if zone is None else value.astimezone(zone)
+        except OverflowError:
+            return _UNSETTLED
+
+    return settle
+
+
+def _moment_of_numpy(value: np.datetime64, settle: _Settle) -> Any:
+    moment = _of_numpy(value)
+    return settle(moment) if moment.__class__ is datetime else _UNSETTLED if moment is not None else None
+
+
+def _settler_of_lists(settle: _Settle, are_exact: Callable[[list[Any]], bool]) -> _Settle:
+    def settle_list(value: Any) -> Any:
+        if value is None:
+            return None
+        if value.__class__ is not list:
+            return _UNSETTLED
+        if are_exact(value):
+            return value
+        settled = list(map(settle, value))
+        return _UNSETTLED if any(part is _UNSETTLED for part in settled) else settled
+
+    return settle_list
+
+
+def _settler_of_dicts(settle_key: _Settle, settle_item: _Settle) -> _Settle:
+    def settle(value: Any) -> Any:
+        if value is None:
+            return None
+        if value.__class__ is not dict:
+            return _UNSETTLED
+        settled = {settle_key(key): settle_item(item) for key, item in value.items()}
+        whole = len(settled) == len(value) and None not in settled and _UNSETTLED not in settled
+        return settled if whole and not any(item is _UNSETTLED for item in settled.values()) else _UNSETTLED
+
+    return settle
+
+
+def _settler_of_structs(parts: dict[str, _Settle]) -> _Settle:
+    def settle(value: Any) -> Any:
+        if value is None:
+            return None
+        given = value.as_dict() if isinstance(value, State) else value
+        if given.__class__ is not dict or given.keys() - parts.keys():
+            return _UNSETTLED
+        settled = {name: settle_part(given.get(name)) for name, settle_part in parts.items()}
+        return _UNSETTLED if any(part is _UNSETTLED for part in settled.values()) else settled
+
+    return settle
+
+
+def _are_exact(type: pa.DataType) -> Callable[[list[Any]], bool]:
+    """Whether all values of a list are read back as they are, seen at once; False where that is to be seen one by one."""
+    if pa.types.is_integer(type):
+        lowest, highest = _range_of(type)
+        return lambda values: (
+            bool(values)
+            and set(map(builtins.type, values)) == {int}
+            and lowest <= min(values)
+            and max(values) <= highest
+        )
+    if type == pa.string():
+        return lambda values: set(map(builtins.type, values)) <= {str} and "".join(values).isascii()
+    exact = {pa.float64(): float, pa.binary(): bytes, pa.bool_(): bool, pa.date32(): date}.get(type)
+    return lambda values: set(map(builtins.type, values)) <= {exact, NoneType}

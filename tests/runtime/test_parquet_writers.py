@@ -161,6 +161,17 @@ def test_the_calendar_is_what_a_footer_says_of_it(tmp_path: Path, spark, metadat
     assert (read.column("day").to_pylist() != table.column("day").to_pylist()) == shifted
 
 
+def test_a_file_by_the_old_calendar_is_as_new_as_what_is_read_of_it(tmp_path: Path):
+    table = rows_of(pa.timestamp("us", "UTC"), [at for at in MOMENTS if at.year < 1582])
+    with pq.ParquetWriter(tmp_path / "1.parquet", table.schema, store_schema=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({"org.apache.spark.version": "2.4.8"})
+    rows = landed(tmp_path, SOURCE)
+    read = by_arrow(rows).column("at").cast(pa.int64()).to_pylist()
+    assert read != table.column("at").cast(pa.int64()).to_pylist()
+    assert rows.reader.plan(None, EpochSettings(), None).newest == max(filter(None, read))
+
+
 NANOS = [1_704_070_923_456_789_123, -1, -1001, -1_000_000_000_000_000_001, 0]
 OTHERS: dict[str, pa.Array] = {
     "ns": pa.array(NANOS, pa.timestamp("ns")),
