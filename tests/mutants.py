@@ -452,7 +452,7 @@ MUTANTS = [
     Mutant(
         "let two sensors answer the same failed run",
         "assets/sensors.py",
-        "    return None if other in (None, sensor) else other\n",
+        '    return None if other in (None, "", sensor) else other\n',
         "    return None\n",
         "tests/assets/test_sensors.py::test_one_of_two_sensors_that_tick_beside_each_other_asks_for_what_follows",
     ),
