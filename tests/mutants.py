@@ -188,7 +188,7 @@ MUTANTS = [
         "pipelines/runtime/sources/slices.py",
         "    by_arrow: bool = False\n",
         "    by_arrow: bool = False\n\n    def __post_init__(self) -> None:\n        object.__setattr__(self, 'by_arrow', False)\n",
-        "tests/runtime/test_parquet_writers.py::test_what_arrow_writes_is_read_alike_by_all[options0]",
+        "tests/runtime/test_parquet_writers.py::test_what_arrow_writes_is_read_alike_by_all[{}]",
     ),
     Mutant(
         "take old dates for today's, as Arrow does",
@@ -552,7 +552,7 @@ MUTANTS = [
         "pipelines/runtime/epoch.py",
         "            newest += [ack.max_event_time for seen in acks.values() for ack in seen]\n",
         "",
-        "tests/recovery/test_backfill.py::test_a_backfill_begins_before_its_range_where_files_have_no_statistics",
+        "tests/recovery/test_backfill.py::test_where_files_do_not_tell_a_time_it_is_the_one_that_the_acks_say",
     ),
     Mutant(
         "begin from a checkpoint that may have seen the range",

@@ -19,6 +19,7 @@ from pipelines.runtime.backfill import approve, backfill, base_of, branch_name, 
 from pipelines.runtime.in_memory import InMemoryExecutor
 from pipelines.runtime.run import RunOptions, run
 from pipelines.runtime.sinks.overwriting import Range, check_bounds, only
+from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.tenure import open_storage
 from state_ops.checkpoint import PROMOTION, before, event_time, from_micros, to_micros
 from state_ops.errors import ConfigurationError, GateError, StageError, WeirError
@@ -630,6 +631,13 @@ def test_a_backfill_begins_before_its_range_where_files_have_no_statistics(tmp_p
     done = plant.backfill(4, 4, promote=True)
     assert (done.base, done.note) == (3, None)
     assert totals(plant, 4) == {4 * 100 * 24}
+
+
+def test_where_files_do_not_tell_a_time_it_is_the_one_that_the_acks_say(tmp_path, monkeypatch):
+    """A column beside a struct whose field has its path is not read alone when files are planned."""
+    monkeypatch.setattr(FilesReader, "_newest", lambda *_: None)
+    done = untold(tmp_path).backfill(4, 4)
+    assert (done.base, done.note) == (3, None)
 
 
 def _without_times(_shop, flight, _parent):
