@@ -78,6 +78,24 @@ def canonical_type(type: pa.DataType) -> pa.DataType:
     return type
 
 
+def common_type(type: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """What two canonical types have in common where a column, or a part of it, that is all null has none in one of them; None if they differ."""
+    if type == other or pa.types.is_null(other):
+        return type
+    if pa.types.is_null(type):
+        return other
+    if type.id != other.id or type.num_fields != other.num_fields or not pa.types.is_nested(type):
+        return None
+    parts = [(type.field(part), other.field(part)) for part in range(type.num_fields)]
+    found = [common_type(one.type, another.type) for one, another in parts]
+    if any(part is None for part in found):
+        return None
+    if pa.types.is_struct(type):
+        same = all(one.name == another.name for one, another in parts)
+        return pa.struct([(one.name, part) for (one, _), part in zip(parts, found, strict=True)]) if same else None
+    return pa.map_(*found) if pa.types.is_map(type) else pa.list_(*found)
+
+
 def _is_sequence(type: pa.DataType) -> bool:
     kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return any(kind(type) for kind in (*kinds, pa.types.is_list_view, pa.types.is_large_list_view))

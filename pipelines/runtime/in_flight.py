@@ -796,7 +796,11 @@ class InFlight:
         files = self._shop.registry.files(head) if head else ()
         stages = [stage.uid for stage in self._shop.pipeline.stages]
         known = {uid for uid, figures in head.operators.items() if figures["schema"]} if head else set()
-        for found in (self._shop.shapes, self._shop.inputs):  # what rows that were discarded looked like binds nobody
+        for found in (
+            self._shop.shapes,
+            self._shop.inputs,
+            self._shop.reads,
+        ):  # what rows that were discarded looked like binds nobody
             for uid in found.keys() - known:
                 del found[uid]
         self._bases = {uid: bases(self._shop, head, files, uid) for uid in stages}

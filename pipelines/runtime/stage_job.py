@@ -241,11 +241,13 @@ def _check_columns(shop: Workshop, flight: Flight, stage: Stage) -> None:
 
 
 def _shapes(shop: Workshop, flight: Flight, stage: Stage, rows: Landed | Channel | None) -> Shapes | None:
-    if stage.uid in shop.shapes:
-        return shop.shapes[stage.uid]
     first = flight.work[stage.uid].first
-    if rows is not None and not (first is not None and first.begun):
-        raw: pa.Schema | None = rows.schema
+    seen = rows.schema if rows is not None and not (first is not None and first.begun) else None
+    has_other_types = seen is not None and seen != shop.reads.get(stage.uid)  # a column of nulls has got its type
+    if stage.uid in shop.shapes and not has_other_types:
+        return shop.shapes[stage.uid]
+    if seen is not None:
+        raw: pa.Schema | None = seen
     elif isinstance(stage.input, FileSource):  # no rows, but the schema may be known: from the files read before,
         known_files = flight.frontier.expected.get(stage.input.name)
         raw = None if known_files is None else source_schema(stage, known_files)
@@ -260,7 +262,7 @@ def _shapes(shop: Workshop, flight: Flight, stage: Stage, rows: Landed | Channel
     fixed = _fitted_to_head(shop, stage, fixed)
     for table, output in tables_of(stage, fixed):
         delta.check_table(shop.storage, table, output)
-    shop.inputs[stage.uid], shop.shapes[stage.uid] = schema, fixed
+    shop.reads[stage.uid], shop.inputs[stage.uid], shop.shapes[stage.uid] = raw, schema, fixed
     return fixed
 
 

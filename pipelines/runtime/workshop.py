@@ -155,7 +155,7 @@ class EpochReport:
 
 @dataclass
 class Workshop:
-    """What all epochs of one run share. shapes: the stages' schemas, found once; inputs: the columns that they see.
+    """What all epochs of one run share. shapes: the stages' schemas, found once; inputs: the columns that they see; reads: those before their transform.
 
     head: the newest confirmed checkpoint, as the coordinator knows it. watcher: what this process knows of running restores.
     tables: as it has left them at its last publish. held: there may be a note that a gate holds the pipeline (`state_ops.held`).
@@ -174,6 +174,7 @@ class Workshop:
     head: Checkpoint | None = None
     shapes: dict[str, Shapes] = field(default_factory=dict)
     inputs: dict[str, pa.Schema] = field(default_factory=dict)
+    reads: dict[str, pa.Schema] = field(default_factory=dict)
     discarded: list[str] = field(default_factory=list)
     watcher: Watcher = field(default_factory=Watcher)
     tables: dict[str, Left] = field(default_factory=dict)

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.settings import EpochSettings
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage, window
+from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, files, stage, window
 from pipelines.runtime import direct
 from pipelines.runtime.definition import ROW
 from pipelines.runtime.executor import Landed
@@ -413,6 +413,63 @@ def test_a_file_whose_column_is_all_null_fits_the_type_of_earlier_files(tmp_path
     pq.write_table(pa.table({"n": [1], "name": ["a"], "tags": [["x"]]}), tmp_path / "1.parquet")
     pq.write_table(pa.table({"n": [2], "name": pa.nulls(1), "tags": pa.nulls(1)}), tmp_path / "2.parquet")
     assert same_rows(spark, landed(tmp_path)).column("name").to_pylist() == ["a", None]
+
+
+UNTYPED = {"name": pa.nulls(1), "tags": pa.array([[]], pa.list_(pa.null())), "inner": pa.array([{"x": None}])}
+TYPED = {"name": ["a"], "tags": [["x"]], "inner": [{"x": 1.5}]}
+
+
+def test_a_column_that_is_all_null_in_the_first_files_takes_the_type_of_later_ones(tmp_path: Path, spark):
+    pq.write_table(pa.table({"n": [1], **UNTYPED}), tmp_path / "1.parquet")
+    first = landed(tmp_path)
+    assert same_rows(spark, first).column("name").to_pylist() == [None]
+    pq.write_table(pa.table({"n": [2], **TYPED}), tmp_path / "2.parquet")
+    pq.write_table(pa.table({"n": [3], **UNTYPED}), tmp_path / "3.parquet")
+    rows = landed(tmp_path)
+    assert rows.schema.field("name").type == pa.string()
+    assert same_rows(spark, rows).drop("n").to_pylist() == [
+        {"name": None, "tags": [], "inner": {"x": None}},
+        {"name": "a", "tags": ["x"], "inner": {"x": 1.5}},
+        {"name": None, "tags": [], "inner": {"x": None}},
+    ]
+    later = rows.reader.plan(None, EpochSettings(), first.schema)
+    assert later.schema == rows.schema, "of what an earlier epoch has read, too"
+    pq.write_table(pa.table({"n": [4], **TYPED, "tags": [[4]]}), tmp_path / "4.parquet")
+    with pytest.raises(InputError, match=r"'tags' of the input file 4\.parquet is list<item: int64>; earlier files"):
+        landed(tmp_path)
+
+
+class Noted(State):
+    """Of one key."""
+
+    rows: int = 0
+
+
+@stage("noted", source=PLAIN, key="k", state=Noted)
+def noted(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Gives the column a type wherever it has none."""
+    state.fold(rows, rows=agg.count())
+    return rows.select("k", pl.col("note").cast(pl.String))
+
+
+notes = aggregate("notes", noted, key="k", sink=delta.append("notes"), last=agg.max("note"), rows=agg.count())
+
+
+@pytest.mark.parametrize("direct", [None, "0", "32"], ids=["without Spark", "by Spark", "by its workers"])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_stage_goes_on_when_a_column_of_nulls_gets_a_type(tmp_path: Path, request, direct: str | None, runs: int):
+    options = {"WEIR_EPOCH__MAX_FILES": "1", "WEIR_SPARK__DIRECT_READ_MB": direct or "0"}
+    site = Site(tmp_path, options, Pipeline("noting", (noted, notes), max_parallelism=8), __name__)
+    site.landing.mkdir(parents=True)
+    if direct is not None:
+        request.getfixturevalue("spark")
+    for number, column in enumerate([pa.nulls(1), ["seen"], pa.nulls(1)]):
+        pq.write_table(pa.table({"k": ["a"], "note": column}), site.landing / f"{number}.parquet")
+        if runs == 2 or number == 2:
+            executor = InMemoryExecutor() if direct is None else None
+            list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), executor))
+    table = site.table("notes").sort_values("rows")
+    assert [text if isinstance(text, str) else None for text in table["last"]] == [None, "seen", "seen"]
 
 
 def test_a_number_that_no_statistics_tell_of_is_refused_by_column_in_all_readers(tmp_path: Path, spark):

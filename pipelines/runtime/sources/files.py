@@ -494,6 +494,7 @@ class FilesReader:
             )
 
     def _check_schema(self, file: SourceFile, expected: pa.Schema, found: pa.Schema, bytes_too: pa.Schema) -> pa.Schema:
+        fields = []
         for field in expected:
             if field.name not in found.names:
                 raise InputError(
@@ -502,13 +503,16 @@ class FilesReader:
                     next=f"Repair it, or move it out of {self.directory}; nothing of this epoch was applied.",
                 )
             other = found.field(field.name).type
-            if field.type not in (other, bytes_too.field(field.name).type) and not pa.types.is_null(other):
+            same = bytes_too.field(field.name).type == field.type
+            common = field.type if same else frames.common_type(field.type, other)
+            if common is None:
                 raise InputError(
                     f"The column {field.name!r} of the input file {file.name} is {other}; earlier files have {field.type}.",
                     where=self.uri(file),
                     next=f"Repair it, or move it out of {self.directory}; nothing of this epoch was applied.",
                 )
-        return expected
+            fields.append(field.with_type(common))
+        return pa.schema(fields)
 
     def _check_types(self, file: SourceFile, footer: pq.FileMetaData, stored: pa.Schema, names: Sequence[str]) -> None:
         for field in frames.canonical_schema(stored):
