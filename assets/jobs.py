@@ -10,6 +10,7 @@
 Each is launched from the Launchpad with typed configuration; the first coordinates, the others may run while epochs do.
 """
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -63,7 +64,10 @@ class RewindConfig(dg.Config):
     stop: bool = Field(
         False, description="End the running coordinator at its barrier first, and let sensors go on afterwards."
     )
-    force: bool = Field(False, description="Although input or files are gone, or others committed to a table.")
+    accept: list[str] = Field(
+        [],
+        description="Obstacles, word for word as a dry run has shown them, in spite of which it is done. Others end the run.",
+    )
     reason: str = Field("rewind job", description="Why, for who reads the list of checkpoints.")
 
 
@@ -266,13 +270,15 @@ def _rewound(
     for obstacle in plan.obstacles:
         yield f"obstacle: {obstacle}"
     if config.dry_run:
+        if plan.obstacles:
+            yield f"to rewind in spite of these: accept: {json.dumps(plan.obstacles)}"
         yield "nothing was changed: dry_run"
         return
-    rewinding.check(plan, pipeline.name, config.force)
+    rewinding.check(plan, pipeline.name, config.accept)
     with halt.during(storage, "rewind job"):
         if config.stop and lease.watch(storage):
             ask_to_stop(pipeline, settings, Request(upkeep.STOP, trigger="job", reason=config.reason))
-        done = upkeep.rewind(pipeline, settings, int(meant.id), force=config.force, reason=config.reason)
+        done = upkeep.rewind(pipeline, settings, int(meant.id), accepted=config.accept, reason=config.reason)
     yield f"{pipeline.name} is at checkpoint {done.id}, {done.reason}; the next run goes on from there"
 
 

@@ -1108,6 +1108,13 @@ MUTANTS = [
         "tests/recovery/test_rewind.py::test_what_is_abandoned_can_be_looked_at_until_it_is_old",
     ),
     Mutant(
+        "call obstacles the same that differ by what is not named",
+        "pipelines/runtime/rewind.py",
+        """(f" and {len(names) - _SHOWN} more" if len""",
+        """(", ..." if len""",
+        "tests/recovery/test_rewind.py::test_only_obstacles_that_somebody_was_shown_are_accepted",
+    ),
+    Mutant(
         "rewind although input is gone that would be read again",
         "pipelines/runtime/rewind.py",
         "        if one.gone:\n",

@@ -87,7 +87,11 @@ def rewind(
     savepoint: Annotated[str | None, typer.Option(hidden=True, help="As --to NAME, as it was called before.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Although input or files are gone, or others committed to a table.")
+        bool,
+        typer.Option(
+            "--force",
+            help="In spite of the obstacles that are shown. Others that come up meanwhile end it, with nothing changed.",
+        ),
     ] = False,
     reason: Annotated[str, typer.Option(help="Why, for who reads the list of checkpoints.")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
@@ -112,10 +116,11 @@ def rewind(
         if json:
             print_json({**plan.to_dict(), "checkpoint": None})
         return
-    rewinding.check(plan, pipeline, force)
+    accepted = plan.obstacles if force else ()
+    rewinding.check(plan, pipeline, accepted)
     confirm("rewind", yes=yes, json=json)
     with waiting("checking the checkpoint, then rewinding"):
-        done = upkeep.rewind(found, settings, int(meant.id), force=force, reason=reason)
+        done = upkeep.rewind(found, settings, int(meant.id), accepted=accepted, reason=reason)
     if json:
         print_json({**plan.to_dict(), "checkpoint": done.id})
         return

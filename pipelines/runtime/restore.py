@@ -208,7 +208,7 @@ def back_to_valid(tenure: Tenure, damage: DamageError) -> Checkpoint:
             log.warning("an earlier checkpoint is damaged too", checkpoint=int(row.id), what=error.what)
             continue
         decided = rewind.planned(shop.pipeline, shop.settings, shop.storage, shop.registry, head, row)
-        rewind.check(decided, shop.pipeline.title, force=False)
+        rewind.check(decided, shop.pipeline.title, ())
         return rewind.carry_out(tenure, decided, f"checkpoint {head.id} is damaged: {damage.what}")
     raise DamageError(
         f"{damage.what} No earlier checkpoint that is retained is whole.",

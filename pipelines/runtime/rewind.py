@@ -10,7 +10,7 @@ it, like rows that are published after their checkpoint, by whoever comes next i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,7 +50,7 @@ class RewindPlan:
     """What a rewind would do. head: the newest checkpoint now; to: the one that it goes back to.
 
     abandoned: completed checkpoints in between; stages: bytes of state now and then, by uid. Tables that have nothing to give back are
-    in `tables` as well. obstacles: why it is refused unless forced, in words.
+    in `tables` as well. obstacles: why it is refused unless they are accepted, in words.
     """
 
     head: Checkpoint
@@ -153,16 +153,17 @@ def _bytes(checkpoint: Checkpoint, uid: str) -> int:
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def check(decided: RewindPlan, pipeline: str, force: bool) -> None:
-    """Raises WeirError when a rewind has obstacles and is not forced."""
-    if decided.obstacles and not force:
+def check(decided: RewindPlan, pipeline: str, accepted: Collection[str]) -> None:
+    """Raises WeirError when a rewind has obstacles that nobody has accepted. accepted: obstacles of a plan that somebody was shown."""
+    refused = [one for one in decided.obstacles if one not in accepted]
+    if refused:
         raise WeirError(
-            f"{pipeline} cannot be rewound to checkpoint {decided.to.id} without loss: {'; '.join(decided.obstacles)}.",
+            f"{pipeline} cannot be rewound to checkpoint {decided.to.id} without loss: {'; '.join(refused)}.",
             next="Nothing was changed. Put back what is missing, or accept that: "
-            f"weir rewind {pipeline} --to {decided.to.id} --force",
+            f"weir rewind {pipeline} --to {decided.to.id} --force; in the rewind job, `accept` takes what a dry run has shown",
         )
 
 

@@ -7,7 +7,7 @@ pipeline for a moment where none lives (`asked`). Nobody else deletes anything.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -202,19 +202,21 @@ def drop_savepoint(pipeline: Pipeline, settings: Settings, name: str, patience: 
     return found
 
 
-def rewind(pipeline: Pipeline, settings: Settings, to: int, *, force: bool = False, reason: str = "") -> Checkpoint:
+def rewind(
+    pipeline: Pipeline, settings: Settings, to: int, *, accepted: Collection[str] = (), reason: str = ""
+) -> Checkpoint:
     """Take state, source positions and sink tables back to checkpoint `to`; returns the rewind's own checkpoint, which the next run
     continues.
 
-    force: although its plan has obstacles. Raises BusyError when a coordinator is alive, DamageError when an object of that checkpoint is
-    missing or altered, WeirError when there is no such checkpoint or there are obstacles; nothing is changed then.
+    accepted: the obstacles of its plan that somebody was shown and does it in spite of. Raises BusyError when a coordinator is alive, DamageError when an object of that checkpoint is
+    missing or altered, WeirError when there is no such checkpoint or there are other obstacles; nothing is changed then.
     """
     with owning(pipeline, settings, epochs=False) as tenure:
         shop = tenure.shop
         target, head = chosen(pipeline, shop.registry, to), shop.registry.head()
         assert head is not None, "the target is there"
         decided = rewinds.planned(pipeline, settings, shop.storage, shop.registry, head, target)
-        rewinds.check(decided, pipeline.title, force)
+        rewinds.check(decided, pipeline.title, accepted)
         restore.verify(shop, target)
         return rewinds.carry_out(tenure, decided, reason)
 

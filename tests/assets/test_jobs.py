@@ -139,6 +139,19 @@ def test_a_rewind_only_shows_unless_it_is_told_to_do_it(house):
     house.bank.assert_exact(1, 2, 3)
 
 
+def test_a_rewind_accepts_only_the_obstacles_that_a_dry_run_has_shown(house):
+    (house.bank.site.landing / "00003.parquet").unlink()
+    shown = house.execute("small_rewind_job", {"checkpoint": 1})
+    (event,) = [event for event in shown.all_events if event.event_type_value == "STEP_OUTPUT"]
+    obstacles = event.event_specific_data.metadata["plan"].value["obstacles"]
+    (house.bank.site.landing / "00002.parquet").unlink()
+    asked = {"checkpoint": 1, "dry_run": False}
+    assert "00002.parquet" in failed_with(house.execute("small_rewind_job", {**asked, "accept": obstacles}))["what"]
+    assert house.bank.ids() == [1, 2, 3]
+    obstacles = [obstacles[0].replace("00003", "00002.parquet, 00003")]
+    assert house.execute("small_rewind_job", {**asked, "accept": obstacles}).success
+
+
 def test_a_rewind_ends_a_running_coordinator_if_it_may_and_sensors_go_on(house):
     with living(house):
         refused = house.execute("small_rewind_job", {"checkpoint": 2, "dry_run": False})

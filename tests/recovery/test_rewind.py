@@ -48,6 +48,10 @@ def bank(tmp_path) -> Bank:
     return found
 
 
+def obstacles(bank: Bank, to: int) -> tuple[str, ...]:
+    return rewind.plan(bank.site.pipeline, bank.site.settings, to).obstacles
+
+
 def back(bank: Bank, to: int, **options):
     return upkeep.rewind(bank.site.pipeline, bank.site.settings, to, **options)
 
@@ -168,9 +172,20 @@ def test_a_rewind_that_would_lose_input_is_refused_unless_forced(bank):
         name for name in before if name.startswith("tables")
     }
     assert bank.registry.head().id == 8
-    back(bank, 3, force=True)
+    back(bank, 3, accepted=obstacles(bank, 3))
     bank.epochs()
     bank.assert_exact(1, 2, 3, 4, 6, 7, 8)
+
+
+def test_only_obstacles_that_somebody_was_shown_are_accepted(bank):
+    """Of input that is gone only the first files are named, and another one goes after somebody has looked."""
+    for number in (4, 5, 6, 7):
+        (bank.site.landing / f"{number:05}.parquet").unlink()
+    shown = obstacles(bank, 3)
+    (bank.site.landing / "00008.parquet").unlink()
+    with pytest.raises(WeirError, match="has lost what would be read again"):
+        back(bank, 3, accepted=shown)
+    assert bank.registry.head().id == 8
 
 
 def test_commits_of_others_in_between_are_not_taken_back_unasked(bank):
@@ -178,7 +193,7 @@ def test_commits_of_others_in_between_are_not_taken_back_unasked(bank):
     table.optimize.compact()
     with pytest.raises(WeirError, match=r"others have committed to the table booked \(version \d+: OPTIMIZE\)"):
         back(bank, 3)
-    back(bank, 3, force=True)
+    back(bank, 3, accepted=obstacles(bank, 3))
     bank.assert_exact(1, 2, 3)
     bank.epochs()
     bank.assert_exact(*range(1, 9))
@@ -289,7 +304,7 @@ def test_files_that_come_back_are_found_by_who_skips_by_statistics(bank):
     bank.epochs(9)
     DeltaTable(table).optimize.compact()
     bank.epochs(10)
-    back(bank, before + 1, force=True)
+    back(bank, before + 1, accepted=obstacles(bank, before + 1))
     numbers = [action["num_records"] for action in pa.table(DeltaTable(table).get_add_actions()).to_pylist()]
     assert sum(numbers) == len(bank.site.table("booked")) == 90
     assert len(DeltaTable(table).to_pyarrow_dataset().to_table(filter=pc.field("id") == "only-9-1")) == 1
