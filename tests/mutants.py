@@ -86,13 +86,6 @@ MUTANTS = [
         "tests/recovery/test_bad_input.py::test_no_file_is_set_aside_for_what_is_wrong_with_a_row",
     ),
     Mutant(
-        "keep what a stage made of a column of nulls when that gets a type",
-        "pipelines/runtime/stage_job.py",
-        "    if stage.uid in shop.shapes and not has_other_types:\n",
-        "    if stage.uid in shop.shapes:\n",
-        "tests/runtime/test_parquet_writers.py::test_a_stage_goes_on_when_a_column_of_nulls_gets_a_type[1-without Spark]",
-    ),
-    Mutant(
         "take each word of a fetch for a new one, whether it goes on or not",
         "pipelines/runtime/in_flight.py",
         " and self._beats.get(one.path) != one.beat]",
