@@ -19,12 +19,12 @@ from assets.coordination import failure
 from assets.jobs import job_of
 from assets.names import BACKFILL, BESIDE, CHECKPOINT, AssetJob, key
 from configs.settings import BackfillSettings, Settings
-from pipelines.runtime import backfill as backfills
-from pipelines.runtime import promotion
-from pipelines.runtime.backfill import Backfilled
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.fork_diff import BranchDiff
-from pipelines.runtime.workshop import EpochReport
+from pipelines.runtime.epoch.model import EpochReport
+from pipelines.runtime.operations import backfill as backfills
+from pipelines.runtime.operations import promotion
+from pipelines.runtime.operations.backfill import Backfilled
+from pipelines.runtime.operations.branch_diff import BranchDiff
 from state_ops.errors import WeirError
 
 SAME = "production_is_the_same"

@@ -13,14 +13,15 @@ import dagster as dg
 
 from assets.names import CHECKPOINT, DRILL, key
 from configs.settings import Settings
-from pipelines.runtime import fsck, restore
-from pipelines.runtime import run as runtime
 from pipelines.runtime.definition import Gate, Pipeline, Stage
-from pipelines.runtime.gates import Verdict
-from pipelines.runtime.state_reader import chosen
-from pipelines.runtime.tenure import open_storage, readers
-from state_ops import held, lease
-from state_ops.checkpoint import Checkpoint
+from pipelines.runtime.gates.evaluation import Verdict
+from pipelines.runtime.inspection.state_reader import chosen
+from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
+from pipelines.runtime.restore import restore
+from pipelines.runtime.run import fsck
+from pipelines.runtime.run import run as runtime
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.coordination import gate_hold, lease
 from state_ops.errors import WeirError
 from state_ops.fsck.findings import Report
 
@@ -130,7 +131,7 @@ def again(pipeline: Pipeline, settings: Settings, spec: dg.AssetCheckSpec) -> dg
         return ask[spec.name](pipeline, settings)
     stage = pipeline.stage(spec.asset_key.path[-1])
     storage, registry = open_storage(pipeline, settings)
-    holds = held.read(storage, registry.head())
+    holds = gate_hold.read(storage, head.id if (head := registry.head()) else None)
     refused = [Verdict.from_dict(str(one["stage"]), one) for one in holds.verdicts] if holds is not None else []
     verdicts = [*recorded(pipeline, settings, stage), *of_gates(pipeline, stage, refused)]
     found = {one.check_name: one for one in verdicts}  # what holds the pipeline now is newer

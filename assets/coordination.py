@@ -16,15 +16,15 @@ from assets import checks, history, metadata
 from assets.metadata import Tally
 from assets.names import ANSWERED_BY, CHECKPOINT, COORDINATES, PROCESS, REASON, TICK, TRIGGER, key, table_key
 from configs.settings import Settings
-from pipelines.runtime import run as runtime
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.gates import Verdict
-from pipelines.runtime.run import RunOptions
-from pipelines.runtime.workshop import EpochReport
-from state_ops import lease
-from state_ops.checkpoint import Checkpoint
+from pipelines.runtime.epoch.model import EpochReport
+from pipelines.runtime.gates.evaluation import Verdict
+from pipelines.runtime.run import run as runtime
+from pipelines.runtime.run.run import RunOptions
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.pending_checkpoint import Trigger
+from state_ops.coordination import processes
 from state_ops.errors import BusyError, FencedError, GateError, StageError, WeirError, plainly
-from state_ops.pending import Trigger
 
 log = structlog.get_logger("weir.dagster")
 
@@ -87,7 +87,7 @@ def introduce(context: Context, pipeline: Pipeline) -> None:
     pid = os.getpid()
     said = {
         COORDINATES: pipeline.name,
-        PROCESS: f"{socket.gethostname()}|{pid}|{lease.born(pid)}|{lease.pid_namespace()}|{context.run.run_id}",
+        PROCESS: f"{socket.gethostname()}|{pid}|{processes.born(pid)}|{processes.pid_namespace()}|{context.run.run_id}",
     }
     if ANSWERED_BY in context.run.tags:  # it repeats a run that was answered, and has that one's tags
         said[ANSWERED_BY] = ""

@@ -4,7 +4,7 @@ import dagster as dg
 
 from assets.factory import weir_definitions
 from configs.settings import load
-from pipelines.runtime.loading import load_pipeline
+from pipelines.loading import load_pipeline
 
 settings = load()
 

@@ -9,9 +9,9 @@ from assets import history
 from assets.coordination import failure, show, showing
 from assets.names import BESIDE, CHECKPOINT, DRILL, AssetJob, key
 from configs.settings import Settings
-from pipelines.runtime import drill as drills
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.drill import Drilled
+from pipelines.runtime.operations import drill as drills
+from pipelines.runtime.operations.drill import Drilled
 from state_ops.errors import WeirError
 
 COMES_BACK, IN_TIME = "comes_back_as_it_was", "meets_objectives"

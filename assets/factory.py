@@ -16,8 +16,8 @@ from assets import backfills, checks, drills, jobs, names, specs
 from assets.coordination import coordinate, introduce
 from assets.sensors import checkpoint_sensor, lease_watchdog, run_failure_sensor
 from configs.settings import Settings
-from pipelines.runtime import run as runtime
 from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.run import run as runtime
 
 
 def weir_definitions(pipelines: Sequence[Pipeline], settings: Settings) -> dg.Definitions:

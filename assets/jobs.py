@@ -22,15 +22,18 @@ from assets import checks
 from assets.coordination import coordinate, failure, introduce, left_alone, show, showing, told_of
 from assets.names import BESIDE, PIPELINE, pool, restore_job_name
 from configs.settings import Settings
-from pipelines.runtime import data_docs, holding, upkeep
-from pipelines.runtime import rewind as rewinding
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.state_reader import chosen
-from pipelines.runtime.stopping import ask_to_stop, end
-from pipelines.runtime.tenure import busy, open_storage
-from state_ops import halt, lease
+from pipelines.runtime.gates import data_docs
+from pipelines.runtime.inspection.state_reader import chosen
+from pipelines.runtime.ownership import hold_causes, savepoints
+from pipelines.runtime.ownership.ownership import busy
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.restore import rewind as rewinding
+from pipelines.runtime.run import maintenance
+from pipelines.runtime.run.stopping import ask_to_stop, end
+from state_ops.coordination import lease, requests, suspension
+from state_ops.coordination.requests import Request
 from state_ops.errors import ConfigurationError, DamageError, WeirError
-from state_ops.lease import Request
 
 
 class RestoreConfig(dg.Config):
@@ -172,7 +175,7 @@ def _prove(context: dg.OpExecutionContext, pipeline: Pipeline, settings: Setting
         if config.resume:  # nobody runs the pipeline, and nobody is to try again before this has changed
             holder = lease.read(storage)
             generation = holder.generation if holder is not None else None
-            holding.note(storage, registry.head(), generation, context.run.run_id, damage)
+            hold_causes.note(storage, registry.head(), generation, context.run.run_id, damage)
         raise damage
 
 
@@ -217,9 +220,9 @@ def _savepoint_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
         patience = settings.checkpoints.timeout_seconds
         try:
             if config.drop:
-                pin = upkeep.drop_savepoint(pipeline, settings, config.name, patience)
+                pin = maintenance.drop_savepoint(pipeline, settings, config.name, patience)
             else:
-                pin = upkeep.savepoint(pipeline, settings, config.name, config.reason, patience)
+                pin = maintenance.savepoint(pipeline, settings, config.name, config.reason, patience)
         except WeirError as error:
             raise failure(error) from None
         done = "is dropped" if config.drop else "stays until it is dropped"
@@ -275,10 +278,10 @@ def _rewound(
         yield "nothing was changed: dry_run"
         return
     rewinding.check(plan, pipeline.name, config.accept)
-    with halt.during(storage, "rewind job"):
+    with suspension.during(storage, "rewind job"):
         if config.stop and lease.watch(storage):
-            ask_to_stop(pipeline, settings, Request(upkeep.STOP, trigger="job", reason=config.reason))
-        done = upkeep.rewind(pipeline, settings, int(meant.id), accepted=config.accept, reason=config.reason)
+            ask_to_stop(pipeline, settings, Request(requests.STOP, trigger="job", reason=config.reason))
+        done = maintenance.rewind(pipeline, settings, int(meant.id), accepted=config.accept, reason=config.reason)
     yield f"{pipeline.name} is at checkpoint {done.id}, {done.reason}; the next run goes on from there"
 
 
@@ -288,17 +291,17 @@ def _stop_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
         reason = "stop job"
         try:
             if config.savepoint is not None:
-                upkeep.check_free(pipeline, settings, config.savepoint)
+                savepoints.check_free(pipeline, settings, config.savepoint)
             if config.drain and not lease.watch(open_storage(pipeline, settings)[0]):
                 raise WeirError(
                     f"No coordinator of {pipeline.name} is running, so nobody drains.",
                     next=f"Materialize first, or `weir stop {pipeline.name} --drain`, which drains by itself.",
                 )
-            request = Request(upkeep.STOP, reason=reason, drain=config.drain, savepoint=config.savepoint or "")
+            request = Request(requests.STOP, reason=reason, drain=config.drain, savepoint=config.savepoint or "")
             stopped = end(pipeline, settings, request)
             if config.savepoint is not None and not stopped:
                 patience = settings.checkpoints.timeout_seconds
-                upkeep.savepoint(pipeline, settings, config.savepoint, reason, patience)
+                maintenance.savepoint(pipeline, settings, config.savepoint, reason, patience)
         except WeirError as error:
             raise failure(error) from None
         ended = "ended at a barrier" if stopped else "was not running; sensors begin nothing"
@@ -322,11 +325,11 @@ def _upkeep_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
         started = time.monotonic()
         try:
             if config.prune:
-                freed = sum(fate.bytes for fate in upkeep.explain(pipeline, settings)[1] if not fate.stays)
-                asked = Request(upkeep.UPKEEP, reason="retention and fsck")
+                freed = sum(fate.bytes for fate in maintenance.explain(pipeline, settings)[1] if not fate.stays)
+                asked = Request(requests.UPKEEP, reason="retention and fsck")
                 patience = settings.checkpoints.timeout_seconds
                 # Owning a pipeline prunes and removes leftovers before anything else.
-                upkeep.asked(pipeline, settings, asked, lambda _: None, patience)
+                maintenance.asked(pipeline, settings, asked, lambda _: None, patience)
                 context.log.info(f"pruned; {freed:,} bytes were not needed")
         except WeirError as error:
             raise failure(error) from None

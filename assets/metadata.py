@@ -13,14 +13,15 @@ from deltalake import DeltaTable
 
 from assets.names import input_name, key
 from pipelines.runtime.definition import DeltaSink, FileSource, Pipeline, Stage
+from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.sinks.delta import table_path
-from pipelines.runtime.workshop import EpochReport, bottleneck
-from state_ops import delta_log
-from state_ops.checkpoint import Checkpoint, from_micros
-from state_ops.frames import schema_from_json
+from pipelines.runtime.timings import bottleneck
+from state_ops.arrow.frames import schema_from_json
+from state_ops.checkpoints.checkpoint import Checkpoint, from_micros
+from state_ops.delta import fenced_table
 from state_ops.ids import CheckpointId
-from state_ops.schema import StateSchema
-from state_ops.storage import Storage
+from state_ops.schema.state_schema import StateSchema
+from state_ops.storage.storage import Storage
 
 # -- when the definitions load; nothing is read
 
@@ -279,7 +280,7 @@ def _input_columns(stage: Stage, head: Checkpoint, storage: Storage) -> list[str
 
 def _open(storage: Storage, table: str) -> DeltaTable | None:
     path = table_path(table)
-    return delta_log.open_table(storage, path) if delta_log.exists(storage, path) else None
+    return fenced_table.open_table(storage, path) if fenced_table.exists(storage, path) else None
 
 
 def _schema(handle: DeltaTable) -> dg.TableSchema:

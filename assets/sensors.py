@@ -4,7 +4,7 @@
     run_failure_sensor   a run failed: restore and resume if another attempt can help, else say who has to do what
     lease_watchdog       ends what does not live any more, on either side, and says when input is overdue
 
-The decisions are in `pipelines.runtime.sensor`; here they meet Dagster's runs.
+The decisions are in `pipelines.runtime.run.sensor`; here they meet Dagster's runs.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from assets.names import (
     restore_job_name,
 )
 from configs.settings import Settings
-from pipelines.runtime import holding, upkeep
-from pipelines.runtime import sensor as decisions
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.sensor import Action, Decision, Memory, restore_key
-from pipelines.runtime.tenure import open_storage, readers
-from state_ops import halt, lease
-from state_ops.checkpoint import EPOCH
-from state_ops.lease import Request
+from pipelines.runtime.ownership import hold_causes
+from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
+from pipelines.runtime.run import sensor as decisions
+from pipelines.runtime.run.sensor import Action, Decision, Memory, restore_key
+from state_ops.checkpoints.checkpoint import EPOCH
+from state_ops.coordination import lease, processes, requests, suspension
+from state_ops.coordination.requests import Request
 
 _UNFINISHED = [
     DagsterRunStatus.QUEUED,
@@ -158,8 +158,8 @@ def run_failure_sensor(
             return dg.SkipReason(f"the restore itself failed, a person has to repair or rewind: {what}")
         storage, registry = open_storage(pipeline, settings)
         holder = lease.read(storage)
-        noted = holding.standing(storage, registry.head(), readers(pipeline, settings))
-        if noted is not None and holding.is_since(noted, holder):
+        noted = hold_causes.standing(storage, registry.head(), readers(pipeline, settings))
+        if noted is not None and hold_causes.is_since(noted, holder):
             return dg.SkipReason(f"the pipeline is held, a person has to repair or rewind: {what}")
         if run.job_name == restore_job_name(pipeline):
             return dg.SkipReason(
@@ -172,7 +172,7 @@ def run_failure_sensor(
             return dg.SkipReason(f"it had not begun, so there is nothing to restore: {what}")
         if lease.watch(storage):
             return dg.SkipReason(f"the coordinator of generation {holder.generation} is alive")
-        halted = halt.read(storage)
+        halted = suspension.read(storage)
         if halted is not None:
             return dg.SkipReason(f"{halted.how} by a person ({halted.why})")
         if holder.run_id != run.run_id:
@@ -213,7 +213,7 @@ def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Ass
             orphan = _is_over(context.instance, holder.run_id)
             if orphan and seen.get("orphan") == holder.generation:  # twice in a row: it is not just about to end
                 storage, _ = open_storage(pipeline, settings)
-                lease.send(storage, Request(upkeep.STOP, trigger="watchdog", reason="its run in Dagster is over"))
+                requests.send(storage, Request(requests.STOP, trigger="watchdog", reason="its run in Dagster is over"))
                 said.append("its run in Dagster is over: asked it to end")
             seen["orphan"] = holder.generation if orphan and "asked it to end" not in said[-1] else None
         elif holder.stopped:
@@ -338,7 +338,7 @@ def _is_gone(process: tuple[str, str, str, str]) -> bool:
     host, pid, born, pids = process
     if not pid.isdigit():
         return False
-    return lease.process_lives(host, int(pid), born, pids) is False or lease.is_of_earlier_boot(host, born)
+    return processes.process_lives(host, int(pid), born, pids) is False or processes.is_of_earlier_boot(host, born)
 
 
 def _how_it_ended(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:

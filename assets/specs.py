@@ -10,7 +10,7 @@ from assets import metadata
 from assets.names import CHECKPOINT, input_name, key, table_key
 from configs.settings import Settings
 from pipelines.runtime.definition import DeltaSink, Pipeline, Stage
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 
 
 def sources(pipeline: Pipeline, settings: Settings) -> list[dg.AssetSpec]:

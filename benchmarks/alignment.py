@@ -28,8 +28,8 @@ from deltalake import DeltaTable
 
 from configs import settings as configuration
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
-from pipelines.runtime.run import RunOptions, run
-from pipelines.runtime.tenure import open_storage
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.run.run import RunOptions, run
 
 ROWS, BATCH, SUBTASKS = 40_000, 1_000, 2
 FAST_SECONDS = 0.5

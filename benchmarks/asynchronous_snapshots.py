@@ -32,8 +32,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.epoch_profile import PIPELINES
 from configs.settings import Settings
-from pipelines.runtime import run as runtime
-from pipelines.runtime.run import RunOptions
+from pipelines.runtime.run import run as runtime
+from pipelines.runtime.run.run import RunOptions
 
 KEYS = (20_000, 200_000, 1_000_000)
 WARM, COUNTED, ROWS = 3, 12, 50_000

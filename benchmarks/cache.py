@@ -36,15 +36,15 @@ import pyarrow.compute as pc
 
 from benchmarks.incremental import Subtask
 from benchmarks.state.report import machine
-from state_ops import snapshot
 from state_ops.backends.base import Backend, Compression
 from state_ops.backends.rocksdb import SHARD_MB, RocksDBBackend
-from state_ops.cache import CacheFigures, CacheSizes, StateCache, ValueStore
-from state_ops.codec import decode_rows, encode_rows
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
-from state_ops.schema import StateSchema
-from state_ops.snapshot import Attempt
-from state_ops.storage import Storage
+from state_ops.keyed.state_cache import CacheFigures, CacheSizes, StateCache, ValueStore
+from state_ops.schema.row_codec import decode_rows, encode_rows
+from state_ops.schema.state_schema import StateSchema
+from state_ops.snapshots import snapshot
+from state_ops.snapshots.attempt import Attempt
+from state_ops.storage.storage import Storage
 
 _MEMORY_MB = 128  # as configs/sections.py has them
 _COMPRESSION: Compression = "lz4"  # likewise

@@ -35,11 +35,11 @@ from assets.factory import weir_definitions
 from assets.names import CHECKPOINT, key
 from configs.settings import Settings
 from pipelines.api import Pipeline, agg, aggregate, delta, files
-from pipelines.runtime import run as runtime
-from pipelines.runtime import tenure
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions
-from pipelines.runtime.workshop import EpochReport
+from pipelines.runtime.epoch.model import EpochReport
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.ownership import ownership
+from pipelines.runtime.run import run as runtime
+from pipelines.runtime.run.run import RunOptions
 from state_ops.ids import CheckpointId
 
 _totals = aggregate(
@@ -97,7 +97,7 @@ def epochs(root: Path, count: int, turns: int) -> dict[str, list[dict[str, float
     """By way, of each turn: ms per epoch, from the first one's end to the last one's; ms in which the run waits for one to be shown, in the
     median; and ms of the run, all else it took."""
     found: dict[str, list[dict[str, float]]] = {"alone": [], "in Dagster": []}
-    tenure.SparkExecutor = lambda *_, **__: InMemoryExecutor()  # type: ignore[assignment, misc]
+    ownership.SparkExecutor = lambda *_, **__: InMemoryExecutor()  # type: ignore[assignment, misc]
     with instance(root) as made:
         for turn in range(turns + 1):
             for way in found:
@@ -308,7 +308,7 @@ def main() -> None:
 
 
 def _one_epoch(root: Path) -> EpochReport:
-    tenure.SparkExecutor = lambda *_, **__: InMemoryExecutor()  # type: ignore[assignment, misc]
+    ownership.SparkExecutor = lambda *_, **__: InMemoryExecutor()  # type: ignore[assignment, misc]
     land(root / "alone", 1)
     *_, last = runtime.run(PIPELINE, settings(root / "alone"), RunOptions(until_caught_up=True))
     return last

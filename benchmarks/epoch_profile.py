@@ -35,10 +35,10 @@ from benchmarks.state import workload as work
 from benchmarks.state.workload import Slices, Workload
 from configs.settings import Settings
 from pipelines.api import Pipeline, agg, aggregate, delta, files
-from pipelines.runtime import run as runtime
-from pipelines.runtime.run import RunOptions
-from state_ops import lease
-from state_ops.lease import Request
+from pipelines.runtime.run import run as runtime
+from pipelines.runtime.run.run import RunOptions
+from state_ops.coordination import requests
+from state_ops.coordination.requests import Request
 
 WARM = 2
 """Epochs of each kind that are run before those that count: Spark compiles its plans in them."""
@@ -95,9 +95,9 @@ def _measured(pipeline: Pipeline, load: Load, landing: Path, scratch: Path) -> d
     empty = []
     for _ in range(WARM + load.empty):
         began = time.perf_counter()
-        lease.send(storage, Request("barrier", reason="an epoch without data"))
+        requests.send(storage, Request("barrier", reason="an epoch without data"))
         empty.append(next(reports) | {"wall": round((time.perf_counter() - began) * 1e3, 1)})
-    lease.send(storage, Request("stop"))
+    requests.send(storage, Request("stop"))
     assert not list(reports), "an epoch that nobody asked for"
     return {f"{load.rows:,} rows": full[WARM - 1 :], "empty": empty[WARM:]}
 

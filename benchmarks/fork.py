@@ -26,10 +26,10 @@ import numpy as np
 
 from benchmarks.restore import PIPELINE, Site, copied, seconds
 from configs.settings import Settings
-from pipelines.runtime import forks
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
-from pipelines.runtime.tenure import open_storage
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations import forks
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.run.run import RunOptions, run
 
 _RESULTS = Path(__file__).parent / "results" / "fork"
 TARGET = 1.0  # seconds, whatever the size

@@ -35,13 +35,14 @@ from benchmarks.state import workload as work
 from benchmarks.state.workload import Slices, Workload
 from configs.settings import Settings
 from pipelines.api import Pipeline, agg, aggregate, delta, expect, files
-from pipelines.runtime import in_flight, sealing
-from pipelines.runtime import run as runtime
 from pipelines.runtime.definition import Gate
-from pipelines.runtime.run import RunOptions
-from pipelines.runtime.sealing import verdicts
-from pipelines.runtime.spark_executor import SparkExecutor
-from pipelines.runtime.stage_job import judge
+from pipelines.runtime.epoch import scheduler
+from pipelines.runtime.epoch.stage_job import judge
+from pipelines.runtime.execution.spark_executor import SparkExecutor
+from pipelines.runtime.gates import epoch_gates
+from pipelines.runtime.gates.epoch_gates import verdicts
+from pipelines.runtime.run import run as runtime
+from pipelines.runtime.run.run import RunOptions
 
 WARM, COUNTED, ROUNDS, ROWS = 2, 5, 6, 500_000
 TARGET = 0.05
@@ -111,7 +112,7 @@ def _run(pipeline: Pipeline, landing: Path, scratch: Path) -> list[dict[str, flo
     epochs, began, used = [], time.perf_counter(), cpu_seconds()
     executor = SparkExecutor(settings, "weir-gates")
     asked_rows, asked_whole = list[float](), list[float]()
-    in_flight.judge, sealing.verdicts = _timed(judge, asked_rows), _timed(verdicts, asked_whole)
+    scheduler.judge, epoch_gates.verdicts = _timed(judge, asked_rows), _timed(verdicts, asked_whole)
     for report in runtime.run(pipeline, settings, RunOptions(until_caught_up=True), executor):
         ended, now = time.perf_counter(), cpu_seconds()
         asked = sum(ms for phase, ms in report.ms.items() if phase.startswith(("gate:", "seal:gates")))

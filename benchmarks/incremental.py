@@ -30,15 +30,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from state_ops import snapshot
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.checkpoint import LocalSnapshot, Snapshot
+from state_ops.checkpoints.checkpoint import LocalSnapshot, Snapshot
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
-from state_ops.key_groups import key_groups, subtask_of
-from state_ops.keys import encode_keys
-from state_ops.snapshot import Attempt
-from state_ops.state import VALUE_STATE
-from state_ops.storage import Storage
+from state_ops.keyed.keyed_state import VALUE_STATE
+from state_ops.schema.key_codec import encode_keys
+from state_ops.schema.key_groups import key_groups, subtask_of
+from state_ops.snapshots import snapshot
+from state_ops.snapshots.attempt import Attempt
+from state_ops.storage.storage import Storage
 
 _SUBTASKS = 2
 _MAX_PARALLELISM = 128

@@ -24,10 +24,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from state_ops.checkpoint import STATE, Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import STATE, Checkpoint, StateFile
+from state_ops.checkpoints.registry import Publication, Registry
 from state_ops.ids import AttemptId, CheckpointId, Generation
-from state_ops.registry import Publication, Registry
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 
 _APP = "weir/benchmark/main"
 _RETAINED = 3

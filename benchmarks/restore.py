@@ -41,12 +41,13 @@ import pyarrow.parquet as pq
 from configs import settings as configuration
 from configs.settings import Settings
 from pipelines.api import Epoch, Pipeline, State, ValueState, files, stage
-from pipelines.runtime import restore, state_reader
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
-from pipelines.runtime.tenure import open_storage
-from state_ops.checkpoint import STATE
-from state_ops.stores import LOCAL_CHUNK
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.restore import restore
+from pipelines.runtime.run.run import RunOptions, run
+from state_ops.checkpoints.checkpoint import STATE
+from state_ops.storage.store import LOCAL_CHUNK
 
 _ROWS = 250_000
 _THREADS = 16

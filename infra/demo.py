@@ -31,13 +31,14 @@ from assets.names import REASON
 from configs.settings import PROJECT, Settings, load
 from infra import dagster_home, flights_input
 from pipelines.flights import aircraft_rotation, pipeline
-from pipelines.runtime import progress, state_reader
-from pipelines.runtime import run as runtime
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.run import progress
+from pipelines.runtime.run import run as runtime
 from pipelines.runtime.sinks.delta import table_path
-from state_ops import halt, lease
-from state_ops.checkpoint import Checkpoint
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.coordination import lease, requests, suspension
+from state_ops.coordination.requests import Request
 from state_ops.errors import BusyError, DamageError, TransientError, WeirError
-from state_ops.lease import Request
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance, DagsterRun
@@ -242,7 +243,7 @@ def _settle(watch: Watch) -> None:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline and lease.alive(lease.read(watch.storage)):
         published = {row.checkpoint_id for row in watch.registry.publications()}
-        if watch.last in published and not lease.pending(watch.storage):
+        if watch.last in published and not requests.pending(watch.storage):
             time.sleep(3 * watch.settings.run.poll_seconds)
             return
         time.sleep(_POLL_SECONDS)
@@ -251,14 +252,16 @@ def _settle(watch: Watch) -> None:
 def _stop(settings: Settings, watch: Watch, still_well: Callable[[], None]) -> None:
     """Ask the coordinator to end at its barrier, and wait for it."""
     if lease.alive(lease.read(watch.storage)):
-        lease.send(watch.storage, Request("stop", reason="the demo is over"))
+        requests.send(watch.storage, Request("stop", reason="the demo is over"))
     deadline = time.monotonic() + 60
     while lease.alive(lease.read(watch.storage)) and time.monotonic() < deadline:
         time.sleep(settings.run.poll_seconds)
     while _unfinished() and time.monotonic() < deadline:
         still_well()
         time.sleep(settings.run.poll_seconds)
-    halt.clear(watch.storage)  # it was the demo that stopped it, not a person: `make ui` shows a pipeline that goes on
+    suspension.clear(
+        watch.storage
+    )  # it was the demo that stopped it, not a person: `make ui` shows a pipeline that goes on
     _step("The coordinator stopped at a barrier, its Dagster run has ended")
 
 
@@ -347,7 +350,7 @@ def _most_delayed(settings: Settings) -> Table:
 
 def _tables(settings: Settings, watch: Watch, landing: Path) -> dict[str, str]:
     """Row counts as Spark sees them, against what they must be."""
-    from pipelines.runtime import spark as sessions
+    from pipelines.runtime.execution import spark_session as sessions
 
     _step("Reading the tables with Spark and Delta, as anyone would")
     spark = sessions.session(settings, app="weir demo", delta=True)

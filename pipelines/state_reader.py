@@ -3,7 +3,7 @@
     from pipelines import state_reader
     state_reader.dataframe(spark, "flights", "aircraft_rotation", savepoint="before-upgrade").groupBy("hub").count()
 
-Without Spark: `weir state`, or `pipelines.runtime.state_reader`.
+Without Spark: `weir state`, or `pipelines.runtime.inspection.state_reader`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from configs.settings import Settings, load
-from pipelines.runtime import stateless
+from pipelines.loading import named
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.loading import named
-from pipelines.runtime.state_output import storable
-from pipelines.runtime.state_reader import viewed
-from pipelines.runtime.state_view import View
+from pipelines.runtime.execution import spark_plan
+from pipelines.runtime.inspection.export import storable
+from pipelines.runtime.inspection.state_reader import viewed
+from pipelines.runtime.inspection.view import View
 from state_ops.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def dataframe(
     found = named(pipeline, known) if isinstance(pipeline, str) else pipeline
     with viewed(found, known, stage, at if savepoint is None else savepoint, "a Spark DataFrame is made") as view:
         schema = storable(view)
-    columns = stateless.spark_schema(schema, f"the state of {stage}")
+    columns = spark_plan.spark_schema(schema, f"the state of {stage}")
     subtasks = spark.range(0, view.parallelism, 1, view.parallelism)
     return subtasks.mapInArrow(lambda numbers: _rows(view, schema, numbers), columns)
 

@@ -16,9 +16,9 @@ import polars as pl
 import pyarrow as pa
 
 from configs.settings import Settings, load
+from pipelines.loading import named
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.loading import named
-from pipelines.runtime.state_import import Edit, import_rows
+from pipelines.runtime.operations.state_import import Edit, import_rows
 from state_ops.errors import InputError
 
 __all__ = ["Edit", "write"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from configs import settings
-from pipelines.runtime import spark as runtime
+from pipelines.runtime.execution import spark_session as runtime
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from configs.settings import PROJECT
-from state_ops.backends import budget as memory
+from state_ops.backends import memory_budget as memory
 from state_ops.backends.rocksdb import RocksDBBackend, is_table
 from tests.resident_size import forget_peak, resident
 from tests.task_memory import Sizes, task_phases

@@ -14,16 +14,17 @@ from deltalake import DeltaTable
 
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.operators import open_windows
-from state_ops import evolution, snapshot
-from state_ops.backends import joined
+from state_ops.arrow.types import type_named
+from state_ops.backends import composite
 from state_ops.backends.base import BackendOptions
-from state_ops.backends.named import DEFAULT, named
-from state_ops.checkpoint import Checkpoint, snapshots_of
-from state_ops.key_groups import group_range
-from state_ops.registry import Registry
-from state_ops.state import scan_values
-from state_ops.storage import Storage
-from state_ops.value_types import type_named
+from state_ops.backends.loader import DEFAULT, named
+from state_ops.checkpoints.checkpoint import Checkpoint, snapshots_of
+from state_ops.checkpoints.registry import Registry
+from state_ops.keyed.keyed_state import scan_values
+from state_ops.schema import evolution
+from state_ops.schema.key_groups import group_range
+from state_ops.snapshots import snapshot
+from state_ops.storage.storage import Storage
 
 
 def table_at(storage: Storage, table: str, version: int | None = None) -> pl.DataFrame:
@@ -43,7 +44,7 @@ def keys_of(storage: Storage, registry: Registry, checkpoint: Checkpoint, uid: s
     for subtask, one in snapshots_of(registry.files(checkpoint), uid).items():
         with tempfile.TemporaryDirectory() as scratch:
             snapshot.fetch(storage, one, Path(scratch))
-            backend = joined.opened(kind, Path(scratch), BackendOptions(memory_mb=16))
+            backend = composite.opened(kind, Path(scratch), BackendOptions(memory_mb=16))
             try:
                 yield from ((subtask, key) for key, _ in backend.scan(b"", b"\xff" * 9))
             finally:
@@ -61,7 +62,7 @@ def state_at(storage: Storage, registry: Registry, checkpoint: Checkpoint, stage
         with tempfile.TemporaryDirectory() as scratch:
             snapshot.fetch(storage, one, Path(scratch))
             kind = named(figures.get("backend", DEFAULT))
-            backend = joined.opened(kind, Path(scratch), BackendOptions(memory_mb=16))
+            backend = composite.opened(kind, Path(scratch), BackendOptions(memory_mb=16))
             try:
                 if stage.window is None:
                     tables = list(scan_values(backend, schema, keys, groups))

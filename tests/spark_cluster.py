@@ -24,7 +24,7 @@ import psutil
 import pyspark
 
 from configs.settings import PROJECT, load
-from pipelines.runtime.java import java_home
+from pipelines.runtime.execution.java import java_home
 from tests.servers import missing
 
 PYTHON = "/weir-python/bin/python"  # on the workers, and only there

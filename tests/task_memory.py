@@ -23,15 +23,15 @@ import pyarrow as pa
 
 from configs.settings import PROJECT
 from pipelines.api import Epoch, State, ValueState, agg, delta, files, stage
-from pipelines.runtime import keyed_stage
-from pipelines.runtime.direct import with_owners
-from pipelines.runtime.keyed_stage import KeyedTask
+from pipelines.runtime.execution.direct_read import with_owners
 from pipelines.runtime.operators import Progress, shapes
-from state_ops import rows as rows_module
+from pipelines.runtime.task import run_task
+from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.backends.base import BackendOptions
-from state_ops.checkpoint import STATE, Snapshot, snapshots_of
+from state_ops.checkpoints.checkpoint import STATE, Snapshot, snapshots_of
 from state_ops.ids import CheckpointId, Generation
-from state_ops.storage import Storage
+from state_ops.rows import row_store as rows_module
+from state_ops.storage.storage import Storage
 from tests.resident_size import forget_peak, resident
 
 TEXT_BYTES, PENDING_MB = 1000, 32
@@ -145,7 +145,7 @@ class _Task:
             resident_mb=self._sizes.resident_mb,
             stages=("kept",),
         )
-        ack = keyed_stage.run(task, 0, self._batches(numbers))
+        ack = run_task.run(task, 0, self._batches(numbers))
         assert ack.error is None, ack.error
         gc.collect()  # as Spark's daemon does after each task
         self._bases = dict(snapshots_of(ack.files, "kept"))

@@ -6,7 +6,7 @@ import re
 
 from configs import reference
 from configs.settings import PROJECT
-from state_ops.registry import CHECKPOINTS, PINS, PUBLICATIONS, STATE_FILES
+from state_ops.checkpoints.registry import CHECKPOINTS, PINS, PUBLICATIONS, STATE_FILES
 
 
 def test_the_configuration_page_is_current():

@@ -24,10 +24,10 @@ def test_the_contracts_on_imports_hold():
     [
         ("configs.settings", ["pyarrow", "polars", "pyspark", "dagster", "great_expectations"]),
         (
-            "state_ops.registry, state_ops.snapshot, state_ops.state",
+            "state_ops.checkpoints.registry, state_ops.snapshots.snapshot, state_ops.keyed.keyed_state",
             ["pyspark", "py4j", "dagster", "great_expectations"],
         ),
-        ("pipelines.flights, pipelines.runtime.cli", ["pyspark", "py4j", "dagster", "great_expectations"]),
+        ("pipelines.flights, pipelines.cli.main", ["pyspark", "py4j", "dagster", "great_expectations"]),
     ],
     ids=["configs", "state_ops", "pipelines"],
 )

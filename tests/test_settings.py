@@ -7,7 +7,7 @@ import pytest
 from configs import combinations, reference, settings
 from configs.errors import ConfigurationError
 from configs.settings import PROJECT
-from state_ops.backends import named
+from state_ops.backends import loader
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_the_page_advises_on_every_key_of_checkpoints_slices_and_caches():
 
 
 def test_own_backends_are_those_that_the_engine_names():
-    assert set(combinations.OWN_BACKENDS) == set(named._OWN)
+    assert set(combinations.OWN_BACKENDS) == set(loader._OWN)
 
 
 @pytest.mark.parametrize(

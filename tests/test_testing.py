@@ -15,7 +15,7 @@ from configs.settings import Settings
 from pipelines import testing
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage, window
 from pipelines.flights import Aircraft, aircraft_rotation, airport_hourly, pipeline
-from pipelines.runtime.run import RunOptions, open_storage, run
+from pipelines.runtime.run.run import RunOptions, open_storage, run
 from state_ops.errors import InputError, PipelineError, StageError
 from tests.reading import state_at, table_at
 

@@ -170,7 +170,7 @@ def _start(
     variables = {**os.environ, **environment(None, scratch).variables, "PYTHONPATH": str(_PROJECT)}
     if engine == "weir":
         variables["WEIR_CONFIG"] = str(_configuration(scratch, run, interval or _AT_ONCE))
-        command = ["pipelines.runtime.cli", "run", "bench"]
+        command = ["pipelines.cli.main", "run", "bench"]
     else:
         task = {"landing": str(run / "landing"), "table": str(table), "local": str(run / "local"),
                 "checkpoint": str(run / "checkpoint"), "interval": interval, "cache": str(scratch / "cache")}  # fmt: skip

@@ -39,9 +39,9 @@ from benchmarks.state import workload
 from benchmarks.state.report import machine
 from benchmarks.state.workload import Slices, Workload
 from configs.settings import Settings
-from pipelines.runtime import spark as weir_spark
-from state_ops.storage import Storage
-from state_ops.transfers import together
+from pipelines.runtime.execution import spark_session as weir_spark
+from state_ops.storage.storage import Storage
+from state_ops.storage.transfers import together
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "mechanisms"
 MECHANISMS = ("worker", "driver", "job")

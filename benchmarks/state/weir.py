@@ -10,8 +10,8 @@ from pathlib import Path
 from benchmarks.state.engine import Result, Task, serve
 from benchmarks.state.weir_pipelines import PIPELINES
 from configs.settings import Settings
-from pipelines.runtime import run as runtime
-from pipelines.runtime.run import RunOptions
+from pipelines.runtime.run import run as runtime
+from pipelines.runtime.run.run import RunOptions
 
 
 def run(task: Task, result: Result) -> None:

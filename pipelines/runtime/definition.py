@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from state_ops.aggregates import Agg
-from state_ops.branches import BRANCHES, Branch
 from state_ops.errors import PipelineError
 from state_ops.ids import CheckpointId
-from state_ops.key_groups import check_parallelism
-from state_ops.schema import StateSchema
-from state_ops.state_class import State
-from state_ops.ttl import Ttl
+from state_ops.keyed.ttl import Ttl
+from state_ops.rows.aggregates import Agg
+from state_ops.schema.key_groups import check_parallelism
+from state_ops.schema.state_class import State
+from state_ops.schema.state_schema import StateSchema
+from state_ops.storage.branches import BRANCHES, Branch
 
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,62}$")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from state_ops.backends import entries as files
+from state_ops.backends import arrow_file as files
 from state_ops.backends.base import BackendOptions
 from state_ops.errors import DamageError, StateSizeError
 

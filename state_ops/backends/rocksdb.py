@@ -31,8 +31,8 @@ from rocksdict import (
     WriteOptions,
 )
 
-from state_ops.backends import budget as memory
-from state_ops.backends import shards
+from state_ops.backends import compaction
+from state_ops.backends import memory_budget as memory
 from state_ops.backends.base import BEYOND, BackendOptions, Compression, Run
 from state_ops.errors import DamageError, TransientError, WeirError
 
@@ -81,7 +81,7 @@ class RocksDBBackend:
         self._shards: list[Rdict] = []
         self._handles: list[ColumnFamily] = []
         for start in self._starts:
-            name = shards.name_of(start)
+            name = compaction.name_of(start)
             self._adopt(len(self._shards), name, self._db.get_column_family(name) if start else self._db)
 
     def _open(self) -> Rdict:
@@ -92,10 +92,12 @@ class RocksDBBackend:
             )
         try:
             names = Rdict.list_cf(path, Options(raw_mode=True)) if (self.path / "CURRENT").exists() else []
-            self._starts = shards.starts_of(names, path)
+            self._starts = compaction.starts_of(names, path)
             number = len(self._starts)
             families = {
-                shards.name_of(start): self._options(index, number) for index, start in enumerate(self._starts) if start
+                compaction.name_of(start): self._options(index, number)
+                for index, start in enumerate(self._starts)
+                if start
             }
             return Rdict(path, options=self._options(0, number), column_families=families or None)
         except WeirError:
@@ -256,7 +258,7 @@ class RocksDBBackend:
         self.written = self._in_memtables = self._clipped = True
 
     def _drop(self, index: int) -> None:
-        name = shards.name_of(self._starts[index])
+        name = compaction.name_of(self._starts[index])
         for known in (self._starts, self._handles):
             del known[index]
         self._shards.pop(index).close()
@@ -281,7 +283,7 @@ class RocksDBBackend:
     def _merge(self) -> None:
         self._settle()
         split = self._split()
-        merges = shards.due(self._sizes())
+        merges = compaction.due(self._sizes())
         for index in merges:
             self._shards[index].compact_range(None, None)
         if split or merges:
@@ -301,15 +303,15 @@ class RocksDBBackend:
                 return
             time.sleep(0.001)
 
-    def _sizes(self) -> list[shards.Shard]:
-        return shards.sizes(self._db.live_files(), self._starts)
+    def _sizes(self) -> list[compaction.Shard]:
+        return compaction.sizes(self._db.live_files(), self._starts)
 
     def _split(self) -> bool:
         """Cut what has outgrown the others into pieces of its own; whether there was any."""
         sizes = self._sizes()
         for index in reversed(range(len(sizes))):  # from the end: a split moves the indices behind it
-            number = shards.pieces(sizes, index, self._threshold)
-            if number > 1 and (new := shards.borders(self._all(index), sizes[index].bytes // 1024, number)):
+            number = compaction.pieces(sizes, index, self._threshold)
+            if number > 1 and (new := compaction.borders(self._all(index), sizes[index].bytes // 1024, number)):
                 self._move_out(index, new)
                 return True
         return False
@@ -321,7 +323,7 @@ class RocksDBBackend:
         """Give what a shard has from new[0] on to new shards. Nobody sees the state in between: this is one attempt's copy."""
         number = len(self._starts) + len(new)
         for offset, start in enumerate(new, index + 1):
-            name = shards.name_of(start)
+            name = compaction.name_of(start)
             self._starts.insert(offset, start)
             self._adopt(offset, name, self._db.create_column_family(name, self._options(offset, number)))
         old = self._shards[index]
@@ -363,7 +365,7 @@ class RocksDBBackend:
 
     def _options(self, index: int, number: int) -> Options:
         options = memory.options(self._budget, number, self._files, self._compression)
-        options.set_level_zero_file_num_compaction_trigger(shards.trigger(index))
+        options.set_level_zero_file_num_compaction_trigger(compaction.trigger(index))
         return options
 
     def _unreadable(self, error: Exception) -> DamageError:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from state_ops.branches import branch_of, is_inherited, pinned
+from state_ops.checkpoints.registry import BRANCH
 from state_ops.fsck import objects, sinks
 from state_ops.fsck.findings import Finding, Kind, Report, Retained, Severity, found
 from state_ops.fsck.objects import Expected
 from state_ops.fsck.survey import Survey, survey, unreadable_parquet
-from state_ops.registry import BRANCH
-from state_ops.storage import Storage
-from state_ops.transfers import together
+from state_ops.storage.branches import branch_of, is_inherited, pinned
+from state_ops.storage.storage import Storage
+from state_ops.storage.transfers import together
 
 Reading = Callable[[Sequence[Expected]], Iterable[Expected]]
 """Hands on what is to be read, one by one; a caller who shows progress wraps it."""

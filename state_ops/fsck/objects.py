@@ -17,19 +17,19 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from state_ops import restoring
-from state_ops.branches import branch_of
-from state_ops.checkpoint import OUTPUT
-from state_ops.delta_log import PROBE, active_files, open_table
+from state_ops.checkpoints.checkpoint import OUTPUT
+from state_ops.checkpoints.reader_holds import HOLDS
+from state_ops.checkpoints.restore_log import PATH as RESTORES
+from state_ops.coordination import restore_progress
+from state_ops.delta.fenced_table import PROBE, active_files, open_table
 from state_ops.errors import plainly
 from state_ops.fsck.findings import Finding, Kind, found
 from state_ops.fsck.sinks import SinkTable, mentioned
 from state_ops.fsck.survey import TABLES, UNREADABLE, Survey
 from state_ops.ids import CheckpointId, parse_epoch_dir
-from state_ops.pins import HOLDS
-from state_ops.restores import PATH as RESTORES
-from state_ops.storage import Storage, StoredFile
-from state_ops.stores import UNFINISHED
+from state_ops.storage.branches import branch_of
+from state_ops.storage.storage import Storage, StoredFile
+from state_ops.storage.store import UNFINISHED
 
 _ATTEMPT = r"\d+-[0-9a-f]{32}"
 _STAGED = re.compile(
@@ -38,7 +38,7 @@ _STAGED = re.compile(
     rf"|tables/(?P<table>[^/]+)/data/(?P<rows>g\d+-e\d+)/{_ATTEMPT}\.parquet)"
 )
 _REGISTRY_DATA = re.compile(r"registry/\w+/(?:data|checkpoint_id=\d+)/\d{20}-[0-9a-f]{32}\.parquet")
-_BY_ANYBODY = (f"{HOLDS}/", "coordinator/requests/", f"{restoring.DIRECTORY}/")
+_BY_ANYBODY = (f"{HOLDS}/", "coordinator/requests/", f"{restore_progress.DIRECTORY}/")
 _NOTES = re.compile(
     r"coordinator/(?:lease|origin|held|halt|(?:requests|holds|restoring)/[0-9a-f]{32})\.json|(?:promotes|backfill)\.json"
 )

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from state_ops.checkpoints.registry import Registry
 from state_ops.errors import FencedError
 from state_ops.fsck.findings import Finding, Kind, Repair, Report
 from state_ops.ids import Generation
-from state_ops.registry import Registry
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 
 _BATCH = 200  # deletions between two looks at who owns the generation
 

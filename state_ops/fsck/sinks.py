@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import TableNotFoundError
 
-from state_ops.checkpoint import Checkpoint
-from state_ops.delta_log import active_files, open_table
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.delta.fenced_table import active_files, open_table
 from state_ops.errors import first_line
 from state_ops.fsck.findings import Finding, Kind, found
 from state_ops.fsck.survey import UNREADABLE, Survey, torn_entry
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 
 TOP = "tables"
 

@@ -14,15 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from state_ops.branches import is_inherited, own_of_parent, parent_uri
-from state_ops.checkpoint import CHANNEL, OUTPUT, STATE, TAKES_BACK, Checkpoint, StateFile
-from state_ops.delta_log import active_files, open_table
+from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, STATE, TAKES_BACK, Checkpoint, StateFile
+from state_ops.checkpoints.reader_holds import HeldCommits, Watcher
+from state_ops.checkpoints.registry import Pin, Publication, Registry, Stray
+from state_ops.delta.fenced_table import active_files, open_table
 from state_ops.errors import DamageError, PrunedError, WeirError, first_line
 from state_ops.fsck.findings import Finding, Kind, found
 from state_ops.ids import CheckpointId, Generation
-from state_ops.pins import HeldCommits, Watcher
-from state_ops.registry import Pin, Publication, Registry, Stray
-from state_ops.storage import Storage, check_path
+from state_ops.storage.branches import is_inherited, own_of_parent, parent_uri
+from state_ops.storage.storage import Storage, check_path
 
 TABLES = ("registry/checkpoints", "registry/state_files", "registry/publications", "registry/pins")
 UNREADABLE = (WeirError, OSError, DeltaError, pa.ArrowException, ValueError, KeyError, TypeError)

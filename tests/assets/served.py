@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from assets.factory import weir_definitions
 from configs.settings import Settings, load
-from pipelines.runtime import tenure
-from pipelines.runtime.executor import Channel, Deadline, Landed
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.keyed_stage import KeyedTask
-from state_ops.checkpoint import Ack
+from pipelines.runtime.execution.executor import Channel, Deadline, Landed
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.ownership import ownership
+from pipelines.runtime.task.run_task import KeyedTask
+from state_ops.checkpoints.checkpoint import Ack
 from tests.recovery.small import pipeline
 
 HOLD, HELD = "hold", "held"  # files: while the first is there, an epoch that has begun waits, and makes the second
@@ -37,5 +37,5 @@ class Held(InMemoryExecutor):
 @dg.definitions
 def defs() -> dg.Definitions:
     """Made where the code server and its runs load them, not where the test imports this."""
-    tenure.SparkExecutor = lambda settings, **_: Held(settings)  # type: ignore[assignment,misc]
+    ownership.SparkExecutor = lambda settings, **_: Held(settings)  # type: ignore[assignment,misc]
     return dg.Definitions.merge(weir_definitions([pipeline], load()), dg.Definitions(executor=dg.in_process_executor))

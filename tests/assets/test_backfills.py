@@ -12,8 +12,8 @@ import pytest
 from assets import backfills, jobs
 from assets.factory import weir_definitions
 from configs.settings import BackfillSettings
-from pipelines.runtime import forks
-from state_ops.checkpoint import PROMOTION
+from pipelines.runtime.operations import forks
+from state_ops.checkpoints.checkpoint import PROMOTION
 from tests.assets.without_spark import in_this_process
 from tests.recovery.test_backfill import Plant, pipeline
 

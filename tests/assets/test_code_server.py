@@ -22,10 +22,10 @@ import pytest
 import yaml
 
 from configs.settings import PROJECT
-from pipelines.runtime.tenure import open_storage
-from state_ops import lease
-from state_ops.pending import Trigger
-from state_ops.storage import Storage
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from state_ops.checkpoints.pending_checkpoint import Trigger
+from state_ops.coordination import lease, requests
+from state_ops.storage.storage import Storage
 from tests.assets.served import HELD, HOLD
 from tests.recovery.small import Bank
 
@@ -228,7 +228,7 @@ def test_a_run_goes_on_without_its_code_server_and_ticks_come_back(served):
     served.until(lambda: served.runs().get("retention_and_fsck") == ["SUCCESS"], "the run that was queued meanwhile")
     assert lease.alive(served.lease) and served.lease.generation == holder.generation
     assert served.runs()["job"] == ["STARTED"]
-    lease.send(served.storage, lease.Request("stop"))
+    requests.send(served.storage, requests.Request("stop"))
     served.until(lambda: served.runs()["job"] == ["SUCCESS"], "the end of the run")
     assert "restore_job" not in served.runs()
     assert [(row.id, row.run_id) for row in served.bank.registry.checkpoints()] == [
@@ -249,7 +249,7 @@ def test_a_run_that_dies_with_its_code_server_is_resumed_once_that_is_kept_up(se
     served.serve()
 
     served.until(lambda: served.head() == 5, "what was resumed, under ids of its own")
-    lease.send(served.storage, lease.Request("stop"))
+    requests.send(served.storage, requests.Request("stop"))
     served.until(lambda: served.runs().get("restore_job") == ["SUCCESS"], "the end of the restore")
     assert served.runs()["job"] == ["FAILURE"]
     assert served.lease.generation == holder.generation + 1

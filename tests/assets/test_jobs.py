@@ -11,12 +11,12 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetC
 
 from assets.names import REASON, TRIGGER
 from pipelines.api import expect
-from pipelines.runtime import upkeep
-from pipelines.runtime.tenure import open_storage
-from state_ops import halt, lease
-from state_ops.checkpoint import STATE
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.run import maintenance
+from state_ops.checkpoints.checkpoint import STATE
+from state_ops.checkpoints.registry import SAVEPOINT
+from state_ops.coordination import lease, requests, suspension
 from state_ops.errors import TransientError
-from state_ops.registry import SAVEPOINT
 from tests.assets.without_spark import CHECKPOINT, House
 from tests.recovery.small import until
 
@@ -113,7 +113,7 @@ def test_an_older_checkpoint_can_be_proven_but_not_resumed_from(house):
 def test_a_restore_beside_a_living_coordinator_is_refused(house):
     with living(house):
         assert failed_with(house.execute("small_restore_job"))["kind"] == "BusyError"
-        lease.send(house.storage, lease.Request("stop"))
+        requests.send(house.storage, requests.Request("stop"))
 
 
 # -- savepoint, rewind, stop
@@ -158,7 +158,7 @@ def test_a_rewind_ends_a_running_coordinator_if_it_may_and_sensors_go_on(house):
         assert failed_with(refused)["kind"] == "BusyError"
         assert house.execute("small_rewind_job", {"checkpoint": 2, "dry_run": False, "stop": True}).success
     assert house.bank.registry.head().kind == "rewind"
-    assert halt.read(house.storage) is None
+    assert suspension.read(house.storage) is None
     (request,), _, _ = house.tick("checkpoint_sensor")
     assert request.job_name == "small_job"
 
@@ -174,7 +174,7 @@ def test_a_rewind_that_fails_after_it_stopped_the_coordinator_lets_sensors_go_on
     def fails(*_args, **_options):
         raise TransientError("the storage is away")
 
-    monkeypatch.setattr(upkeep, "rewind", fails)
+    monkeypatch.setattr(maintenance, "rewind", fails)
     with living(house):
         assert not house.execute("small_rewind_job", {"checkpoint": 2, "dry_run": False, "stop": True}).success
     house.bank.land(4)
@@ -234,7 +234,7 @@ def test_a_queued_run_that_no_person_asked_for_leaves_a_stopped_pipeline_alone(h
     result = house.execute(job, tags=tags)
     assert result.success
     assert house.bank.ids() == [1, 2, 3]
-    assert halt.read(house.storage) is not None
+    assert suspension.read(house.storage) is not None
     assert {name: passed for name, passed in house.checked().items() if name == "last_run"} == verdicts
     lines = house.instance.all_logs(result.run_id)
     assert any("stopped by a person (stop job)" in entry.user_message for entry in lines)
@@ -255,7 +255,7 @@ def test_a_run_that_a_person_executes_again_begins_again_whoever_asked_for_the_f
     assert house.execute("small_stop_job", {}).success
     again = {**inherited, "dagster/parent_run_id": "r-1", "dagster/root_run_id": "r-1"}
     assert house.execute("small_job", tags=again).success
-    assert halt.read(house.storage) is None
+    assert suspension.read(house.storage) is None
     newest = house.bank.registry.head()
     assert (newest.id, newest.trigger, newest.reason) == (4, "manual", "re-executed in Dagster")
 
@@ -265,7 +265,7 @@ def test_a_stop_that_drains_with_nobody_running_is_a_persons_run(house):
     refused = failed_with(house.execute("small_stop_job", {"drain": True}))
     assert "No coordinator" in refused["what"]
     assert "weir stop small --drain" in refused["next"]
-    assert halt.read(house.storage) is None
+    assert suspension.read(house.storage) is None
 
 
 # -- upkeep, drill, checks

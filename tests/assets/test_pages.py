@@ -20,9 +20,9 @@ import pytest
 from configs.settings import PROJECT
 from infra import dagster_home
 from pipelines import flights
-from pipelines.runtime import state_reader
-from state_ops import lease
-from state_ops.checkpoint import PROMOTION
+from pipelines.runtime.inspection import state_reader
+from state_ops.checkpoints.checkpoint import PROMOTION
+from state_ops.coordination import lease
 from tests.assets.dagster_site import Site, pictures, shows
 from tests.replay import flights as replay
 

@@ -10,10 +10,10 @@ import pytest
 
 from infra import flights_input
 from pipelines import flights
-from pipelines.runtime import run as runtime
-from pipelines.runtime.run import RunOptions
-from state_ops import lease
-from state_ops.lease import Heartbeat
+from pipelines.runtime.run import run as runtime
+from pipelines.runtime.run.run import RunOptions
+from state_ops.coordination import lease, requests
+from state_ops.coordination.lease import Heartbeat
 
 JOB, SENSOR = "flights_job", "flights_checkpoint_sensor"
 CHECKPOINT, ROTATION, HOURLY = (
@@ -117,7 +117,7 @@ def test_files_and_a_living_coordinator_make_the_sensor_ask_for_a_barrier_once(d
     with Heartbeat(storage, registry.take_over(), 0, 5.0, None):
         runs, said, cursor = tick(project, instance)
         assert (runs, said) == ([], "asked the running coordinator for a barrier: 2 files new")
-        (request,) = lease.pending(storage)
+        (request,) = requests.pending(storage)
         assert (request.kind, request.trigger, request.reason, request.tick) == (
             "barrier",
             "sensor",
@@ -125,7 +125,7 @@ def test_files_and_a_living_coordinator_make_the_sensor_ask_for_a_barrier_once(d
             "1",
         )
         assert "is starting, first epoch" in tick(project, instance, cursor)[1]
-    assert len(lease.pending(storage)) == 1
+    assert len(requests.pending(storage)) == 1
 
 
 def test_a_coordinator_that_died_is_resumed_and_its_run_is_ended(project, instance):
@@ -153,6 +153,6 @@ def test_a_sensors_request_for_files_that_were_read_meanwhile_makes_no_empty_epo
     storage, registry = runtime.open_storage(flights.pipeline, project.settings)
     options = RunOptions(until_caught_up=True)
     for _ in runtime.run(flights.pipeline, project.settings, options):
-        lease.send(storage, lease.Request("barrier", trigger="sensor", reason="1 file new", tick="4"))
+        requests.send(storage, requests.Request("barrier", trigger="sensor", reason="1 file new", tick="4"))
     assert [row.id for row in registry.checkpoints()] == [1]
-    assert lease.pending(storage) == []
+    assert requests.pending(storage) == []

@@ -20,10 +20,11 @@ from dagster._utils import get_run_crash_explanation
 from assets import checks, history, metadata
 from assets.names import ANSWERED_BY, PROCESS
 from pipelines.api import expect
-from pipelines.runtime import run as runtime
-from pipelines.runtime import upkeep
-from state_ops import halt, held, lease
-from state_ops.lease import Heartbeat, Request
+from pipelines.runtime.run import maintenance
+from pipelines.runtime.run import run as runtime
+from state_ops.coordination import gate_hold, lease, processes, requests, suspension
+from state_ops.coordination.lease import Heartbeat
+from state_ops.coordination.requests import Request
 from tests.assets.without_spark import House
 from tests.recovery.small import Bank, until
 
@@ -146,7 +147,7 @@ def test_what_follows_already_is_not_asked_for_again(house):
 def test_a_run_that_was_ended_or_had_not_the_lease_is_left(house, changes, says):
     run = failed_run(house)
     if "stopped" in changes:
-        halt.write(house.storage, halt.Halt("stopped", "weir stop"))
+        suspension.write(house.storage, suspension.Halt("stopped", "weir stop"))
     dead_holder(house, run.run_id, **changes)
     assert says in answer(house, run).skip_message
 
@@ -186,7 +187,7 @@ def test_a_run_that_a_person_cancelled_is_not_begun_again_whether_or_not_it_had_
     runs, said, cursor = house.tick("checkpoint_sensor")
     assert runs == []
     assert "cancelled by a person" in said
-    assert halt.clear(house.storage), "weir resume"
+    assert suspension.clear(house.storage), "weir resume"
     assert house.tick("checkpoint_sensor", cursor)[0], "it is cancelled once"
 
 
@@ -196,10 +197,10 @@ def test_a_queued_run_that_was_one_too_many_may_be_cancelled(house):
     first = house.instance.create_run_for_job(job, status=DagsterRunStatus.STARTED)
     house.instance.create_run_for_job(job, status=DagsterRunStatus.CANCELED)
     cursor = house.tick("checkpoint_sensor")[2]
-    assert halt.read(house.storage) is None
+    assert suspension.read(house.storage) is None
     house.instance.report_run_failed(house.instance.get_run_by_id(first.run_id))
     assert house.tick("checkpoint_sensor", cursor)[0]
-    assert halt.read(house.storage) is None
+    assert suspension.read(house.storage) is None
 
 
 # -- the watchdog
@@ -218,12 +219,12 @@ def test_the_watchdog_ends_a_coordinator_whose_run_is_over_but_not_at_first_sigh
     run = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.CANCELED)
     with Heartbeat(house.storage, house.bank.registry.take_over(), 3, 5.0, run.run_id):
         _, said, cursor = house.tick("lease_watchdog")
-        assert lease.pending(house.storage) == []
+        assert requests.pending(house.storage) == []
         _, said, cursor = house.tick("lease_watchdog", cursor)
         assert "asked it to end" in said
-        assert [request.kind for request in lease.pending(house.storage)] == ["stop"]
+        assert [request.kind for request in requests.pending(house.storage)] == ["stop"]
         house.tick("lease_watchdog", cursor)
-        assert len(lease.pending(house.storage)) == 1
+        assert len(requests.pending(house.storage)) == 1
 
 
 def test_what_the_watchdog_ends_no_person_has_ended(house):
@@ -232,7 +233,7 @@ def test_what_the_watchdog_ends_no_person_has_ended(house):
         until(lambda: lease.alive(lease.read(house.storage)) and lease.read(house.storage).run_id == run.run_id)
         cursor = house.tick("lease_watchdog")[2]
         house.tick("lease_watchdog", cursor)
-    assert halt.read(house.storage) is None
+    assert suspension.read(house.storage) is None
 
 
 def test_the_watchdog_leaves_a_run_alone_that_has_the_tags_of_the_one_that_it_repeats(house):
@@ -266,10 +267,10 @@ def test_the_watchdog_ends_a_run_whose_process_is_gone_and_that_held_no_lease(ho
     )
     house.instance.add_run_tags(run.run_id, {"weir/process": f"{socket.gethostname()}|{os.getpid()}|another boot/1"})
     other = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.STARTED)
-    mine = f"{socket.gethostname()}|{os.getpid()}|{lease.born(os.getpid())}|{lease.pid_namespace()}"
+    mine = f"{socket.gethostname()}|{os.getpid()}|{processes.born(os.getpid())}|{processes.pid_namespace()}"
     house.instance.add_run_tags(other.run_id, {PROCESS: mine})
     boxed = house.instance.create_run_for_job(house.defs.resolve_job_def("small_job"), status=DagsterRunStatus.STARTED)
-    boot = lease.born(os.getpid()).partition("/")[0]
+    boot = processes.born(os.getpid()).partition("/")[0]
     in_container = f"{socket.gethostname()}|{os.getpid()}|{boot}/1|{boot}/another container"
     house.instance.add_run_tags(boxed.run_id, {"weir/process": in_container})
     said = house.tick("lease_watchdog")[1]
@@ -331,7 +332,7 @@ def test_the_watchdog_leaves_a_coordinator_alone_that_dagster_did_not_start(hous
     with Heartbeat(house.storage, house.bank.registry.take_over(), 3, 5.0, "from a shell"):
         cursor = house.tick("lease_watchdog")[2]
         assert "is alive" in house.tick("lease_watchdog", cursor)[1]
-        assert lease.pending(house.storage) == []
+        assert requests.pending(house.storage) == []
 
 
 # -- gates
@@ -346,7 +347,7 @@ def test_a_gate_that_holds_turns_its_check_red_and_sensors_wait_for_a_person(hou
     assert not result.success
     assert not gated.checked()["column_values_to_be_between_amount"]
     assert "10 of 10 rows" in gated.said("column_values_to_be_between_amount")
-    assert held.read(gated.storage, None) is not None
+    assert gate_hold.read(gated.storage, None) is not None
     runs, said, cursor = gated.tick("checkpoint_sensor")
     assert runs == []
     assert "held: A quality gate of the stage accounts failed" in said
@@ -470,7 +471,7 @@ def living_run(house: House, job: str) -> Iterator[House]:
             assert not run.done()
             yield long
         finally:
-            lease.send(long.storage, Request("stop"))
+            requests.send(long.storage, Request("stop"))
         run.result(60)
 
 
@@ -493,7 +494,7 @@ def test_the_first_commit_after_a_rewind_answers_for_the_checkpoint_that_was_dam
     storage.delete(victim.path)
     assert not house.execute("small_restore_job").success
     assert house.checked()["restorable"] is False
-    upkeep.rewind(house.pipeline, house.settings, int(older[0].id))
+    maintenance.rewind(house.pipeline, house.settings, int(older[0].id))
     with living_run(house, "small_job") as long:
         until(lambda: long.checked()["restorable"])
         assert "does not name what was damaged" in long.said("restorable")

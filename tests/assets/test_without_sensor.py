@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from state_ops import lease
-from state_ops.lease import Request
-from state_ops.pending import Trigger
+from state_ops.checkpoints.pending_checkpoint import Trigger
+from state_ops.coordination import requests
+from state_ops.coordination.requests import Request
 from tests.assets.without_spark import RETAINED, House, in_this_process
 from tests.recovery.small import Bank, until
 
@@ -35,13 +35,13 @@ def test_a_run_reads_what_lands_while_no_sensor_ticks(house, job):
         try:
             until(lambda: house.bank.ids() == [1])
             # It answers a sensor's last request once there is nothing to read: from now on it does not catch up any more.
-            lease.send(house.storage, Request("barrier", trigger="sensor"))
-            until(lambda: lease.pending(house.storage) == [])
+            requests.send(house.storage, Request("barrier", trigger="sensor"))
+            until(lambda: requests.pending(house.storage) == [])
             house.bank.land(2)
             until(lambda: house.bank.ids() == [1, 2])
             assert newest_trigger(house) == Trigger.INTERVAL
         finally:
-            lease.send(house.storage, Request("stop"))
+            requests.send(house.storage, Request("stop"))
         assert run.result(60).success
     house.bank.assert_exact(1, 2)
 
@@ -55,13 +55,13 @@ def test_a_sensor_makes_it_sooner(house):
         run = thread.submit(long.execute, "small_job")
         try:
             until(lambda: long.bank.ids() == [1])
-            lease.send(long.storage, Request("barrier", trigger="sensor"))
-            until(lambda: lease.pending(long.storage) == [])
+            requests.send(long.storage, Request("barrier", trigger="sensor"))
+            until(lambda: requests.pending(long.storage) == [])
             long.bank.land(2)
             assert "asked the running coordinator for a barrier" in long.tick("checkpoint_sensor")[1]
             until(lambda: long.bank.ids() == [1, 2])
             assert newest_trigger(long) == Trigger.SENSOR
         finally:
-            lease.send(long.storage, Request("stop"))
+            requests.send(long.storage, Request("stop"))
         assert run.result(60).success
     long.bank.assert_exact(1, 2)

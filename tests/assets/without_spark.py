@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import dagster as dg
 
 from assets.factory import weir_definitions
-from pipelines.runtime import tenure
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.tenure import open_storage
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.ownership import ownership
+from pipelines.runtime.ownership.pipeline_storage import open_storage
 from tests.recovery.small import Bank
 
 RETAINED = {
@@ -86,4 +86,4 @@ class House:
 
 def in_this_process(monkeypatch) -> None:
     """Runs of pipelines use no Spark."""
-    monkeypatch.setattr(tenure, "SparkExecutor", lambda *_, **__: InMemoryExecutor())
+    monkeypatch.setattr(ownership, "SparkExecutor", lambda *_, **__: InMemoryExecutor())

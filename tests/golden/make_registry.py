@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from state_ops.checkpoints.registry import Registry
 from state_ops.ids import Generation
-from state_ops.registry import Registry
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 from tests.state_ops.test_registry import APP, a_checkpoint, a_file, published
 
 

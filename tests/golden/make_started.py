@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from pipelines.runtime import upkeep
+from pipelines.runtime.run import maintenance
 from tests.recovery import test_timers
 
 
@@ -26,7 +26,7 @@ def make(root: Path) -> None:
     }
     lot = test_timers.Parking(root, test_timers.ticking, **small)
     lot.epochs(1, 2, 3)
-    upkeep.savepoint(lot.site.pipeline, lot.site.settings, "held", "", 5)
+    maintenance.savepoint(lot.site.pipeline, lot.site.settings, "held", "", 5)
     other = test_timers.Parking(root)
     other.site = replace(lot.site, pipeline=replace(test_timers.ticking, name="successor"))
     other.epochs(4, start_from="parking:held")

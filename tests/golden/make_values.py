@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from state_ops.codec import encode_rows
-from state_ops.key_groups import key_groups
-from state_ops.keys import encode_keys
-from state_ops.schema import StateSchema
+from state_ops.schema.key_codec import encode_keys
+from state_ops.schema.key_groups import key_groups
+from state_ops.schema.row_codec import encode_rows
+from state_ops.schema.state_schema import StateSchema
 
 HERE = Path(__file__).parent / "values-format-1"
 

@@ -12,8 +12,8 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from configs.settings import PROJECT
-from pipelines.runtime.cli import app
-from pipelines.runtime.metrics import FAMILIES, Exporter
+from pipelines.cli.main import app
+from pipelines.cli.prometheus import FAMILIES, Exporter
 from tests.recovery.small import Bank
 from tests.servers import needs
 

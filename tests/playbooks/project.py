@@ -27,8 +27,8 @@ import yaml
 
 from configs.settings import PROJECT
 from pipelines import flights
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run.run import RunOptions, run
 from tests.playbooks.bucket import KEY, SECRET, Bucket, bucket
 from tests.recovery.harness import Site
 
@@ -43,9 +43,9 @@ _FORKED = """#!/bin/sh
 exec {python} -I -S {forked} ask {door} {command} "$@"
 """
 _COMMAND = """#!{python}
-from pipelines.runtime import tenure
-from pipelines.runtime.cli import process
-from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.ownership import ownership as tenure
+from pipelines.cli.main import process
+from pipelines.runtime.execution.in_process import InMemoryExecutor
 
 tenure.SparkExecutor = lambda *_, **__: InMemoryExecutor()
 process()

@@ -10,7 +10,7 @@ import typer
 import yaml
 
 from configs.settings import PROJECT
-from pipelines.runtime.cli import app
+from pipelines.cli.main import app
 from tests.playbooks import page as reading
 from tests.playbooks.actions import act
 from tests.playbooks.project import Project

@@ -14,12 +14,19 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from state_ops import retention
-from state_ops.checkpoint import CHANNEL, OUTPUT, STATE, Ack, Checkpoint, StateFile
-from state_ops.coordinator import Coordinator, Policy
+from state_ops.checkpoints import retention
+from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, STATE, Ack, Checkpoint, StateFile
+from state_ops.checkpoints.coordinator import Coordinator, Policy
+from state_ops.checkpoints.pending_checkpoint import (
+    Aborted,
+    AckOutcome,
+    FailureReason,
+    PendingCheckpoint,
+    Refusal,
+    Trigger,
+)
+from state_ops.checkpoints.shared_state import reference_counts
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir
-from state_ops.pending import Aborted, AckOutcome, FailureReason, PendingCheckpoint, Refusal, Trigger
-from state_ops.shared_state import reference_counts
 from tests.state_ops.test_registry import a_checkpoint
 
 GENERATION = Generation(2)

@@ -16,17 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.api import ListOf, MapOf, State, agg
-from state_ops import lists, ttl
 from state_ops.backends.base import BackendOptions
 from state_ops.backends.memory import MemoryBackend
 from state_ops.backends.rocksdb import ROCKSDB
-from state_ops.key_groups import key_groups
-from state_ops.kinds import collections_of
-from state_ops.lists import scan_list
-from state_ops.maps import scan_map
-from state_ops.schema import TOUCHED, StateSchema
-from state_ops.state import GROUP, KeyedState, scan_values, sorts
-from state_ops.ttl import Forgotten, Ttl
+from state_ops.keyed import list_state, ttl
+from state_ops.keyed.keyed_state import GROUP, KeyedState, scan_values, sorts
+from state_ops.keyed.list_state import scan_list
+from state_ops.keyed.map_state import scan_map
+from state_ops.keyed.ttl import Forgotten, Ttl
+from state_ops.schema.descriptors import collections_of
+from state_ops.schema.key_groups import key_groups
+from state_ops.schema.state_schema import TOUCHED, StateSchema
 
 GROUPS, LIFE = 4, 10
 KEYS = pa.schema([("k", pa.string())])
@@ -273,11 +273,11 @@ ALWAYS_ONE = LIVES.map(lambda life: [life] * 6)
 EACH_ANOTHER = st.lists(st.sampled_from([None, Ttl(LIFE), Ttl(2), Ttl(2 * LIFE, on_read=True)]), min_size=6, max_size=6)
 
 
-@given(EPOCHS, ALWAYS_ONE | EACH_ANOTHER, st.integers(1, 40), st.sampled_from([0, lists._MANY]))
+@given(EPOCHS, ALWAYS_ONE | EACH_ANOTHER, st.integers(1, 40), st.sampled_from([0, list_state._MANY]))
 @settings(max_examples=120, deadline=None)
 def test_any_sequence_gives_what_lists_and_dicts_give(epochs, lives, most, many):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lists, "_MANY", many)
+        patch.setattr(list_state, "_MANY", many)
         _compared(MemoryBackend(), epochs, lives, most)
 
 

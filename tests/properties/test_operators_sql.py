@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pipelines import testing
 from pipelines.api import agg, aggregate, deduplicate, delta, files, window
 from pipelines.runtime.operators import aggregation, deduplication, sessions, windows
-from state_ops import folding
+from state_ops.rows import key_aggregation
 from tests.properties.events import CUTS, SCHEMA, aggregates, database, events, watermarks
 
 EVENTS = files("{landing}/*.parquet", event_time="ts", name="landing")
@@ -44,7 +44,7 @@ def cramped(few: bool) -> ExitStack:
     """With `few`, operators that keep next to nothing in memory: they go to state in the middle of an epoch."""
     stack = ExitStack()
     if few:
-        stack.enter_context(mock.patch.object(folding, "_WAITING_BYTES", 1))
+        stack.enter_context(mock.patch.object(key_aggregation, "_WAITING_BYTES", 1))
         for module in (aggregation, windows, sessions):
             stack.enter_context(mock.patch.object(module, "_PARTIAL_ROWS", 4))
         stack.enter_context(mock.patch.object(aggregation, "_OUT_ROWS", 3))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from pipelines import testing
 from pipelines.api import Epoch, KeyState, State, ValueState, agg, delta, files, stage
-from pipelines.runtime.keyed_stage import KeyedTask
-from state_ops.cache import CacheSizes
+from pipelines.runtime.task.run_task import KeyedTask
+from state_ops.keyed.state_cache import CacheSizes
 
 START = datetime(2024, 5, 1, tzinfo=UTC)
 SOURCE = files("x/*.parquet", event_time="at")

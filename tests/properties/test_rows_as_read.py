@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state_ops.errors import StageError
-from state_ops.python_rows import RowReader, as_stored, columns, tuples
-from state_ops.schema import Field
-from state_ops.state_class import State
+from state_ops.schema.python_rows import RowReader, as_stored, columns, tuples
+from state_ops.schema.state_class import State
+from state_ops.schema.state_schema import Field
 
 ZONES = [None, UTC, ZoneInfo("UTC"), ZoneInfo("Europe/Berlin"), timezone(timedelta(hours=5, minutes=30))]
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from pipelines.api import Epoch, KeyedState, State, files, stage
 from pipelines.runtime.operators import function
-from state_ops.kinds import EVENT_TIMERS_OF_KEY, PROCESSING_TIMERS_OF_KEY
-from state_ops.state import scan_values
-from state_ops.timers import scan_timers
+from state_ops.keyed.keyed_state import scan_values
+from state_ops.keyed.timers import scan_timers
+from state_ops.schema.descriptors import EVENT_TIMERS_OF_KEY, PROCESSING_TIMERS_OF_KEY
 from tests.runtime.driven import Driven
 
 ROWS = pa.schema([("k", pa.int64()), ("do", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])

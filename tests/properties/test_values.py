@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from state_ops.codec import decode_rows, encode_rows
 from state_ops.errors import DamageError
-from state_ops.schema import StateSchema
+from state_ops.schema.row_codec import decode_rows, encode_rows
+from state_ops.schema.state_schema import StateSchema
 
 # Raw values as Arrow stores them, so that each of a type's values is tried: nanoseconds, dates that Python has none for.
 _RAW = {

@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from infra import flights_input
-from pipelines.runtime import cli
+from pipelines.cli import main
 from tests.recovery.harness import Site
 
 
@@ -52,10 +52,10 @@ def weir(monkeypatch, capsys) -> Callable[..., Ended]:
             for name, value in {**of.env, **env}.items():
                 patched.setenv(name, value)
             patched.setattr(sys, "argv", ["weir", *arguments])
-            patched.setattr(cli, "_interrupt_on_term", lambda: None)  # the tests' own process keeps its signals
+            patched.setattr(main, "_interrupt_on_term", lambda: None)  # the tests' own process keeps its signals
             capsys.readouterr()
             with pytest.raises(SystemExit) as ended:
-                cli.main()
+                main.main()
         structlog.reset_defaults()  # its logs went to a stderr that is gone now
         written = capsys.readouterr()
         return Ended(int(ended.value.code or 0), written.err, written.out)

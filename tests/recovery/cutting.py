@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 
 
 @contextmanager

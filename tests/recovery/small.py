@@ -14,15 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
-from pipelines.runtime import state_reader
-from pipelines.runtime.executor import Channel, Deadline, Executor, Landed
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.keyed_stage import KeyedTask
-from pipelines.runtime.run import RunOptions, open_storage, run
-from pipelines.runtime.workshop import EpochReport
-from state_ops import lease
-from state_ops.checkpoint import Ack
-from state_ops.registry import Registry
+from pipelines.runtime.epoch.model import EpochReport
+from pipelines.runtime.execution.executor import Channel, Deadline, Executor, Landed
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.run.run import RunOptions, open_storage, run
+from pipelines.runtime.task.run_task import KeyedTask
+from state_ops.checkpoints.checkpoint import Ack
+from state_ops.checkpoints.registry import Registry
+from state_ops.coordination import requests
 from tests.recovery.harness import Site
 
 
@@ -146,7 +146,7 @@ class Bank:
         try:
             yield reports
         except BaseException:  # nobody else would stop it, and later tests would meet it
-            lease.send(open_storage(self.site.pipeline, self.site.settings)[0], lease.Request("stop"))
+            requests.send(open_storage(self.site.pipeline, self.site.settings)[0], requests.Request("stop"))
             thread.join(60)
             raise
         thread.join(60)

@@ -13,15 +13,15 @@ from threading import Event
 import pytest
 
 from configs.settings import PROJECT
-from pipelines.runtime import keyed_stage
-from pipelines.runtime.freezing import Freezer
-from pipelines.runtime.run import RunOptions, run
-from state_ops import snapshot, warm, writing
+from pipelines.runtime.run.run import RunOptions, run
+from pipelines.runtime.task import run_task, worker_cache
+from pipelines.runtime.task.async_snapshot import Freezer
 from state_ops.backends.base import Frozen
 from state_ops.backends.memory import FILE, MemoryBackend
-from state_ops.checkpoint import STATE, LocalSnapshot, Snapshot
+from state_ops.checkpoints.checkpoint import STATE, LocalSnapshot, Snapshot
 from state_ops.errors import TransientError
 from state_ops.ids import AttemptId
+from state_ops.snapshots import async_writer, snapshot
 from tests.recovery.small import Apart, Bank
 from tests.state_ops import dying
 
@@ -40,20 +40,20 @@ def bank_on(root: Path, backend: str, **options: str) -> Bank:
 @pytest.fixture
 def begun(monkeypatch) -> list[str]:
     """The attempts whose snapshots have been begun after their barrier."""
-    real, found = writing.begin, list[str]()
+    real, found = async_writer.begin, list[str]()
 
     def begin(directory, write):
         found.append(directory.name)
         return real(directory, write)
 
-    monkeypatch.setattr(writing, "begin", begin)
+    monkeypatch.setattr(async_writer, "begin", begin)
     return found
 
 
 def test_the_next_epoch_is_built_on_a_state_that_is_not_written_yet(bank, monkeypatch):
     """The first snapshot that is written after its barrier is written when the next epoch has done its work on it."""
     built, waited, held = Event(), list[bool](), list[int]()
-    real, runs = writing.begin, keyed_stage.run
+    real, runs = async_writer.begin, run_task.run
 
     def begin(directory, write):
         first = not held
@@ -72,8 +72,8 @@ def test_the_next_epoch_is_built_on_a_state_that_is_not_written_yet(bank, monkey
             built.set()
         return ack
 
-    monkeypatch.setattr(writing, "begin", begin)
-    monkeypatch.setattr(keyed_stage, "run", working)
+    monkeypatch.setattr(async_writer, "begin", begin)
+    monkeypatch.setattr(run_task, "run", working)
     bank.epochs(*range(1, 7))
     assert waited == [True]
     bank.assert_exact(*range(1, 7))
@@ -82,7 +82,7 @@ def test_the_next_epoch_is_built_on_a_state_that_is_not_written_yet(bank, monkey
 def test_who_has_no_share_in_its_memory_reads_the_files_instead(bank, begun, monkeypatch):
     """As a worker process that did not run the epoch before."""
     with monkeypatch.context() as patch:
-        patch.setattr(warm, "claim", lambda *_: None)
+        patch.setattr(worker_cache, "claim", lambda *_: None)
         bank.epochs(*range(1, 7))
     assert len(begun) >= 3
     shutil.rmtree(bank.site.root / "work")
@@ -146,7 +146,7 @@ def test_one_that_is_lost_declines_its_epoch_and_what_was_built_on_it_and_is_wri
     tmp_path, begun, monkeypatch
 ):
     bank = bank_on(tmp_path, "filesystem", WEIR_CHECKPOINTS__TOLERABLE_FAILURES="3")
-    real, lost = writing.begin, list[int]()
+    real, lost = async_writer.begin, list[int]()
 
     def begin(directory, write):
         def half(target):
@@ -159,7 +159,7 @@ def test_one_that_is_lost_declines_its_epoch_and_what_was_built_on_it_and_is_wri
         lost.append(_epoch(directory.name))
         return real(directory, half)
 
-    monkeypatch.setattr(writing, "begin", begin)
+    monkeypatch.setattr(async_writer, "begin", begin)
     reports = bank.epochs(*range(1, 8))
     bank.assert_exact(*range(1, 8))
     again = next(report.checkpoint.id for report in reports if report.checkpoint.id > lost[0])
@@ -171,7 +171,7 @@ def test_one_that_is_lost_declines_its_epoch_and_what_was_built_on_it_and_is_wri
 
 
 def test_without_tolerance_the_run_says_what_was_lost(bank, monkeypatch):
-    real = writing.begin
+    real = async_writer.begin
 
     def begin(directory, write):
         def lost(target):
@@ -179,10 +179,10 @@ def test_without_tolerance_the_run_says_what_was_lost(bank, monkeypatch):
 
         return real(directory, lost)
 
-    monkeypatch.setattr(writing, "begin", begin)
+    monkeypatch.setattr(async_writer, "begin", begin)
     with pytest.raises(TransientError, match=r"not written after its barrier: OSError.*No space left"):
         bank.epochs(*range(1, 6))
-    monkeypatch.setattr(writing, "begin", real)
+    monkeypatch.setattr(async_writer, "begin", real)
     bank.epochs(6)
     bank.assert_exact(*range(1, 7))
 
@@ -198,7 +198,7 @@ def test_a_state_that_takes_more_than_it_may_is_written_at_the_barrier(bank, beg
 
 def test_off_nothing_is_written_after_the_barrier_nor_kept(bank, begun, monkeypatch):
     kept: list[object] = []
-    monkeypatch.setattr(warm, "keep", lambda *given: kept.append(given))
+    monkeypatch.setattr(worker_cache, "keep", lambda *given: kept.append(given))
     plain = Bank.at(bank.site.root, WEIR_STATE__BACKEND=_backend(bank))
     plain.epochs(*range(1, 6))
     plain.assert_exact(*range(1, 6))
@@ -215,7 +215,7 @@ def test_a_worker_that_does_not_share_the_disk_writes_at_the_barrier(bank, begun
 _DOOMED = """
 import os, signal, sys
 from pathlib import Path
-from state_ops import writing
+from state_ops.snapshots import async_writer as writing
 from tests.recovery.small import Bank
 
 real = writing.begin

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from configs.settings import PROJECT
-from pipelines.runtime import epoch
-from state_ops import handover
-from state_ops.checkpoint import STATE
+from pipelines.runtime.epoch import steps
+from state_ops.checkpoints.checkpoint import STATE
 from state_ops.errors import ConfigurationError, StateSizeError, TransientError
+from state_ops.snapshots import stage_upload
 from tests.recovery.small import Bank
 from tests.state_ops import installed
 
@@ -23,7 +23,7 @@ from tests.state_ops import installed
 _DOOMED = """
 import os, signal, sys
 from pathlib import Path
-from state_ops import handover
+from state_ops.snapshots import stage_upload as handover
 from tests.recovery.small import Bank
 
 real = handover.upload
@@ -64,14 +64,14 @@ def test_a_run_that_is_killed_fails_and_loses_its_files_equals_a_replay(tmp_path
     bank.epochs(3, 4)
     bank.assert_exact(1, 2, 3, 4)
 
-    real = handover.upload
+    real = stage_upload.upload
 
     def failing(*args, **options):
-        monkeypatch.setattr(handover, "upload", real)
+        monkeypatch.setattr(stage_upload, "upload", real)
         real(*args, **options)
         raise TransientError("the storage went away")
 
-    monkeypatch.setattr(handover, "upload", failing)
+    monkeypatch.setattr(stage_upload, "upload", failing)
     with pytest.raises(TransientError, match="the storage went away"):
         bank.epochs(5)
     bank.assert_exact(1, 2, 3, 4)
@@ -135,10 +135,10 @@ def test_a_checkpoint_that_names_no_backend_is_rocksdbs(tmp_path, monkeypatch):
         del found["backend"]
         return found
 
-    figures = epoch._figures
+    figures = steps._figures
     bank = bank_on(tmp_path, "rocksdb")
     with monkeypatch.context() as patch:
-        patch.setattr(epoch, "_figures", unnamed)
+        patch.setattr(steps, "_figures", unnamed)
         bank.epochs(1)
     bank.assert_exact(1)
     with pytest.raises(ConfigurationError, match="'rocksdb'"):

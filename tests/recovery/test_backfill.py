@@ -14,14 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage, window
-from pipelines.runtime import epoch, fork_diff, forks, fsck, promotion, upkeep
-from pipelines.runtime.backfill import approve, backfill, base_of, branch_name, newest, plan
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
-from pipelines.runtime.sinks.overwriting import Range, check_bounds, only
+from pipelines.runtime.epoch import steps
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations import branch_diff, forks, promotion
+from pipelines.runtime.operations.backfill import approve, backfill, base_of, branch_name, newest, plan
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.run import fsck, maintenance
+from pipelines.runtime.run.run import RunOptions, run
+from pipelines.runtime.sinks.replace_where import Range, check_bounds, only
 from pipelines.runtime.sources.files import FilesReader
-from pipelines.runtime.tenure import open_storage
-from state_ops.checkpoint import PROMOTION, before, event_time, from_micros, to_micros
+from state_ops.checkpoints.checkpoint import PROMOTION, before, event_time, from_micros, to_micros
 from state_ops.errors import ConfigurationError, GateError, StageError, WeirError
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.harness import Site
@@ -156,7 +158,7 @@ def plant(tmp_path) -> Plant:
 
 
 def test_checkpoints_are_kept_to_backfill_from(plant):
-    why = {fate.id: fate.reasons for fate in upkeep.explain(pipeline, plant.site.settings)[0]}
+    why = {fate.id: fate.reasons for fate in maintenance.explain(pipeline, plant.site.settings)[0]}
     assert why[3] == ("the newest before 2026-01-04 00:00, to backfill from",)
     assert sorted(why) == [3, 4, 5, 6, 7]
 
@@ -266,7 +268,7 @@ def test_a_replay_whose_input_changed_meanwhile_begins_anew(plant):
 @pytest.mark.parametrize("replaces", ["since", "range"])
 def test_a_promoted_backfill_can_be_taken_back(plant, replaces):
     plant.backfill(4, 6, promote=True, replaces=replaces)
-    upkeep.rewind(pipeline, plant.site.settings, 7)
+    maintenance.rewind(pipeline, plant.site.settings, 7)
     assert set(plant.site.table("readings")["value"]) == {1, 2, 3, 4, 5, 6, 7}
     assert plant.site.state("devices")["total"].tolist() == [24 * sum(range(8))] * 3
 
@@ -321,7 +323,7 @@ def approved(plant: Plant, name: str):
 
 def test_a_range_needs_both_sides_to_have_applied_the_same_rows(plant):
     name = waits(plant, 4, 5, replaces="range")
-    upkeep.rewind(pipeline, plant.site.settings, 6)
+    maintenance.rewind(pipeline, plant.site.settings, 6)
     with pytest.raises(WeirError, match=r"it has read files that the pipeline has not, e.g. 00007.parquet"):
         approved(plant, name)
     plant.run()
@@ -344,7 +346,7 @@ def test_a_range_is_not_replaced_while_rows_wait_in_front_of_a_stage(tmp_path):
     reports = run(plant.site.pipeline, plant.site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(8))
     rows = [report.checkpoint for report in reports]
     waits = [row for row in rows if any(one.get("waiting") for one in row.operators.values())]
-    upkeep.rewind(plant.site.pipeline, plant.site.settings, int(waits[-1].id))
+    maintenance.rewind(plant.site.pipeline, plant.site.settings, int(waits[-1].id))
     assert any(one.get("waiting") for one in plant.head.operators.values())
     with pytest.raises(WeirError, match="rows wait in front of a stage"):
         plant.backfill(3, 4, replaces="range", promote=True)
@@ -492,7 +494,7 @@ def test_a_range_that_was_promoted_since_a_branch_was_forked_is_not_taken_back_i
     assert "weir fork sensors --drop fix" in refused.value.next and "--force" in refused.value.next
     seven.assert_exact(state=False)
     list(run(forks.branched(pipeline, settings, "fix"), settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
-    difference = fork_diff.diff(pipeline, settings, "fix")
+    difference = branch_diff.diff(pipeline, settings, "fix")
     assert difference.taken_back == shown.taken_back
     assert f"checkpoint {made} has taken over" in difference.to_markdown()
     by_day = {one.table: one.days for one in difference.tables}
@@ -508,7 +510,7 @@ def test_a_range_that_was_promoted_since_a_branch_was_forked_is_not_taken_back_i
 def test_what_is_promoted_between_a_branchs_pin_and_its_first_row_is_not_taken_back_in_silence(
     seven, monkeypatch, cut_off
 ):
-    settings, asked = seven.site.settings, upkeep.asked
+    settings, asked = seven.site.settings, maintenance.asked
 
     def correct() -> None:
         seven.land(4, value=100)
@@ -521,7 +523,7 @@ def test_what_is_promoted_between_a_branchs_pin_and_its_first_row_is_not_taken_b
             raise OSError("cut off")
         correct()
 
-    monkeypatch.setattr(upkeep, "asked", pins)
+    monkeypatch.setattr(maintenance, "asked", pins)
     if cut_off:
         with pytest.raises(WeirError, match="cut off"):
             forks.fork(pipeline, settings, "fix")
@@ -568,14 +570,14 @@ def test_a_promotion_that_was_taken_back_is_no_obstacle(seven):
     forks.fork(pipeline, settings, "fix")
     seven.land(4, value=100)
     seven.backfill(4, 4, replaces="range", promote=True)
-    upkeep.rewind(pipeline, settings, 7)
+    maintenance.rewind(pipeline, settings, 7)
     assert not promotion.plan(pipeline, settings, "fix").obstacles
 
 
 def test_a_backfill_that_was_cut_off_and_is_to_replace_something_else_begins_anew(seven, monkeypatch):
     seven.land(4, value=100)
     with monkeypatch.context() as broken:
-        broken.setattr("pipelines.runtime.backfill._note", lambda *_: 1 / 0)
+        broken.setattr("pipelines.runtime.operations.backfill._note", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             seven.backfill(4, 4, replaces="range")
     done = seven.backfill(4, 4, replaces="since", promote=True)
@@ -647,7 +649,7 @@ def _without_times(_shop, flight, _parent):
 def test_storage_of_before_opens_and_its_base_is_an_earlier_one_which_is_said(tmp_path, monkeypatch, capsys):
     """The releases before noted the statistics of files alone, and nothing where there are none."""
     with monkeypatch.context() as before:
-        before.setattr(epoch, "_positions", _without_times)
+        before.setattr(steps, "_positions", _without_times)
         plant = untold(tmp_path)
     assert "untold" not in plant.head.offsets["landing"]
     done = plant.backfill(4, 4, promote=True)
@@ -665,7 +667,7 @@ def _with_times_of_some(_shop, flight, _parent):
 @pytest.mark.parametrize("positions", [_without_times, _with_times_of_some])
 def test_however_often_checkpoints_are_pruned_a_promised_days_base_stays(tmp_path, monkeypatch, positions):
     """Three files are a day, each of them an epoch that prunes, and of some rows nobody knows the event time."""
-    monkeypatch.setattr(epoch, "_positions", positions)
+    monkeypatch.setattr(steps, "_positions", positions)
     plant = Plant.at(tmp_path, keep=3)
     plant.site = replace(
         plant.site,
@@ -690,7 +692,7 @@ def test_however_often_checkpoints_are_pruned_a_promised_days_base_stays(tmp_pat
 
 
 def test_a_source_without_an_event_time_does_not_make_an_earlier_release_s_checkpoints_unsure(tmp_path, monkeypatch):
-    monkeypatch.setattr(epoch, "_positions", lambda _shop, flight, _parent: dict(flight.frontier.offsets))
+    monkeypatch.setattr(steps, "_positions", lambda _shop, flight, _parent: dict(flight.frontier.offsets))
     plant = Plant.at(tmp_path, keep=7)
     counted = replace(devices, gates=(), input=files("{landing}/*.parquet", name="counted"))
     plant.site = replace(plant.site, pipeline=Pipeline("sensors", (counted, LATE), max_parallelism=8))

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.api import expect, files
-from pipelines.runtime.cli import status_of
-from pipelines.runtime.run import RunOptions, run
-from pipelines.runtime.sensor import Memory, decide, observe
+from pipelines.cli.main import status_of
+from pipelines.runtime.run.run import RunOptions, run
+from pipelines.runtime.run.sensor import Memory, decide, observe
 from pipelines.runtime.sources.files import FilesReader
 from state_ops.errors import GateError, InputError, PipelineError, StageError
 from tests.assets.without_spark import in_this_process

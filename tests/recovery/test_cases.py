@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.runtime import epoch, in_flight
+from pipelines.runtime.epoch import scheduler, steps
+from state_ops.checkpoints.registry import Registry
 from state_ops.errors import DamageError, TransientError, WeirError
-from state_ops.registry import Registry
 from tests.recovery.small import Bank
 
 
@@ -26,7 +26,7 @@ def test_case_3_a_failed_checkpoints_discarded_uploads_harm_no_earlier_one(bank,
     bank.epochs(1, 2)
     kept = bank.site.objects()
     with monkeypatch.context() as patched:
-        patched.setattr(epoch, "completed", lost)  # everything is uploaded and acked, nothing committed
+        patched.setattr(steps, "completed", lost)  # everything is uploaded and acked, nothing committed
         with pytest.raises(TransientError):
             bank.epochs(3)
     left = {name for name in bank.site.objects() if name.startswith(("state/", "tables/booked/data"))}
@@ -130,8 +130,8 @@ def test_case_19_what_an_abandoned_line_left_never_comes_back(bank, monkeypatch,
     bank.epochs(1)
     base = bank.site.objects()
     with monkeypatch.context() as patched:
-        patched.setattr(epoch, "completed", lost)
-        patched.setattr(in_flight, "discard", lambda *_: None)
+        patched.setattr(steps, "completed", lost)
+        patched.setattr(scheduler, "discard", lambda *_: None)
         for numbers in ([2], [3], [4]):
             with pytest.raises(TransientError):
                 bank.epochs(*numbers)

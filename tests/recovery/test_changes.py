@@ -18,15 +18,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage, window
-from pipelines.runtime import in_flight, run, state_reader
 from pipelines.runtime.definition import FileSource, Stage
-from pipelines.runtime.run import RunOptions
-from state_ops import lease, snapshot
-from state_ops.aggregates import Agg
+from pipelines.runtime.epoch import scheduler
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.run import run
+from pipelines.runtime.run.run import RunOptions
+from state_ops.checkpoints.registry import Registry
+from state_ops.coordination import lease, requests
+from state_ops.coordination.lease import Heartbeat
 from state_ops.errors import DamageError, GateError, PipelineError, RunEndedError, StageError, TransientError
-from state_ops.lease import Heartbeat
-from state_ops.registry import Registry
-from state_ops.storage import Storage
+from state_ops.rows.aggregates import Agg
+from state_ops.snapshots import snapshot
+from state_ops.storage.storage import Storage
 from tests.recovery.harness import Site
 
 _NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -320,7 +323,7 @@ def _coordinator(site: Site, ends: Callable[[Storage, Heartbeat], None]) -> Iter
     def coordinate() -> None:
         with Heartbeat(storage, registry.generation(), site.head(), 60.0, None) as heartbeat:
             running.set()
-            _await(lambda: lease.pending(storage))
+            _await(lambda: requests.pending(storage))
             ends(storage, heartbeat)
 
     with ThreadPoolExecutor(1) as pool:
@@ -365,7 +368,7 @@ def test_a_drain_that_did_not_happen_is_not_called_one(meters, weir, ends, told)
     assert ended.code == 1
     assert f"{told} before it reached its barrier, and nothing was drained" in ended.said
     assert "weir run meters" in ended.said
-    assert lease.pending(storage) == [], "the request does not wait for the next run"
+    assert requests.pending(storage) == [], "the request does not wait for the next run"
     assert meters.objects() == before
 
 
@@ -385,7 +388,7 @@ def test_a_coordinator_that_is_asked_to_drain_does_so_through_failures_and_beyon
     storage, _ = run.open_storage(pipeline, site.settings)
     for hour in (1, 2):
         _deliver(site, hour)
-    run_stage, errors, late = in_flight.run_stage, [TransientError("the cluster was away")], 0.0
+    run_stage, errors, late = scheduler.run_stage, [TransientError("the cluster was away")], 0.0
 
     def flaky(shop, flight, *work):
         if flight.cut.drain and errors:
@@ -393,14 +396,14 @@ def test_a_coordinator_that_is_asked_to_drain_does_so_through_failures_and_beyon
         return run_stage(shop, flight, *work)
 
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late, sleep=time.sleep, perf_counter=time.perf_counter)
-    monkeypatch.setattr(in_flight, "run_stage", flaky)
-    for module in (run, in_flight):
+    monkeypatch.setattr(scheduler, "run_stage", flaky)
+    for module in (run, scheduler):
         monkeypatch.setattr(module, "time", clock)
     with ThreadPoolExecutor(1) as pool:
         reports = run.run(pipeline, site.settings, RunOptions(max_seconds=3600))
         assert next(reports).checkpoint.id == 2
         stop = pool.submit(weir, site, "stop", "meters", "--drain")
-        _await(lambda: lease.pending(storage) or stop.done())
+        _await(lambda: requests.pending(storage) or stop.done())
         late = 7200.0
         rest = [report.checkpoint for report in reports]
         assert stop.result(60).code == 0
@@ -409,5 +412,5 @@ def test_a_coordinator_that_is_asked_to_drain_does_so_through_failures_and_beyon
     assert not errors
     holder = lease.read(storage)
     assert holder is not None and holder.outcome == "drained"
-    assert lease.pending(storage) == []
+    assert requests.pending(storage) == []
     _assert_exact(site, 3, closed=3)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
-from state_ops import lease
-from state_ops.storage import Storage
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run.run import RunOptions, run
+from state_ops.coordination import lease
+from state_ops.storage.storage import Storage
 from tests.recovery.harness import Site
 from tests.soak.accounts import pipeline
 from tests.soak.checks import Verifier

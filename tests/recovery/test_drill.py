@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from pipelines.api import Epoch, State, Timestamp, ValueState, agg, files, stage
-from pipelines.runtime import drill as drills
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.tenure import open_storage
-from state_ops import restores
-from state_ops.checkpoint import STATE
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations import drill as drills
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from state_ops.checkpoints import restore_log
+from state_ops.checkpoints.checkpoint import STATE
 from state_ops.errors import WeirError
 from tests.assets.without_spark import in_this_process
 from tests.recovery.small import Bank
@@ -49,7 +49,7 @@ def test_an_epoch_that_is_replayed_gives_the_same_state_and_leaves_production_as
     assert done.restored.bytes_fetched == bank.registry.head().bytes_total
     assert done.recovery_seconds == done.restore_seconds + done.replay.seconds
     assert everything(bank) == before
-    (row,) = restores.recorded(open_storage(bank.site.pipeline, bank.site.settings)[0])
+    (row,) = restore_log.recorded(open_storage(bank.site.pipeline, bank.site.settings)[0])
     assert (row.purpose, row.valid, row.checkpoint_id) == ("drill", True, 3)
     bank.epochs(4)
     bank.assert_exact(1, 2, 3, 4)
@@ -64,7 +64,7 @@ def test_a_damaged_object_is_a_problem_that_names_it(bank):
     assert len(done.problems) == 1
     assert file.path in done.problems[0]
     assert done.restored is None
-    assert not restores.recorded(storage)[-1].valid
+    assert not restore_log.recorded(storage)[-1].valid
 
 
 def test_a_drill_that_fails_times_no_recovery(bank, weir, monkeypatch):

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, files, renamed_from, stage
-from pipelines.runtime import state_reader
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, open_storage, run
-from state_ops import evolution
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.run.run import RunOptions, open_storage, run
 from state_ops.errors import PipelineError
-from state_ops.schema import StateSchema
+from state_ops.schema import evolution
+from state_ops.schema.state_schema import StateSchema
 from tests.recovery.harness import Site
 
 KEYS = [f"k{number}" for number in range(6)]

@@ -6,17 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.runtime import forks, fsck, upkeep
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
-from pipelines.runtime.tenure import open_storage
-from state_ops import lease
-from state_ops.branches import is_inherited, own_of_parent
-from state_ops.checkpoint import FORK
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations import forks
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.run import fsck, maintenance
+from pipelines.runtime.run.run import RunOptions, run
+from state_ops.checkpoints.checkpoint import FORK
+from state_ops.checkpoints.registry import BRANCH
+from state_ops.coordination import lease, requests
 from state_ops.errors import BusyError, ConfigurationError, DamageError, WeirError
 from state_ops.fsck.findings import Kind
 from state_ops.fsck.repair import plan_repair
-from state_ops.registry import BRANCH
+from state_ops.storage.branches import is_inherited, own_of_parent
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.small import Bank, pipeline, until
 from tests.recovery.test_rewind import bad
@@ -166,7 +167,7 @@ def test_a_running_coordinator_forks_and_drops(bank):
         assert not ran(bank.branch("fix"))
         forks.drop(bank.site.pipeline, bank.site.settings, "fix")
         assert registry.pinned(BRANCH, "fix") is None
-        lease.send(storage, lease.Request(upkeep.STOP))
+        requests.send(storage, requests.Request(requests.STOP))
     assert not reports
     bank.assert_exact(1, 2, 3)
 
@@ -179,7 +180,7 @@ def test_a_branch_that_runs_is_not_dropped(bank):
         until(lambda: lease.alive(lease.read(storage)))
         with pytest.raises(BusyError, match="small@fix"):
             forks.drop(bank.site.pipeline, bank.site.settings, "fix")
-        lease.send(storage, lease.Request(upkeep.STOP))
+        requests.send(storage, requests.Request(requests.STOP))
     forks.drop(bank.site.pipeline, bank.site.settings, "fix")
 
 
@@ -194,7 +195,7 @@ def test_branches_have_no_branches_and_names_are_checked(bank):
 
 
 def test_a_fork_of_a_savepoint(bank):
-    upkeep.savepoint(bank.site.pipeline, bank.site.settings, "before", "", 5)
+    maintenance.savepoint(bank.site.pipeline, bank.site.settings, "before", "", 5)
     bank.epochs(*range(4, 9))
     assert bank.fork("fix", "before").base == 3
 

@@ -18,20 +18,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
-from pipelines.runtime import commit as committing
-from pipelines.runtime import fsck as checks
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, open_storage, run
-from pipelines.runtime.tenure import claimed
-from state_ops import delta_log, lease, log_entries
-from state_ops.checkpoint import OUTPUT
-from state_ops.delta_log import FencedTable
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.ownership import publish
+from pipelines.runtime.ownership.ownership import claimed
+from pipelines.runtime.run import fsck as checks
+from pipelines.runtime.run.run import RunOptions, open_storage, run
+from state_ops.checkpoints.checkpoint import OUTPUT
+from state_ops.checkpoints.reader_holds import Hold
+from state_ops.checkpoints.registry import SAVEPOINT, Registry
+from state_ops.coordination import lease, requests
+from state_ops.delta import fenced_table, log_entries
+from state_ops.delta.fenced_table import FencedTable
 from state_ops.fsck import check as checking
 from state_ops.fsck.findings import MEANINGS, Kind, Report, Severity
 from state_ops.fsck.repair import plan_repair
-from state_ops.pins import Hold
-from state_ops.registry import SAVEPOINT, Registry
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 from tests.recovery.small import Apart, Bank, until
 
 
@@ -70,7 +71,7 @@ def made(tmp_path_factory) -> Bank:
     bank = bank_at(tmp_path_factory.mktemp("made") / "site")
     bank.epochs(1, 2, executor=Apart())
     with claimed(bank.site.pipeline, bank.site.settings) as tenure:
-        from pipelines.runtime.upkeep import save
+        from pipelines.runtime.ownership.savepoints import save
 
         save(tenure.shop, tenure.head, "before", "a test")
     bank.epochs(3, 4, 5, executor=Apart())
@@ -338,7 +339,7 @@ def killed_in(owner, name: str, when: Callable[..., bool] = lambda *_: True):
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(owner, name, dies)
-            patched.setattr("pipelines.runtime.in_flight.discard", lambda *_: None)
+            patched.setattr("pipelines.runtime.epoch.scheduler.discard", lambda *_: None)
             with pytest.raises(Killed):
                 bank.epochs(6)
 
@@ -405,7 +406,7 @@ LEFTOVERS: dict[str, tuple[Kind, Callable[[Bank], None]]] = {
         Kind.STRAY_LISTING,
         killed_in(FencedTable, "commit", lambda table, *rest: table.path == "registry/checkpoints" and len(rest) == 2),
     ),
-    "killed before the publication": (Kind.UNPUBLISHED_ROWS, killed_in(committing.delta, "publish")),
+    "killed before the publication": (Kind.UNPUBLISHED_ROWS, killed_in(publish.delta, "publish")),
     "killed before the record of the publication": (
         Kind.UNRECORDED_PUBLICATION,
         killed_in(Registry, "record_publications"),
@@ -621,7 +622,7 @@ def test_nothing_is_wrong_at_any_moment_of_a_running_coordinator(bank, monkeypat
         (Storage, "put_file"),
         (Storage, "put_bytes"),
         (Storage, "delete_files"),
-        (delta_log, "commit"),
+        (fenced_table, "commit"),
         (log_entries, "append"),
         (FencedTable, "commit"),
     ):
@@ -685,7 +686,9 @@ def until_alive(bank: Bank) -> None:
     """Until a coordinator is through with what its predecessor left, and answers."""
     storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
     until(lambda: lease.watch(storage))
-    asked = lease.send(storage, lease.Request("barrier", trigger="sensor"))  # there is nothing to read: it is put away
+    asked = requests.send(
+        storage, requests.Request("barrier", trigger="sensor")
+    )  # there is nothing to read: it is put away
     until(lambda: storage.read_bytes(asked.name) is None)
     assert registry.generation()
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from state_ops import disks
 from state_ops.errors import TransientError
+from state_ops.storage import disks
 from tests.recovery.small import Bank
 
 BYTES = 4 << 20

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run.run import RunOptions, run
 from tests.recovery.matrix import checks, matrix, plan, replay, trials
 from tests.recovery.matrix.checks import Stored
 from tests.recovery.matrix.matrix import Played, Zygote

@@ -13,20 +13,22 @@ import polars as pl
 import pytest
 
 from pipelines.api import Epoch, Stage, ValueState, delta, expect, stage
-from pipelines.runtime import epoch as steps
-from pipelines.runtime import in_flight
-from pipelines.runtime import run as runtime
-from pipelines.runtime.in_flight import InFlight
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions
-from pipelines.runtime.workshop import EpochReport, bottleneck
-from state_ops import handover, lease, log_upkeep
-from state_ops.checkpoint import LocalSnapshot
-from state_ops.coordinator import Coordinator
+from pipelines.runtime.epoch import scheduler, steps
+from pipelines.runtime.epoch.model import EpochReport
+from pipelines.runtime.epoch.scheduler import InFlight
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run import run as runtime
+from pipelines.runtime.run.run import RunOptions
+from pipelines.runtime.timings import bottleneck
+from state_ops.checkpoints.checkpoint import LocalSnapshot
+from state_ops.checkpoints.coordinator import Coordinator
+from state_ops.checkpoints.registry import Registry
+from state_ops.coordination import lease, requests
+from state_ops.coordination.restore_progress import Restoring
+from state_ops.delta import log_cleanup
 from state_ops.errors import ConfigurationError, FencedError, GateError, InputError, RunEndedError, TransientError
-from state_ops.registry import Registry
-from state_ops.restoring import Restoring
-from state_ops.storage import Storage
+from state_ops.snapshots import stage_upload
+from state_ops.storage.storage import Storage
 from tests.recovery.small import Bank, accounts, pipeline, until
 
 _HASTE = ("WEIR_CHECKPOINTS__TIMEOUT_SECONDS", "WEIR_CHECKPOINTS__INTERVAL_SECONDS")
@@ -88,7 +90,7 @@ def configured(bank: Bank, **options: str) -> Bank:
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(handover, "upload"), (steps, "publish_missing")], ids=["a slow store", "a slow sink"]
+    ("module", "name"), [(stage_upload, "upload"), (steps, "publish_missing")], ids=["a slow store", "a slow sink"]
 )
 @pytest.mark.parametrize("concurrent", [1, 2, 3])
 def test_stages_work_on_beside_what_is_slow_and_never_more_epochs_than_allowed(
@@ -116,7 +118,7 @@ def test_stages_work_on_beside_what_is_slow_and_never_more_epochs_than_allowed(
 @pytest.mark.parametrize("lost", [False, True])
 def test_state_goes_to_storage_while_the_epoch_before_is_committed(bank, monkeypatch, lost):
     """It counts once that one is confirmed, to whose objects it refers; if that one falls, so does what was uploaded."""
-    commit, upload, uploaded, counted = Registry.commit, handover.upload, threading.Event(), []
+    commit, upload, uploaded, counted = Registry.commit, stage_upload.upload, threading.Event(), []
     receive = Coordinator.receive
 
     def waiting(registry, checkpoint, *others, **given):
@@ -139,7 +141,7 @@ def test_state_goes_to_storage_while_the_epoch_before_is_committed(bank, monkeyp
         return receive(coordinator, ack)
 
     monkeypatch.setattr(Registry, "commit", waiting)
-    monkeypatch.setattr(handover, "upload", noted)
+    monkeypatch.setattr(stage_upload, "upload", noted)
     monkeypatch.setattr(Coordinator, "receive", received)
     bank = limited(configured(bank, WEIR_CHECKPOINTS__TOLERABLE_FAILURES="1"), 2)
     ids = [report.checkpoint.id for report in bank.epochs(1, 2, 3, 4)]
@@ -232,7 +234,7 @@ def test_an_epoch_that_is_pruned_after_is_told_although_the_publishing_of_the_ne
 
     with monkeypatch.context() as patched, ThreadPoolExecutor(1) as pool:
         patched.setattr(steps, "publish_missing", failing)
-        patched.setattr(in_flight.InFlight, "_may_wait_with_pruning", lambda *_: False)
+        patched.setattr(scheduler.InFlight, "_may_wait_with_pruning", lambda *_: False)
         bank.land(1, 2, 3)
         ran = pool.submit(coordinate)
         assert failed.wait(30)
@@ -248,8 +250,8 @@ def test_an_epoch_that_is_pruned_after_is_told_although_the_publishing_of_the_ne
 
 def test_epochs_are_committed_and_published_beside_the_upkeep_of_the_logs(bank, monkeypatch):
     """On slow storage it takes as long as several epochs."""
-    monkeypatch.setattr(log_upkeep, "INTERVAL", 3)
-    gate, last = Gate(monkeypatch, log_upkeep, "clean_up"), 8
+    monkeypatch.setattr(log_cleanup, "INTERVAL", 3)
+    gate, last = Gate(monkeypatch, log_cleanup, "clean_up"), 8
     bank.land(*range(1, last + 1))
     thread, reports = background(bank, InMemoryExecutor())
     assert gate.reached.wait(30)
@@ -262,7 +264,7 @@ def test_epochs_are_committed_and_published_beside_the_upkeep_of_the_logs(bank, 
 
 
 def test_upkeep_that_fails_is_done_by_the_next_one(bank, monkeypatch):
-    monkeypatch.setattr(log_upkeep, "INTERVAL", 3)
+    monkeypatch.setattr(log_cleanup, "INTERVAL", 3)
     real, calls = Registry.keep_up, []
 
     def failing(registry, generation):
@@ -275,12 +277,12 @@ def test_upkeep_that_fails_is_done_by_the_next_one(bank, monkeypatch):
     bank.epochs(*range(1, 9))
     assert len(calls) > 1
     storage = Storage(str(bank.site.storage))
-    assert len(log_upkeep.log_names(storage, "registry/checkpoints")) <= 2 * log_upkeep.INTERVAL + 5
+    assert len(log_cleanup.log_names(storage, "registry/checkpoints")) <= 2 * log_cleanup.INTERVAL + 5
     bank.assert_exact(*range(1, 9))
 
 
 def test_who_learns_from_the_upkeep_that_it_was_replaced_ends(bank, monkeypatch):
-    monkeypatch.setattr(log_upkeep, "INTERVAL", 1)
+    monkeypatch.setattr(log_cleanup, "INTERVAL", 1)
     real = Registry.keep_up
 
     def replaced(registry, generation):
@@ -300,7 +302,7 @@ def test_a_savepoint_is_of_its_epoch_although_the_next_one_is_the_newest_by_then
     """One checkpoint is retained, and no epoch in flight needs the one before."""
     committed_first(monkeypatch, 2)
     storage, _ = runtime.open_storage(bank.site.pipeline, bank.site.settings)
-    lease.send(storage, lease.Request("savepoint", savepoint="early"))
+    requests.send(storage, requests.Request("savepoint", savepoint="early"))
     bank = limited(bank, 2)
     bank.epochs(1, 2)
     assert [(pin.name, pin.checkpoint_id) for pin in bank.registry.pins()] == [("early", 1)]
@@ -311,7 +313,7 @@ def test_a_savepoint_is_of_its_epoch_although_the_next_one_is_the_newest_by_then
 
 def test_who_was_replaced_leaves_a_savepoint_that_it_was_asked_for_to_its_successor(bank, monkeypatch):
     storage, _ = runtime.open_storage(bank.site.pipeline, bank.site.settings)
-    lease.send(storage, lease.Request("savepoint", savepoint="early"))
+    requests.send(storage, requests.Request("savepoint", savepoint="early"))
 
     def fenced(*_arguments):
         raise FencedError("Another coordinator owns the pipeline.", next="Nothing to do.")
@@ -319,14 +321,14 @@ def test_who_was_replaced_leaves_a_savepoint_that_it_was_asked_for_to_its_succes
     with monkeypatch.context() as patch, pytest.raises(FencedError):
         patch.setattr(Registry, "pin", fenced)
         bank.epochs(1)
-    assert [request.savepoint for request in lease.pending(storage)] == ["early"]
+    assert [request.savepoint for request in requests.pending(storage)] == ["early"]
     bank.epochs(2)
     assert [(pin.name, pin.checkpoint_id) for pin in bank.registry.pins()] == [("early", 2)]
 
 
 def test_an_object_that_cannot_be_deleted_does_not_undo_a_commit(bank, monkeypatch):
     """It is of an attempt that lost; whatever the store answers, its epoch has been committed by then."""
-    commit, delete, refused = in_flight.commit, Storage.delete, []
+    commit, delete, refused = scheduler.commit, Storage.delete, []
 
     def with_loser(shop, flight, checkpoint, named):
         flight.losers.append(replace(named[0], path=f"{named[0].path}-lost"))
@@ -338,7 +340,7 @@ def test_an_object_that_cannot_be_deleted_does_not_undo_a_commit(bank, monkeypat
             raise ConfigurationError("The bucket lies elsewhere.", next="Look at storage.s3.region.")
         delete(storage, path)
 
-    monkeypatch.setattr(in_flight, "commit", with_loser)
+    monkeypatch.setattr(scheduler, "commit", with_loser)
     monkeypatch.setattr(Storage, "delete", refusing)
     assert [report.checkpoint.id for report in bank.epochs(1, 2, 3)] == [1, 2, 3]
     assert len(refused) == 3
@@ -346,8 +348,8 @@ def test_an_object_that_cannot_be_deleted_does_not_undo_a_commit(bank, monkeypat
 
 
 def test_a_step_that_does_not_end_ends_the_run_and_undoes_nothing_that_stands(bank, monkeypatch):
-    monkeypatch.setattr(in_flight, "_GRACE_SECONDS", 0.5)
-    monkeypatch.setattr(in_flight, "_GOODBYE_SECONDS", 0.1)
+    monkeypatch.setattr(scheduler, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(scheduler, "_GOODBYE_SECONDS", 0.1)
     over = threading.Event()
 
     class Hanging(InMemoryExecutor):
@@ -375,9 +377,9 @@ def hasty(bank: Bank) -> Bank:
 @pytest.mark.parametrize("step", ["commit", "publish", "finish"])
 def test_what_does_not_end_after_the_last_ack_ends_the_run_too(bank, monkeypatch, step):
     """What is committed has no deadline, and later epochs would wait behind it for ever."""
-    monkeypatch.setattr(in_flight, "_GRACE_SECONDS", 0.5)
-    monkeypatch.setattr(in_flight, "_GOODBYE_SECONDS", 0.1)
-    over, module = threading.Event(), in_flight if step == "commit" else steps
+    monkeypatch.setattr(scheduler, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(scheduler, "_GOODBYE_SECONDS", 0.1)
+    over, module = threading.Event(), scheduler if step == "commit" else steps
     real = getattr(module, step)
 
     def hanging(shop, flight, *others):
@@ -505,7 +507,7 @@ def test_a_claim_that_is_renewed_beside_publishing_does_not_fence_it(bank, monke
 
 
 def test_the_next_epoch_is_worked_on_beside_the_gates_and_nothing_is_committed_before_them(bank, monkeypatch):
-    bank, gate, executor = gated(limited(bank, 2), 9), Gate(monkeypatch, in_flight, "judge"), Noting()
+    bank, gate, executor = gated(limited(bank, 2), 9), Gate(monkeypatch, scheduler, "judge"), Noting()
     bank.land(1, 2, 3)
     thread, reports = background(bank, executor)
     assert gate.reached.wait(30)
@@ -521,7 +523,7 @@ def test_the_next_epoch_is_worked_on_beside_the_gates_and_nothing_is_committed_b
 
 
 def test_an_epoch_that_a_gate_refuses_takes_along_what_was_built_on_it(bank, monkeypatch):
-    third, judge = threading.Event(), in_flight.judge
+    third, judge = threading.Event(), scheduler.judge
 
     class Third(Noting):
         def run(self, task, rows, columns, deadline):
@@ -535,7 +537,7 @@ def test_an_epoch_that_a_gate_refuses_takes_along_what_was_built_on_it(bank, mon
         assert said[0][0].passed or third.wait(30)
         return said
 
-    monkeypatch.setattr(in_flight, "judge", late)
+    monkeypatch.setattr(scheduler, "judge", late)
     bank = gated(limited(bank, 3), 2)
     bank.land(1, 2, 3)
     done: list[int] = []
@@ -556,7 +558,7 @@ def test_no_stage_sees_rows_that_a_gate_refuses(bank, monkeypatch):
         return rows
 
     bank = gated(bank, 2, behind)
-    gate = Gate(monkeypatch, in_flight, "judge")
+    gate = Gate(monkeypatch, scheduler, "judge")
     bank.land(1, 2)
     with ThreadPoolExecutor(1) as pool:
         ran = pool.submit(bank.epochs, executor=Noting())
@@ -584,9 +586,9 @@ def test_bytes_that_wait_for_the_store_hold_the_source_back(bank, monkeypatch):
         begun.append(cut)
         return begin(air, cut)
 
-    bank, gate, executor = limited(bank, 8), Gate(monkeypatch, handover, "upload"), Late()
+    bank, gate, executor = limited(bank, 8), Gate(monkeypatch, stage_upload, "upload"), Late()
     monkeypatch.setattr(InFlight, "begin", noted)
-    monkeypatch.setattr("pipelines.runtime.in_flight._MIB", 0)  # so that any byte is one too many
+    monkeypatch.setattr("pipelines.runtime.epoch.scheduler._MIB", 0)  # so that any byte is one too many
     bank.land(1, 2, 3, 4)
     thread, reports = background(bank, executor)
     assert gate.reached.wait(30)
@@ -626,15 +628,15 @@ def of_two_stages(bank: Bank, **options: str) -> Bank:
 
 def test_rows_that_the_next_stage_has_still_to_apply_hold_the_source_back(bank, monkeypatch):
     """They lie on the disk, although all else of their epoch is in storage by then."""
-    upload, stored, executor = handover.upload, threading.Event(), Reading()
+    upload, stored, executor = stage_upload.upload, threading.Event(), Reading()
 
     def uploading(*arguments, **options):
         acks = upload(*arguments, **options)
         stored.set()
         return acks
 
-    monkeypatch.setattr(handover, "upload", uploading)
-    monkeypatch.setattr("pipelines.runtime.in_flight._MIB", 0)  # so that any byte is one too many
+    monkeypatch.setattr(stage_upload, "upload", uploading)
+    monkeypatch.setattr("pipelines.runtime.epoch.scheduler._MIB", 0)  # so that any byte is one too many
     bank = of_two_stages(bank, WEIR_CHECKPOINTS__MAX_CONCURRENT="8")
     bank.land(1, 2, 3)
     thread, reports = background(bank, executor)
@@ -650,7 +652,7 @@ def test_rows_that_the_next_stage_has_still_to_apply_hold_the_source_back(bank, 
 def test_rows_that_a_stage_has_left_hold_the_source_back_too_but_not_for_ever(bank, monkeypatch):
     """Unaligned: all is in storage, and the rest of the first epoch waits on the disk for the next one."""
     commit, executor = Gate(monkeypatch, Registry, "commit"), Reading(batch_rows=2)
-    monkeypatch.setattr("pipelines.runtime.in_flight._MIB", 0)
+    monkeypatch.setattr("pipelines.runtime.epoch.scheduler._MIB", 0)
     options = {"WEIR_CHECKPOINTS__MAX_CONCURRENT": "8", "WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS": "0"}
     bank = of_two_stages(bank, **options)
     bank.land(1, 2)
@@ -687,7 +689,7 @@ def test_a_subtask_that_lands_on_another_host_waits_until_its_base_is_in_storage
 
 
 def test_an_epoch_whose_upload_fails_takes_along_what_was_built_on_it_and_nothing_before_it(bank, monkeypatch):
-    upload, seen = handover.upload, []
+    upload, seen = stage_upload.upload, []
 
     def failing(storage, acks, *others, **options):
         seen.append(acks[0].epoch)
@@ -695,7 +697,7 @@ def test_an_epoch_whose_upload_fails_takes_along_what_was_built_on_it_and_nothin
             raise InputError("the third epoch's upload is refused")
         return upload(storage, acks, *others, **options)
 
-    monkeypatch.setattr(handover, "upload", failing)
+    monkeypatch.setattr(stage_upload, "upload", failing)
     done: list[int] = []
     executor = Noting()
     bank = limited(bank, 3)
@@ -708,13 +710,13 @@ def test_an_epoch_whose_upload_fails_takes_along_what_was_built_on_it_and_nothin
     assert 4 not in seen, "what builds on it was never uploaded"
     bank.assert_exact(1, 2)
     bank.site.assert_no_orphans()
-    monkeypatch.setattr(handover, "upload", upload)
+    monkeypatch.setattr(stage_upload, "upload", upload)
     bank.epochs()
     bank.assert_exact(1, 2, 3, 4, 5)
 
 
 def test_an_epoch_that_ended_well_is_told_before_the_failure_of_the_next(bank, monkeypatch):
-    gate, upload, failed = Gate(monkeypatch, steps, "publish_missing"), handover.upload, threading.Event()
+    gate, upload, failed = Gate(monkeypatch, steps, "publish_missing"), stage_upload.upload, threading.Event()
 
     def failing(storage, acks, *others, **options):
         if acks[0].epoch == 2:
@@ -727,7 +729,7 @@ def test_an_epoch_that_ended_well_is_told_before_the_failure_of_the_next(bank, m
         time.sleep(0.3)
         gate.open()
 
-    monkeypatch.setattr(handover, "upload", failing)
+    monkeypatch.setattr(stage_upload, "upload", failing)
     threading.Thread(target=open_late, daemon=True).start()
     bank.land(1, 2)
     told: list[int] = []
@@ -814,7 +816,7 @@ def test_a_source_that_cannot_be_planned_costs_nothing_that_is_in_flight(bank):
 
 
 def test_a_file_that_lands_while_an_epoch_is_in_flight_is_read_by_the_same_run(bank, monkeypatch):
-    gate, executor = Gate(monkeypatch, handover, "upload"), Noting()
+    gate, executor = Gate(monkeypatch, stage_upload, "upload"), Noting()
     bank.land(1)
     thread, reports = background(bank, executor)
     assert gate.reached.wait(30)
@@ -877,7 +879,7 @@ def test_a_request_that_an_epoch_answers_while_it_is_looked_at_cuts_no_second_on
         return found
 
     monkeypatch.setattr(runtime, "_look", slow)
-    lease.send(storage, lease.Request("barrier", reason="asked for"))
+    requests.send(storage, requests.Request("barrier", reason="asked for"))
     bank.land(1)
     thread, reports = background(bank, InMemoryExecutor())
     assert listed.wait(30)
@@ -890,8 +892,8 @@ def test_a_request_that_an_epoch_answers_while_it_is_looked_at_cuts_no_second_on
 @pytest.mark.parametrize("number", [1, 2], ids=["nothing is in flight", "an epoch is"])
 def test_a_look_that_does_not_end_ends_the_run(bank, monkeypatch, number):
     """The lease would be kept fresh by its thread, and nobody would take over."""
-    monkeypatch.setattr(in_flight, "_GRACE_SECONDS", 0.5)
-    monkeypatch.setattr(in_flight, "_GOODBYE_SECONDS", 0.1)
+    monkeypatch.setattr(scheduler, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(scheduler, "_GOODBYE_SECONDS", 0.1)
     look = Second(monkeypatch, runtime, "_look", number)
     with pytest.raises(RunEndedError, match=r"does not end, 0\.5 s after .*: looks"):
         hasty(bank).epochs(1, 2)
@@ -903,8 +905,8 @@ def test_a_look_that_does_not_end_ends_the_run(bank, monkeypatch, number):
 
 def test_a_write_of_an_id_that_does_not_end_ends_the_run(bank, monkeypatch):
     """Nor does the last word of the lease wait for it."""
-    monkeypatch.setattr(in_flight, "_GRACE_SECONDS", 0.5)
-    monkeypatch.setattr(in_flight, "_GOODBYE_SECONDS", 0.1)
+    monkeypatch.setattr(scheduler, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(scheduler, "_GOODBYE_SECONDS", 0.1)
     monkeypatch.setattr(lease, "_LAST_SECONDS", -0.5)  # after a heartbeat
     put, over = Storage.put_bytes, threading.Event()
 
@@ -928,7 +930,7 @@ def test_a_write_of_an_id_that_does_not_end_ends_the_run(bank, monkeypatch):
 @pytest.mark.parametrize("fails", [True, False], ids=["an epoch fails beside it", "an epoch ends beside it"])
 def test_a_look_that_fails_beside_an_epoch_is_done_again_once_that_has_ended(bank, monkeypatch, name, fails):
     real, calls, failed = getattr(runtime, name), [], threading.Event()
-    monkeypatch.setattr("state_ops.coordinator.retry_pause", lambda _: 0.0)
+    monkeypatch.setattr("state_ops.checkpoints.coordinator.retry_pause", lambda _: 0.0)
 
     class Failing(InMemoryExecutor):
         def run(self, task, rows, columns, deadline):
@@ -968,7 +970,9 @@ def test_nothing_of_an_epoch_is_begun_before_its_id_is_written_down_and_the_one_
 def test_what_was_found_before_epochs_fell_counts_for_nothing(bank, monkeypatch, name):
     """The files of an epoch that fell were in flight when the look began: they are neither done nor to be skipped."""
     look, failed = Second(monkeypatch, runtime, name), threading.Event()
-    monkeypatch.setattr("state_ops.coordinator.retry_pause", lambda _: 0.0)  # else nothing may begin so soon
+    monkeypatch.setattr(
+        "state_ops.checkpoints.coordinator.retry_pause", lambda _: 0.0
+    )  # else nothing may begin so soon
     read: list[str] = []
 
     class Failing(InMemoryExecutor):
@@ -997,16 +1001,16 @@ def test_what_a_failed_epoch_was_reading_is_read_before_a_drain(bank, monkeypatc
     """The stop comes while it is in flight: its file is none of those that land later."""
     bank = Bank(replace(bank.site, options={**bank.site.options, "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "3"}))
     storage, _ = runtime.open_storage(bank.site.pipeline, bank.site.settings)
-    upload, failed = handover.upload, []
+    upload, failed = stage_upload.upload, []
 
     def failing(*arguments, **options):
         if not failed:
-            failed.append(lease.send(storage, lease.Request("stop", drain=True)))
+            failed.append(requests.send(storage, requests.Request("stop", drain=True)))
             time.sleep(0.5)
             raise TransientError("the store was away")
         return upload(*arguments, **options)
 
-    monkeypatch.setattr(handover, "upload", failing)
+    monkeypatch.setattr(stage_upload, "upload", failing)
     bank.epochs(1)
     assert failed
     bank.assert_exact(1)
@@ -1017,13 +1021,13 @@ def test_what_a_failed_epoch_was_reading_is_read_before_a_drain(bank, monkeypatc
 def test_the_time_that_an_epoch_waits_for_the_one_before_is_not_its_own(bank, monkeypatch):
     options = {"WEIR_CHECKPOINTS__TIMEOUT_SECONDS": "2", "WEIR_CHECKPOINTS__INTERVAL_SECONDS": "1"}
     bank = Bank(replace(bank.site, options={**bank.site.options, **options}))
-    upload = handover.upload
+    upload = stage_upload.upload
 
     def slow(*arguments, **given):
         time.sleep(1.2)
         return upload(*arguments, **given)
 
-    monkeypatch.setattr(handover, "upload", slow)
+    monkeypatch.setattr(stage_upload, "upload", slow)
     assert [report.checkpoint.id for report in bank.epochs(1, 2, 3)] == [1, 2, 3]
 
 
@@ -1051,7 +1055,7 @@ def test_what_a_dead_subtask_said_of_its_restore_prolongs_no_epoch(bank):
 def test_several_epochs_that_fall_for_one_reason_are_one_failure(bank, monkeypatch):
     options = {"WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "1"}
     bank = limited(Bank(replace(bank.site, options={**bank.site.options, **options})), 3)
-    upload, begun, failures = handover.upload, threading.Event(), []
+    upload, begun, failures = stage_upload.upload, threading.Event(), []
 
     class Away(InMemoryExecutor):
         """The second epoch's job fails, after which the first one's upload fails too."""
@@ -1071,7 +1075,7 @@ def test_several_epochs_that_fall_for_one_reason_are_one_failure(bank, monkeypat
             raise TransientError("the store was away")
         return upload(storage, acks, *others, **given)
 
-    monkeypatch.setattr(handover, "upload", failing)
+    monkeypatch.setattr(stage_upload, "upload", failing)
     assert len(bank.epochs(1, 2, 3, executor=Away())) == 3
     assert failures == [2, 1]
     bank.assert_exact(1, 2, 3)

@@ -12,14 +12,15 @@ import pytest
 from deltalake import write_deltalake
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, stage
-from pipelines.runtime import forks, fsck, promotion, upkeep
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.promotion import promote
-from pipelines.runtime.sinks.overwriting import Range
-from pipelines.runtime.state_import import import_rows
-from pipelines.runtime.tenure import open_storage
-from state_ops import halt, lease
-from state_ops.checkpoint import PROMOTION, abandoned
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations import forks, promotion
+from pipelines.runtime.operations.promotion import promote
+from pipelines.runtime.operations.state_import import import_rows
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.run import fsck, maintenance
+from pipelines.runtime.sinks.replace_where import Range
+from state_ops.checkpoints.checkpoint import PROMOTION, abandoned
+from state_ops.coordination import lease, requests, suspension
 from state_ops.errors import BusyError, PipelineError, WeirError
 from tests.recovery import small
 from tests.recovery.cutting import changes_fail_from
@@ -92,10 +93,10 @@ def test_corrected_input_is_replayed_and_new_input_read_once(tmp_path):
 
 def test_a_rewind_takes_a_promotion_back_and_another_brings_it_again(bank):
     promoted(bank)
-    upkeep.rewind(pipeline, bank.site.settings, 4)
+    maintenance.rewind(pipeline, bank.site.settings, 4)
     assert sorted(set(bank.site.table("booked")["amount"])) == [1, 4, 6, 8]
     assert bank.state()["k0"] == (4, 1 + 4 + 6 + 8)
-    upkeep.rewind(pipeline, bank.site.settings, 5)
+    maintenance.rewind(pipeline, bank.site.settings, 5)
     bank.assert_exact(1, 2, 3, 4)
     bank.epochs(5)
     bank.assert_exact(1, 2, 3, 4, 5)
@@ -183,7 +184,7 @@ def test_blue_green_with_another_schema_another_parallelism_and_a_new_table(tmp_
     bank.assert_exact(1, 2, 3, 4)
     assert len(after.site.table("large")) == 20
     assert (made.operators["accounts"]["parallelism"], set(made.sinks)) == (4, {"booked", "large"})
-    upkeep.rewind(pipeline, bank.site.settings, 3)
+    maintenance.rewind(pipeline, bank.site.settings, 3)
     bank.assert_exact(1, 2, 3)
     bank.epochs()
     bank.assert_exact(1, 2, 3, 4)
@@ -213,7 +214,7 @@ def test_a_branch_that_was_promoted_since_the_fork_of_another_is_not_taken_back_
     promoted(bank, reason="amounts")
     with pytest.raises(WeirError, match=r"checkpoint 5 has taken over a branch \(of small@fix: amounts\)"):
         promoted(bank, "late")
-    upkeep.rewind(pipeline, bank.site.settings, 4)
+    maintenance.rewind(pipeline, bank.site.settings, 4)
     promoted(bank, "late")
 
 
@@ -242,7 +243,7 @@ def test_a_key_s_newest_row_has_the_highest_epoch_also_after_promotions(tmp_path
     made = promote(counting, branch.site.settings, "fix", executor=InMemoryExecutor())
     assert made.id == 6, "above the pipeline's 2 or 5 and the branch's 5 or 2"
     production.epochs(6)
-    upkeep.rewind(counting, bank.site.settings, made.id)
+    maintenance.rewind(counting, bank.site.settings, made.id)
     production.epochs(7)
     table = bank.site.table("totals")
     newest = table.loc[table.groupby("id")["epoch"].idxmax()].set_index("id")
@@ -277,7 +278,7 @@ def test_only_obstacles_that_somebody_was_shown_are_accepted(bank, monkeypatch):
 
 def test_a_branch_of_what_was_abandoned_is_not_promoted(bank):
     bank.fork("late", at=3)
-    upkeep.rewind(pipeline, bank.site.settings, 1)
+    maintenance.rewind(pipeline, bank.site.settings, 1)
     with pytest.raises(WeirError, match="forked from checkpoint 3, which checkpoint 5 has abandoned"):
         promoted(bank, "late")
 
@@ -328,12 +329,12 @@ def test_cut_off_anywhere_it_is_finished_by_the_next_run_or_was_none(tmp_path, m
 
 def test_a_halt_of_a_promotion_that_died_keeps_nobody_away(bank):
     storage, _ = open_storage(pipeline, bank.site.settings)
-    with halt.during(storage, "a branch is promoted"):
-        assert halt.read(storage) is not None
-        said = json.loads(storage.read_bytes(halt.PATH))
+    with suspension.during(storage, "a branch is promoted"):
+        assert suspension.read(storage) is not None
+        said = json.loads(storage.read_bytes(suspension.PATH))
         said["process"][2] = "another life"
-        storage.put_bytes(halt.PATH, json.dumps(said).encode())
-        assert halt.read(storage) is None, "sensors begin again, and finish what it left"
+        storage.put_bytes(suspension.PATH, json.dumps(said).encode())
+        assert suspension.read(storage) is None, "sensors begin again, and finish what it left"
 
 
 def test_nobody_promotes_what_somebody_runs(bank):
@@ -342,5 +343,5 @@ def test_nobody_promotes_what_somebody_runs(bank):
         until(lambda: lease.alive(lease.read(own)))
         with pytest.raises(BusyError, match="small@fix"):
             promoted(bank)
-        lease.send(own, lease.Request("stop"))
+        requests.send(own, requests.Request("stop"))
     assert bank.registry.head().id == 4

@@ -13,18 +13,19 @@ from threading import Barrier
 import pytest
 from deltalake.exceptions import DeltaError
 
-from pipelines.runtime import upkeep
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.recovery import owning
-from pipelines.runtime.run import RunOptions, open_storage, run
-from pipelines.runtime.tenure import claimed, remove_leftovers
-from state_ops import delta_log, lease
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.ownership.ownership import claimed, remove_leftovers
+from pipelines.runtime.restore.recovery import owning
+from pipelines.runtime.run import maintenance
+from pipelines.runtime.run.run import RunOptions, open_storage, run
+from state_ops.checkpoints.reader_holds import HOLDS, Hold
+from state_ops.checkpoints.registry import Registry
+from state_ops.coordination import lease, requests
+from state_ops.coordination.requests import Request
+from state_ops.delta import fenced_table
 from state_ops.errors import DamageError, FencedError, InputError, RunEndedError
 from state_ops.ids import Generation
-from state_ops.lease import Request
-from state_ops.pins import HOLDS, Hold
-from state_ops.registry import Registry
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 from tests.recovery.harness import Site
 from tests.recovery.small import Apart, Bank
 from tests.soak.accounts import pipeline
@@ -76,7 +77,7 @@ def test_a_taker_whose_probe_is_taken_for_a_dead_one_s_says_that_it_lost(tmp_pat
     storage = Storage(str(tmp_path / "raced"))
     rival = Registry(storage, _APP)
     generation = rival.take_over()
-    commit, probes = delta_log.commit, []
+    commit, probes = fenced_table.commit, []
 
     def interrupted(handle, app_id, version, *others, **more):
         if app_id == "probe" and not probes:
@@ -84,7 +85,7 @@ def test_a_taker_whose_probe_is_taken_for_a_dead_one_s_says_that_it_lost(tmp_pat
             rival.remove_unnamed(rival.take_over() if rival_claims else generation)
         return commit(handle, app_id, version, *others, **more)
 
-    monkeypatch.setattr(delta_log, "commit", interrupted)
+    monkeypatch.setattr(fenced_table, "commit", interrupted)
     if rival_claims:
         with pytest.raises(FencedError, match="at the same moment"):
             Registry(storage, _APP).take_over()
@@ -229,19 +230,19 @@ def test_a_taker_that_lost_leaves_the_stop_that_is_meant_for_the_winner(tmp_path
 
     def seen(_: Storage) -> bool:
         rival.take_over()
-        lease.send(storage, Request(upkeep.STOP))
+        requests.send(storage, Request(requests.STOP))
         return False
 
     monkeypatch.setattr(lease, "watch", seen)
     with pytest.raises(FencedError), claimed(bank.site.pipeline, bank.site.settings, InMemoryExecutor()):
         pass
-    assert [request.kind for request in lease.pending(storage)] == [upkeep.STOP]
+    assert [request.kind for request in requests.pending(storage)] == [requests.STOP]
 
 
 def test_a_claim_that_landed_and_reported_an_error_is_ours(tmp_path, monkeypatch):
     bank = Bank.at(tmp_path / "site")
     bank.epochs(1)
-    commit, failed = delta_log.commit, []
+    commit, failed = fenced_table.commit, []
 
     def landed(handle, *args, **options):
         commit(handle, *args, **options)
@@ -249,7 +250,7 @@ def test_a_claim_that_landed_and_reported_an_error_is_ours(tmp_path, monkeypatch
             failed.append(True)
             raise DeltaError("the connection was closed before the answer was complete")
 
-    monkeypatch.setattr(delta_log, "commit", landed)
+    monkeypatch.setattr(fenced_table, "commit", landed)
     bank.epochs(2)
     assert failed
     bank.assert_exact(1, 2)
@@ -258,7 +259,7 @@ def test_a_claim_that_landed_and_reported_an_error_is_ours(tmp_path, monkeypatch
 def test_a_coordinator_that_could_renew_its_claim_only_in_part_does_not_say_that_another_runs(tmp_path, monkeypatch):
     bank = Bank.at(tmp_path / "site")
     bank.epochs(1)
-    claim = delta_log.FencedTable.claim
+    claim = fenced_table.FencedTable.claim
 
     def lost(*_: object) -> None:
         raise OSError("storage is away")
@@ -267,14 +268,14 @@ def test_a_coordinator_that_could_renew_its_claim_only_in_part_does_not_say_that
         return claim(self, generation, after=after) if generation is None else lost()
 
     def committed(*_: object) -> None:
-        monkeypatch.setattr(delta_log.FencedTable, "claim", claimed_in_part)
+        monkeypatch.setattr(fenced_table.FencedTable, "claim", claimed_in_part)
         lost()
 
     with monkeypatch.context() as patched:
         patched.setattr(Registry, "commit", committed)
         with pytest.raises(RunEndedError, match="Nobody can tell whether checkpoint 2 was committed"):
             bank.epochs(2)
-        monkeypatch.setattr(delta_log.FencedTable, "claim", claim)
+        monkeypatch.setattr(fenced_table.FencedTable, "claim", claim)
     assert bank.registry.generation() == 3, "its own second claim"
     bank.epochs()
     bank.assert_exact(1, 2)
@@ -360,7 +361,7 @@ def test_a_zombie_whose_staged_rows_its_successor_removed_says_that_it_is_fenced
     Feed(_SEED, site.landing).land(4)
     zombie = Sleepy(site, "turnover", monkeypatch)
     discarded: list[int] = []
-    monkeypatch.setattr("pipelines.runtime.in_flight.discard", lambda _, __, id: discarded.append(id))
+    monkeypatch.setattr("pipelines.runtime.epoch.scheduler.discard", lambda _, __, id: discarded.append(id))
     with pytest.raises(FencedError) as fenced:
         _run(site, zombie)
     assert not discarded, "a fenced coordinator deletes nothing"
@@ -394,8 +395,8 @@ def test_a_zombie_that_cleans_up_leaves_the_tables_of_a_pipeline_that_was_cancel
         with monkeypatch.context() as patched:
             patched.setattr(lease, "watch", lambda _: False)
             with owning(bank.site.pipeline, bank.site.settings, InMemoryExecutor()) as successor:
-                upkeep.end(successor.shop)
-        upkeep.carry_out(zombie.shop, lease.send(zombie.shop.storage, Request(upkeep.UPKEEP)))
+                maintenance.end(successor.shop)
+        maintenance.carry_out(zombie.shop, requests.send(zombie.shop.storage, Request(requests.UPKEEP)))
     assert bank.ids() == []
     assert len(bank.site.table("booked")) == 20, "what was published is readable still"
 

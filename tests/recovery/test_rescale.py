@@ -10,14 +10,14 @@ import pandas as pd
 import pytest
 
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.keyed_stage import KeyedTask
-from pipelines.runtime.tenure import open_storage
-from state_ops.backends import joined
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.task.run_task import KeyedTask
+from state_ops.backends import composite
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.checkpoint import STATE, WITH_PARTS, Checkpoint
+from state_ops.checkpoints.checkpoint import STATE, WITH_PARTS, Checkpoint
 from state_ops.errors import StageError
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 from tests.reading import keys_of
 from tests.recovery import test_unaligned as every
 from tests.recovery.harness import Site
@@ -54,7 +54,7 @@ def landed_one_by_one(site: Site, parallelisms: tuple[int, ...], seed: int) -> l
 def databases(request, monkeypatch) -> str:
     """Whether small databases stay beside each other, as large ones do."""
     if request.param == "side by side":
-        monkeypatch.setattr(joined, "SMALL_BYTES", 0)
+        monkeypatch.setattr(composite, "SMALL_BYTES", 0)
     return request.param
 
 
@@ -122,7 +122,7 @@ class Counting(InMemoryExecutor):
 
 
 def test_what_is_there_is_named_again_and_not_uploaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(joined, "SMALL_BYTES", 0)
+    monkeypatch.setattr(composite, "SMALL_BYTES", 0)
     bank = Bank.at(tmp_path, WEIR_SPARK__PARALLELISM="2")
     before = bank.epochs(1, 2, 3)[-1].checkpoint
     tables = {file.path: file.digest for file in bank.registry.files(before) if file.name.endswith(".sst")}
@@ -138,7 +138,7 @@ def test_what_is_there_is_named_again_and_not_uploaded(tmp_path, monkeypatch):
 
 
 def test_the_first_epoch_leaves_merges_to_the_one_after(tmp_path, monkeypatch):
-    monkeypatch.setattr(joined, "SMALL_BYTES", 0)
+    monkeypatch.setattr(composite, "SMALL_BYTES", 0)
     bank = Bank.at(tmp_path, WEIR_SPARK__PARALLELISM="7")
     bank.epochs(1, 2, 3)
     asked: list[Path] = []
@@ -195,13 +195,13 @@ def test_an_epoch_that_fails_after_a_change_is_replayed_from_the_same_state(tmp_
 
 
 def test_databases_that_are_too_many_are_folded(tmp_path, monkeypatch):
-    monkeypatch.setattr(joined, "SMALL_BYTES", 0)
-    monkeypatch.setattr(joined, "MOST", 3)
+    monkeypatch.setattr(composite, "SMALL_BYTES", 0)
+    monkeypatch.setattr(composite, "MOST", 3)
     bank = Bank.at(tmp_path, WEIR_SPARK__PARALLELISM="8")
     bank.epochs(1, 2)
     bank.site = at(bank.site, 1)
     head = bank.epochs(3)[-1].checkpoint
-    names = {joined.parted(file.name)[0] for file in bank.registry.files(head) if file.kind == STATE}
+    names = {composite.parted(file.name)[0] for file in bank.registry.files(head) if file.kind == STATE}
     assert len(names) == 3
     bank.assert_exact(1, 2, 3)
 

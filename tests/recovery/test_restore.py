@@ -18,15 +18,17 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pipelines.api import Epoch, ValueState, agg, expect, on_state, on_table
-from pipelines.runtime import data_docs, restore, upkeep
 from pipelines.runtime.definition import Expected, Gate
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
-from pipelines.runtime.tenure import open_storage
-from state_ops import restores
-from state_ops.checkpoint import STATE, StateFile
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.gates import data_docs
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.restore import restore
+from pipelines.runtime.run import maintenance
+from pipelines.runtime.run.run import RunOptions, run
+from state_ops.checkpoints import restore_log
+from state_ops.checkpoints.checkpoint import STATE, StateFile
+from state_ops.checkpoints.registry import Registry
 from state_ops.errors import DamageError, GateError, PipelineError
-from state_ops.registry import Registry
 from tests.recovery.small import Bank, accounts, pipeline
 
 RETAINED = {"WEIR_CHECKPOINTS__NUM_RETAINED": "3", "WEIR_SPARK__PARALLELISM": "2"}
@@ -116,7 +118,7 @@ def test_the_policy_rewind_goes_on_from_the_newest_that_is_whole(whole, damage, 
     bank.assert_exact(1, 2, 3, 4, 5, 6)
     assert [report.checkpoint.id for report in reports] == [7, 8]
     storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
-    told = [(row.checkpoint_id, row.purpose, row.valid) for row in restores.recorded(storage)]
+    told = [(row.checkpoint_id, row.purpose, row.valid) for row in restore_log.recorded(storage)]
     assert told[-1] == (4, "rewind", True)
     rewound = next(row for row in bank.registry.checkpoints() if row.id == 6)
     assert rewound.kind == "rewind"
@@ -192,7 +194,7 @@ def test_altered_rows_of_the_registry_are_found_before_anything_is_used(whole, c
 def named(whole, tmp_path_factory) -> Bank:
     """The same with a savepoint of its newest checkpoint."""
     bank = Bank(whole.site.copied_to(tmp_path_factory.mktemp("named") / "site"))
-    upkeep.savepoint(bank.site.pipeline, bank.site.settings, "kept", "test", 60)
+    maintenance.savepoint(bank.site.pipeline, bank.site.settings, "kept", "test", 60)
     return bank
 
 
@@ -413,7 +415,7 @@ def test_the_command_proves_and_records(whole, weir, tmp_path):
     assert failed.code == 1
     assert lost in failed.said
     storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
-    assert [(row.checkpoint_id, row.valid) for row in restores.recorded(storage)] == [(4, True), (5, False)]
+    assert [(row.checkpoint_id, row.valid) for row in restore_log.recorded(storage)] == [(4, True), (5, False)]
     assert weir(bank.site, "restore", "small", "--savepoint", "none").code == 1
 
 
@@ -470,9 +472,9 @@ def test_what_is_expected_of_state_and_tables_is_looked_at_before_a_restore_is_u
     bank = expecting(elsewhere(whole, tmp_path / "holds" / "site"), *holds)
     bank.epochs(6)
     storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
-    assert [(row.checkpoint_id, row.valid, row.expectations) for row in restores.recorded(storage)] == [(5, True, 2)]
+    assert [(row.checkpoint_id, row.valid, row.expectations) for row in restore_log.recorded(storage)] == [(5, True, 2)]
     bank.epochs(7)
-    assert len(restores.recorded(storage)) == 1, "nothing was restored: it was here"
+    assert len(restore_log.recorded(storage)) == 1, "nothing was restored: it was here"
 
     fails = {
         on_state("accounts", between("total", 0, 14)): DamageError,
@@ -576,7 +578,7 @@ def test_after_a_deploy_with_the_columns_in_another_order_and_a_compaction_a_new
     bank.epochs(4)
     bank.assert_exact(1, 2, 3, 4)
     storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
-    (row,) = restores.recorded(storage)
+    (row,) = restore_log.recorded(storage)
     assert (row.valid, row.expectations) == (True, 1)
     assert restore.restore(bank.site.pipeline, bank.site.settings, storage, registry, registry.head()).valid
     report = data_docs.build(bank.site.pipeline, bank.site.settings)

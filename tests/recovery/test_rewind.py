@@ -12,10 +12,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from pipelines.api import Epoch, Pipeline, ValueState, agg, delta, stage
-from pipelines.runtime import rewind, upkeep
-from pipelines.runtime.commit import publish_missing
-from pipelines.runtime.tenure import open_storage
-from state_ops.checkpoint import OUTPUT, REWIND, STATE, abandoned
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.ownership.publish import publish_missing
+from pipelines.runtime.restore import rewind
+from pipelines.runtime.run import maintenance
+from state_ops.checkpoints.checkpoint import OUTPUT, REWIND, STATE, abandoned
 from state_ops.errors import BusyError, DamageError, WeirError
 from tests.recovery import small
 from tests.recovery.cutting import changes_fail_from
@@ -53,7 +54,7 @@ def obstacles(bank: Bank, to: int) -> tuple[str, ...]:
 
 
 def back(bank: Bank, to: int, **options):
-    return upkeep.rewind(bank.site.pipeline, bank.site.settings, to, **options)
+    return maintenance.rewind(bank.site.pipeline, bank.site.settings, to, **options)
 
 
 def test_after_a_rewind_the_bad_deploy_has_never_happened(bank):
@@ -104,7 +105,7 @@ def test_a_table_that_was_empty_then_is_empty_again(tmp_path):
 
 def test_a_zombie_that_publishes_what_was_abandoned_finds_it_published(bank):
     rows = {row.id: row for row in bank.registry.checkpoints()}
-    with upkeep.owning(bank.site.pipeline, bank.site.settings, epochs=False) as tenure:
+    with maintenance.owning(bank.site.pipeline, bank.site.settings, epochs=False) as tenure:
         zombie = tenure.shop
         zombie.tables.clear()
     back(bank, 3)
@@ -159,7 +160,7 @@ def test_nobody_is_rewound_while_a_coordinator_lives(tmp_path):
         with pytest.raises(BusyError):
             back(bank, 1)
         storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
-        upkeep.lease.send(storage, upkeep.Request("stop"))
+        maintenance.lease.send(storage, maintenance.Request("stop"))
     bank.assert_exact(1, 2, 3)
 
 

@@ -17,13 +17,16 @@ import pytest
 import typer
 
 from pipelines.api import Pipeline, agg, delta, window
-from pipelines.runtime import cli, progress, spark, tenure
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import open_storage
+from pipelines.cli import main
+from pipelines.runtime.execution import spark_session
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.execution.spark_executor import SparkExecutor
+from pipelines.runtime.ownership import ownership
+from pipelines.runtime.run import progress
+from pipelines.runtime.run.run import open_storage
 from pipelines.runtime.sources.files import FilesReader
-from pipelines.runtime.spark_executor import SparkExecutor
-from state_ops import lease
-from state_ops.checkpoint import Checkpoint
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.coordination import lease, processes
 from state_ops.errors import ConfigurationError
 from tests.recovery.small import Bank, accounts
 from tests.state_ops.test_registry import a_checkpoint
@@ -32,7 +35,7 @@ from tests.state_ops.test_registry import a_checkpoint
 @pytest.fixture
 def bank(tmp_path, monkeypatch) -> Bank:
     """Its runs from the command start no JVM."""
-    monkeypatch.setattr(tenure, "SparkExecutor", lambda *_, **__: InMemoryExecutor())
+    monkeypatch.setattr(ownership, "SparkExecutor", lambda *_, **__: InMemoryExecutor())
     return Bank.at(tmp_path / "site")
 
 
@@ -104,7 +107,7 @@ def test_status_names_the_directory_and_whose_the_bottleneck_was(bank, weir):
     assert facts["sources"] == {"landing": str(bank.site.landing)}
     assert facts["lag"] == {"landing": 1}
     storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
-    left = replace(lease.read(storage), stopped=False, pid=os.getpid(), born=lease.born(os.getpid()))
+    left = replace(lease.read(storage), stopped=False, pid=os.getpid(), born=processes.born(os.getpid()))
     storage.put_bytes(lease.LEASE, json.dumps({name: getattr(left, name) for name in left.__slots__}).encode())
     shown = weir(bank.site, "status", "small").out
     assert "bottleneck" in shown and "(of the last run)" not in shown
@@ -177,7 +180,7 @@ def test_spark_s_start_is_said_when_it_starts_and_not_before_what_needs_none(tmp
     def session(*_, **__):
         raise ConfigurationError("there is no Java here")
 
-    monkeypatch.setattr(spark, "session", session)
+    monkeypatch.setattr(spark_session, "session", session)
     refused = weir(replace(bank.site, pipeline=pipeline, module=__name__), "run", "small", "--until-caught-up")
     assert refused.code == 2 and "has no more" in refused.said
     assert "Spark" not in refused.said + refused.out
@@ -214,13 +217,13 @@ def test_a_note_that_holds_for_many_tables_is_given_once(bank, weir, monkeypatch
 def test_rewind_has_one_way_to_name_a_checkpoint():
     (asked,) = [
         one
-        for path, one in _options(typer.main.get_command(cli.app), "weir")
+        for path, one in _options(typer.main.get_command(main.app), "weir")
         if path == "weir rewind" and "--to" in one.opts
     ]
     assert "savepoint" in asked.help
     shown = [
         one
-        for path, one in _options(typer.main.get_command(cli.app), "weir")
+        for path, one in _options(typer.main.get_command(main.app), "weir")
         if path == "weir rewind" and not one.hidden
     ]
     assert "--savepoint" not in [name for one in shown for name in one.opts]
@@ -238,7 +241,7 @@ def test_no_option_has_a_half_that_says_no_and_adds_nothing():
     """At 80 columns it takes the room of the help's words."""
     halves = [
         (path, half)
-        for path, option in _options(typer.main.get_command(cli.app), "weir")
+        for path, option in _options(typer.main.get_command(main.app), "weir")
         for half in option.secondary_opts
         if half.startswith("--no-")
     ]

@@ -9,17 +9,19 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from pipelines.runtime import in_flight, start_from, upkeep
-from pipelines.runtime import run as run_module
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, open_storage, run
-from pipelines.runtime.stopping import ask_to_stop
-from pipelines.runtime.tenure import Tenure
-from state_ops import lease
+from pipelines.runtime.epoch import scheduler
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.ownership.ownership import Tenure
+from pipelines.runtime.restore import start_from
+from pipelines.runtime.run import maintenance
+from pipelines.runtime.run import run as run_module
+from pipelines.runtime.run.run import RunOptions, open_storage, run
+from pipelines.runtime.run.stopping import ask_to_stop
+from state_ops.checkpoints.reader_holds import Hold
+from state_ops.checkpoints.registry import Pin, Registry
+from state_ops.coordination import lease, requests
+from state_ops.coordination.requests import Request
 from state_ops.errors import DamageError, PipelineError, TransientError, WeirError
-from state_ops.lease import Request
-from state_ops.pins import Hold
-from state_ops.registry import Pin, Registry
 from tests.recovery import small
 from tests.recovery.small import Bank, until
 
@@ -332,7 +334,7 @@ def test_a_deletion_leaves_neither_a_rewind_nor_what_it_abandoned(tmp_path, weir
     bank.epochs(1, 2, 3)
     if saved:
         weir(bank.site, "savepoint", "small", "--name", "kept")
-    upkeep.rewind(bank.site.pipeline, bank.site.settings, 1)
+    maintenance.rewind(bank.site.pipeline, bank.site.settings, 1)
     assert bank.ids() == [1, 2, 3, 4]
     assert weir(bank.site, "cancel", "small", "--delete").code == 0
     assert bank.ids() == ([3] if saved else [])
@@ -347,18 +349,18 @@ def barrier(bank, monkeypatch):
     """A coordinator that comes to its next barrier when this many requests wait: `with barrier(2): ...`."""
 
     @contextmanager
-    def coordinator(requests: int):
+    def coordinator(waited_for: int):
         bank.land(1)
-        found, held = lease.pending, [True]
+        found, held = requests.pending, [True]
 
         def pending(storage):
             waiting = found(storage)
-            held[0] = held[0] and len(waiting) < requests
+            held[0] = held[0] and len(waiting) < waited_for
             return [] if held[0] else waiting
 
         with bank.coordinator():
             until(lambda: bank.ids() == [1])
-            monkeypatch.setattr(lease, "pending", pending)
+            monkeypatch.setattr(requests, "pending", pending)
             yield
 
     return coordinator
@@ -372,7 +374,7 @@ def test_of_two_stops_at_one_barrier_both_are_done(bank, barrier):
         return ask_to_stop(bank.site.pipeline, bank.site.settings, request)
 
     with barrier(4), ThreadPoolExecutor(3) as pool:
-        lease.send(storage, Request("stop"))
+        requests.send(storage, Request("stop"))
         done = pool.map(
             ask, [Request("stop", savepoint="last"), Request("stop", delete=True), Request("stop", savepoint="other")]
         )
@@ -384,7 +386,7 @@ def test_of_two_stops_at_one_barrier_both_are_done(bank, barrier):
 def test_a_stop_beside_a_drain_has_ended_the_run_too(bank, barrier):
     storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
     with barrier(2):
-        lease.send(storage, Request("stop", drain=True))
+        requests.send(storage, Request("stop", drain=True))
         assert ask_to_stop(bank.site.pipeline, bank.site.settings, Request("stop"))
     holder = lease.read(storage)
     assert holder is not None and holder.outcome == "drained"
@@ -400,16 +402,16 @@ def test_a_stop_that_came_after_the_last_barrier_is_not_taken_for_done(bank, mon
     def ending(*args):
         late = Request("stop", delete=True)
         asking.append(pool.submit(ask_to_stop, bank.site.pipeline, bank.site.settings, late))
-        until(lambda: len(lease.pending(storage)) == 2)
+        until(lambda: len(requests.pending(storage)) == 2)
         stopped(*args)
 
     monkeypatch.setattr(run_module, "_stopped", ending)
     with ThreadPoolExecutor(1) as pool:
         with bank.coordinator():
             until(lambda: bank.ids() == [1])
-            lease.send(storage, Request("stop"))
+            requests.send(storage, Request("stop"))
         assert asking[0].result(30) is False
-    assert lease.pending(storage) == [], "and it is withdrawn"
+    assert requests.pending(storage) == [], "and it is withdrawn"
 
 
 def test_a_deletion_that_failed_in_the_middle_does_not_say_that_nothing_is_lost(bank, weir, monkeypatch):
@@ -455,10 +457,10 @@ def test_what_a_newer_release_writes_for_the_coordinator_stops_no_run(bank, monk
         newer(lease.LEASE, asdict(lease.read(storage)))
         name = "coordinator/requests/1.json"
         newer(name, asdict(Request("savepoint", savepoint="with-an-option", name=name)))
-        lease.send(storage, Request("barrier", trigger="a trigger of 2030"))
+        requests.send(storage, Request("barrier", trigger="a trigger of 2030"))
         bank.epochs(2)
         assert bank.ids() == [1, 2], "the hold counts"
-    assert (lease.pending(storage), bank.registry.pins()) == ([], [])
+    assert (requests.pending(storage), bank.registry.pins()) == ([], [])
     bank.assert_exact(1, 2)
 
 
@@ -481,21 +483,21 @@ def test_a_cancelled_pipeline_can_still_be_pruned_and_cancelled_and_its_tables_s
 def test_a_savepoint_whose_asker_lost_patience_is_not_taken(bank, monkeypatch):
     storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
     bank.land(1)
-    commit, completed = in_flight.commit, []
+    commit, completed = scheduler.commit, []
 
     def slow(*arguments):
         done = commit(*arguments)
-        for request in lease.pending(storage):
-            lease.take(storage, request)  # meanwhile the command has told that nothing was named
+        for request in requests.pending(storage):
+            requests.take(storage, request)  # meanwhile the command has told that nothing was named
         completed.append(done)
         return done
 
-    monkeypatch.setattr(in_flight, "commit", slow)
+    monkeypatch.setattr(scheduler, "commit", slow)
     with bank.coordinator():
         until(lambda: len(completed) == 1)
-        lease.send(storage, lease.Request("savepoint", trigger="savepoint", savepoint="late"))
+        requests.send(storage, requests.Request("savepoint", trigger="savepoint", savepoint="late"))
         until(lambda: len(completed) == 2)
-        lease.send(storage, lease.Request("stop"))
+        requests.send(storage, requests.Request("stop"))
     assert bank.ids() == [2]
     assert bank.registry.pins() == []
 
@@ -516,17 +518,18 @@ def test_after_everything_was_deleted_ids_are_not_used_again(bank, weir):
 
 
 def test_what_a_sink_lacks_is_not_pruned(bank, monkeypatch):
-    from pipelines.runtime import commit, epoch
+    from pipelines.runtime.epoch import steps
+    from pipelines.runtime.ownership import prune
 
     def lost(*_: object) -> None:
         raise OSError("the store was away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(epoch, "publish_missing", lost)
+        patched.setattr(steps, "publish_missing", lost)
         with pytest.raises(WeirError):
             bank.epochs(1)
     registry = bank.registry
-    assert list(commit.needed(registry, {}).items()) == [(1, ["a sink lacks its rows"])]
+    assert list(prune.needed(registry, {}).items()) == [(1, ["a sink lacks its rows"])]
     bank.epochs(2)
     bank.assert_exact(1, 2)
     asked = RunOptions(until_caught_up=True)

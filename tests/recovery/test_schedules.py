@@ -21,17 +21,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage
-from pipelines.runtime import epoch as steps_of_an_epoch
-from pipelines.runtime import in_flight, run, stage_job, state_reader
-from pipelines.runtime.commit import unpublished
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.lanes import Ended
-from pipelines.runtime.lanes import run as run_step
-from pipelines.runtime.run import RunOptions
-from state_ops import writing
-from state_ops.checkpoint import Checkpoint
+from pipelines.runtime.epoch import scheduler, stage_job
+from pipelines.runtime.epoch import steps as steps_of_an_epoch
+from pipelines.runtime.epoch.step_runner import Ended
+from pipelines.runtime.epoch.step_runner import run as run_step
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.ownership.publish import unpublished
+from pipelines.runtime.run import run
+from pipelines.runtime.run.run import RunOptions
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.registry import Registry
 from state_ops.errors import RunEndedError, TransientError
-from state_ops.registry import Registry
+from state_ops.snapshots import async_writer
 from tests.recovery.harness import Site
 from tests.recovery.small import Apart
 
@@ -221,7 +223,7 @@ def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def run(self, *work):
             return (Apart(1) if apart and chance.random() < 0.5 else super()).run(*work)
 
-    begin = writing.begin
+    begin = async_writer.begin
 
     def begun(directory: Path, write: Callable[[Path], object]) -> Thread:
         """A write that is lost now and then, as with its process."""
@@ -231,16 +233,16 @@ def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
         return begin(directory, lost if writes.random() < faults else write)
 
-    monkeypatch.setattr(writing, "begin", begun)
-    for module in (run, in_flight, stage_job, steps_of_an_epoch):
+    monkeypatch.setattr(async_writer, "begin", begun)
+    for module in (run, scheduler, stage_job, steps_of_an_epoch):
         monkeypatch.setattr(module, "time", clock)
-    close = in_flight.InFlight.close
+    close = scheduler.InFlight.close
 
-    def closed(air: in_flight.InFlight) -> None:
+    def closed(air: scheduler.InFlight) -> None:
         if not lanes.killed:  # who is dead cleans nothing up
             close(air)
 
-    monkeypatch.setattr(in_flight.InFlight, "close", closed)
+    monkeypatch.setattr(scheduler.InFlight, "close", closed)
     monkeypatch.setattr(Registry, "commit", unsure)
     counted = run._counted
 

@@ -19,10 +19,12 @@ import pytest
 
 from configs.settings import PROJECT
 from pipelines.api import Epoch, KeyedState, ListOf, MapOf, Pipeline, State, agg, delta, files, stage
-from pipelines.runtime import forks, promotion, state_reader, upkeep
-from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.operations import forks, promotion
 from pipelines.runtime.operators import function
-from pipelines.runtime.run import RunOptions, open_storage, run
+from pipelines.runtime.run import maintenance
+from pipelines.runtime.run.run import RunOptions, open_storage, run
 from state_ops.errors import PipelineError, StageError
 from tests.recovery.harness import Site
 
@@ -34,7 +36,7 @@ FAIL = "WEIR_TEST_FAIL_IN_TIMER"
 _DOOMED = """
 import os, signal, sys
 from pathlib import Path
-from state_ops import handover
+from state_ops.snapshots import stage_upload as handover
 from tests.recovery.test_timers import Parking
 
 real = handover.upload
@@ -313,7 +315,7 @@ def due(upto: int, drained: bool = False) -> Fired:
 def saved(lot: Parking) -> int:
     """Two epochs and a savepoint, at which each key has several pending timers, of both epochs; its checkpoint."""
     lot.epochs(1, 2)
-    pin = upkeep.savepoint(lot.site.pipeline, lot.site.settings, "pending", "a test", 30)
+    pin = maintenance.savepoint(lot.site.pipeline, lot.site.settings, "pending", "a test", 30)
     assert fired(lot) == due(2)
     for key, waiting in due(2, drained=True).items():
         pending = [at for at, _ in waiting[len(due(2)[key]) :]]
@@ -358,7 +360,7 @@ def test_a_timer_that_was_held_in_an_epoch_of_the_savepoint_is_held_in_none_of_t
     lot = Parking(tmp_path, ticking)
     lot.epochs(1, 2, 3)
     assert ticks(lot) == ["12:30"], "in epoch 3, which has set the one of 12:50 and held it"
-    upkeep.savepoint(lot.site.pipeline, lot.site.settings, "held", "", 5)
+    maintenance.savepoint(lot.site.pipeline, lot.site.settings, "held", "", 5)
     other = Parking(tmp_path)
     other.site = replace(lot.site, pipeline=replace(ticking, name="successor"))
     other.epochs(4, start_from=f"{lot.site.storage}:held")
@@ -404,7 +406,7 @@ def test_timers_that_are_pending_at_a_savepoint_fire_once_and_in_order_after_a_r
     checkpoint = saved(lot)
     lot.epochs(3, 4)
     assert fired(lot) == due(4), "they have fired before it"
-    upkeep.rewind(lot.site.pipeline, lot.site.settings, checkpoint)
+    maintenance.rewind(lot.site.pipeline, lot.site.settings, checkpoint)
     assert fired(lot) == due(2), "and are pending again"
     if not here:
         shutil.rmtree(tmp_path / "work")

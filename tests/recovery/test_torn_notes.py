@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import structlog
 
-from pipelines.runtime import fsck
-from state_ops import halt, lease
+from pipelines.runtime.run import fsck
+from state_ops.checkpoints.reader_holds import HOLDS
+from state_ops.coordination import lease, requests, suspension
 from state_ops.errors import DamageError
-from state_ops.pins import HOLDS
 from tests.recovery.small import Bank, until
 
 TORN = {
@@ -49,24 +49,24 @@ def test_a_lease_or_halt_that_cannot_be_read_is_named_and_said_how_to_mend(bank,
     bank.epochs()
     bank.assert_exact(1, 2)
 
-    left(bank, halt.PATH, content)
+    left(bank, suspension.PATH, content)
     with pytest.raises(DamageError, match=r"coordinator/halt\.json cannot be read") as damage:
-        halt.read(bank.registry._checkpoints.storage)
+        suspension.read(bank.registry._checkpoints.storage)
     assert "halt.json" in str(damage.value.where)
 
 
 @pytest.mark.parametrize("content", TORN.values(), ids=TORN)
 def test_a_request_that_cannot_be_read_is_dropped_and_reported(bank, content):
-    before, during = (left(bank, f"{lease.REQUESTS}/{name * 32}.json", content) for name in "ab")
+    before, during = (left(bank, f"{requests.REQUESTS}/{name * 32}.json", content) for name in "ab")
     with structlog.testing.capture_logs() as said:
         bank.epochs(2)
         assert not before.exists() and not during.exists()
         with bank.coordinator():
-            torn = left(bank, f"{lease.REQUESTS}/{'c' * 32}.json", content)
+            torn = left(bank, f"{requests.REQUESTS}/{'c' * 32}.json", content)
             until(lambda: not torn.exists())
-            lease.send(bank.registry._checkpoints.storage, lease.Request("stop"))
+            requests.send(bank.registry._checkpoints.storage, requests.Request("stop"))
     dropped = {line["path"] for line in said if line["event"] == "a request that cannot be read is dropped"}
-    assert dropped == {f"{lease.REQUESTS}/{name * 32}.json" for name in "abc"}
+    assert dropped == {f"{requests.REQUESTS}/{name * 32}.json" for name in "abc"}
     bank.assert_exact(1, 2)
 
 
@@ -84,7 +84,7 @@ def test_a_request_that_names_another_object_deletes_none_but_itself(bank):
     victim = next(file.path for file in bank.registry.files(head) if file.kind == "state")
     lies = [{"kind": "barrier", "trigger": "sensor"}, {"kind": "of a newer Weir"}, {"kind": "stop"}]
     files = [
-        left(bank, f"{lease.REQUESTS}/{number:032x}.json", json.dumps({**request, "name": victim}).encode())
+        left(bank, f"{requests.REQUESTS}/{number:032x}.json", json.dumps({**request, "name": victim}).encode())
         for number, request in enumerate(lies)
     ]
     bank.epochs()

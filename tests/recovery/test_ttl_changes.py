@@ -29,11 +29,14 @@ from pipelines.api import (
     files,
     stage,
 )
-from pipelines.runtime import forks, in_flight, state_reader, upkeep
-from pipelines.runtime.in_memory import InMemoryExecutor
+from pipelines.runtime.epoch import scheduler
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.operations import forks
+from pipelines.runtime.operations.state_import import import_rows
 from pipelines.runtime.operators import deduplication, function
-from pipelines.runtime.run import RunOptions, run
-from pipelines.runtime.state_import import import_rows
+from pipelines.runtime.run import maintenance
+from pipelines.runtime.run.run import RunOptions, run
 from tests.recovery.harness import Site
 
 START = datetime(2024, 5, 1, tzinfo=UTC)
@@ -111,7 +114,7 @@ class Played:
 
     def run(self, defined: Pipeline, hour: float, **options: Any) -> None:
         at = START + timedelta(hours=hour)
-        self.monkeypatch.setattr(in_flight, "datetime", SimpleNamespace(now=lambda _: at))
+        self.monkeypatch.setattr(scheduler, "datetime", SimpleNamespace(now=lambda _: at))
         asked = RunOptions(until_caught_up=True, **options)
         assert list(run(defined, self.site.settings, asked, InMemoryExecutor()))
 
@@ -233,7 +236,7 @@ def _forked(played: Played) -> Site:
 
 
 def _started(played: Played) -> Site:
-    upkeep.savepoint(played.site.pipeline, played.site.settings, "old", "", patience=1.0)
+    maintenance.savepoint(played.site.pipeline, played.site.settings, "old", "", patience=1.0)
     origin = f"{played.site.storage}:old"
     other = replace(visited("24h"), name="others")
     played.site = replace(played.site, pipeline=other)
@@ -252,7 +255,7 @@ def _imported(played: Played) -> Site:
 def _rewound(played: Played) -> Site:
     played.epoch(visited("24h"), 5, KEYS)
     played.epoch(visited("24h"), 6, KEYS)
-    upkeep.rewind(played.site.pipeline, played.site.settings, 2)
+    maintenance.rewind(played.site.pipeline, played.site.settings, 2)
     played.run(visited(None), 7)
     return played.site
 
@@ -302,12 +305,12 @@ def test_a_checkpoint_of_an_earlier_release_says_by_its_ttl_what_is_forgotten(tm
         monkeypatch.setattr(function, "_SWEEP_ENTRIES", most)
         played = Played(tmp_path / str(most), monkeypatch)
         with monkeypatch.context() as earlier:
-            figures = in_flight.epoch._figures
+            figures = scheduler.steps._figures
 
             def without(*arguments: Any, figures: Any = figures) -> dict[str, Any]:
                 return {name: value for name, value in figures(*arguments).items() if name != "forgotten"}
 
-            earlier.setattr(in_flight.epoch, "_figures", without)
+            earlier.setattr(scheduler.steps, "_figures", without)
             played.epoch(visited("1h"), 0, KEYS)
             played.epoch(visited("1h"), 5, ["x"])
         played.epoch(visited(None), 5, KEYS)

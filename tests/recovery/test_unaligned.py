@@ -30,14 +30,17 @@ from pipelines.api import (
     stage,
     window,
 )
-from pipelines.runtime import cli, run, sensor, state_reader, upkeep
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.recovery import owning
-from pipelines.runtime.run import RunOptions
-from state_ops import lease
-from state_ops.checkpoint import CHANNEL, STATE, WITH_WAITING, Checkpoint
+from pipelines.cli import main
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.ownership import savepoints
+from pipelines.runtime.restore.recovery import owning
+from pipelines.runtime.run import run, sensor
+from pipelines.runtime.run.run import RunOptions
+from state_ops.checkpoints.checkpoint import CHANNEL, STATE, WITH_WAITING, Checkpoint
+from state_ops.coordination import requests
+from state_ops.coordination.requests import Request
 from state_ops.errors import DamageError, PipelineError
-from state_ops.lease import Request
 from tests.recovery.harness import Site
 
 KEYS = 5
@@ -252,7 +255,7 @@ def test_what_gets_a_name_leaves_no_rows_behind(tmp_path):
     storage, registry = run.open_storage(site.pipeline, site.settings)
     reports = run.run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(4))
     assert waiting(next(reports).checkpoint)
-    request = lease.send(storage, Request(upkeep.NAME, reason="before the release", savepoint="release"))
+    request = requests.send(storage, Request(requests.NAME, reason="before the release", savepoint="release"))
     for report in reports:
         if report.checkpoint.trigger == "savepoint":
             assert not waiting(report.checkpoint)
@@ -267,7 +270,7 @@ def test_a_stop_that_drains_or_names_lets_stages_apply_all_rows_first(drain, tmp
     storage, _ = run.open_storage(site.pipeline, site.settings)
     reports = run.run(site.pipeline, site.settings, RunOptions(interval=3600.0), InMemoryExecutor(4))
     assert waiting(next(reports).checkpoint)
-    lease.send(storage, Request(upkeep.STOP, savepoint="" if drain else "end", drain=drain))
+    requests.send(storage, Request(requests.STOP, savepoint="" if drain else "end", drain=drain))
     last = [report.checkpoint for report in reports][-1]
     assert not waiting(last)
     assert drain == (last.trigger == "drain")
@@ -358,7 +361,7 @@ def test_rows_that_wait_go_along_to_a_pipeline_that_starts_from_a_savepoint(tmp_
     next(reports)
     reports.close()
     with owning(site.pipeline, site.settings, InMemoryExecutor()) as tenure:
-        upkeep.save(tenure.shop, tenure.head, "moved", "a test")
+        savepoints.save(tenure.shop, tenure.head, "moved", "a test")
     assert waiting(tenure.head)
     origin = f"{site.storage}:moved"
     reports = run.run(
@@ -380,7 +383,7 @@ def test_status_and_sensor_know_of_rows_that_wait(tmp_path):
     reports = run.run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(4))
     first = next(reports).checkpoint
     reports.close()
-    assert cli.status_of(site.pipeline, site.settings)["unapplied"] == {"timed": waiting(first)}
+    assert main.status_of(site.pipeline, site.settings)["unapplied"] == {"timed": waiting(first)}
     seen = sensor.observe(site.pipeline, site.settings)
     assert seen.unapplied and not seen.waiting
     decided = sensor.decide(seen, sensor.Memory(), 0)
@@ -434,8 +437,8 @@ def test_every_savepoint_of_several_stops_is_one_without_rows_that_wait(tmp_path
     storage, registry = run.open_storage(site.pipeline, site.settings)
     reports = run.run(site.pipeline, site.settings, RunOptions(interval=3600.0), InMemoryExecutor(4))
     assert waiting(next(reports).checkpoint)
-    lease.send(storage, Request(upkeep.STOP))
-    lease.send(storage, Request(upkeep.STOP, savepoint="end"))
+    requests.send(storage, Request(requests.STOP))
+    requests.send(storage, Request(requests.STOP, savepoint="end"))
     assert not waiting([report.checkpoint for report in reports][-1])
     assert [pin.name for pin in registry.pins()] == ["end"]
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 
 from pipelines.flights import pipeline
-from pipelines.runtime import commit, in_flight
-from pipelines.runtime.run import open_storage, readers
-from pipelines.runtime.workshop import Workshop
-from state_ops import retention
+from pipelines.runtime.epoch import scheduler
+from pipelines.runtime.ownership import publish
+from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.run.run import open_storage, readers
+from state_ops.checkpoints import retention
+from state_ops.checkpoints.registry import Registry
 from state_ops.errors import BusyError, FencedError, TransientError
-from state_ops.registry import Registry
 from tests.recovery.harness import child
 
 _DAYS = 6
@@ -74,7 +75,7 @@ def test_a_fenced_coordinator_can_neither_publish_nor_prune(site, days):
     with pytest.raises(FencedError):
         retention.apply(old, storage, generation, plan, shop.watcher)
     with pytest.raises(FencedError):
-        commit.publish_missing(shop, completed)
+        publish.publish_missing(shop, completed)
 
     kept = {name: found for name, found in flights_.objects().items() if name in before}
     assert kept == before, "nothing was deleted or altered"
@@ -133,7 +134,7 @@ def test_a_commit_that_reported_an_error_counts_if_it_landed(site, days, monkeyp
 def test_a_drain_that_fails_is_done_again_before_the_run_ends(site, days, monkeypatch):
     flights_ = replace(site(max_files=_DAYS), options={"WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "1"})
     flights_.land(days[:_DAYS])
-    run_stage, errors = in_flight.run_stage, [TransientError("the cluster was away")]
+    run_stage, errors = scheduler.run_stage, [TransientError("the cluster was away")]
 
     def flaky(shop, flight, *work):
         if flight.cut.drain and errors:
@@ -141,7 +142,7 @@ def test_a_drain_that_fails_is_done_again_before_the_run_ends(site, days, monkey
         return run_stage(shop, flight, *work)
 
     with monkeypatch.context() as patched:
-        patched.setattr(in_flight, "run_stage", flaky)
+        patched.setattr(scheduler, "run_stage", flaky)
         flights_.run(drain=True)
 
     flights_.assert_exact(_DAYS)

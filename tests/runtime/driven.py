@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from pipelines.runtime import operators
 from pipelines.runtime.definition import Epoch, Stage
-from pipelines.runtime.in_memory import routed
+from pipelines.runtime.execution.in_process import routed
 from pipelines.runtime.operators import Progress, shapes
 from state_ops.backends.memory import MemoryBackend
-from state_ops.checkpoint import from_micros
+from state_ops.checkpoints.checkpoint import from_micros
 from state_ops.ids import CheckpointId
-from state_ops.key_groups import group_range
-from state_ops.per_key import no_cache
-from state_ops.resident import Residence
+from state_ops.keyed.key_state import no_cache
+from state_ops.rows.resident_table import Residence
+from state_ops.schema.key_groups import group_range
 
 START = datetime(2024, 5, 1, tzinfo=UTC)
 MAX_PARALLELISM = 8

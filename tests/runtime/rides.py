@@ -25,9 +25,9 @@ from pipelines.api import (
     stage,
     window,
 )
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, open_storage, run
-from state_ops.registry import Registry
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run.run import RunOptions, open_storage, run
+from state_ops.checkpoints.registry import Registry
 from tests.recovery.harness import Site
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)

@@ -13,10 +13,11 @@ import pytest
 from pipelines import testing
 from pipelines.api import Pipeline, Stage, agg, aggregate, delta, files, window
 from pipelines.runtime.operators import aggregation, shapes
-from state_ops import folding, frames
+from state_ops.arrow import frames
 from state_ops.errors import InputError, PipelineError
-from state_ops.rows import Rows
-from state_ops.spill import Spill
+from state_ops.rows import key_aggregation
+from state_ops.rows.row_store import Rows
+from state_ops.rows.spill import Spill
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 EVENTS = files("x/*.parquet", event_time="at")
@@ -189,11 +190,11 @@ def test_what_has_no_order_has_no_min_and_max(session, kind, type):
 @pytest.mark.parametrize("limit", [20, 2], ids=["each range fits", "not even a range fits"])
 def test_more_keys_than_fit_into_memory_go_to_state_in_parts(monkeypatch, limit):
     monkeypatch.setattr(aggregation, "_PARTIAL_ROWS", limit)
-    monkeypatch.setattr(folding, "_WAITING_BYTES", 0)
-    monkeypatch.setattr(folding, "_PART_BYTES", 100)
+    monkeypatch.setattr(key_aggregation, "_WAITING_BYTES", 0)
+    monkeypatch.setattr(key_aggregation, "_PART_BYTES", 100)
     monkeypatch.setattr(aggregation, "_OUT_ROWS", 7)
-    merge, sizes = folding.merged, []
-    monkeypatch.setattr(folding, "merged", lambda *given: (sizes.append(len(given[2])), merge(*given))[1])
+    merge, sizes = key_aggregation.merged, []
+    monkeypatch.setattr(key_aggregation, "merged", lambda *given: (sizes.append(len(given[2])), merge(*given))[1])
     run = testing.run(totals(n=agg.count(), total=agg.sum("v"), last=agg.last("v"), order_by="at"), batch_rows=9)
     given = rows(*((str(i * 7 % 50), i, i) for i in range(150)))
     for turn in (1, 2):
@@ -207,7 +208,7 @@ def test_more_keys_than_fit_into_memory_go_to_state_in_parts(monkeypatch, limit)
 
 def test_a_key_whose_rows_do_not_fit_into_memory_is_read_once(monkeypatch):
     monkeypatch.setattr(aggregation, "_PARTIAL_ROWS", 40)
-    monkeypatch.setattr(folding, "_WAITING_BYTES", 0)
+    monkeypatch.setattr(key_aggregation, "_WAITING_BYTES", 0)
     asked: list[str] = []
     get = Rows.get
     monkeypatch.setattr(Rows, "get", lambda self, keys: (asked.extend(keys["k"]), get(self, keys))[1])
@@ -226,11 +227,11 @@ def test_a_key_whose_rows_do_not_fit_into_memory_is_read_once(monkeypatch):
 
 def test_a_range_that_does_not_fit_goes_to_state_piece_by_piece(monkeypatch):
     monkeypatch.setattr(aggregation, "_PARTIAL_ROWS", 4)
-    monkeypatch.setattr(folding, "_WAITING_BYTES", 0)
+    monkeypatch.setattr(key_aggregation, "_WAITING_BYTES", 0)
     sizes: list[int] = []
-    combined = folding.combined
+    combined = key_aggregation.combined
     monkeypatch.setattr(
-        folding, "combined", lambda *given: (sizes.append(sum(map(len, given[1]))), combined(*given))[1]
+        key_aggregation, "combined", lambda *given: (sizes.append(sum(map(len, given[1]))), combined(*given))[1]
     )
     run = testing.run(totals(n=agg.count()), batch_rows=3)
     out = run.epoch(rows(*((str(i), i, i) for i in range(200))))
@@ -240,7 +241,7 @@ def test_a_range_that_does_not_fit_goes_to_state_piece_by_piece(monkeypatch):
 
 def test_what_does_not_fit_into_memory_leaves_nothing_on_the_disk(monkeypatch, tmp_path):
     monkeypatch.setattr(aggregation, "_PARTIAL_ROWS", 20)
-    monkeypatch.setattr(folding, "_WAITING_BYTES", 0)
+    monkeypatch.setattr(key_aggregation, "_WAITING_BYTES", 0)
     left: list[list[Path]] = []
     barrier = aggregation.AggregationOperator.barrier
 
@@ -256,7 +257,7 @@ def test_what_does_not_fit_into_memory_leaves_nothing_on_the_disk(monkeypatch, t
 
 
 def test_a_fold_goes_to_state_in_parts_and_hands_out_every_key_once(monkeypatch):
-    monkeypatch.setattr(folding, "_PART_BYTES", 100)
+    monkeypatch.setattr(key_aggregation, "_PART_BYTES", 100)
     run = testing.run(totals(n=agg.count(), total=agg.sum("v")))
     for turn in (1, 2):
         out = run.epoch(rows(*((str(i), i, i) for i in range(50))))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from configs import settings
-from pipelines.runtime import code_archive, spark
+from pipelines.runtime.execution import code_archive, spark_session
 
 
 def _write(root: Path, files: dict[str, str]) -> None:
@@ -109,4 +109,4 @@ def test_workers_run_the_python_that_is_named_and_never_a_path_of_this_host_else
         env["WEIR_SPARK__PYTHON"] = configured["python"]
     if "conf" in configured:
         env["WEIR_SPARK__CONF"] = json.dumps(configured["conf"])
-    assert spark.worker_python(settings.load(env)) == ({"PYSPARK_PYTHON": python} if python else {})
+    assert spark_session.worker_python(settings.load(env)) == ({"PYSPARK_PYTHON": python} if python else {})

@@ -10,17 +10,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.runtime import epoch, in_flight, keyed_stage, run, stage_job, upkeep
-from pipelines.runtime.executor import Channel, Deadline, Landed
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.keyed_stage import KeyedTask
-from pipelines.runtime.run import RunOptions
+from pipelines.runtime.epoch import scheduler, stage_job, steps
+from pipelines.runtime.execution.executor import Channel, Deadline, Landed
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run import run
+from pipelines.runtime.run.run import RunOptions
 from pipelines.runtime.sources.files import FilesReader
-from state_ops import lease
-from state_ops.checkpoint import Ack
+from pipelines.runtime.task import run_task
+from pipelines.runtime.task.run_task import KeyedTask
+from state_ops.checkpoints.checkpoint import Ack
+from state_ops.checkpoints.pending_checkpoint import Trigger
+from state_ops.coordination import lease, requests
+from state_ops.coordination.requests import Request
 from state_ops.errors import TransientError
-from state_ops.lease import Request
-from state_ops.pending import Trigger
 from tests.recovery import mortal
 from tests.recovery.harness import Site
 
@@ -48,7 +50,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    for module in (run, epoch, in_flight, stage_job):
+    for module in (run, steps, scheduler, stage_job):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -172,7 +174,7 @@ def test_a_stop_is_seen_while_a_failure_is_waited_out(site, clock, drain):
 
     def stop() -> None:
         if clock.slept > 3 and not stopped:
-            stopped.append(lease.send(storage, Request(upkeep.STOP)))
+            stopped.append(requests.send(storage, Request(requests.STOP)))
 
     clock.then = stop
     executor = Failing(clock, failures=1000)
@@ -182,7 +184,7 @@ def test_a_stop_is_seen_while_a_failure_is_waited_out(site, clock, drain):
     assert len(executor.tries) == 3, "at once, after 1 s, after 2 s more; the stop came before the next"
     holder = lease.read(storage)
     assert holder is not None and holder.outcome == "stopped"
-    assert lease.pending(storage) == []
+    assert requests.pending(storage) == []
 
 
 def test_a_drain_that_fails_is_tried_again_until_it_is_done(site, clock):
@@ -220,7 +222,7 @@ def test_case_13_of_two_attempts_that_ack_the_loser_leaves_nothing_behind(site):
         ) -> list[Ack]:
             task = replace(task, here=None)
             twice = [super(Speculating, self).run(task, rows, columns, deadline) for _ in range(2)]
-            stray = keyed_stage.run(task, task.parallelism, iter(()))
+            stray = run_task.run(task, task.parallelism, iter(()))
             return [*twice[0], *twice[0], stray, *twice[1]]
 
     counts = site()

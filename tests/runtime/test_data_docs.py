@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.api import expect, on_state, on_table
-from pipelines.runtime import data_docs, expectations
+from pipelines.runtime.gates import data_docs, restore_gates
 from state_ops.errors import ConfigurationError
 from tests.recovery.small import Bank
 from tests.runtime.test_gates import between, gated
@@ -68,7 +68,7 @@ def test_every_expectation_is_asked_and_shown(bank, monkeypatch):
     bank.epochs(3)
     assert bank.registry.head().operators["accounts"]["gates"][0]["passed"], "gates of runs are as they were"
 
-    monkeypatch.setattr(expectations, "SAMPLE_ROWS", 5)
+    monkeypatch.setattr(restore_gates, "SAMPLE_ROWS", 5)
     few = data_docs.build(bank.site.pipeline, bank.site.settings)
     assert {one.rows for one in few.verdicts if one.of != "figures"} == {5}
 

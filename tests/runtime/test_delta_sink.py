@@ -15,9 +15,9 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.schema import PrimitiveType
 
 from pipelines.runtime.sinks import delta
-from state_ops.checkpoint import OUTPUT, Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import OUTPUT, Checkpoint, StateFile
 from state_ops.errors import DamageError, PipelineError
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 
 SCHEMA = pa.schema([("key", pa.string()), ("n", pa.int64())])
 APP = "weir/p/main"
@@ -98,7 +98,7 @@ def test_a_table_that_is_gone_is_damage(storage):
 
 def test_somebody_elses_commit_in_between_is_no_obstacle_and_no_duplicate(storage, monkeypatch):
     file = staged(storage, 1, ["a"])
-    real, met = delta.delta_log.commit, []
+    real, met = delta.fenced_table.commit, []
 
     def overtaken(handle, *args, **kwargs):
         if not met:
@@ -107,7 +107,7 @@ def test_somebody_elses_commit_in_between_is_no_obstacle_and_no_duplicate(storag
             write_deltalake(handle.table_uri, pa.table({"key": ["x"], "n": [0]}, schema=SCHEMA), mode="append", commit_properties=properties)  # fmt: skip
         real(handle, *args, **kwargs)
 
-    monkeypatch.setattr(delta.delta_log, "commit", overtaken)
+    monkeypatch.setattr(delta.fenced_table, "commit", overtaken)
     with pytest.raises(DamageError, match="last published checkpoint is 0"):
         delta.publish(storage, APP, "out", checkpoint(1), None, [file])
     assert keys(storage) == ["x"]
@@ -115,7 +115,7 @@ def test_somebody_elses_commit_in_between_is_no_obstacle_and_no_duplicate(storag
 
 def test_the_version_that_made_the_rows_visible_is_recorded_whoever_else_commits(storage, monkeypatch):
     one = delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])])
-    real = delta.delta_log.commit
+    real = delta.fenced_table.commit
 
     def around(handle, *args, **kwargs):
         foreign = pa.table({"key": ["x"], "n": [0]}, schema=SCHEMA)
@@ -123,7 +123,7 @@ def test_the_version_that_made_the_rows_visible_is_recorded_whoever_else_commits
         real(handle, *args, **kwargs)
         write_deltalake(handle.table_uri, foreign, mode="append")
 
-    monkeypatch.setattr(delta.delta_log, "commit", around)
+    monkeypatch.setattr(delta.fenced_table, "commit", around)
     two = delta.publish(storage, APP, "out", checkpoint(2), 1, [staged(storage, 2, ["b"])])
     assert (one.delta_version, two.delta_version) == (1, 3)
     assert DeltaTable(storage.full("tables/out")).version() == 4
@@ -146,13 +146,13 @@ def test_delta_checkpoints_of_a_sink_come_as_often_as_its_property_says(storage)
 @pytest.fixture
 def opened(monkeypatch) -> list[str]:
     """Tables that were opened through delta-rs."""
-    seen, real = [], delta.delta_log.open_table
+    seen, real = [], delta.fenced_table.open_table
 
     def opening(storage, path, version=None):
         seen.append(path)
         return real(storage, path, version)
 
-    monkeypatch.setattr(delta.delta_log, "open_table", opening)
+    monkeypatch.setattr(delta.fenced_table, "open_table", opening)
     return seen
 
 
@@ -414,6 +414,6 @@ def test_what_delta_rs_says_of_commits_that_all_fail_is_passed_on(storage, monke
     def refuse(*_: object, **__: object) -> None:
         raise CommitFailedError("Unsupported table features required: [Strange]")
 
-    monkeypatch.setattr(delta.delta_log, "commit", refuse)
+    monkeypatch.setattr(delta.fenced_table, "commit", refuse)
     with pytest.raises(DamageError, match=r"Unsupported table features required: \[Strange\]"):
         delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])])

@@ -21,19 +21,19 @@ import pytest
 from configs import settings
 from configs.settings import EpochSettings, S3Settings
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
-from pipelines.runtime import direct, stateless
 from pipelines.runtime.definition import ROW
-from pipelines.runtime.executor import Channel, Landed
-from pipelines.runtime.keyed_stage import staged_writer
-from pipelines.runtime.sorting import ordered
+from pipelines.runtime.execution import direct_read, spark_plan
+from pipelines.runtime.execution.executor import Channel, Landed
+from pipelines.runtime.execution.spark_executor import SparkExecutor
 from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.row_order import ordered
 from pipelines.runtime.sources.slices import Slice, SourceFile, position
-from pipelines.runtime.spark_executor import SparkExecutor
-from state_ops.checkpoint import CHANNEL, StagedFile
+from state_ops.arrow.parquet import staged_writer
+from state_ops.checkpoints.checkpoint import CHANNEL, StagedFile
 from state_ops.errors import InputError, TransientError
-from state_ops.key_groups import key_groups, subtask_of
-from state_ops.state import GROUP
-from state_ops.storage import Storage
+from state_ops.keyed.keyed_state import GROUP
+from state_ops.schema.key_groups import key_groups, subtask_of
+from state_ops.storage.storage import Storage
 from tests.recovery.harness import Site
 
 SOURCE = files("{landing}/*.parquet", name="landing")
@@ -115,13 +115,13 @@ def landed(site: Site) -> None:
 def exchanges(monkeypatch) -> list[str]:
     """Of which stages Spark has shuffled rows."""
     found: list[str] = []
-    real = stateless.exchanged
+    real = spark_plan.exchanged
 
     def noted(asked, *rest):
         found.append(asked.uid)
         return real(asked, *rest)
 
-    monkeypatch.setattr(stateless, "exchanged", noted)
+    monkeypatch.setattr(spark_plan, "exchanged", noted)
     return found
 
 
@@ -177,7 +177,7 @@ def test_each_row_goes_to_the_subtask_of_its_key_in_full_batches(tmp_path, paral
     asked = replace(first, key=("id",), order_by=())
     seen = []
     for subtask in range(parallelism):
-        batches = list(direct.own_batches(asked, rows, subtask, parallelism, MAX_PARALLELISM, batch_rows))
+        batches = list(direct_read.own_batches(asked, rows, subtask, parallelism, MAX_PARALLELISM, batch_rows))
         assert all(batch.num_rows == batch_rows for batch in batches[:-1])
         assert all(0 < batch.num_rows <= batch_rows for batch in batches)
         for batch in batches:
@@ -192,7 +192,7 @@ def test_each_row_goes_to_the_subtask_of_its_key_in_full_batches(tmp_path, paral
 def test_rows_come_in_the_stages_order_over_all_files(tmp_path):
     write(tmp_path, 40, 25)
     asked = replace(first, key=("id",), order_by=("number",))
-    (batch,) = direct.own_batches(asked, slice_of(tmp_path), 0, 1, MAX_PARALLELISM, 1000)
+    (batch,) = direct_read.own_batches(asked, slice_of(tmp_path), 0, 1, MAX_PARALLELISM, 1000)
     places = list(zip(batch.column("id").to_pylist(), batch.column("number").to_pylist(), strict=True))
     assert places == sorted(places) and len(places) == 65
 
@@ -206,13 +206,13 @@ def test_a_damaged_or_missing_file_is_named(tmp_path):
     content[30] ^= 0xFF
     damaged.write_bytes(content)
     with pytest.raises(InputError, match=r"1\.parquet is not a readable Parquet file"):
-        list(direct.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10))
+        list(direct_read.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10))
     damaged.write_bytes(content + b"x")
     with pytest.raises(InputError, match="changed while an epoch was reading it"):
-        list(direct.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10))
+        list(direct_read.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10))
     damaged.unlink()
     with pytest.raises(InputError, match=r"1\.parquet vanished"):
-        list(direct.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10))
+        list(direct_read.own_batches(asked, rows, 0, 1, MAX_PARALLELISM, 10))
 
 
 def staged(root: Path, as_seen: bool = False, size: int = 1) -> Channel:
@@ -225,13 +225,13 @@ def test_staged_rows_with_a_flipped_bit_are_not_taken_for_others(tmp_path):
     with staged_writer(tmp_path / "staged", rows.schema) as writer:
         writer.write_table(rows)
     asked = replace(first, key=("id",), order_by=())
-    (batch,) = direct.own_batches(asked, staged(tmp_path), 0, 1, MAX_PARALLELISM, 1000)
+    (batch,) = direct_read.own_batches(asked, staged(tmp_path), 0, 1, MAX_PARALLELISM, 1000)
     assert batch.column("id").to_pylist() == rows.column("id").to_pylist()
     content = bytearray((tmp_path / "staged").read_bytes())
     content[len(content) // 3] ^= 1
     (tmp_path / "staged").write_bytes(content)
     with pytest.raises(TransientError, match="Rows that a stage has staged cannot be read"):
-        list(direct.own_batches(asked, staged(tmp_path), 0, 1, MAX_PARALLELISM, 1000))
+        list(direct_read.own_batches(asked, staged(tmp_path), 0, 1, MAX_PARALLELISM, 1000))
 
 
 def test_an_order_may_name_a_key_once_more_and_names_are_no_patterns():
@@ -251,30 +251,30 @@ def test_an_order_may_name_a_key_once_more_and_names_are_no_patterns():
 def test_what_spark_has_to_evaluate_or_many_would_read_goes_through_spark(tmp_path, changed, parallelism, fits):
     write(tmp_path, 10)
     asked = replace(first, **changed)
-    assert direct.fits(asked, slice_of(tmp_path), parallelism, 1 << 20) is fits
-    assert direct.fits(asked, staged(tmp_path), parallelism, 1 << 20) is fits
-    assert direct.fits(asked, staged(tmp_path, as_seen=True), parallelism, 1 << 20) is (parallelism <= 8)
-    assert not direct.fits(asked, staged(tmp_path, as_seen=True, size=2 << 20), parallelism, 1 << 20)
+    assert direct_read.fits(asked, slice_of(tmp_path), parallelism, 1 << 20) is fits
+    assert direct_read.fits(asked, staged(tmp_path), parallelism, 1 << 20) is fits
+    assert direct_read.fits(asked, staged(tmp_path, as_seen=True), parallelism, 1 << 20) is (parallelism <= 8)
+    assert not direct_read.fits(asked, staged(tmp_path, as_seen=True, size=2 << 20), parallelism, 1 << 20)
 
 
 def test_a_slice_is_read_by_itself_up_to_its_size_and_if_its_types_are_plain(tmp_path):
     write(tmp_path, 10, 20)
     rows = slice_of(tmp_path)
     size = sum(file.size for file in rows.files)
-    assert direct.fits(first, rows, 2, size) and not direct.fits(first, rows, 2, size - 1)
+    assert direct_read.fits(first, rows, 2, size) and not direct_read.fits(first, rows, 2, size - 1)
     nested = pa.schema([*rows.schema, ("tags", pa.list_(pa.string()))])
-    assert not direct.fits(first, replace(rows, schema=nested), 2, size)
+    assert not direct_read.fits(first, replace(rows, schema=nested), 2, size)
     elsewhere = FilesReader(SOURCE, "mock:///landing/*.parquet")
-    assert not direct.fits(first, replace(rows, reader=elsewhere), 2, size)
+    assert not direct_read.fits(first, replace(rows, reader=elsewhere), 2, size)
     one, other = rows.files
-    assert not direct.fits(first, replace(rows, files=(one, replace(other, rows=16_000_000 // 3))), 2, size)
+    assert not direct_read.fits(first, replace(rows, files=(one, replace(other, rows=16_000_000 // 3))), 2, size)
 
 
 def test_a_slice_on_s3_is_read_by_itself_if_its_files_are_few():
     reader = FilesReader(SOURCE, "s3://bucket/landing/*.parquet", S3Settings(region="eu-west-1"))
     rows = Landed(pa.schema([("id", pa.int64())]), reader, tuple(SourceFile(f"{n}", 1, 1, 1) for n in range(9)))
-    assert direct.fits(replace(first, order_by=()), replace(rows, files=rows.files[:8]), 2, 100)
-    assert not direct.fits(replace(first, order_by=()), rows, 2, 100)
+    assert direct_read.fits(replace(first, order_by=()), replace(rows, files=rows.files[:8]), 2, 100)
+    assert not direct_read.fits(replace(first, order_by=()), rows, 2, 100)
 
 
 @pytest.mark.parametrize(

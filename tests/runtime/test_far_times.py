@@ -29,15 +29,15 @@ from pipelines.api import (
     stage,
     window,
 )
-from pipelines.runtime import gates, quarantine
 from pipelines.runtime.definition import FileSource
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.gates import evaluation, quarantine
+from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.footers import Times, times
 from pipelines.runtime.sources.slices import LeftOut
-from state_ops import frames
-from state_ops.checkpoint import from_micros
+from state_ops.arrow import frames
+from state_ops.checkpoints.checkpoint import from_micros
 from state_ops.errors import InputError, StageError
 from tests.recovery.harness import Site
 from tests.runtime.aside import NOON, SCHEMA, accounts, pipeline
@@ -162,10 +162,10 @@ def test_a_gate_says_which_time_it_has_set_aside():
     gate = expect(
         "ExpectColumnValuesToBeBetween", column="at", max_value="2100-01-01T00:00:00+00:00", on_failure="quarantine"
     )
-    (verdict,) = gates.check(replace(accounts, gates=(gate,)), rows(0, YEAR_12000))
+    (verdict,) = evaluation.check(replace(accounts, gates=(gate,)), rows(0, YEAR_12000))
     assert verdict.unexpected_rows == (1,)
     assert quarantine._reasons(gate, rows(0, YEAR_12000), np.array([1])) == ["at = '12000-01-05 00:00:00.000000Z'"]
-    (keyed,) = gates.with_keys([verdict], ["at"], lambda: rows(0, YEAR_12000))
+    (keyed,) = evaluation.with_keys([verdict], ["at"], lambda: rows(0, YEAR_12000))
     assert keyed.keys == ({"at": "12000-01-05 00:00:00.000000Z"},)
 
 

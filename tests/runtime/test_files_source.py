@@ -18,7 +18,7 @@ from configs.settings import EpochSettings
 from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources import files, parquet_files
 from pipelines.runtime.sources.files import FilesReader
-from state_ops.checkpoint import to_micros
+from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.errors import ConfigurationError, InputError, TransientError
 
 LIMITS = EpochSettings()

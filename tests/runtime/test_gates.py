@@ -11,14 +11,16 @@ import pyarrow as pa
 import pytest
 
 from configs import settings
+from pipelines import loading
 from pipelines.api import Pipeline, Stage, agg, aggregate, delta, expect, files, on_table
-from pipelines.runtime import epoch, gates, loading, sealing
-from pipelines.runtime.cli import status_of
+from pipelines.cli.main import status_of
 from pipelines.runtime.definition import Gate
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import open_storage
-from pipelines.runtime.sensor import observe
-from state_ops import held
+from pipelines.runtime.epoch import steps
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.gates import epoch_gates, evaluation
+from pipelines.runtime.run.run import open_storage
+from pipelines.runtime.run.sensor import observe
+from state_ops.coordination import gate_hold
 from state_ops.errors import ConfigurationError, GateError, PipelineError
 from tests.recovery.harness import Site
 from tests.recovery.small import Apart, Bank, accounts, pipeline
@@ -70,7 +72,7 @@ def test_a_gate_that_warns_lets_the_epoch_go_on_and_its_verdict_is_recorded(tmp_
         },
         passed.to_dict(),
     ]
-    assert held.read(storage_of(bank), None) is None
+    assert gate_hold.read(storage_of(bank), None) is None
 
 
 def test_a_gate_that_holds_says_all_verdicts_of_its_stage(tmp_path):
@@ -103,17 +105,17 @@ def test_gates_that_ask_the_same_each_have_their_verdict(tmp_path):
 
 def test_a_sample_says_whose_rows_it_shows():
     rows = pa.table({"k": list("abcdefgh"), "v": [1, 2, 30, 4, 50, None, 70, 80]})
-    by_row, by_column = gates.evaluated(
+    by_row, by_column = evaluation.evaluated(
         "w", "s", [between("v", 0, 10), expect("ExpectColumnMeanToBeBetween", column="v", max_value=10)], rows
     )
-    verdict, mean = gates.with_keys([by_row, by_column], ("k", "gone"), lambda: rows)
+    verdict, mean = evaluation.with_keys([by_row, by_column], ("k", "gone"), lambda: rows)
     assert verdict.sample == (30, 50, 70)
     assert verdict.keys == ({"k": "c"}, {"k": "e"}, {"k": "g"})
     assert str(verdict).endswith("4 of 8 rows, e.g. 30 (k = 'c'), 50 (k = 'e'), 70 (k = 'g')")
     assert mean.keys == () and not mean.passed
     recorded = verdict.to_dict()
-    assert gates.Verdict.from_dict("s", recorded).keys == verdict.keys
-    assert gates.Verdict.from_dict("s", {name: recorded[name] for name in recorded if name != "keys"}).keys == ()
+    assert evaluation.Verdict.from_dict("s", recorded).keys == verdict.keys
+    assert evaluation.Verdict.from_dict("s", {name: recorded[name] for name in recorded if name != "keys"}).keys == ()
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_a_hold_is_noted_until_the_next_checkpoint(tmp_path, weir):
     bank = gated(tmp_path, between("amount", 0, 3))
     with pytest.raises(GateError):
         bank.epochs(1, 2, 7, run_id="r-1")
-    note = held.read(storage_of(bank), None)
+    note = gate_hold.read(storage_of(bank), None)
     assert note is not None
     assert (note.stage, note.run_id, note.files) == ("accounts", "r-1", {"landing": ("00007.parquet",)})
     assert note.epoch > 2 and [one["passed"] for one in note.verdicts] == [False] and "10 of 10 rows" in note.message
@@ -156,9 +158,9 @@ def test_a_hold_is_noted_until_the_next_checkpoint(tmp_path, weir):
 
     (bank.site.landing / "00007.parquet").unlink()
     bank.epochs()
-    assert held.read(storage_of(bank), None) == note, "nothing was committed"
+    assert gate_hold.read(storage_of(bank), None) == note, "nothing was committed"
     bank.epochs(3)
-    assert held.read(storage_of(bank), None) is None
+    assert gate_hold.read(storage_of(bank), None) is None
     bank.assert_exact(1, 2, 3)
     assert json.loads(weir(bank.site, "status", "small", "--json").out)["held"] is None
     bank.site.assert_no_orphans()
@@ -173,28 +175,28 @@ def test_a_note_that_a_run_could_not_remove_before_it_was_ended_holds_nobody(tmp
     assert observe(bank.site.pipeline, bank.site.settings).held is not None
     (bank.site.landing / "00007.parquet").unlink()
     with monkeypatch.context() as patched:
-        patched.setattr(held, "clear", lambda _: False)
+        patched.setattr(gate_hold, "clear", lambda _: False)
         bank.epochs(2)
-    assert held.read(storage_of(bank), None) is not None, "the note is there"
+    assert gate_hold.read(storage_of(bank), None) is not None, "the note is there"
     assert observe(bank.site.pipeline, bank.site.settings).held is None
     assert status_of(bank.site.pipeline, bank.site.settings)["held"] is None
     bank.epochs(3)
-    assert held.read(storage_of(bank), None) is None
+    assert gate_hold.read(storage_of(bank), None) is None
 
 
 def test_a_note_that_cannot_be_written_or_read_changes_nothing_else(tmp_path):
     bank = gated(tmp_path, between("amount", 0, 3))
-    (bank.site.storage / held.PATH).mkdir(parents=True)
+    (bank.site.storage / gate_hold.PATH).mkdir(parents=True)
     with pytest.raises(GateError):
         bank.epochs(1, 7)
     (bank.site.landing / "00007.parquet").unlink()
     bank.epochs(2)
     bank.assert_exact(1, 2)
-    (bank.site.storage / held.PATH).rmdir()
-    (bank.site.storage / held.PATH).write_text("{half")
-    assert held.read(storage_of(bank), None) is None
+    (bank.site.storage / gate_hold.PATH).rmdir()
+    (bank.site.storage / gate_hold.PATH).write_text("{half")
+    assert gate_hold.read(storage_of(bank), None) is None
     bank.epochs(3)
-    assert not (bank.site.storage / held.PATH).exists(), "what cannot be read is outdated after a commit too"
+    assert not (bank.site.storage / gate_hold.PATH).exists(), "what cannot be read is outdated after a commit too"
 
 
 # -- figures and state
@@ -214,15 +216,15 @@ def test_figures_are_looked_at_as_the_checkpoint_records_them(tmp_path):
 
 
 def test_tables_are_looked_at_once_more_after_gates_on_the_whole(tmp_path, monkeypatch):
-    judged, verdicts = [], sealing.verdicts
+    judged, verdicts = [], epoch_gates.verdicts
 
     def judging(*asked):
         judged.extend(found := verdicts(*asked))
         return found
 
-    monkeypatch.setattr(sealing, "verdicts", judging)
+    monkeypatch.setattr(epoch_gates, "verdicts", judging)
     # Somebody alters the table in the meantime.
-    monkeypatch.setattr(epoch, "_fits", lambda *_: not judged)
+    monkeypatch.setattr(steps, "_fits", lambda *_: not judged)
     bank = gated(tmp_path, between("rows_in", 10, 10, of="figures"))
     bank.epochs(1)
     assert judged
@@ -234,7 +236,7 @@ def test_figures_that_a_gate_refuses_hold_the_epoch_and_leave_nothing(tmp_path):
     with pytest.raises(GateError, match="1 of 1 rows"):
         bank.epochs(1)
     assert not bank.ids() and not (bank.site.storage / "tables").exists()
-    assert held.read(storage_of(bank), None) is not None
+    assert gate_hold.read(storage_of(bank), None) is not None
     assert not (bank.site.storage / "state").exists(), "what was uploaded is discarded"
 
 
@@ -264,16 +266,16 @@ def test_a_look_at_state_that_was_killed_leaves_nothing_for_long(tmp_path):
 
 
 def test_of_a_large_state_every_subtask_shows_its_share_and_other_groups_have_their_turn(tmp_path, monkeypatch):
-    monkeypatch.setattr(sealing, "SAMPLE_ROWS", 8)
+    monkeypatch.setattr(epoch_gates, "SAMPLE_ROWS", 8)
     seen: list[set[str]] = []
-    evaluated = sealing.gates.evaluated
+    evaluated = epoch_gates.evaluation.evaluated
 
     def noted(where, name, asked, rows):
         assert rows.num_rows <= 8
         seen.append(set(rows.column("id").to_pylist()))
         return evaluated(where, name, asked, rows)
 
-    monkeypatch.setattr(sealing.gates, "evaluated", noted)
+    monkeypatch.setattr(epoch_gates.evaluation, "evaluated", noted)
     bank = gated(tmp_path, between("rows", 0, 99, of="state"), WEIR_SPARK__PARALLELISM="2")
     bank.epochs(*range(1, 9))
     assert all(len(one) == 8 for one in seen)
@@ -297,14 +299,14 @@ def test_a_gate_that_cannot_be_evaluated_is_an_error_of_the_pipeline(tmp_path):
 
 def test_gates_read_the_columns_that_they_name_alone(tmp_path, monkeypatch):
     read: list[list[str]] = []
-    staged_table = gates.staged_table
+    staged_table = evaluation.staged_table
 
     def noted(*file):
         found = staged_table(*file)
         read.append(found.column_names)
         return found
 
-    monkeypatch.setattr(gates, "staged_table", noted)
+    monkeypatch.setattr(evaluation, "staged_table", noted)
     gated(tmp_path / "one", between("amount", 0, 9)).epochs(1)
     assert read and all(names == ["amount"] for names in read)
     read.clear()
@@ -387,7 +389,7 @@ def asked_of(rows: dict[str, pa.Array], expectation: str, **arguments) -> tuple:
     """Whether the gate passes, and the rows that it would set aside, where it looks at rows."""
     of_rows = "Values" in expectation and "Distinct" not in expectation and "OfType" not in expectation
     gate = expect(expectation, on_failure="quarantine" if of_rows else "hold", **arguments)
-    (verdict,) = gates.check(replace(accounts, gates=(gate,)), pa.table(rows))
+    (verdict,) = evaluation.check(replace(accounts, gates=(gate,)), pa.table(rows))
     return verdict.passed, verdict.unexpected_rows
 
 
@@ -427,7 +429,7 @@ def test_figures_and_pairs_of_large_numbers_are_exact_also_beside_a_null(type):
     assert asked_of(rows, "ExpectColumnSumToBeBetween", column="id", min_value=total, max_value=total) == (True, ())
     assert asked_of(rows, "ExpectColumnSumToBeBetween", column="id", max_value=total - 1) == (False, ())
     summed = expect("ExpectMulticolumnSumToEqual", column_list=["id", "other"], sum_total=2 * BIG + 1)
-    (verdict,) = gates.check(replace(accounts, gates=(summed,)), pa.table(rows))
+    (verdict,) = evaluation.check(replace(accounts, gates=(summed,)), pa.table(rows))
     assert (verdict.unexpected, verdict.sample_rows) == (3, (1, 2, 3))
     pair = {"column_A": "id", "column_B": "other"}
     greater = "ExpectColumnPairValuesAToBeGreaterThanB"

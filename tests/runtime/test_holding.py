@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.runtime import holding
-from pipelines.runtime.forks import branched, fork
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.metrics import Watched
-from pipelines.runtime.run import RunOptions, run
-from pipelines.runtime.sensor import Action, Memory, Sight, decide, observe
+from pipelines.cli.prometheus import Watched
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations.forks import branched, fork
+from pipelines.runtime.ownership import hold_causes
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.run.run import RunOptions, run
+from pipelines.runtime.run.sensor import Action, Memory, Sight, decide, observe
 from pipelines.runtime.sinks import delta
-from pipelines.runtime.tenure import open_storage
-from state_ops import held
+from state_ops.coordination import gate_hold
 from state_ops.errors import (
     DamageError,
     HoldingError,
@@ -72,7 +72,7 @@ def noted(bank: Bank, error: WeirError) -> None:
     """As when a run of the newest generation has ended over it."""
     assert isinstance(error, HoldingError)
     storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
-    holding.note(storage, registry.head(), registry.generation(), None, error)
+    hold_causes.note(storage, registry.head(), registry.generation(), None, error)
 
 
 def held_by_a_file(bank: Bank) -> Path:
@@ -133,7 +133,7 @@ def test_an_object_that_is_put_back_lets_the_pipeline_go_on(bank, again):
     assert ticks(bank, 1) == [Action.RUN]
     bank.epochs()
     bank.assert_exact(1, 2, 3)
-    assert not (bank.site.storage / held.PATH).exists()
+    assert not (bank.site.storage / gate_hold.PATH).exists()
 
 
 def test_an_altered_object_that_is_put_back_as_it_was_with_size_and_time_lets_it_go_on(bank):
@@ -353,7 +353,7 @@ def test_notes_of_earlier_releases_are_those_of_gates(bank):
     }
     storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
     written |= {"verdicts": [], "files": {"landing": ["00002.parquet"]}}
-    storage.put_bytes(held.PATH, json.dumps(written).encode())
-    note = held.read(storage, registry.head())
+    storage.put_bytes(gate_hold.PATH, json.dumps(written).encode())
+    note = gate_hold.read(storage, head.id if (head := registry.head()) else None)
     assert note is not None and note.error == "GateError"
     assert decide(seen(bank), Memory(), 0).reason.startswith("held: A gate.")

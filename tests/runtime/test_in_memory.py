@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from infra import flights_input
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run.run import RunOptions, run
 from tests.recovery.harness import Site
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.runtime import jars, java
-from pipelines.runtime.jars import delta_jars, fetch, locked_jars
+from pipelines.runtime.execution import java, spark_jars
+from pipelines.runtime.execution.spark_jars import delta_jars, fetch, locked_jars
 from state_ops.errors import DamageError, TransientError
 
 CACHE = Path(__file__).parents[2] / ".weir" / "cache"  # shared with everything else that starts Spark here
@@ -21,7 +21,7 @@ def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: object, **__: object) -> None:
         raise AssertionError("something was started where the jars are already there")
 
-    monkeypatch.setattr(jars.subprocess, "run", start)
+    monkeypatch.setattr(spark_jars.subprocess, "run", start)
 
 
 @pytest.fixture

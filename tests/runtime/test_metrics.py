@@ -22,11 +22,13 @@ from structlog.testing import capture_logs
 
 from configs import settings
 from configs.settings import PROJECT, Settings
-from pipelines.runtime import cli_metrics, cli_restore, epoch, upkeep
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.metrics import Exporter, Look, Watched, samples
-from pipelines.runtime.run import RunOptions, open_storage, run
-from state_ops import lease
+from pipelines.cli import metrics, restore
+from pipelines.cli.prometheus import Exporter, Look, Watched, samples
+from pipelines.runtime.epoch import steps
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run import maintenance
+from pipelines.runtime.run.run import RunOptions, open_storage, run
+from state_ops.coordination import lease, requests
 from state_ops.errors import ConfigurationError, DamageError, GateError, WeirError
 from tests.recovery.small import Bank, successor, until
 from tests.runtime.test_gates import between, gated
@@ -76,7 +78,7 @@ def bank(tmp_path: Path) -> Bank:
 
 def test_a_scrape_says_what_the_registry_says(bank: Bank):
     bank.epochs(1, 2, 3)
-    upkeep.savepoint(bank.site.pipeline, bank.site.settings, "kept", "test", 60)
+    maintenance.savepoint(bank.site.pipeline, bank.site.settings, "kept", "test", 60)
     bank.land(4, 5)
     found, head = scraped(bank), bank.registry.head()
     assert head is not None
@@ -134,7 +136,7 @@ def test_a_coordinator_that_lives_and_one_that_has_ended(bank: Bank):
     with served(Exporter(["small"], bank.site.settings)) as url:
         with bank.coordinator():
             until(lambda: got(url)["weir_coordinator_alive", "small"] == 1)
-            lease.send(open_storage(bank.site.pipeline, bank.site.settings)[0], lease.Request("stop"))
+            requests.send(open_storage(bank.site.pipeline, bank.site.settings)[0], requests.Request("stop"))
         assert got(url)["weir_coordinator_alive", "small"] == 0
 
 
@@ -163,7 +165,7 @@ def test_checkpoints_that_a_table_lacks(bank: Bank, monkeypatch):
         raise OSError("the table cannot be reached")
 
     with monkeypatch.context() as broken:
-        broken.setattr(epoch, "publish_missing", refused)
+        broken.setattr(steps, "publish_missing", refused)
         with pytest.raises(WeirError, match="cannot be reached"):
             bank.epochs(2)
     found = scraped(bank)
@@ -191,7 +193,7 @@ def test_restores_that_were_well_and_one_that_was_not(bank: Bank, monkeypatch):
     for name, value in bank.site.env.items():
         monkeypatch.setenv(name, value)
     bank.epochs(1, 2)
-    cli_restore.restore("small")
+    restore.restore("small")
     found = scraped(bank)
     assert found["weir_restore_last_valid", "small"] == 1
     assert found["weir_restore_last_checkpoint_id", "small"] == 2
@@ -201,7 +203,7 @@ def test_restores_that_were_well_and_one_that_was_not(bank: Bank, monkeypatch):
     assert head is not None
     (bank.site.storage / bank.registry.files(head)[0].path).unlink()
     with pytest.raises(DamageError):
-        cli_restore.restore("small")
+        restore.restore("small")
     assert scraped(bank)["weir_restore_last_valid", "small"] == 0
 
 
@@ -279,7 +281,7 @@ def test_storage_that_does_not_answer_hides_no_other_pipeline(bank: Bank, both: 
 
 
 def _command(bank: Bank, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "pipelines.runtime.cli", "metrics", *arguments]
+    return [sys.executable, "-m", "pipelines.cli.main", "metrics", *arguments]
 
 
 def _environment(bank: Bank) -> dict[str, str]:
@@ -323,5 +325,5 @@ def test_a_name_that_is_not_configured_is_refused(bank: Bank, monkeypatch):
     for name, value in bank.site.env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigurationError, match=r"'smal'.*\n.*small") as refused:
-        cli_metrics.metrics(["small", "smal"], once=True)
+        metrics.metrics(["small", "smal"], once=True)
     assert refused.value.exit_code == 2

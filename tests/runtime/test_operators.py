@@ -19,7 +19,7 @@ from pipelines.runtime import operators
 from pipelines.runtime.operators import LATE, MAIN, Progress, shapes
 from state_ops.backends.memory import MemoryBackend
 from state_ops.errors import InputError, PipelineError, StageError
-from state_ops.state import GROUP
+from state_ops.keyed.keyed_state import GROUP
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 EVENTS = files("x/*.parquet", event_time="at")

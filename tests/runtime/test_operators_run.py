@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, deduplicate, delta, files, stage, window
-from pipelines.runtime import state_reader
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.run.run import RunOptions, run
 from state_ops.errors import PipelineError, TransientError
 from tests.properties.events import SCHEMA, aggregates, database, events, watermarks
 from tests.properties.test_operators_sql import WANTED, alike, placed_in_sessions, remembered

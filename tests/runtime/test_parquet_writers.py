@@ -21,15 +21,15 @@ import pytest
 
 from configs.settings import EpochSettings
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, aggregate, delta, files, stage, window
-from pipelines.runtime import direct
 from pipelines.runtime.definition import ROW
-from pipelines.runtime.executor import Landed
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.execution import direct_read
+from pipelines.runtime.execution.executor import Landed
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.execution.spark_executor import SparkExecutor, _read_source
+from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import position
-from pipelines.runtime.spark_executor import SparkExecutor, _read_source
-from state_ops import frames
+from state_ops.arrow import frames
 from state_ops.errors import InputError
 from tests.recovery.harness import Site
 
@@ -59,7 +59,7 @@ def landed(root: Path, source: Any = PLAIN, tracked: bool = False) -> Landed:
 
 
 def by_arrow(rows: Landed) -> pa.Table:
-    return pa.concat_tables(direct.tables(rows, 7)).combine_chunks()
+    return pa.concat_tables(direct_read.tables(rows, 7)).combine_chunks()
 
 
 def by_spark(spark: Any, rows: Landed) -> pa.Table:

@@ -33,10 +33,10 @@ from pipelines.api import (
     files,
     stage,
 )
-from pipelines.runtime.keyed_stage import KeyedTask
-from state_ops import warm
-from state_ops.cache import CacheFigures, CacheSizes
+from pipelines.runtime.task import worker_cache
+from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.errors import PipelineError, StageError
+from state_ops.keyed.state_cache import CacheFigures, CacheSizes
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 EVENTS = files("x/*.parquet", event_time="at")
@@ -527,8 +527,8 @@ def test_an_epoch_that_changes_nothing_keeps_the_cache_for_the_snapshot_that_sta
 def test_entries_of_another_state_class_are_not_taken_over() -> None:
     run = a_run(made_of(_dicts, output=COLUMNS), CacheSizes(10))
     run.epoch(rows(("a", 1)))
-    held = warm.claim("totals", 0, "cache", run.acks[0].files[0].snapshot)
-    warm.keep("totals", 0, "cache", run.acks[0].files[0].snapshot, (b"another", held[1]), 1, 1)
+    held = worker_cache.claim("totals", 0, "cache", run.acks[0].files[0].snapshot)
+    worker_cache.keep("totals", 0, "cache", run.acks[0].files[0].snapshot, (b"another", held[1]), 1, 1)
     run.epoch(rows(("a", 2)))
     assert run.acks[0].cache["misses"] == 1
     assert run.state["a"].amount == 3

@@ -14,11 +14,11 @@ from structlog.testing import capture_logs
 
 from configs.settings import Settings
 from pipelines.api import Epoch, KeyState, Pipeline, Stage, State, ValueState, delta, files, stage
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.loading import load_pipeline
-from pipelines.runtime.run import RunOptions, open_storage, run
-from state_ops.cache import CacheFigures
+from pipelines.loading import load_pipeline
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run.run import RunOptions, open_storage, run
 from state_ops.errors import ConfigurationError
+from state_ops.keyed.state_cache import CacheFigures
 from tests.reading import state_at, table_at
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)

@@ -29,17 +29,19 @@ from pipelines.api import (
     on_table,
     stage,
 )
-from pipelines.runtime import epoch as steps_of_an_epoch
-from pipelines.runtime import in_flight, quarantine, stage_job, state_reader
-from pipelines.runtime import run as runs
 from pipelines.runtime.definition import ROW, Gate
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, open_storage, run
+from pipelines.runtime.epoch import scheduler, stage_job
+from pipelines.runtime.epoch import steps as steps_of_an_epoch
+from pipelines.runtime.epoch.model import EpochReport
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.gates import quarantine
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.run import run as runs
+from pipelines.runtime.run.run import RunOptions, open_storage, run
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import LeftOut
-from pipelines.runtime.workshop import EpochReport
-from state_ops import held
-from state_ops.checkpoint import to_micros
+from state_ops.checkpoints.checkpoint import to_micros
+from state_ops.coordination import gate_hold
 from state_ops.errors import GateError, InputError, PipelineError, TransientError, WeirError
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.harness import Site, child
@@ -139,7 +141,7 @@ def test_what_is_left_is_a_replay_without_the_rows_that_were_set_aside(tmp_path,
     parts += landed(site, 2, seed=3, first=4)
     ran(site, executor(batch_rows=5))
     assert_replay(site, parts)
-    assert held.read(open_storage(site.pipeline, site.settings)[0], None) is None
+    assert gate_hold.read(open_storage(site.pipeline, site.settings)[0], None) is None
     assert weir(site, "fsck", "aside").code == 0
     ran(site, drain=True)
     windows = site.table("hours").groupby("id")["total"].sum()
@@ -199,7 +201,7 @@ def test_more_rows_than_the_share_are_not_set_aside(tmp_path):
         ran(site)
     assert raised.value.verdicts[0]["on_failure"] == "quarantine"
     storage, registry = open_storage(site.pipeline, site.settings)
-    note = held.read(storage, None)
+    note = gate_hold.read(storage, None)
     assert note is not None and note.stage == "accounts" and registry.head() is None
     assert not (site.storage / "tables").exists()
 
@@ -363,10 +365,10 @@ def test_any_order_of_steps_and_failures_gives_the_same(number, tmp_path, monkey
         **RETAINED,
     )
     parts = landed(site, 5, seed=number + 20, bad=0.08)
-    for module in (runs, in_flight, stage_job, steps_of_an_epoch):
+    for module in (runs, scheduler, stage_job, steps_of_an_epoch):
         monkeypatch.setattr(module, "time", clock)
-    close = in_flight.InFlight.close
-    monkeypatch.setattr(in_flight.InFlight, "close", lambda air: None if lanes.killed else close(air))
+    close = scheduler.InFlight.close
+    monkeypatch.setattr(scheduler.InFlight, "close", lambda air: None if lanes.killed else close(air))
     for attempt in range(30):
         faults, kills = (0.0, 0.0) if attempt == 29 else (0.05, 0.01)
         lanes = Shuffled(chance, faults, kills, clock)

@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.runtime import commit, epoch, in_flight
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.lanes import Ended
-from pipelines.runtime.lanes import run as run_step
-from pipelines.runtime.run import RunOptions, open_storage, run
+from pipelines.runtime.epoch import scheduler, steps
+from pipelines.runtime.epoch.step_runner import Ended
+from pipelines.runtime.epoch.step_runner import run as run_step
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.ownership import publish
+from pipelines.runtime.run.run import RunOptions, open_storage, run
 from pipelines.runtime.sinks import delta
-from state_ops import delta_log, handover, log_upkeep, registry
-from state_ops.storage import Storage
+from state_ops.checkpoints import registry
+from state_ops.delta import fenced_table, log_cleanup
+from state_ops.snapshots import stage_upload
+from state_ops.storage.storage import Storage
 from tests.recovery.small import Bank
 
 _REQUESTS = ("put_file", "put_bytes", "create", "get_file", "read_bytes", "digest", "parquet_footer", "size", "list",
@@ -54,14 +57,14 @@ class Requests:
         for name in _REQUESTS:
             monkeypatch.setattr(Storage, name, self._counting(getattr(Storage, name), name))
         for owner, name in ((DeltaTable, "update_incremental"), (DeltaTable, "transaction_version"),
-                            (delta_log, "open_table"), (delta_log, "commit"), (delta_log, "exists")):  # fmt: skip
+                            (fenced_table, "open_table"), (fenced_table, "commit"), (fenced_table, "exists")):  # fmt: skip
             monkeypatch.setattr(owner, name, self._seen(getattr(owner, name), name))
-        for module in (registry, commit):
+        for module in (registry, publish):
             monkeypatch.setattr(module, "at_once", self._at_once)
-        for module in (delta, handover):
+        for module in (delta, stage_upload):
             monkeypatch.setattr(module, "together", self._together)
-        for module, name, phase in ((epoch, "completed", "seal"), (in_flight, "commit", "commit"),
-                                    (epoch, "publish_missing", "publish"), (epoch, "prune", "prune")):  # fmt: skip
+        for module, name, phase in ((steps, "completed", "seal"), (scheduler, "commit", "commit"),
+                                    (steps, "publish_missing", "publish"), (steps, "prune", "prune")):  # fmt: skip
             monkeypatch.setattr(module, name, self._phase(getattr(module, name), phase))
 
     def _counting(self, real: Callable, name: str) -> Callable:
@@ -145,19 +148,19 @@ def test_a_warm_epoch_opens_no_delta_table(warm):
 
 def test_no_commit_waits_for_the_upkeep_of_the_logs(tmp_path, monkeypatch):
     """Nor does anything else of an epoch: it is a step of its own."""
-    monkeypatch.setattr(log_upkeep, "INTERVAL", 4)
+    monkeypatch.setattr(log_cleanup, "INTERVAL", 4)
     bank, under_way, within = Bank.at(tmp_path / "site"), [], []
     bank.land(*range(1, _EPOCHS + 1))
-    for module, name in ((in_flight, "commit"), (epoch, "publish"), (epoch, "finish")):
+    for module, name in ((scheduler, "commit"), (steps, "publish"), (steps, "finish")):
         monkeypatch.setattr(module, name, _noted(getattr(module, name), name, under_way))
-    clean_up = log_upkeep.clean_up
-    monkeypatch.setattr(log_upkeep, "clean_up", lambda *given: within.append(list(under_way)) or clean_up(*given))
+    clean_up = log_cleanup.clean_up
+    monkeypatch.setattr(log_cleanup, "clean_up", lambda *given: within.append(list(under_way)) or clean_up(*given))
     list(run(bank.site.pipeline, bank.site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(), Inline()))
     assert len(within) >= 2 * 3, "in the logs of three tables"
     assert not any(within)
     storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
-    logs = [log_upkeep.log_names(storage, f"registry/{table}") for table in ("checkpoints", "state_files")]
-    assert max(map(len, logs)) <= 2 * log_upkeep.INTERVAL + 5
+    logs = [log_cleanup.log_names(storage, f"registry/{table}") for table in ("checkpoints", "state_files")]
+    assert max(map(len, logs)) <= 2 * log_cleanup.INTERVAL + 5
 
 
 def _noted(real: Callable, name: str, under_way: list[str]) -> Callable:

@@ -8,10 +8,10 @@ from threading import Semaphore
 
 import pytest
 
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.sensor import Action, Decision, Memory, Sight, ask, decide, observe
-from state_ops.halt import Halt
-from state_ops.lease import Lease
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run.sensor import Action, Decision, Memory, Sight, ask, decide, observe
+from state_ops.coordination.lease import Lease
+from state_ops.coordination.suspension import Halt
 from tests.recovery.small import Bank, until
 
 HOLDER = Lease(

@@ -9,7 +9,7 @@ import pytest
 
 from configs import settings
 from pipelines.api import agg, aggregate, delta, files
-from pipelines.runtime import spark, spark_errors
+from pipelines.runtime.execution import spark_errors, spark_session
 from state_ops import errors
 from state_ops.errors import (
     ConfigurationError,
@@ -21,7 +21,7 @@ from state_ops.errors import (
     VanishedError,
     WeirError,
 )
-from state_ops.storage import CancelledError
+from state_ops.storage.storage import CancelledError
 
 STAGE = aggregate("counted", files("{landing}/*.parquet"), key="key", rows=agg.count(), sink=delta.append("counted"))
 READING = """Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, most recent failure: Lost task 0.3 in stage 1.0 (TID 4) (10.0.0.7 executor 1): org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file s3://bucket/landing/1.parquet.  SQLSTATE: KD001
@@ -129,8 +129,8 @@ def test_packages_that_spark_connect_lacks_are_named_and_nothing_is_tried_again(
     monkeypatch.setitem(sys.modules, "grpc_status", None)
     monkeypatch.delitem(sys.modules, "pyspark.sql.connect.client", raising=False)
     with pytest.raises(ImportError) as missing:
-        spark.reach("sc://127.0.0.1:1")
-    error = spark.not_started(settings.load({"WEIR_SPARK__MASTER": "sc://127.0.0.1:1"}), missing.value)
+        spark_session.reach("sc://127.0.0.1:1")
+    error = spark_session.not_started(settings.load({"WEIR_SPARK__MASTER": "sc://127.0.0.1:1"}), missing.value)
     assert type(error) is ConfigurationError
     assert (
         "grpcio-status" in error.what
@@ -140,7 +140,7 @@ def test_packages_that_spark_connect_lacks_are_named_and_nothing_is_tried_again(
 
 
 def test_a_spark_connect_server_that_is_not_there_is_said_at_once():
-    error = spark.not_started(
+    error = spark_session.not_started(
         settings.load({"WEIR_SPARK__MASTER": "sc://127.0.0.1:1"}), ConnectionRefusedError(111, "Connection refused")
     )
     assert type(error) is TransientError

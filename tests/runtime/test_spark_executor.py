@@ -17,17 +17,17 @@ from pyspark.sql import functions as F
 
 from configs import settings
 from pipelines.api import Pipeline, agg, aggregate, delta, files
-from pipelines.runtime import stateless
-from pipelines.runtime.executor import Channel
-from pipelines.runtime.keyed_stage import KeyedTask
+from pipelines.runtime.execution import spark_plan
+from pipelines.runtime.execution.executor import Channel
+from pipelines.runtime.execution.spark_executor import SparkExecutor
 from pipelines.runtime.operators import Progress, shapes
-from pipelines.runtime.spark_executor import SparkExecutor
+from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.backends.base import BackendOptions
-from state_ops.checkpoint import CHANNEL, Ack, StateFile
+from state_ops.checkpoints.checkpoint import CHANNEL, Ack, StateFile
 from state_ops.errors import ConfigurationError, TransientError
 from state_ops.ids import AttemptId, CheckpointId, Generation
-from state_ops.key_groups import key_groups, subtask_of
-from state_ops.storage import Storage
+from state_ops.schema.key_groups import key_groups, subtask_of
+from state_ops.storage.storage import Storage
 from tests.recovery.harness import Site
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64())])
@@ -157,8 +157,8 @@ def test_every_subtask_acks_when_no_row_is_taken(site, where):
 
 
 def _rerouted(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
-    real = stateless.exchanged
-    monkeypatch.setattr(stateless, "exchanged", lambda *given: change(real(*given)))
+    real = spark_plan.exchanged
+    monkeypatch.setattr(spark_plan, "exchanged", lambda *given: change(real(*given)))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from itertools import product
 import pyarrow as pa
 import pytest
 
-from pipelines.runtime.spark_where import Fails, Refused, compiled
+from pipelines.runtime.operators.where import Fails, Refused, compiled
 
 _MAX, _MIN, _INT = (1 << 63) - 1, -(1 << 63), (1 << 31) - 1
 SCHEMA = pa.schema(

@@ -8,7 +8,7 @@ import sys
 from configs.settings import PROJECT
 
 # PySpark ends a process whose main module has neither file nor spec: `python -c` gives one, as spawning does.
-PROBE = "from pipelines.runtime import gates; gates.load(); print('loaded')"
+PROBE = "from pipelines.runtime.gates import evaluation as gates; gates.load(); print('loaded')"
 
 
 def test_gates_load_in_a_process_without_a_main_file():
@@ -18,7 +18,7 @@ def test_gates_load_in_a_process_without_a_main_file():
 
 def test_such_a_process_can_spawn_further_ones():
     probe = (
-        "from pipelines.runtime.spark import name_main_module; name_main_module(); import multiprocessing as m;"
+        "from pipelines.runtime.execution.spark_session import name_main_module; name_main_module(); import multiprocessing as m;"
         "p = m.get_context('spawn').Process(target=print, args=('child',)); p.start(); p.join(); print(p.exitcode)"
     )
     done = subprocess.run([sys.executable, "-c", probe], cwd=PROJECT, capture_output=True, text=True, check=False)

@@ -34,17 +34,20 @@ from pipelines.api import (
     stage,
     window,
 )
-from pipelines.runtime import drill, in_flight, state_edit, state_reader
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, open_storage, run
-from pipelines.runtime.state_import import import_rows
-from state_ops import lease, ttl
-from state_ops.checkpoint import EDIT, to_micros
-from state_ops.edits import fitting
+from pipelines.runtime.epoch import scheduler
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.operations import drill, state_edit
+from pipelines.runtime.operations.state_import import import_rows
+from pipelines.runtime.run.run import RunOptions, open_storage, run
+from state_ops.checkpoints.checkpoint import EDIT, to_micros
+from state_ops.checkpoints.registry import Registry
+from state_ops.coordination import lease, requests
 from state_ops.errors import BusyError, DamageError, InputError, PipelineError, WeirError
-from state_ops.registry import Registry
-from state_ops.schema import StateSchema
-from state_ops.storage import Storage
+from state_ops.keyed import ttl
+from state_ops.keyed.imported_rows import fitting
+from state_ops.schema.state_schema import StateSchema
+from state_ops.storage.storage import Storage
 from tests.recovery import test_unaligned as unaligned
 from tests.recovery.conftest import weir as weir
 from tests.recovery.harness import Site
@@ -236,7 +239,7 @@ def test_while_a_coordinator_lives_nothing_is_imported(tmp_path):
         until(lambda: lease.watch(storage))
         with pytest.raises(BusyError):
             write(bank, frame({"k1": (1, 1)}))
-        lease.send(storage, lease.Request("stop"))
+        requests.send(storage, requests.Request("stop"))
     assert bank.state() == totals(1)
 
 
@@ -365,7 +368,7 @@ def test_an_imported_key_of_a_deduplication_ends_when_it_says_and_not_before(tmp
     def at(hour: float, *keys: str) -> list[str]:
         """An epoch at an hour of both clocks; the keys that it takes for new."""
         moment = datetime(2024, 5, 1, tzinfo=UTC) + timedelta(hours=hour)
-        monkeypatch.setattr(in_flight, "datetime", SimpleNamespace(now=lambda _: moment))
+        monkeypatch.setattr(scheduler, "datetime", SimpleNamespace(now=lambda _: moment))
         before = sorted(site.table("uniques")["id"]) if hour else []
         site.landing.mkdir(parents=True, exist_ok=True)
         times = pa.array([moment] * len(keys), pa.timestamp("us", tz="UTC"))

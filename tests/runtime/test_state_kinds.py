@@ -16,9 +16,9 @@ import pytest
 from pipelines import testing
 from pipelines.api import Epoch, KeyedState, ListOf, MapOf, Stage, State, agg, files, stage
 from pipelines.runtime.operators import function
-from state_ops.checkpoint import from_micros
+from state_ops.checkpoints.checkpoint import from_micros
 from state_ops.errors import PipelineError, StageError, WeirError
-from state_ops.kinds import collections_of
+from state_ops.schema.descriptors import collections_of
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 

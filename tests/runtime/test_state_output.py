@@ -17,11 +17,12 @@ import pytest
 from deltalake import DeltaTable
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, files, stage
-from pipelines.runtime import cli_state, state_output, state_reader
-from pipelines.runtime.console import print_json
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
-from pipelines.runtime.state_output import Format, gathered, json_line, limited, to_delta, write
+from pipelines.cli import state
+from pipelines.cli.console import print_json
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.inspection import export, state_reader
+from pipelines.runtime.inspection.export import Format, gathered, json_line, limited, to_delta, write
+from pipelines.runtime.run.run import RunOptions, run
 from state_ops.errors import ConfigurationError, DamageError
 from tests.recovery.harness import Site
 from tests.runtime.test_state_reading import everything, rows
@@ -173,7 +174,7 @@ def test_what_cannot_be_written_is_said_before_anything_is_read(tmp_path):
 
 def test_arrow_on_stdout_is_a_stream(monkeypatch):
     written = io.BytesIO()
-    monkeypatch.setattr(state_output.sys, "stdout", SimpleNamespace(buffer=written, flush=lambda: None))
+    monkeypatch.setattr(export.sys, "stdout", SimpleNamespace(buffer=written, flush=lambda: None))
     table = pa.table({"a": [1, 2]})
     assert write(table.schema, [table, table], Format.ARROW, "-") == 4
     assert pa.ipc.open_stream(written.getvalue()).read_all()["a"].to_pylist() == [1, 2, 1, 2]
@@ -247,14 +248,14 @@ def test_json_that_commands_print_has_no_numbers_that_json_has_not(tmp_path, mon
     rows = pa.table({"k": ["a", "b", "c"], "v": [float("nan"), float("-inf"), None]})
     pq.write_table(rows, site.landing / "1.parquet")
     list(run(numbers, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
-    monkeypatch.setattr(cli_state, "find", lambda _name: (numbers, site.settings))
+    monkeypatch.setattr(state, "find", lambda _name: (numbers, site.settings))
 
     def refuse(text: str) -> None:
         raise AssertionError(f"{text} is no JSON")
 
     said = {}
     for key in ("a", "b", "c"):
-        cli_state.state_get("numbers", "lasts", [key], None, None, False, True)
+        state.state_get("numbers", "lasts", [key], None, None, False, True)
         said[key] = json.loads(capsys.readouterr().out, parse_constant=refuse)
     assert [str(value).count(word) for value, word in zip(said.values(), ("'nan'", "'-inf'", "None"), strict=True)] == [
         1,

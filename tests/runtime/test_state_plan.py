@@ -29,14 +29,15 @@ from pipelines.api import (
     stage,
     window,
 )
-from pipelines.runtime import epoch, state_plan
 from pipelines.runtime.definition import FileSource, Stage
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
-from pipelines.runtime.state_fit import Verdict
-from pipelines.runtime.state_plan import StatePlan
-from pipelines.runtime.tenure import open_storage
-from pipelines.runtime.upkeep import savepoint
+from pipelines.runtime.epoch import steps
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operations import plan
+from pipelines.runtime.operations.plan import StatePlan
+from pipelines.runtime.operators.compatibility import Verdict
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.run.maintenance import savepoint
+from pipelines.runtime.run.run import RunOptions, run
 from state_ops.errors import PipelineError, WeirError
 from tests.recovery import test_unaligned as unaligned
 from tests.recovery.conftest import weir as weir
@@ -273,7 +274,7 @@ def go(site: Site) -> None:
 
 
 def plan_of(site: Site, at: int | str | None = None) -> StatePlan:
-    return state_plan.plan(site.pipeline, site.settings, at, InMemoryExecutor())
+    return plan.plan(site.pipeline, site.settings, at, InMemoryExecutor())
 
 
 @pytest.fixture(scope="module")
@@ -500,8 +501,8 @@ def test_on_timer_may_go_once_no_timer_is_set_and_none_is_used(kept_base, tmp_pa
 
 
 def test_timers_that_an_earlier_release_did_not_record_stop_a_run_all_the_same(tmp_path, monkeypatch):
-    figures = epoch._figures
-    monkeypatch.setattr(epoch, "_figures", lambda *of: {**figures(*of), "timers": None, "on_timer": None})
+    figures = steps._figures
+    monkeypatch.setattr(steps, "_figures", lambda *of: {**figures(*of), "timers": None, "on_timer": None})
     site = Site(tmp_path, {}, replace(kept, stages=(reminders(),)), __name__)
     deliver(site, 1)
     go(site)
@@ -525,8 +526,8 @@ def test_timers_that_an_earlier_release_did_not_record_are_found_in_whatever_sub
             _arm(mine, state, "1d")
         return rows.select("id")
 
-    figures = epoch._figures
-    monkeypatch.setattr(epoch, "_figures", lambda *of: {**figures(*of), "timers": None, "on_timer": None})
+    figures = steps._figures
+    monkeypatch.setattr(steps, "_figures", lambda *of: {**figures(*of), "timers": None, "on_timer": None})
     site = Site(tmp_path, {"WEIR_SPARK__PARALLELISM": "4"}, replace(kept, stages=(remind,)), __name__)
     deliver(site, 1)
     go(site)
@@ -624,12 +625,12 @@ def test_only_a_stage_with_a_transform_starts_spark_to_know_its_columns(base, sp
     halved = accounts(
         transform=lambda rows: rows.selectExpr("id", "at", "cast(amount as bigint) as amount", "1 as more")
     )
-    decided = state_plan.plan(replace(pipeline, stages=others(halved)), site.settings)
+    decided = plan.plan(replace(pipeline, stages=others(halved)), site.settings)
     assert decided.spark == ("accounts",) and not decided.stops
     typed = accounts(transform=lambda rows: rows.selectExpr("cast(id as binary) as id", "at", "amount"))
-    decided = state_plan.plan(replace(pipeline, stages=others(typed)), site.settings)
+    decided = plan.plan(replace(pipeline, stages=others(typed)), site.settings)
     assert "the key was id (string), is id (binary)" in [one.what for one in decided.findings]
-    assert state_plan.plan(pipeline, site.settings).spark == (), "a where leaves columns as they are"
+    assert plan.plan(pipeline, site.settings).spark == (), "a where leaves columns as they are"
 
 
 def test_a_pipeline_without_a_checkpoint_has_nothing_to_fit(tmp_path):

@@ -17,13 +17,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, files, renamed_from, stage
-from pipelines.runtime import state_reader
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
-from pipelines.runtime.state_view import view_of
-from state_ops import pins, snapshot, value
-from state_ops.checkpoint import snapshots_of
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.inspection.view import view_of
+from pipelines.runtime.run.run import RunOptions, run
+from state_ops.checkpoints import reader_holds
+from state_ops.checkpoints.checkpoint import snapshots_of
 from state_ops.errors import ConfigurationError, DamageError, PipelineError, WeirError
+from state_ops.keyed import value_state
+from state_ops.snapshots import snapshot
 from tests.recovery.harness import Site
 from tests.recovery.small import Bank
 from tests.runtime import rides
@@ -130,7 +132,7 @@ def test_rows_come_subtask_by_subtask_as_they_are_asked_for(made, monkeypatch):
 
 def test_a_key_group_may_be_larger_than_a_table(made, monkeypatch):
     expected = rows(made, "unique")
-    monkeypatch.setattr(value, "_SCANNED", 7)
+    monkeypatch.setattr(value_state, "_SCANNED", 7)
     scan = state_reader.scan(made.site.pipeline, made.site.settings, "unique")
     tables = list(scan)
     assert max(table.num_rows for table in tables) == 7
@@ -151,7 +153,7 @@ def test_nothing_is_written_but_the_hold_which_is_gone_afterwards(made):
     scan = state_reader.scan(made.site.pipeline, made.site.settings, "riders")
     next(scan)
     (hold,) = everything(made).keys() - before.keys()
-    assert pins.HOLDS in hold and json.loads(Path(hold).read_text())["purpose"] == "weir state scan"
+    assert reader_holds.HOLDS in hold and json.loads(Path(hold).read_text())["purpose"] == "weir state scan"
     scan.close()
     state_reader.count(made.site.pipeline, made.site.settings, "trips")
     list(state_reader.history(made.site.pipeline, made.site.settings, "riders", ["r0"]))

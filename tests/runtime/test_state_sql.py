@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.api import State
-from pipelines.runtime import in_flight, state_database, state_reader
-from pipelines.runtime.state_diff import compared
-from pipelines.runtime.state_sql import answered
-from state_ops import snapshot
+from pipelines.runtime.epoch import scheduler
+from pipelines.runtime.inspection import database, state_reader
+from pipelines.runtime.inspection.diff import compared
+from pipelines.runtime.inspection.sql import answered
 from state_ops.errors import ConfigurationError, DamageError
+from state_ops.snapshots import snapshot
 from tests.recovery.small import Bank
 from tests.runtime.rides import Rides
 from tests.runtime.test_state_reading import _counted, _epoch, _evolving, everything
@@ -75,7 +76,7 @@ def test_a_key_that_comes_back_with_the_same_value_has_changed(tmp_path, monkeyp
     site = _evolving(tmp_path, _counted(Narrow, "rows", ttl="1h"))
     for number, ids in enumerate((["a", "b"], ["b"], ["a", "b"]), start=1):
         at = datetime.now(UTC) + timedelta(hours=2 * number, minutes=-number)
-        monkeypatch.setattr(in_flight, "datetime", SimpleNamespace(now=lambda _, at=at: at))
+        monkeypatch.setattr(scheduler, "datetime", SimpleNamespace(now=lambda _, at=at: at))
         _epoch(site, number, *ids)
     with answered(site.pipeline, site.settings, "SELECT checkpoint_id, id FROM seen_changes ORDER BY ALL") as (
         _,
@@ -166,16 +167,16 @@ def test_every_type_that_state_can_have_can_be_asked_for():
         "struct": pa.array([{"x": [0.5]}, None], pa.struct([("x", pa.large_list(pa.float16()))])),
     }
     table = pa.table(columns)
-    with state_database.database() as connection:
-        state_database.load(connection, "t", [table, table], table.schema)
-        with state_database.asked(connection, "SELECT u, half, long, \"map\"['a'], struct.x[1] FROM t LIMIT 1") as (
+    with database.database() as connection:
+        database.load(connection, "t", [table, table], table.schema)
+        with database.asked(connection, "SELECT u, half, long, \"map\"['a'], struct.x[1] FROM t LIMIT 1") as (
             _,
             rows,
         ):
             assert [tuple(row.values()) for one in rows for row in one.to_pylist()] == [
                 (2**64 - 1, 0.5, "1.000", 0.5, 0.5)
             ]
-        with state_database.asked(connection, "SELECT * FROM t") as (_, rows):
+        with database.asked(connection, "SELECT * FROM t") as (_, rows):
             assert sum(one.num_rows for one in rows) == 4
 
 
@@ -188,7 +189,7 @@ def test_tables_are_taken_in_as_they_come():
             alive.append(number)
             yield pa.table({"n": [number] * 10})
 
-    with state_database.streamed(tables(), pa.schema([("n", pa.int64())])) as reader:
+    with database.streamed(tables(), pa.schema([("n", pa.int64())])) as reader:
         assert alive == []
         reader.read_next_batch()
         assert alive == [0]

@@ -11,11 +11,11 @@ import pytest
 from deltalake import DeltaTable
 
 from pipelines.api import Stage, State, files, stage
-from pipelines.runtime import stateless
-from state_ops import frames
+from pipelines.runtime.execution import spark_plan
+from state_ops.arrow import frames
 from state_ops.errors import InputError, PipelineError, StageError
-from state_ops.key_groups import key_groups, subtask_of
-from state_ops.state import GROUP
+from state_ops.keyed.keyed_state import GROUP
+from state_ops.schema.key_groups import key_groups, subtask_of
 
 COLUMNS = "a int, s string, scheduled timestamp, xs array<int>, `now (utc)` int, current_date_local int"
 
@@ -66,10 +66,10 @@ CHANCE = {
 @pytest.mark.parametrize("where", CHANCE)
 def test_an_expression_of_chance_or_of_the_clock_is_refused_by_name(rows, where):
     with pytest.raises(PipelineError, match=f"^{CHANCE[where]}.* gives another result") as raised:
-        stateless.prepared(_stage(where=where), rows)
+        spark_plan.prepared(_stage(where=where), rows)
     assert where in raised.value.where
     if "'now'" not in where:  # a typed literal is a constant in the plan, a special text a cast
-        told = stateless.chance_in_text(rows.where(where)._jdf.queryExecution().toString())
+        told = spark_plan.chance_in_text(rows.where(where)._jdf.queryExecution().toString())
         assert told == f"{CHANCE[where]}()"
 
 
@@ -87,13 +87,13 @@ def test_an_expression_of_chance_or_of_the_clock_is_refused_by_name(rows, where)
     ],
 )
 def test_what_only_looks_like_chance_is_accepted(rows, where):
-    stateless.prepared(_stage(where=where), rows)
+    spark_plan.prepared(_stage(where=where), rows)
     if "'rand('" not in where:
-        assert stateless.chance_in_text(rows.where(where)._jdf.queryExecution().toString()) is None
+        assert spark_plan.chance_in_text(rows.where(where)._jdf.queryExecution().toString()) is None
 
 
 def test_a_column_of_that_name_is_a_column(rows):
-    stateless.prepared(_stage(where="current_timestamp > 1"), rows.withColumnRenamed("a", "current_timestamp"))
+    spark_plan.prepared(_stage(where="current_timestamp > 1"), rows.withColumnRenamed("a", "current_timestamp"))
 
 
 def _udf(rows):
@@ -116,18 +116,18 @@ def _udf(rows):
 )
 def test_a_transform_is_looked_through_too(rows, transform, name):
     with pytest.raises(PipelineError, match=rf"^{name}\(\) gives another result"):
-        stateless.prepared(_stage(transform=transform), rows)
+        spark_plan.prepared(_stage(transform=transform), rows)
 
 
 def test_a_stage_is_looked_through_once_if_it_passes(rows, monkeypatch):
     looked = []
-    refuse = stateless._refuse_chance
-    monkeypatch.setattr(stateless, "_refuse_chance", lambda *given: (looked.append(given[0]), refuse(*given)))
+    refuse = spark_plan._refuse_chance
+    monkeypatch.setattr(spark_plan, "_refuse_chance", lambda *given: (looked.append(given[0]), refuse(*given)))
     good, bad = _stage(where="a > 1"), _stage(where="a > rand()")
     for _ in range(3):
-        stateless.prepared(good, rows)
+        spark_plan.prepared(good, rows)
         with pytest.raises(PipelineError, match="rand"):
-            stateless.prepared(bad, rows)
+            spark_plan.prepared(bad, rows)
     assert [made is good for made in looked] == [True, False, False, False]
 
 
@@ -139,16 +139,16 @@ def test_a_transform_that_raises_shows_the_authors_own_traceback(rows):
         return rows.where({"C": 1}["K"])
 
     with pytest.raises(StageError, match="The transform of the stage checked raised KeyError: 'K'") as raised:
-        stateless.prepared(_stage(transform=looked_up), rows)
+        spark_plan.prepared(_stage(transform=looked_up), rows)
     assert "in looked_up" in raised.value.traceback
     assert "stateless.py" not in raised.value.traceback.replace("test_stateless.py", "")
 
 
 def test_a_transform_that_returns_no_rows_or_unknown_names_is_told(rows):
     with pytest.raises(StageError, match="returned NoneType, not a Spark DataFrame"):
-        stateless.prepared(_stage(transform=lambda _: None), rows)
+        spark_plan.prepared(_stage(transform=lambda _: None), rows)
     with pytest.raises(PipelineError, match=r"cannot resolve the stateless part of checked.*nothing"):
-        stateless.prepared(_stage(transform=lambda rows: rows.select("nothing")), rows)
+        spark_plan.prepared(_stage(transform=lambda rows: rows.select("nothing")), rows)
 
 
 # -- the shuffle
@@ -159,7 +159,7 @@ def test_keys_and_order_may_have_any_name(spark, name):
     order = f"{name} at"
     data = spark.createDataFrame([(f"k{n % 3}", -n) for n in range(12)], ["k", "n"]).toDF(name, order)
     made = _stage(key=name, order_by=[order])
-    sent = stateless.exchanged(made, data, 2, 128)
+    sent = spark_plan.exchanged(made, data, 2, 128)
     found = sent.selectExpr("*", "spark_partition_id() as subtask").toArrow().to_pylist()
     groups = key_groups([pa.array([row[name] for row in found])], 128)
     assert [row[GROUP] for row in found] == groups.tolist()
@@ -179,7 +179,7 @@ def test_keys_and_order_may_have_any_name(spark, name):
 def test_an_input_column_that_arrow_does_not_have_is_named(spark, value, type):
     data = spark.sql(f"select 1 as a, {value} as odd")
     with pytest.raises(PipelineError, match=f"'odd' is {type}") as raised:
-        stateless.schema_of(data, _stage())
+        spark_plan.schema_of(data, _stage())
     assert raised.value.where == "stage checked"
     assert "transform=" in raised.value.next
 
@@ -189,12 +189,12 @@ def test_an_input_column_that_arrow_does_not_have_is_named(spark, value, type):
 )
 def test_an_input_column_that_spark_does_not_have_is_named(type):
     with pytest.raises(PipelineError, match="'odd' is ") as raised:
-        stateless.spark_schema(pa.schema([("a", pa.int32()), ("odd", type)]), "source files")
+        spark_plan.spark_schema(pa.schema([("a", pa.int32()), ("odd", type)]), "source files")
     assert raised.value.where == "source files"
 
 
 def test_a_schema_for_spark():
-    found = stateless.spark_schema(pa.schema([("a", pa.int32()), ("m", pa.map_(pa.string(), pa.int64()))]), "x")
+    found = spark_plan.spark_schema(pa.schema([("a", pa.int32()), ("m", pa.map_(pa.string(), pa.int64()))]), "x")
     assert found.simpleString() == "struct<a:int,m:map<string,bigint>>"
 
 
@@ -265,7 +265,7 @@ def _failed(rows) -> Exception:
 )
 def test_a_value_that_an_expression_cannot_take_is_an_error_of_the_input(rows, where, said):
     made = _stage(where=where)
-    found = stateless.data_error(made, _failed(stateless.prepared(made, rows)))
+    found = spark_plan.data_error(made, _failed(spark_plan.prepared(made, rows)))
     assert isinstance(found, InputError)
     assert said.replace("'", "").replace('"', "") in found.what.replace("'", "").replace('"', "")
     assert where in found.where
@@ -274,7 +274,7 @@ def test_a_value_that_an_expression_cannot_take_is_an_error_of_the_input(rows, w
 
 def test_a_function_of_the_transform_that_raises_is_an_error_of_the_stage(rows):
     made = _stage(transform=_with(lambda _: {}["K"]))
-    found = stateless.data_error(made, _failed(stateless.prepared(made, rows)))
+    found = spark_plan.data_error(made, _failed(spark_plan.prepared(made, rows)))
     assert isinstance(found, StageError)
     assert "A function in the transform of the stage checked raised KeyError: 'K'" in found.what
     assert found.traceback.startswith("Traceback") and "test_stateless.py" in found.traceback
@@ -303,6 +303,6 @@ def test_what_may_pass_is_not_blamed_on_the_input(rows):
     made = _stage(where="a > 0")
     with pytest.raises(Exception) as raised:
         rows.mapInArrow(full, "n long").collect()
-    assert stateless.data_error(made, raised.value) is None
-    assert stateless.data_error(made, _failed(_with(die)(rows))) is None
-    assert stateless.data_error(made, ConnectionError("gone")) is None
+    assert spark_plan.data_error(made, raised.value) is None
+    assert spark_plan.data_error(made, _failed(_with(die)(rows))) is None
+    assert spark_plan.data_error(made, ConnectionError("gone")) is None

@@ -4,17 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.runtime import cli, cli_upkeep, sensor
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
-from pipelines.runtime.stopping import ask_to_stop, end
-from pipelines.runtime.tenure import open_storage
-from pipelines.runtime.upkeep import STOP
-from state_ops import halt, lease
-from state_ops.halt import Halt
+from pipelines.cli import main, savepoints
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.run import sensor
+from pipelines.runtime.run.run import RunOptions, run
+from pipelines.runtime.run.stopping import ask_to_stop, end
+from state_ops.checkpoints.pending_checkpoint import Trigger
+from state_ops.coordination import lease, requests, suspension
+from state_ops.coordination.lease import Heartbeat
+from state_ops.coordination.requests import STOP, Request
+from state_ops.coordination.suspension import Halt
 from state_ops.ids import CheckpointId, Generation
-from state_ops.lease import Heartbeat, Request
-from state_ops.pending import Trigger
 from tests.recovery.small import Bank, until
 
 
@@ -26,14 +27,14 @@ def test_a_coordinator_that_ends_between_two_looks_has_not_died(tmp_path, monkey
 
         def watch(_: object) -> bool:
             """The lease has been read as a living one's; now the coordinator carries the request out, or not, and ends."""
-            for request in lease.pending(storage) if outcome == "stopped" else []:
-                lease.take(storage, request)
+            for request in requests.pending(storage) if outcome == "stopped" else []:
+                requests.take(storage, request)
             heartbeat._write(stopped=True, outcome=outcome)
             return False
 
         monkeypatch.setattr(lease, "watch", watch)
         assert ask_to_stop(site.pipeline, site.settings, Request(STOP)) is (outcome == "stopped")
-    assert lease.pending(storage) == []
+    assert requests.pending(storage) == []
 
 
 QUEUED = RunOptions(trigger=Trigger.SENSOR, reason="1 file new", until_caught_up=True)
@@ -45,7 +46,7 @@ def bank(tmp_path, monkeypatch) -> Bank:
     bank = Bank.at(tmp_path / "site")
     bank.epochs(1)
     bank.land(2)
-    for command in (cli, cli_upkeep):
+    for command in (main, savepoints):
         monkeypatch.setattr(command, "find", lambda _name: (bank.site.pipeline, bank.site.settings))
     return bank
 
@@ -66,9 +67,9 @@ def ticked(bank: Bank) -> sensor.Decision:
 
 
 ENDINGS = {
-    "stop": lambda: cli.stop("small", drain=False, savepoint=None),
-    "cancel and retain": lambda: cli_upkeep.cancel("small", delete=False),
-    "cancel and delete": lambda: cli_upkeep.cancel("small", delete=True),
+    "stop": lambda: main.stop("small", drain=False, savepoint=None),
+    "cancel and retain": lambda: savepoints.cancel("small", delete=False),
+    "cancel and delete": lambda: savepoints.cancel("small", delete=True),
 }
 
 
@@ -92,9 +93,9 @@ def test_a_sensors_run_that_was_queued_before_the_end_does_nothing_and_says_so(b
 
 
 def test_a_persons_run_begins_again(bank):
-    cli.stop("small", drain=False, savepoint=None)
+    main.stop("small", drain=False, savepoint=None)
     assert committed(bank, RunOptions(until_caught_up=True)) == [2]
-    assert halt.read(storage_of(bank)) is None
+    assert suspension.read(storage_of(bank)) is None
     bank.land(3)
     assert ticked(bank).action is sensor.Action.RUN
     assert committed(bank, QUEUED) == [3]
@@ -102,16 +103,16 @@ def test_a_persons_run_begins_again(bank):
 
 def test_a_sensors_run_that_begins_while_a_person_ends_the_pipeline_sees_that(bank, monkeypatch):
     """It has looked for a halt and found none; then the halt is written, then it owns the pipeline."""
-    storage, read, looks = storage_of(bank), halt.read, []
+    storage, read, looks = storage_of(bank), suspension.read, []
 
     def first_look_is_early(storage):
         found = read(storage)
         if not looks:
-            halt.write(storage, Halt("stopped", "weir stop"))
+            suspension.write(storage, Halt("stopped", "weir stop"))
         looks.append(found)
         return found
 
-    monkeypatch.setattr(halt, "read", first_look_is_early)
+    monkeypatch.setattr(suspension, "read", first_look_is_early)
     assert committed(bank, QUEUED) == []
     assert looks[0] is None
     assert read(storage) is not None
@@ -119,7 +120,7 @@ def test_a_sensors_run_that_begins_while_a_person_ends_the_pipeline_sees_that(ba
 
 def test_a_coordinator_that_begins_while_a_person_ends_the_pipeline_is_asked_to_stop(bank, monkeypatch):
     """It had looked for a halt before that was written, and for the lease nobody looked again."""
-    storage, write = storage_of(bank), halt.write
+    storage, write = storage_of(bank), suspension.write
     living = bank.coordinator()
 
     def begins_before(storage, note):
@@ -130,8 +131,8 @@ def test_a_coordinator_that_begins_while_a_person_ends_the_pipeline_is_asked_to_
         write(storage, note)
 
     looked: list[bool] = []
-    monkeypatch.setattr(halt, "write", begins_before)
+    monkeypatch.setattr(suspension, "write", begins_before)
     assert end(bank.site.pipeline, bank.site.settings, Request(STOP, reason="weir stop"))
     living.__exit__(None, None, None)
     assert lease.read(storage).outcome == "stopped"
-    assert halt.read(storage).why == "weir stop"
+    assert suspension.read(storage).why == "weir stop"

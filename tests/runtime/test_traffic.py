@@ -9,14 +9,15 @@ from pathlib import Path
 import pyarrow as pa
 
 from configs import settings
-from pipelines.runtime import rewind, upkeep
-from pipelines.runtime.executor import Channel, Deadline, Landed
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.keyed_stage import KeyedTask
-from pipelines.runtime.recovery import owning
-from pipelines.runtime.run import RunOptions, open_storage, run
-from state_ops.checkpoint import Ack, Checkpoint
-from state_ops.traffic import NAMES
+from pipelines.runtime.execution.executor import Channel, Deadline, Landed
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.ownership import savepoints
+from pipelines.runtime.restore import rewind
+from pipelines.runtime.restore.recovery import owning
+from pipelines.runtime.run.run import RunOptions, open_storage, run
+from pipelines.runtime.task.run_task import KeyedTask
+from state_ops.checkpoints.checkpoint import Ack, Checkpoint
+from state_ops.storage.instrumented_store import NAMES
 from tests.recovery.small import Bank, successor
 
 
@@ -71,7 +72,7 @@ def test_a_pipeline_that_starts_from_a_savepoint_counts_its_own_requests(tmp_pat
     bank = Bank.at(tmp_path / "site")
     bank.epochs(*range(1, 8))
     with owning(bank.site.pipeline, bank.site.settings, InMemoryExecutor(), epochs=False) as tenure:
-        upkeep.save(tenure.shop, bank.registry.head(), "here", "test")
+        savepoints.save(tenure.shop, bank.registry.head(), "here", "test")
     origin = bank.registry.head()
     env = {**bank.site.env, "WEIR_PIPELINES__SUCCESSOR__OBJECT": "tests.recovery.small:successor",
            "WEIR_PIPELINES__SUCCESSOR__PARAMS": bank.site.env["WEIR_PIPELINES__SMALL__PARAMS"]}  # fmt: skip
@@ -85,7 +86,7 @@ def test_a_pipeline_that_starts_from_a_savepoint_counts_its_own_requests(tmp_pat
 def test_a_row_of_a_release_that_did_not_count_is_gone_on_from(tmp_path: Path, monkeypatch):
     bank = Bank.at(tmp_path / "site")
     with monkeypatch.context() as older:
-        older.setattr("pipelines.runtime.workshop.Workshop.requested", lambda _: {})
+        older.setattr("pipelines.runtime.ownership.context.Workshop.requested", lambda _: {})
         bank.epochs(1, 2)
     head = bank.registry.head()
     assert head is not None and head.totals.keys() == {"epochs", "rows_read", "bytes_new", "files_new"}

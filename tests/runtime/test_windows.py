@@ -12,10 +12,10 @@ from pipelines import testing
 from pipelines.api import Stage, agg, delta, files, window
 from pipelines.runtime import operators
 from pipelines.runtime.operators import Progress, sessions, shapes, windows
-from state_ops import folding, moments
 from state_ops.backends.memory import MemoryBackend
 from state_ops.errors import InputError, PipelineError
-from state_ops.state import GROUP
+from state_ops.keyed.keyed_state import GROUP
+from state_ops.rows import key_aggregation, time_index
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 EVENTS = files("x/*.parquet", event_time="at")
@@ -71,9 +71,9 @@ def test_rows_are_handed_out_to_so_many_windows_in_parts(monkeypatch):
 
 @pytest.mark.parametrize("size", ["1h", "3h"])
 def test_what_has_gathered_goes_to_state_in_parts(monkeypatch, size):
-    monkeypatch.setattr(folding, "_PART_BYTES", 100)
-    merge, sizes = folding.merged, []
-    monkeypatch.setattr(folding, "merged", lambda *given: (sizes.append(len(given[2])), merge(*given))[1])
+    monkeypatch.setattr(key_aggregation, "_PART_BYTES", 100)
+    merge, sizes = key_aggregation.merged, []
+    monkeypatch.setattr(key_aggregation, "merged", lambda *given: (sizes.append(len(given[2])), merge(*given))[1])
     run = testing.run(counted(every="1h", size=size))
     hours = int(size[0])
     out = run.epoch([at(minute, f"k{key}") for minute in (0, 1) for key in range(50)], drain=True)
@@ -123,7 +123,7 @@ def test_sessions_that_wait_for_the_barrier_are_bounded(monkeypatch, rows, size)
         merged(operator)
 
     monkeypatch.setattr(sessions, "_PARTIAL_ROWS", rows)
-    monkeypatch.setattr(folding, "PARTIAL_BYTES", size)
+    monkeypatch.setattr(key_aggregation, "PARTIAL_BYTES", size)
     monkeypatch.setattr(sessions.SessionOperator, "_fold", watched)
     run = testing.run(counted(gap="30m", text=agg.max("text")), batch_rows=10)
     given = [at(minute, f"{key}", text=f"{key:04d}" * 500) for minute in (0, 10) for key in range(100)]
@@ -259,7 +259,7 @@ def test_the_index_has_one_entry_for_each_key_with_open_sessions():
     made, backend = counted(gap="30m"), MemoryBackend()
     _barrier(made, backend, [at(0), at(50), at(100, "b")], None, None)
     _barrier(made, backend, [at(25), at(70, "b")], None, None)
-    found = [entry for group in range(8) for entry in moments.first(backend, group, None, 99)]
+    found = [entry for group in range(8) for entry in time_index.first(backend, group, None, 99)]
     assert len(found) == 2
     assert len(_barrier(made, backend, [], None, 81)) == 1
 

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from pipelines.runtime.run import unapplied
-from state_ops.checkpoint import Checkpoint
+from pipelines.runtime.run.run import unapplied
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.registry import Registry
 from state_ops.ids import parse_epoch_dir
-from state_ops.registry import Registry
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 from tests.reading import state_at
 from tests.recovery.harness import Site
 from tests.soak.accounts import accounts, pipeline, turnover

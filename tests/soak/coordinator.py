@@ -21,8 +21,8 @@ import psutil
 import structlog
 
 from configs import settings
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, open_storage, run, unapplied
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run.run import RunOptions, open_storage, run, unapplied
 from pipelines.runtime.sources import files
 from state_ops.errors import BusyError, FencedError, WeirError
 from tests.soak import clock

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from state_ops import lease
-from state_ops.lease import Request
-from state_ops.storage import Storage
+from state_ops.coordination import lease, requests
+from state_ops.coordination.requests import Request
+from state_ops.storage.storage import Storage
 from tests.recovery.harness import Site
 from tests.soak.accounts import pipeline
 from tests.soak.checks import TABLES, Sample, Verifier, log_in_order, sample
@@ -188,7 +188,7 @@ class _Soak:
     def _stop(self, child: Child, drain: bool) -> None:
         # Only a coordinator that holds the lease is asked: a stop from before is taken for stale.
         self._until(lambda: self._owns(child) or child.ended, [child])
-        lease.send(self.storage, Request("stop", drain=drain, reason="the soak's plan"))
+        requests.send(self.storage, Request("stop", drain=drain, reason="the soak's plan"))
         self._until(lambda: child.ended, [child])
         self._buried(child, "done")
 

@@ -8,8 +8,8 @@ from itertools import chain, repeat
 
 import pytest
 
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sinks import delta
 from tests.recovery.harness import Site
 from tests.soak import accounts

@@ -16,18 +16,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from state_ops import snapshot
-from state_ops.backends import entries
+from state_ops.backends import arrow_file
 from state_ops.backends.base import Backend, BackendFactory, BackendOptions, Freezing, Frozen
+from state_ops.backends.loader import misfit, named
 from state_ops.backends.memory import FILE, FILESYSTEM, MEMORY, MemoryBackend
-from state_ops.backends.named import misfit, named
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.checkpoint import Snapshot
+from state_ops.checkpoints.checkpoint import Snapshot
 from state_ops.errors import ConfigurationError, DamageError, PipelineError, StateSizeError, TransientError
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
-from state_ops.snapshot import Attempt
-from state_ops.storage import Storage
-from state_ops.sweep import sweep
+from state_ops.snapshots import snapshot
+from state_ops.snapshots.attempt import Attempt
+from state_ops.snapshots.sweep import sweep
+from state_ops.storage.storage import Storage
 from tests.state_ops import installed
 
 EVERYTHING = (b"", b"\xff" * 9)
@@ -465,45 +465,45 @@ def test_past_its_limit_memory_says_what_to_do_and_stays_as_it_was(tmp_path):
 
 def test_a_file_of_entries_that_is_not_what_was_written_is_damage(tmp_path):
     state = {b"a": b"1", b"b": b"", b"c": bytes(1000)}
-    entries.write(tmp_path / "whole", sorted(state), state)
+    arrow_file.write(tmp_path / "whole", sorted(state), state)
     whole = (tmp_path / "whole").read_bytes()
-    assert entries.read(tmp_path / "whole") == state
+    assert arrow_file.read(tmp_path / "whole") == state
     for at in range(len(whole)):
         (tmp_path / "flipped").write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(DamageError, match="flipped"):
-            entries.read(tmp_path / "flipped")
+            arrow_file.read(tmp_path / "flipped")
     for length in [*range(0, len(whole), 37), len(whole) - 1]:
         (tmp_path / "cut").write_bytes(whole[:length])
         with pytest.raises(DamageError, match="cut"):
-            entries.read(tmp_path / "cut")
+            arrow_file.read(tmp_path / "cut")
     (tmp_path / "longer").write_bytes(whole + b"\0")
     with pytest.raises(DamageError):
-        entries.read(tmp_path / "longer")
+        arrow_file.read(tmp_path / "longer")
 
 
 def test_a_file_of_entries_that_somebody_else_wrote_is_damage(tmp_path, monkeypatch):
-    entries.write(tmp_path / "unordered", [b"b", b"a"], {b"a": b"", b"b": b""})
-    entries.write(tmp_path / "twice", [b"a", b"a"], {b"a": b""})
-    monkeypatch.setattr(entries, "SCHEMA", pa.schema([("key", pa.large_binary()), ("value", pa.large_binary())]))
-    entries.write(tmp_path / "nullable", [b"a"], {b"a": b""})
+    arrow_file.write(tmp_path / "unordered", [b"b", b"a"], {b"a": b"", b"b": b""})
+    arrow_file.write(tmp_path / "twice", [b"a", b"a"], {b"a": b""})
+    monkeypatch.setattr(arrow_file, "SCHEMA", pa.schema([("key", pa.large_binary()), ("value", pa.large_binary())]))
+    arrow_file.write(tmp_path / "nullable", [b"a"], {b"a": b""})
     monkeypatch.undo()
     for name in ("unordered", "twice", "nullable"):
         with pytest.raises(DamageError, match=name):
-            entries.read(tmp_path / name)
+            arrow_file.read(tmp_path / name)
 
 
 def test_many_entries_go_into_batches_of_bounded_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(entries, "_BATCH_BYTES", 1000)
-    monkeypatch.setattr(entries, "_BATCH_ENTRIES", 10)
+    monkeypatch.setattr(arrow_file, "_BATCH_BYTES", 1000)
+    monkeypatch.setattr(arrow_file, "_BATCH_ENTRIES", 10)
     draw = random.Random(5)
     state = {number.to_bytes(2, "big"): draw.randbytes(draw.choice([0, 10, 3000])) for number in range(105)}
-    entries.write(tmp_path / FILE, sorted(state), state)
+    arrow_file.write(tmp_path / FILE, sorted(state), state)
     with pa.OSFile(str(tmp_path / FILE)) as opened:
         sizes = [batch.num_rows for batch in pa.ipc.open_stream(opened)]
     assert sum(sizes) == 105
     assert max(sizes) <= 10
     assert min(sizes) == 1
-    assert list(entries.read(tmp_path / FILE).items()) == sorted(state.items())
+    assert list(arrow_file.read(tmp_path / FILE).items()) == sorted(state.items())
 
 
 def test_scans_between_writes_do_not_sort_the_whole_state_again():

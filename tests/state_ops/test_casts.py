@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from state_ops.casts import cast
+from state_ops.arrow.casts import cast
 from state_ops.errors import StageError
 
 US, NS, MS = pl.Datetime("us", "UTC"), pl.Datetime("ns", "UTC"), pl.Datetime("ms", "UTC")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state_ops.codec import SCHEMA_ID, decode_rows, encode_rows
 from state_ops.errors import DamageError, PipelineError, StageError
-from state_ops.schema import StateSchema
+from state_ops.schema.row_codec import SCHEMA_ID, decode_rows, encode_rows
+from state_ops.schema.state_schema import StateSchema
 
 
 def _integers(bits: int) -> st.SearchStrategy[int]:

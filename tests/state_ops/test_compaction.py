@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rocksdict import DBCompactionStyle, Options, Rdict, WriteBatch, WriteOptions
 
-from state_ops import snapshot
-from state_ops.backends import shards
+from state_ops.backends import compaction
+from state_ops.backends.compaction import Shard
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.backends.shards import Shard
-from state_ops.checkpoint import Snapshot
+from state_ops.checkpoints.checkpoint import Snapshot
 from state_ops.errors import DamageError, TransientError
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
-from state_ops.snapshot import Attempt
-from state_ops.storage import Storage
+from state_ops.snapshots import snapshot
+from state_ops.snapshots.attempt import Attempt
+from state_ops.storage.storage import Storage
 
 Entries = dict[bytes, bytes]
 
@@ -74,7 +74,7 @@ class Subtask:
 
     def starts(self) -> list[bytes]:
         def read(backend: RocksDBBackend) -> list[bytes]:
-            return shards.starts_of(Rdict.list_cf(str(backend.path), Options(raw_mode=True)), "")
+            return compaction.starts_of(Rdict.list_cf(str(backend.path), Options(raw_mode=True)), "")
 
         return self.reopened(read)
 
@@ -295,7 +295,7 @@ def test_large_merges_take_turns_among_shards_of_one_age():
     merged: list[int] = []
     for _ in range(300):
         state = [Shard(shard.base, shard.delta + 1, 2) for shard in state]
-        due = shards.due(state)
+        due = compaction.due(state)
         assert len(due) <= 1
         for index in due:
             state[index] = Shard(100, 0, 1)
@@ -306,10 +306,10 @@ def test_large_merges_take_turns_among_shards_of_one_age():
 
 def test_overdue_shards_are_merged_by_need_within_an_eighth_of_the_state():
     small = Shard(base=10, delta=9, runs=3)
-    assert shards.due([small, Shard(1000, 10, 2), Shard(100, 95, 2), small]) == [0, 3]
-    assert shards.due([small, Shard(1000, 10, 2), Shard(100, 125, 2), small]) == [2]
-    assert shards.due([Shard(1000, 999, 2), small]) == [0]  # one goes even if it is large
-    assert shards.due([Shard(100, 500, 9)]) == []  # one alone is RocksDB's business
+    assert compaction.due([small, Shard(1000, 10, 2), Shard(100, 95, 2), small]) == [0, 3]
+    assert compaction.due([small, Shard(1000, 10, 2), Shard(100, 125, 2), small]) == [2]
+    assert compaction.due([Shard(1000, 999, 2), small]) == [0]  # one goes even if it is large
+    assert compaction.due([Shard(100, 500, 9)]) == []  # one alone is RocksDB's business
 
 
 def test_an_epoch_does_not_wait_for_a_merge_that_rocksdb_calls_pending_but_never_starts(tmp_path):
@@ -330,7 +330,7 @@ def test_an_epoch_does_not_wait_for_a_merge_that_rocksdb_calls_pending_but_never
 def test_an_epoch_that_clips_merges_nothing_although_merges_are_due(subtask, monkeypatch):
     state = filled(keys(6000))
     subtask.epoch(state)
-    monkeypatch.setattr(shards, "due", lambda _: [])  # so that they gather
+    monkeypatch.setattr(compaction, "due", lambda _: [])  # so that they gather
     for seed in range(1, 8):
         some = filled(random.Random(seed).sample(sorted(state), 600), seed)
         state |= some

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from infra import flights_input
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run.run import RunOptions, run
 from state_ops.backends.base import BackendOptions
 from state_ops.backends.rocksdb import ROCKSDB, is_table
 from tests.recovery.harness import Site

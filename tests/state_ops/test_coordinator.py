@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 
-from state_ops import retention
-from state_ops.checkpoint import OUTPUT, STATE, Ack, Checkpoint, StateFile
-from state_ops.coordinator import Coordinator, Policy, next_id, retry_pause
+from state_ops.checkpoints import retention
+from state_ops.checkpoints.checkpoint import OUTPUT, STATE, Ack, Checkpoint, StateFile
+from state_ops.checkpoints.coordinator import Coordinator, Policy, next_id, retry_pause
+from state_ops.checkpoints.pending_checkpoint import (
+    AckOutcome,
+    FailureReason,
+    PendingCheckpoint,
+    Received,
+    Refusal,
+    Trigger,
+    owns,
+)
 from state_ops.errors import DamageError
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir
-from state_ops.pending import AckOutcome, FailureReason, PendingCheckpoint, Received, Refusal, Trigger, owns
 from tests.state_ops.test_registry import a_checkpoint
 
 GENERATION, EXPECTED = Generation(3), {"one": 2, "two": 1}

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import pyarrow as pa
 import pytest
 
-from state_ops import evolution
-from state_ops.annotations import renamed_from
-from state_ops.codec import decode_rows, encode_rows
 from state_ops.errors import DamageError
-from state_ops.schema import StateSchema
-from state_ops.state_class import State
+from state_ops.schema import evolution
+from state_ops.schema.annotations import renamed_from
+from state_ops.schema.row_codec import decode_rows, encode_rows
+from state_ops.schema.state_class import State
+from state_ops.schema.state_schema import StateSchema
 
 
 def _one(type: pa.DataType, nullable: bool = True) -> StateSchema:

@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from state_ops import frames
+from state_ops.arrow import frames
 
 US = pa.timestamp("us", tz="UTC")
 NANOS = [-1, 0, 1_999, None, 1_704_067_200_000_000_001]

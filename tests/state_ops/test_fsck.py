@@ -10,17 +10,17 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from state_ops import delta_log
-from state_ops.checkpoint import CHANNEL, Checkpoint, StateFile
-from state_ops.delta_log import DataFile
+from state_ops.checkpoints.checkpoint import CHANNEL, Checkpoint, StateFile
+from state_ops.checkpoints.registry import Registry
+from state_ops.delta import fenced_table
+from state_ops.delta.fenced_table import DataFile
 from state_ops.errors import FencedError
 from state_ops.fsck.check import check
 from state_ops.fsck.findings import MEANINGS, Kind, Report, Severity, found
 from state_ops.fsck.repair import RepairPlan, agreed, carry_out, plan_repair
 from state_ops.fsck.survey import chain_problems
 from state_ops.ids import Generation
-from state_ops.registry import Registry
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 from tests.state_ops.test_registry import APP, a_checkpoint, a_file, published
 
 PROJECT = Path(__file__).parents[2]
@@ -238,9 +238,9 @@ def test_storage_that_does_not_answer_is_no_finding(storage, registry, monkeypat
 def test_published_rows_that_another_writer_put_beside_ours_are_looked_at_too(storage, registry):
     """Part of a table by its log, though of no name that Weir gives."""
     schema = pa.schema([("id", pa.int64())])
-    delta_log.ensure_table(storage, "tables/out", schema)
+    fenced_table.ensure_table(storage, "tables/out", schema)
     complete(registry, storage, 1, [])
-    delta_log.commit(delta_log.open_table(storage, "tables/out"), "x", 1, [DataFile("part-0.parquet", 5, 1)])
+    fenced_table.commit(fenced_table.open_table(storage, "tables/out"), "x", 1, [DataFile("part-0.parquet", 5, 1)])
     report = check(storage, APP, ["out"], alive=False)
     assert [(one.kind, one.path) for one in report.findings] == [(Kind.MISSING_ROWS, "tables/out/part-0.parquet")]
     storage.put_bytes("tables/out/part-0.parquet", b"12345")
@@ -251,7 +251,7 @@ def test_published_rows_that_another_writer_put_beside_ours_are_looked_at_too(st
 
 def test_many_objects_are_checked_in_seconds(storage, registry, monkeypatch):
     """The listing of a large store is stood in for: what is timed is the check, not a disk."""
-    from state_ops.stores import StoredFile
+    from state_ops.storage.store import StoredFile
 
     count = 20_000
     files = [a_state_file(f"{number:06}.sst") for number in range(count)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from state_ops.codec import decode_rows, encode_rows
-from state_ops.keys import decode_keys
-from state_ops.schema import StateSchema
+from state_ops.schema.key_codec import decode_keys
+from state_ops.schema.row_codec import decode_rows, encode_rows
+from state_ops.schema.state_schema import StateSchema
 from tests.golden import make_values
 
 

@@ -11,9 +11,16 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state_ops import frames
+from state_ops.arrow import frames
 from state_ops.errors import ConfigurationError, PipelineError
-from state_ops.key_groups import MAX_PARALLELISM, check_parallelism, group_range, key_groups, subtask_of, xxhash64
+from state_ops.schema.key_groups import (
+    MAX_PARALLELISM,
+    check_parallelism,
+    group_range,
+    key_groups,
+    subtask_of,
+    xxhash64,
+)
 
 parallelisms = st.integers(1, MAX_PARALLELISM).flatmap(
     lambda most: st.tuples(st.integers(1, min(most, 300)), st.just(most))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state_ops.errors import DamageError, PipelineError
-from state_ops.keys import check_key_type, decode_keys, encode_int64, encode_keys, group_prefix
+from state_ops.schema.key_codec import check_key_type, decode_keys, encode_int64, encode_keys, group_prefix
 from tests.state_ops.test_codec import VALUES
 
 # Few letters, so that prefixes, zeros and 0xFF meet often.

@@ -12,10 +12,10 @@ from dataclasses import asdict, replace
 import psutil
 import pytest
 
-from state_ops import lease
+from state_ops.coordination import lease, processes
+from state_ops.coordination.lease import Heartbeat, Lease
 from state_ops.ids import CheckpointId, Generation
-from state_ops.lease import Heartbeat, Lease
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 
 _NEVER = 60.0  # seconds between heartbeats, where a test wants none
 
@@ -93,7 +93,7 @@ def test_who_is_taken_for_dead(mine, changes, alive):
 
 def test_a_killed_process_is_dead_before_and_after_its_parent_collects_it(mine):
     with subprocess.Popen(["sleep", "60"]) as child:
-        of_child = replace(mine, pid=child.pid, born=lease.born(child.pid))
+        of_child = replace(mine, pid=child.pid, born=processes.born(child.pid))
         assert lease.alive(of_child) is True
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -106,7 +106,7 @@ def test_a_killed_process_is_dead_before_and_after_its_parent_collects_it(mine):
 @pytest.mark.skipif(sys.platform != "linux", reason="containers are Linux's")
 def test_in_a_container_of_the_hosts_name_nobody_is_taken_for_dead_at_sight(mine, storage):
     """Its pids are its own: the holder's number is nobody's there, or another process's."""
-    code = "import sys; from state_ops import lease; from state_ops.storage import Storage\n"
+    code = "import sys; from state_ops.coordination import lease; from state_ops.storage.storage import Storage\n"
     code += "print(lease.alive(lease.read(Storage(sys.argv[1]))))"
     contained = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*contained, "true"], check=False, capture_output=True).returncode:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from state_ops.checkpoint import is_abandoned, spans_with
+from state_ops.checkpoints.checkpoint import is_abandoned, spans_with
 from state_ops.ids import CheckpointId, Generation
 from tests.state_ops.test_registry import a_checkpoint
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from state_ops.backends import budget as memory
+from state_ops.backends import memory_budget as memory
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.errors import DamageError
 from tests.memory import SLACK_MB, phases

@@ -12,15 +12,15 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from state_ops import frames
-from state_ops.annotations import renamed_from
+from state_ops.arrow import frames
 from state_ops.backends.memory import MemoryBackend
-from state_ops.codec import decode_rows, encode_rows
 from state_ops.errors import DamageError, PipelineError, StageError
-from state_ops.key_groups import key_groups
-from state_ops.schema import Part, StateSchema
-from state_ops.state import GROUP, ValueState, scan_values
-from state_ops.state_class import State
+from state_ops.keyed.keyed_state import GROUP, ValueState, scan_values
+from state_ops.schema.annotations import renamed_from
+from state_ops.schema.key_groups import key_groups
+from state_ops.schema.row_codec import decode_rows, encode_rows
+from state_ops.schema.state_class import State
+from state_ops.schema.state_schema import Part, StateSchema
 
 KEYS = pa.schema([("k", pa.string())])
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from state_ops import lease, pins, retention
-from state_ops.checkpoint import Checkpoint, StateFile
+from state_ops.checkpoints import reader_holds, retention
+from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
+from state_ops.checkpoints.reader_holds import Hold, Watcher
+from state_ops.checkpoints.registry import BRANCH, SAVEPOINT, Pin, Registry
+from state_ops.coordination import processes
 from state_ops.errors import FencedError, PrunedError, WeirError
 from state_ops.ids import CheckpointId
-from state_ops.pins import Hold, Watcher
-from state_ops.registry import BRANCH, SAVEPOINT, Pin, Registry
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 from tests.state_ops.test_registry import APP
 from tests.state_ops.test_retention import Keeper, files, named
 
@@ -63,7 +64,7 @@ def test_a_hold_comes_before_the_row_is_looked_at(keeper):
     real = registry.holds
 
     def holds(checkpoint: Checkpoint) -> bool:
-        seen.extend(file.path for file in keeper.storage.list(pins.HOLDS))
+        seen.extend(file.path for file in keeper.storage.list(reader_holds.HOLDS))
         return real(checkpoint)
 
     registry.holds = holds  # type: ignore[method-assign]
@@ -115,7 +116,7 @@ def test_a_restore_that_comes_after_the_row_went_holds_nothing(keeper):
     keeper.registry.drop_rows(keeper.generation, [CheckpointId(1)])
     with pytest.raises(PrunedError, match="Checkpoint 1 was pruned"):
         hold(keeper, gone).__enter__()
-    assert not list(keeper.storage.list(pins.HOLDS))
+    assert not list(keeper.storage.list(reader_holds.HOLDS))
     assert {file.name for file in deleted(keeper)} == {"1"}
 
 
@@ -131,18 +132,18 @@ def test_an_object_that_a_held_stray_shares_stays_with_it(keeper):
 def test_a_hold_of_a_process_that_is_gone_counts_no_more(keeper, storage):
     held = first(keeper)
     code = (
-        "import os, sys; from state_ops.storage import Storage; from state_ops.registry import Registry\n"
-        "from state_ops.pins import Hold\n"
+        "import os, sys; from state_ops.storage.storage import Storage; from state_ops.checkpoints.registry import Registry\n"
+        "from state_ops.checkpoints.reader_holds import Hold\n"
         "storage = Storage(sys.argv[1]); registry = Registry(storage, sys.argv[2])\n"
         "Hold(storage, registry, registry.checkpoints()[0], 'a restore', 3600.0).__enter__()\n"
         "sys.stdout.write('held'); sys.stdout.flush(); os.kill(os.getpid(), 9)"
     )
     ended = subprocess.run([sys.executable, "-c", code, storage.uri, APP], capture_output=True, text=True, check=False)
     assert (ended.stdout, ended.returncode) == ("held", -9), ended.stderr
-    assert len(list(storage.list(pins.HOLDS))) == 1
+    assert len(list(storage.list(reader_holds.HOLDS))) == 1
     keeper.prune()
     assert keeper.objects() == {"2", "3"}
-    assert keeper.watcher.dead(storage) == [file.path for file in storage.list(pins.HOLDS)]
+    assert keeper.watcher.dead(storage) == [file.path for file in storage.list(reader_holds.HOLDS)]
     assert held.id == 1
 
 
@@ -162,7 +163,7 @@ def test_a_hold_on_another_host_counts_while_its_counter_moves(keeper, storage, 
 
 def test_a_hold_in_another_container_is_no_dead_process_of_this_one(keeper, storage, monkeypatch):
     with monkeypatch.context() as contained:
-        contained.setattr(lease, "pid_namespace", lambda: "this boot/another container")
+        contained.setattr(processes, "pid_namespace", lambda: "this boot/another container")
         held = hold(keeper, first(keeper))
     with held:
         held._held = replace(held._held, pid=2**22 + 1)
@@ -185,7 +186,7 @@ def test_case_37_a_clock_that_runs_backwards_ends_no_hold(keeper, storage, monke
 def test_a_hold_that_was_taken_for_dead_is_not_put_back(keeper, storage):
     held = Hold(storage, Registry(storage, APP), first(keeper), "a restore", 0.01)
     with held:
-        (path,) = [file.path for file in storage.list(pins.HOLDS)]
+        (path,) = [file.path for file in storage.list(reader_holds.HOLDS)]
         storage.delete(path)
         held._thread.join(10)
         assert not held._thread.is_alive()
@@ -196,10 +197,10 @@ def test_a_hold_that_was_taken_for_dead_is_not_put_back(keeper, storage):
 
 def test_holds_say_whose_they_are(keeper, storage):
     with hold(keeper, first(keeper)):
-        (raw,) = [json.loads(storage.read_bytes(file.path) or b"") for file in storage.list(pins.HOLDS)]
+        (raw,) = [json.loads(storage.read_bytes(file.path) or b"") for file in storage.list(reader_holds.HOLDS)]
     assert (raw["checkpoint_id"], raw["purpose"], raw["host"]) == (1, "a restore", socket.gethostname())
-    assert lease.process_lives(raw["host"], raw["pid"], raw["born"], raw["pids"])
-    assert not list(storage.list(pins.HOLDS))
+    assert processes.process_lives(raw["host"], raw["pid"], raw["born"], raw["pids"])
+    assert not list(storage.list(reader_holds.HOLDS))
 
 
 # -- names
@@ -272,7 +273,7 @@ def test_the_explanation_agrees_with_the_plan(keeper):
 @pytest.mark.parametrize("content", [b"\0" * 120, b'{"checkpoint_id": 1, "comm', b""], ids=["zeros", "half", "nothing"])
 def test_a_hold_that_cannot_be_read_keeps_everything_until_it_is_silent(keeper, content):
     """Whose it is cannot be told: it may be of a restore that goes on, whose next beat writes it anew."""
-    path = f"{pins.HOLDS}/{'d' * 32}.json"
+    path = f"{reader_holds.HOLDS}/{'d' * 32}.json"
     keeper.storage.put_bytes(path, content)
     watcher, gone = Watcher(), first(keeper)
     assert list(watcher.live(keeper.storage, now=0)) == [path] and watcher.dead(keeper.storage, now=14) == []

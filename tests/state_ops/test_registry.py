@@ -12,12 +12,12 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from state_ops import delta_log, log_entries, log_upkeep
-from state_ops.checkpoint import NEWEST_FORMAT, OUTPUT, STATE, Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import NEWEST_FORMAT, OUTPUT, STATE, Checkpoint, StateFile
+from state_ops.checkpoints.registry import Publication, Registry
+from state_ops.delta import fenced_table, log_cleanup, log_entries
 from state_ops.errors import DamageError, FencedError, PrunedError
 from state_ops.ids import AttemptId, CheckpointId, Generation
-from state_ops.registry import Publication, Registry
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 
 APP = "weir/tried/main"
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -187,18 +187,18 @@ def test_every_take_over_is_a_generation_higher(storage):
 
 def test_of_two_takers_at_once_one_wins(storage, monkeypatch):
     Registry(storage, APP).take_over()
-    real, rival = delta_log.commit, Registry(storage, APP)
+    real, rival = fenced_table.commit, Registry(storage, APP)
     outcome = []
 
     def overtaken(handle, *args, **kwargs):
-        monkeypatch.setattr(delta_log, "commit", real)
+        monkeypatch.setattr(fenced_table, "commit", real)
         if "registry/checkpoints" in handle.table_uri:
             outcome.append(rival.take_over())  # between our read of the old generation and our commit
         return real(handle, *args, **kwargs)
 
     late = Registry(storage, APP)
-    monkeypatch.setattr("state_ops.registry.probe_conditional_put", lambda *_: None)
-    monkeypatch.setattr(delta_log, "commit", overtaken)
+    monkeypatch.setattr("state_ops.checkpoints.registry.probe_conditional_put", lambda *_: None)
+    monkeypatch.setattr(fenced_table, "commit", overtaken)
     with pytest.raises(FencedError, match="at the same moment"):
         late.take_over()
     assert outcome == [2]
@@ -209,17 +209,17 @@ def test_of_two_takers_at_once_one_wins(storage, monkeypatch):
 def test_a_loser_that_is_late_with_its_lower_generation_does_not_stop_the_winner(storage, monkeypatch):
     loser, winner = Registry(storage, APP), Registry(storage, APP)
     loser.take_over()
-    real = delta_log.commit
+    real = fenced_table.commit
 
     def overtaken(handle, *args, **kwargs):
         if "state_files" in handle.table_uri:
-            monkeypatch.setattr(delta_log, "commit", real)
+            monkeypatch.setattr(fenced_table, "commit", real)
             real(
                 DeltaTable(handle.table_uri), APP, 2
             )  # by one that claimed `checkpoints` as 2, just before we did as 3
         return real(handle, *args, **kwargs)
 
-    monkeypatch.setattr(delta_log, "commit", overtaken)
+    monkeypatch.setattr(fenced_table, "commit", overtaken)
     registry = Registry(storage, APP)
     monkeypatch.setattr(registry._checkpoints, "claim", lambda **_: winner._checkpoints.claim(Generation(3)))
     assert registry.take_over() == 3
@@ -484,7 +484,7 @@ def test_a_listing_that_was_pruned_meanwhile_is_not_damage(storage, registry):
 def test_only_what_no_table_names_is_removed(storage, monkeypatch):
     """Killed between writing a file and committing it, in each of the three tables, and in the middle of a probe."""
     with monkeypatch.context() as often:
-        often.setattr(log_upkeep, "INTERVAL", 1)
+        often.setattr(log_cleanup, "INTERVAL", 1)
         dead = Registry(storage, APP)
         dead.take_over()
         kept = put(dead, 1, None, [a_file("1.sst")])

@@ -14,12 +14,12 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from state_ops import delta_log, log_entries, log_upkeep
-from state_ops.delta_log import FencedTable
+from state_ops.checkpoints.registry import CHECKPOINTS, STATE_FILES, Registry
+from state_ops.delta import fenced_table, log_cleanup, log_entries
+from state_ops.delta.fenced_table import FencedTable
 from state_ops.errors import ConfigurationError, DamageError, FencedError
 from state_ops.ids import CheckpointId, Generation
-from state_ops.registry import CHECKPOINTS, STATE_FILES, Registry
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 from tests.state_ops.test_registry import APP, a_checkpoint, a_file, published, put
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "registry-format-1"
@@ -35,8 +35,8 @@ def storage(tmp_path: Path) -> Storage:
 @pytest.fixture
 def often(monkeypatch) -> int:
     """Upkeep every few commits, so that a few epochs are what otherwise takes dozens."""
-    monkeypatch.setattr(log_upkeep, "INTERVAL", 4)
-    return log_upkeep.INTERVAL
+    monkeypatch.setattr(log_cleanup, "INTERVAL", 4)
+    return log_cleanup.INTERVAL
 
 
 def taken(storage: Storage) -> Registry:
@@ -63,7 +63,7 @@ def epochs(registry: Registry, first: int, last: int, generation: int = 1) -> No
 
 
 def log_of(storage: Storage, table: str) -> list[str]:
-    return sorted(log_upkeep.log_names(storage, f"registry/{table}"))
+    return sorted(log_cleanup.log_names(storage, f"registry/{table}"))
 
 
 def versions(names: list[str]) -> list[int]:
@@ -107,7 +107,7 @@ def test_the_hundred_and_fiftieth_epoch_costs_what_the_fiftieth_did(storage, mon
         asked.clear()
     assert seen[150] == seen[50], "twenty epochs each, at the same phase of the upkeep"
     _, objects, logs = seen[150]
-    assert max(logs) <= 2 * log_upkeep.INTERVAL + 5
+    assert max(logs) <= 2 * log_cleanup.INTERVAL + 5
     assert objects <= sum(logs) + 3 * KEPT
 
 
@@ -124,15 +124,15 @@ def test_delta_checkpoints_remember_the_generation_and_no_dropped_files(storage,
 
 
 def test_a_quiet_tables_generation_outlives_the_entries_that_set_it(storage, monkeypatch):
-    monkeypatch.setattr(log_upkeep, "INTERVAL", 1)
+    monkeypatch.setattr(log_cleanup, "INTERVAL", 1)
     registry = taken(storage)
     epochs(registry, 1, 3)
     for _ in range(3):
-        handle = delta_log.open_table(storage, "registry/pins")
+        handle = fenced_table.open_table(storage, "registry/pins")
         handle.alter.set_table_properties({"delta.appendOnly": "false"})  # by nobody's generation
         handle.update_incremental()
-        log_upkeep.write_checkpoint(handle)
-        log_upkeep.clean_up(storage, "registry/pins")
+        log_cleanup.write_checkpoint(handle)
+        log_cleanup.clean_up(storage, "registry/pins")
     assert min(versions(log_of(storage, "pins"))) > 2
     assert Registry(storage, APP)._pins.generation() == 1
 
@@ -159,7 +159,7 @@ def test_a_reader_that_is_overtaken_in_the_middle_of_a_read_looks_again(storage,
     registry = taken(storage)
     epochs(registry, 1, 5)
     reader = Registry(storage, APP)
-    real_files, real_version, late = delta_log.active_files, DeltaTable.transaction_version, []
+    real_files, real_version, late = fenced_table.active_files, DeltaTable.transaction_version, []
 
     def overtaken() -> None:
         if not late:
@@ -174,7 +174,7 @@ def test_a_reader_that_is_overtaken_in_the_middle_of_a_read_looks_again(storage,
         overtaken()
         return real_version(handle, app_id)
 
-    monkeypatch.setattr(delta_log, "active_files", files)
+    monkeypatch.setattr(fenced_table, "active_files", files)
     monkeypatch.setattr(DeltaTable, "transaction_version", version)
     answer = getattr(reader, ask)()
     assert late
@@ -335,8 +335,8 @@ def test_of_two_takers_one_wins_although_the_other_puts_its_claim_long_after(sto
         assert winner.take_over() == 2
         epochs(winner, 6, 18, generation=2)
 
-    monkeypatch.setattr("state_ops.registry.probe_conditional_put", lambda *_: None)
-    late = LatePut(monkeypatch, tmp_path, meanwhile, "registry/checkpoints", (delta_log, "commit"))
+    monkeypatch.setattr("state_ops.checkpoints.registry.probe_conditional_put", lambda *_: None)
+    late = LatePut(monkeypatch, tmp_path, meanwhile, "registry/checkpoints", (fenced_table, "commit"))
     with pytest.raises(FencedError, match="at the same moment"):
         loser.take_over()
     assert len(late.landed) == 1, "the put itself succeeded"
@@ -346,16 +346,16 @@ def test_of_two_takers_one_wins_although_the_other_puts_its_claim_long_after(sto
 
 def test_of_two_takers_one_wins_although_the_others_view_was_cleaned_away(storage, often, monkeypatch):
     epochs(taken(storage), 1, 5)
-    winner, loser, real = Registry(storage, APP), Registry(storage, APP), delta_log.commit
+    winner, loser, real = Registry(storage, APP), Registry(storage, APP), fenced_table.commit
 
     def slept(handle, *args, **kwargs):
-        monkeypatch.setattr(delta_log, "commit", real)
+        monkeypatch.setattr(fenced_table, "commit", real)
         assert winner.take_over() == 2
         epochs(winner, 6, 18, generation=2)
         return real(handle, *args, **kwargs)
 
-    monkeypatch.setattr("state_ops.registry.probe_conditional_put", lambda *_: None)
-    monkeypatch.setattr(delta_log, "commit", slept)
+    monkeypatch.setattr("state_ops.checkpoints.registry.probe_conditional_put", lambda *_: None)
+    monkeypatch.setattr(fenced_table, "commit", slept)
     with pytest.raises(FencedError, match="at the same moment"):
         loser.take_over()
     assert Registry(storage, APP).generation() == 2
@@ -381,10 +381,10 @@ def test_a_crash_between_the_delta_checkpoint_and_the_clean_up_is_made_good(stor
     registry = taken(storage)
     epochs(registry, 1, 8)
     with monkeypatch.context() as patched:
-        patched.setattr(log_upkeep, "clean_up", _killed)
+        patched.setattr(log_cleanup, "clean_up", _killed)
         with pytest.raises(KeyboardInterrupt):
             epochs(registry, 9, 20)
-    assert [log for table in TABLES if log_upkeep.superseded(log := log_of(storage, table))]
+    assert [log for table in TABLES if log_cleanup.superseded(log := log_of(storage, table))]
     _goes_on(storage)
 
 
@@ -420,7 +420,7 @@ def _goes_on(storage: Storage) -> None:
     head = Registry(storage, APP).head()
     successor = Registry(storage, APP)
     assert successor.take_over() == 2
-    assert not [log for table in TABLES if log_upkeep.superseded(log := log_of(storage, table))]
+    assert not [log for table in TABLES if log_cleanup.superseded(log := log_of(storage, table))]
     assert successor.head() == head
     epochs(successor, head.id + 1, head.id + 5, generation=2)
     assert Registry(storage, APP).head().id == head.id + 5
@@ -430,7 +430,7 @@ def _goes_on(storage: Storage) -> None:
 def test_upkeep_that_fails_fails_no_commit_and_is_done_later(storage, often, monkeypatch, error):
     registry = taken(storage)
     with monkeypatch.context() as patched:
-        patched.setattr(log_upkeep, "write_checkpoint", _raises(error))
+        patched.setattr(log_cleanup, "write_checkpoint", _raises(error))
         epochs(registry, 1, 12)
         assert not [name for table in TABLES for name in log_of(storage, table) if "checkpoint" in name]
     epochs(registry, 13, 20)
@@ -473,12 +473,12 @@ def test_only_what_lies_behind_the_last_but_one_delta_checkpoint_goes_and_the_ol
         return f"{version:020d}.{end}"
 
     log = [entry(version) for version in range(12)] + ["_last_checkpoint", "not-a-version.json"]
-    assert log_upkeep.superseded(log) == []
-    assert log_upkeep.superseded([*log, entry(8, "checkpoint.parquet")]) == []
+    assert log_cleanup.superseded(log) == []
+    assert log_cleanup.superseded([*log, entry(8, "checkpoint.parquet")]) == []
     two = [*log, entry(8, "checkpoint.parquet"), entry(4, "checkpoint.parquet")]
-    assert log_upkeep.superseded(two) == [entry(version) for version in range(4)]
+    assert log_cleanup.superseded(two) == [entry(version) for version in range(4)]
     three = [*two, entry(2, "checkpoint.parquet"), entry(2, "json#1")]
-    assert log_upkeep.superseded(three) == [
+    assert log_cleanup.superseded(three) == [
         entry(0),
         entry(1),
         entry(2, "checkpoint.parquet"),
@@ -487,7 +487,7 @@ def test_only_what_lies_behind_the_last_but_one_delta_checkpoint_goes_and_the_ol
         entry(3),
     ]
     part = entry(10, "checkpoint.0000000001.0000000002.parquet")
-    assert log_upkeep.superseded([*log, part, entry(8, "checkpoint.parquet")]) == [], "half a checkpoint is none"
+    assert log_cleanup.superseded([*log, part, entry(8, "checkpoint.parquet")]) == [], "half a checkpoint is none"
 
 
 # -- registries of other releases
@@ -513,7 +513,7 @@ def test_a_registry_of_the_first_release_opens_and_goes_on(golden, often):
     assert successor.take_over() == 2
     for table in TABLES:
         properties = DeltaTable(golden.full(f"registry/{table}")).metadata().configuration
-        assert {name: properties.get(name) for name in log_upkeep.PROPERTIES} == log_upkeep.PROPERTIES
+        assert {name: properties.get(name) for name in log_cleanup.PROPERTIES} == log_cleanup.PROPERTIES
     assert successor.head() == second
     epochs(successor, 3, 20, generation=2)
     assert [row.id for row in Registry(golden, APP).checkpoints()] == [18, 19, 20]
@@ -532,8 +532,8 @@ def test_properties_are_set_by_who_owns_the_table_alone(golden):
 
 def test_a_long_log_of_an_older_release_gets_short(storage, often, monkeypatch):
     with monkeypatch.context() as older:
-        older.setattr(log_upkeep, "is_due", lambda _: False)
-        older.setattr(log_upkeep, "PROPERTIES", {})
+        older.setattr(log_cleanup, "is_due", lambda _: False)
+        older.setattr(log_cleanup, "PROPERTIES", {})
         epochs(taken(storage), 1, 30)
     assert min(len(log_of(storage, table)) for table in TABLES[:3]) > 50
     successor = Registry(storage, APP)
@@ -578,7 +578,7 @@ def test_rows_of_a_release_that_had_fewer_columns_are_read_and_the_table_gets_th
     with monkeypatch.context() as older:
         for name, schema, gone in (("CHECKPOINTS", CHECKPOINTS, "run_id"), ("STATE_FILES", STATE_FILES, "rows")):
             less = pa.schema([field for field in schema if field.name != gone])
-            older.setattr(f"state_ops.registry.{name}", less)
+            older.setattr(f"state_ops.checkpoints.registry.{name}", less)
         taken(storage).commit(made, [a_file("1.sst")])
     reader = Registry(storage, APP)
     assert reader.checkpoints() == [made]
@@ -595,10 +595,10 @@ def test_rows_of_a_release_that_had_fewer_columns_are_read_and_the_table_gets_th
 
 def test_columns_of_a_later_release_are_left_alone(storage, monkeypatch):
     with monkeypatch.context() as newer:
-        newer.setattr("state_ops.registry.CHECKPOINTS", CHECKPOINTS.append(pa.field("mood", pa.string())))
-        newer.setattr("state_ops.registry._optional", lambda _: frozenset({"mood", "run_id"}))
+        newer.setattr("state_ops.checkpoints.registry.CHECKPOINTS", CHECKPOINTS.append(pa.field("mood", pa.string())))
+        newer.setattr("state_ops.checkpoints.registry._optional", lambda _: frozenset({"mood", "run_id"}))
         taken(storage)
-        handle = delta_log.open_table(storage, "registry/checkpoints")
+        handle = fenced_table.open_table(storage, "registry/checkpoints")
         assert "mood" in {field.name for field in handle.schema().fields}
     registry = Registry(storage, APP)
     assert registry.take_over() == 2

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from configs.settings import Settings
 from pipelines.flights import pipeline
-from pipelines.runtime.commit import prune
-from pipelines.runtime.workshop import Workshop
-from state_ops import retention
-from state_ops.checkpoint import CHANNEL, OUTPUT, Checkpoint, StateFile
-from state_ops.delta_log import FencedTable
+from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.prune import prune
+from state_ops.checkpoints import retention
+from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, Checkpoint, StateFile
+from state_ops.checkpoints.reader_holds import Watcher
+from state_ops.checkpoints.registry import Registry
+from state_ops.checkpoints.shared_state import reference_counts, unreferenced
+from state_ops.delta.fenced_table import FencedTable
 from state_ops.errors import DamageError, FencedError
 from state_ops.ids import CheckpointId, Generation
-from state_ops.pins import Watcher
-from state_ops.registry import Registry
-from state_ops.shared_state import reference_counts, unreferenced
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 from tests.state_ops.test_registry import APP, a_checkpoint, a_file
 
 ONE = Generation(1)

@@ -15,17 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state_ops import rows as rows_module
 from state_ops.backends.base import Run
 from state_ops.backends.memory import MemoryBackend
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.hashed import CollisionError, HashedTable
-from state_ops.key_groups import key_groups, xxhash64
-from state_ops.keys import decode_keys
-from state_ops.resident import Residence
-from state_ops.rows import GROUP, Rows
-from state_ops.schema import StateSchema
-from state_ops.state import VALUE_STATE, scan_values
+from state_ops.keyed.keyed_state import VALUE_STATE, scan_values
+from state_ops.rows import row_store as rows_module
+from state_ops.rows.hash_table import CollisionError, HashedTable
+from state_ops.rows.resident_table import Residence
+from state_ops.rows.row_store import GROUP, Rows
+from state_ops.schema.key_codec import decode_keys
+from state_ops.schema.key_groups import key_groups, xxhash64
+from state_ops.schema.state_schema import StateSchema
 
 SCHEMA = StateSchema.build([("n", pa.int64(), False, 7), ("word", pa.string(), True, None)])
 KEYS = pa.schema([("user", pa.string()), ("day", pa.int32())])

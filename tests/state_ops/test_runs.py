@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state_ops import snapshot
 from state_ops.backends import rocksdb
 from state_ops.backends.base import Compression, Run
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.checkpoint import Snapshot
+from state_ops.checkpoints.checkpoint import Snapshot
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
-from state_ops.snapshot import Attempt
-from state_ops.storage import Storage
+from state_ops.snapshots import snapshot
+from state_ops.snapshots.attempt import Attempt
+from state_ops.storage.storage import Storage
 
 Entries = dict[bytes, bytes]
 EVERYTHING = (b"", b"\xff" * 9)

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from state_ops.errors import DamageError, PipelineError
-from state_ops.schema import StateSchema
-from state_ops.state_class import State, Timestamp
+from state_ops.schema.state_class import State, Timestamp
+from state_ops.schema.state_schema import StateSchema
 
 
 class Aircraft(State):

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from state_ops import scratch as directories
-from state_ops.scratch import resumable, scratch
-from state_ops.storage import Storage
+from state_ops.storage import temp_dirs as directories
+from state_ops.storage.storage import Storage
+from state_ops.storage.temp_dirs import resumable, scratch
 
 _HOLDS = (
-    "import os, sys, time; from pathlib import Path; from state_ops.scratch import scratch\n"
+    "import os, sys, time; from pathlib import Path; from state_ops.storage.temp_dirs import scratch\n"
     "os.getpid = lambda: 1  # as in a container\n"
     "with scratch(Path(sys.argv[1]), '.') as own:\n"
     "    (own / 'kept').mkdir(); print(own.name, flush=True); time.sleep(600)\n"

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from state_ops import snapshot
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.checkpoint import Snapshot
+from state_ops.checkpoints.checkpoint import Snapshot
 from state_ops.errors import DamageError, TransientError
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
-from state_ops.object_cache import ObjectCache
-from state_ops.snapshot import Attempt
-from state_ops.storage import Storage
-from state_ops.sweep import sweep
+from state_ops.snapshots import snapshot
+from state_ops.snapshots.attempt import Attempt
+from state_ops.snapshots.object_cache import ObjectCache
+from state_ops.snapshots.sweep import sweep
+from state_ops.storage.storage import Storage
 
 Entries = dict[bytes, bytes]
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state_ops.spill import RANGES, Spill
-from state_ops.state import GROUP
+from state_ops.keyed.keyed_state import GROUP
+from state_ops.rows.spill import RANGES, Spill
 
 
 def _rows(groups: list[int], first: int = 0) -> pl.DataFrame:

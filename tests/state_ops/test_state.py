@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state_ops import aggregates as agg
 from state_ops.backends.memory import MemoryBackend
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.errors import InputError, PipelineError, StageError
-from state_ops.key_groups import key_groups
-from state_ops.kinds import ListOf
-from state_ops.schema import StateSchema
-from state_ops.state import GROUP, ValueState, scan_values
-from state_ops.state_class import State
+from state_ops.keyed.keyed_state import GROUP, ValueState, scan_values
+from state_ops.rows import aggregates as agg
+from state_ops.schema.descriptors import ListOf
+from state_ops.schema.key_groups import key_groups
+from state_ops.schema.state_class import State
+from state_ops.schema.state_schema import StateSchema
 
 GROUPS = 16
 KEYS = pa.schema([("k", pa.string())])

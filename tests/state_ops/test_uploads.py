@@ -23,19 +23,19 @@ import pytest
 
 from infra import flights_input
 from pipelines.api import Epoch, State, ValueState, files, stage
-from pipelines.runtime import keyed_stage
-from pipelines.runtime.in_memory import InMemoryExecutor, routed
-from pipelines.runtime.keyed_stage import KeyedTask
+from pipelines.runtime.execution.in_process import InMemoryExecutor, routed
 from pipelines.runtime.operators import Progress, shapes
-from pipelines.runtime.run import RunOptions, run
-from state_ops import handover, snapshot
+from pipelines.runtime.run.run import RunOptions, run
+from pipelines.runtime.task import run_task
+from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.backends.base import BackendOptions
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.checkpoint import STATE, Ack, Handover, Snapshot, StateFile, snapshots_of
+from state_ops.checkpoints.checkpoint import STATE, Ack, Handover, Snapshot, StateFile, snapshots_of
 from state_ops.errors import TransientError
 from state_ops.ids import CheckpointId, Generation
-from state_ops.storage import Storage
-from state_ops.transfers import together
+from state_ops.snapshots import snapshot, stage_upload
+from state_ops.storage.storage import Storage
+from state_ops.storage.transfers import together
 from tests.recovery.harness import Site
 from tests.state_ops.test_snapshot import Subtask, entries
 
@@ -119,7 +119,7 @@ def test_a_transfer_that_hangs_is_left_behind():
 
 
 def test_a_process_exits_although_a_transfer_hangs():
-    hangs = "from threading import Event; from state_ops.transfers import {}; forever = Event(); "
+    hangs = "from threading import Event; from state_ops.storage.transfers import {}; forever = Event(); "
     alone = (
         hangs.format("together")
         + "together(lambda *_: forever.wait(), [0], at_once=1, deadline=monotonic() + 0.1, grace=0)"
@@ -257,7 +257,7 @@ def test_a_full_snapshot_refuses_to_vouch_for_a_local_file_that_rotted(subtask):
     handed = Handover(base.attempt, prepared, (), str(attempt.directory))
     ack = Ack("counts", 0, attempt.id, attempt.epoch, attempt.generation, handover=handed)
     with pytest.raises(TransientError, match="is not what it was when it was new"):
-        handover.upload(subtask.storage, [ack], {0: base}, full=True, channels=False, deadline=None)
+        stage_upload.upload(subtask.storage, [ack], {0: base}, full=True, channels=False, deadline=None)
     assert not subtask.home.joinpath("manifest.json").exists()
     assert subtask.read(base) == entries(*range(50)), "from storage: the local copy is not used again"
 
@@ -383,7 +383,7 @@ class Notes:
             stages=("notes",),
         )
         (batches,) = routed(notes, table, 1, 16, _BATCH_ROWS)
-        return Ack.from_json(keyed_stage.run(replace(made, **other), 0, iter(batches)).to_json())
+        return Ack.from_json(run_task.run(replace(made, **other), 0, iter(batches)).to_json())
 
     def commit(self, ack: Ack) -> tuple[StateFile, ...]:
         assert ack.error is None, ack.error

@@ -23,15 +23,16 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 
-from state_ops import retention, snapshot
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.checkpoint import Checkpoint, Snapshot, snapshots_of
+from state_ops.checkpoints import retention
+from state_ops.checkpoints.checkpoint import Checkpoint, Snapshot, snapshots_of
+from state_ops.checkpoints.reader_holds import Watcher
+from state_ops.checkpoints.registry import Registry
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
-from state_ops.pins import Watcher
-from state_ops.registry import Registry
-from state_ops.snapshot import Attempt
-from state_ops.storage import Storage
-from state_ops.sweep import sweep
+from state_ops.snapshots import snapshot
+from state_ops.snapshots.attempt import Attempt
+from state_ops.snapshots.sweep import sweep
+from state_ops.storage.storage import Storage
 from tests.state_ops.test_registry import APP, a_checkpoint
 
 _KEEP = 2

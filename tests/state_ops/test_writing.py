@@ -15,14 +15,14 @@ from threading import Event
 import pytest
 
 from configs.settings import PROJECT
-from state_ops import snapshot, writing
 from state_ops.backends.base import BackendOptions, Run
 from state_ops.backends.memory import FILE, MEMORY, MemoryBackend
-from state_ops.checkpoint import LocalFile, LocalSnapshot
+from state_ops.checkpoints.checkpoint import LocalFile, LocalSnapshot
 from state_ops.errors import LocalBaseError, PipelineError, StateSizeError, TransientError
 from state_ops.ids import CheckpointId, Generation, new_attempt_id
-from state_ops.snapshot import Attempt
-from state_ops.storage import CancelledError, Storage
+from state_ops.snapshots import async_writer, snapshot
+from state_ops.snapshots.attempt import Attempt
+from state_ops.storage.storage import CancelledError, Storage
 
 OPTIONS = BackendOptions()
 EVERYTHING = (b"", b"\xff" * 9)
@@ -31,7 +31,7 @@ EVERYTHING = (b"", b"\xff" * 9)
 _ENDLESS = """
 import sys, time
 from pathlib import Path
-from state_ops import writing
+from state_ops.snapshots import async_writer as writing
 
 def write(target):
     target.mkdir()
@@ -62,10 +62,10 @@ def test_it_is_whole_when_the_wait_for_it_ends(tmp_path):
         order.append("written")
 
     def wait() -> None:
-        writing.settle(tmp_path)
+        async_writer.settle(tmp_path)
         order.append("waited")
 
-    writer = writing.begin(tmp_path, write)
+    writer = async_writer.begin(tmp_path, write)
     waiting = threading.Thread(target=wait)
     waiting.start()
     time.sleep(0.1)
@@ -75,17 +75,17 @@ def test_it_is_whole_when_the_wait_for_it_ends(tmp_path):
     writer.join(30)
     assert order == ["written", "waited"]
     assert {file.name for file in (tmp_path / "snapshot").iterdir()} == {"half", "whole"}
-    writing.settle(tmp_path)  # again, at once
+    async_writer.settle(tmp_path)  # again, at once
 
 
 def test_a_write_that_fails_is_said_to_whoever_waits(tmp_path):
     def write(target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    writing.begin(tmp_path, write).join(30)
+    async_writer.begin(tmp_path, write).join(30)
     for _ in range(2):
         with pytest.raises(TransientError, match="No space left on device"):
-            writing.settle(tmp_path)
+            async_writer.settle(tmp_path)
 
 
 def test_a_full_disk_gets_room_for_the_reason(tmp_path, monkeypatch):
@@ -102,9 +102,9 @@ def test_a_full_disk_gets_room_for_the_reason(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    writing.begin(tmp_path, write).join(30)
+    async_writer.begin(tmp_path, write).join(30)
     with pytest.raises(TransientError, match="No space left on device"):
-        writing.settle(tmp_path)
+        async_writer.settle(tmp_path)
 
 
 def test_nobody_waits_for_a_process_that_was_killed(tmp_path):
@@ -113,37 +113,37 @@ def test_nobody_waits_for_a_process_that_was_killed(tmp_path):
         try:
             assert process.stdout is not None and process.stdout.readline() == "begun\n"
             with pytest.raises(TransientError, match="time was up"):  # it lives
-                writing.settle(tmp_path, time.monotonic() + 0.2)
+                async_writer.settle(tmp_path, time.monotonic() + 0.2)
         finally:
             process.kill()
     with pytest.raises(TransientError, match="process that wrote it has ended"):
-        writing.settle(tmp_path, time.monotonic() + 30)
+        async_writer.settle(tmp_path, time.monotonic() + 30)
 
 
 def test_a_wait_can_be_cancelled(tmp_path):
     go, cancelled = Event(), Event()
-    writer = writing.begin(tmp_path, lambda target: go.wait(30) and target.mkdir())
+    writer = async_writer.begin(tmp_path, lambda target: go.wait(30) and target.mkdir())
     threading.Timer(0.1, cancelled.set).start()
     with pytest.raises(CancelledError):
-        writing.settle(tmp_path, cancelled=cancelled)
+        async_writer.settle(tmp_path, cancelled=cancelled)
     go.set()
     writer.join(30)
 
 
 def test_a_snapshot_that_is_made_between_two_looks_is_not_taken_for_lost(tmp_path, monkeypatch):
-    ended = writing._ended
+    ended = async_writer._ended
 
     def late(file: Path) -> tuple[bool, str]:
-        writing.begin(tmp_path, Path.mkdir).join(30)
+        async_writer.begin(tmp_path, Path.mkdir).join(30)
         return ended(file)
 
-    monkeypatch.setattr(writing, "_ended", late)
-    writing.settle(tmp_path)
+    monkeypatch.setattr(async_writer, "_ended", late)
+    async_writer.settle(tmp_path)
 
 
 def test_where_none_was_begun_there_is_nothing_to_wait_for(tmp_path):
     with pytest.raises(FileNotFoundError):
-        writing.settle(tmp_path)
+        async_writer.settle(tmp_path)
 
 
 def test_an_attempt_that_is_swept_while_it_is_written_troubles_nobody(tmp_path, monkeypatch):
@@ -156,7 +156,7 @@ def test_an_attempt_that_is_swept_while_it_is_written_troubles_nobody(tmp_path, 
         assert go.wait(30)
         target.mkdir()
 
-    writer = writing.begin(directory, write)
+    writer = async_writer.begin(directory, write)
     shutil.rmtree(directory)
     go.set()
     writer.join(30)
@@ -196,7 +196,7 @@ def _begun(storage: Storage, attempt: Attempt, go: Event) -> LocalSnapshot:
 
 def test_a_base_whose_writer_is_gone_is_left_to_storage(tmp_path):
     storage, attempt = Storage(str(tmp_path / "storage")), _attempt(tmp_path)
-    writing.begin(attempt.directory, lambda target: target / 0).join(30)
+    async_writer.begin(attempt.directory, lambda target: target / 0).join(30)
     base = LocalSnapshot(0, attempt.id, (LocalFile(FILE, 10, None, False, writing=True),))
     second = Attempt("counts", 0, Generation(1), CheckpointId(2), new_attempt_id(), attempt.home)
     with pytest.raises(LocalBaseError):

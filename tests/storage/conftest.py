@@ -16,7 +16,7 @@ import pytest
 import stamina
 
 from configs.settings import PROJECT, S3Settings
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 from tests.storage.proxy import Proxy
 
 KEY, SECRET = "WEIR_TEST_KEY", "WEIR_TEST_SECRET"

@@ -72,12 +72,12 @@ def land(bucket: Bucket, *numbers: int, more: int = 0) -> None:
 
 def counted(bucket: Bucket) -> list[dict]:
     """The rows of the table, read past Weir: log by delta-rs, files from the server."""
-    from state_ops import delta_log
+    from state_ops.delta import fenced_table
 
     storage = bucket.storage(prefix="root/counting")
-    handle = delta_log.open_table(storage, "tables/counted")
+    handle = fenced_table.open_table(storage, "tables/counted")
     rows: list[dict] = []
-    for file in delta_log.active_files(handle):
+    for file in fenced_table.active_files(handle):
         data = bucket.content(f"root/counting/tables/counted/{file.path}")
         rows += pq.read_table(pa.BufferReader(data), use_threads=False).to_pylist()
     return sorted(rows, key=lambda row: row["at"])

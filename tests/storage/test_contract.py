@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from obstore.exceptions import GenericError
 
+from state_ops.checkpoints.registry import Registry
 from state_ops.errors import ConfigurationError, DamageError
-from state_ops.object_store import PART
-from state_ops.registry import Registry
-from state_ops.storage import CancelledError, Storage
-from state_ops.stores import CHUNK
+from state_ops.storage.object_store import PART
+from state_ops.storage.storage import CancelledError, Storage
+from state_ops.storage.store import CHUNK
 from tests.state_ops.test_registry import APP, a_checkpoint
 from tests.storage.conftest import Bucket
 

@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
-from state_ops import delta_log, retention
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run.run import RunOptions, run
+from state_ops.checkpoints import retention
+from state_ops.checkpoints.reader_holds import Watcher
+from state_ops.checkpoints.registry import Registry
+from state_ops.delta import fenced_table
 from state_ops.errors import ConfigurationError, DamageError, FencedError
 from state_ops.ids import Generation
-from state_ops.pins import Watcher
-from state_ops.registry import Registry
-from state_ops.storage import Storage, UnavailableError
+from state_ops.storage.storage import Storage, UnavailableError
 from tests.state_ops.test_registry import APP, a_checkpoint, a_file, put
 from tests.storage import counting
 from tests.storage.conftest import Bucket
@@ -109,7 +110,7 @@ def test_pruning_and_cleaning_leave_exactly_what_is_named(anywhere: Opened):
     assert [file.path for file in storage.list("state")] == [shared.path]
     assert [row.id for row in registry.checkpoints()] == [2]
     assert not [file for file in storage.list("registry") if "lost.parquet" in file.path]
-    assert not [name for name in storage.list_dirs("registry") if name.startswith(delta_log.PROBE)]
+    assert not [name for name in storage.list_dirs("registry") if name.startswith(fenced_table.PROBE)]
 
 
 # -- what storage must be able to do
@@ -134,7 +135,7 @@ def test_delta_gives_a_store_that_hangs_up_too(bucket: Bucket, misbehaving: Misb
     storage = bucket.storage(misbehaving("hangs"), request_timeout_seconds=0.3, max_attempts=2)
     started = time.monotonic()
     with pytest.raises((DeltaError, OSError), match="timed out"):
-        delta_log.open_table(storage, "registry/checkpoints")
+        fenced_table.open_table(storage, "registry/checkpoints")
     assert time.monotonic() - started < 20
 
 

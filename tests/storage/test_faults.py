@@ -17,11 +17,11 @@ import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError
 
 from configs.settings import PROJECT
+from state_ops.checkpoints.registry import Registry
 from state_ops.errors import ConfigurationError
 from state_ops.ids import Generation
-from state_ops.object_store import PART, translated
-from state_ops.registry import Registry
-from state_ops.storage import Storage, UnavailableError
+from state_ops.storage.object_store import PART, translated
+from state_ops.storage.storage import Storage, UnavailableError
 from tests.state_ops.test_registry import APP, a_checkpoint
 from tests.storage.conftest import Bucket
 from tests.storage.proxy import Cut, Hang, Proxy, Request, Reset, refused
@@ -251,7 +251,7 @@ _UPLOAD = """
 import sys
 from pathlib import Path
 from configs.settings import S3Settings
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 Storage(sys.argv[1], S3Settings.model_validate_json(sys.argv[2])).put_file(Path(sys.argv[3]), "new")
 """
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.asynchronous import store
 from benchmarks.asynchronous.store import Limits, opened
 from configs.settings import S3Settings
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 
 _SIZE = 300_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from state_ops.storage import Storage
+from state_ops.storage.storage import Storage
 
 
 def test_a_directory_that_comes_and_goes_can_be_listed_at_any_moment(tmp_path):

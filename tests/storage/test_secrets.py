@@ -22,19 +22,22 @@ from deltalake import DeltaTable
 from configs import settings
 from configs.errors import ConfigurationError
 from configs.settings import PROJECT, S3Settings
-from pipelines.runtime import cli, spark
+from pipelines.cli import main
 from pipelines.runtime.definition import FileSource
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
+from pipelines.runtime.execution import spark_session
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.inspection.sql import answered
+from pipelines.runtime.ownership.pipeline_storage import storage_errors
+from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sources.files import FilesReader
-from pipelines.runtime.state_sql import answered
-from pipelines.runtime.tenure import storage_errors
-from state_ops import delta_log, restores, s3
+from state_ops.checkpoints import restore_log
+from state_ops.checkpoints.registry import Registry
+from state_ops.delta import fenced_table
 from state_ops.errors import TransientError, WeirError, plainly
 from state_ops.fsck.check import check
 from state_ops.ids import CheckpointId
-from state_ops.registry import Registry
-from state_ops.storage import Storage
+from state_ops.storage import s3
+from state_ops.storage.storage import Storage
 from tests.storage import counting
 from tests.storage.conftest import KEY, SECRET, Bucket
 
@@ -114,7 +117,7 @@ def test_a_run_leaves_no_secret_anywhere(planted: Bucket, heard: io.StringIO, tm
     assert_silent(repr(storage), pickle.dumps(storage), repr(vars(storage)), repr(reader), repr(reports))
     assert_silent(pickle.dumps(reader))
     assert_silent(repr(configured), configured.model_dump(), configured.model_dump_json(), pickle.dumps(configured))
-    assert_silent(repr(s3.credentials(configured.storage.s3)), spark._properties(configured))
+    assert_silent(repr(s3.credentials(configured.storage.s3)), spark_session._properties(configured))
     assert_silent(*everything_in(planted), heard.getvalue() + ".")
     assert_silent(*(file.read_bytes() + b"." for file in work.rglob("*") if file.is_file()))
 
@@ -165,7 +168,7 @@ class Refused:
 def refused(planted: Bucket, misbehaving: Misbehaving) -> Refused:
     storage = planted.storage(session_token={"env": TOKEN})
     Registry(storage, "counting/main").take_over()
-    restores.record(storage, _restored())
+    restore_log.record(storage, _restored())
     ways = (
         "repeats what was signed",
         "repeats what was signed, to who writes",
@@ -175,28 +178,28 @@ def refused(planted: Bucket, misbehaving: Misbehaving) -> Refused:
     return Refused(*others)
 
 
-def _restored() -> restores.Restored:
-    return restores.Restored(CheckpointId(1), "c" * 32, "drill", True, None, 0, 0)
+def _restored() -> restore_log.Restored:
+    return restore_log.Restored(CheckpointId(1), "c" * 32, "drill", True, None, 0, 0)
 
 
 def _appended(storage: Storage) -> None:
-    handle = delta_log.open_table(storage, restores.PATH)
-    delta_log.commit(handle, "somebody", 1)
+    handle = fenced_table.open_table(storage, restore_log.PATH)
+    fenced_table.commit(handle, "somebody", 1)
 
 
 # Each way in which a library of Rust's copies a server's answer into its errors, and where in storage that is.
 DELTA: dict[str, tuple[Callable[[Refused], object], str]] = {
-    "looks for a table": (lambda to: delta_log.exists(to.always, restores.PATH), "registry%2Frestores"),
-    "opens a table": (lambda to: delta_log.open_table(to.always, restores.PATH), restores.PATH),
-    "makes a table": (lambda to: delta_log.ensure_table(to.writes, "new", restores.SCHEMA), "new/_delta_log"),
-    "commits": (lambda to: _appended(to.writes), f"{restores.PATH}/_delta_log"),
+    "looks for a table": (lambda to: fenced_table.exists(to.always, restore_log.PATH), "registry%2Frestores"),
+    "opens a table": (lambda to: fenced_table.open_table(to.always, restore_log.PATH), restore_log.PATH),
+    "makes a table": (lambda to: fenced_table.ensure_table(to.writes, "new", restore_log.SCHEMA), "new/_delta_log"),
+    "commits": (lambda to: _appended(to.writes), f"{restore_log.PATH}/_delta_log"),
     "takes over": (lambda to: Registry(to.writes, "counting/main").take_over(), "registry"),
     "asks for the generation": (lambda to: Registry(to.always, "counting/main").generation(), "registry/checkpoints"),
     "writes a checkpoint of the log": (
-        lambda to: delta_log.open_table(to.writes, restores.PATH).create_checkpoint(),
-        f"{restores.PATH}/_delta_log",
+        lambda to: fenced_table.open_table(to.writes, restore_log.PATH).create_checkpoint(),
+        f"{restore_log.PATH}/_delta_log",
     ),
-    "reads rows": (lambda to: delta_log.open_table(to.rows, restores.PATH).to_pyarrow_table(), restores.PATH),
+    "reads rows": (lambda to: fenced_table.open_table(to.rows, restore_log.PATH).to_pyarrow_table(), restore_log.PATH),
 }
 
 
@@ -220,16 +223,16 @@ def test_a_refusal_is_told_and_logged_and_found_without_what_was_signed(
     ):
         Registry(refused.always, "counting/main").head()
     assert_chain_silent(away.value)
-    restores.record(refused.writes, _restored())
+    restore_log.record(refused.writes, _restored())
     assert "a restore could not be recorded" in heard.getvalue() and "SignatureDoesNotMatch" in heard.getvalue()
     report = check(refused.rows, "counting/main", [], alive=False)
     assert_silent(heard.getvalue(), json.dumps(report.to_dict()))
 
     def raw() -> None:
-        DeltaTable(refused.always.full(restores.PATH), storage_options=refused.always.delta_options)
+        DeltaTable(refused.always.full(restore_log.PATH), storage_options=refused.always.delta_options)
 
     for debug in (False, True):
-        assert cli._guarded(lambda **_: raw(), debug) == 1
+        assert main._guarded(lambda **_: raw(), debug) == 1
         printed = capsys.readouterr().err
         assert "SignatureDoesNotMatch" in printed and ("Traceback" in printed) is debug
         assert_silent(printed)
@@ -257,7 +260,7 @@ def test_a_run_on_spark_reads_a_bucket_and_shows_no_secret(planted: Bucket, tmp_
             WEIR_SPARK__DIRECT_READ_MB=str(direct),
         ),
     )
-    command = [sys.executable, "-m", "pipelines.runtime.cli", "--debug", "run", "counting", "--until-caught-up"]
+    command = [sys.executable, "-m", "pipelines.cli.main", "--debug", "run", "counting", "--until-caught-up"]
     child = subprocess.Popen(
         command, cwd=PROJECT, env={**os.environ, **given}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -389,7 +392,7 @@ def test_spark_gets_secrets_by_environment_and_refuses_them_as_properties(plante
         "AWS_SESSION_TOKEN": CANARY_TOKEN,
     }
     before = dict(os.environ)
-    with spark._environment(s3.jvm_environment(block)):
+    with spark_session._environment(s3.jvm_environment(block)):
         assert os.environ["AWS_SECRET_ACCESS_KEY"] == CANARY_SECRET
     assert dict(os.environ) == before
     for key in (
@@ -399,13 +402,13 @@ def test_spark_gets_secrets_by_environment_and_refuses_them_as_properties(plante
     ):
         given = settings.Settings.model_validate({"spark": {"conf": {key: CANARY_SECRET}}})
         with pytest.raises(ConfigurationError, match="is a secret") as refused:
-            spark._properties(given)
+            spark_session._properties(given)
         assert_silent(refused.value)
 
 
 def test_spark_gets_the_jars_only_where_something_is_on_s3():
     def reads(**env: str) -> bool:
-        return spark.reads_s3(settings.load({"WEIR_ENV": "demo", **env}))
+        return spark_session.reads_s3(settings.load({"WEIR_ENV": "demo", **env}))
 
     assert not reads()
     assert reads(WEIR_STORAGE__ROOT="s3://bucket/weir")

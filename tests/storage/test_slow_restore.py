@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from pipelines.runtime.cli import status_of
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
-from state_ops import snapshot
-from state_ops.storage import Storage, UnavailableError
-from state_ops.sweep import sweep
+from pipelines.cli.main import status_of
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run.run import RunOptions, run
+from state_ops.snapshots import snapshot
+from state_ops.snapshots.sweep import sweep
+from state_ops.storage.storage import Storage, UnavailableError
 from tests.state_ops.test_snapshot import Subtask
 from tests.storage import counting
 from tests.storage.conftest import Bucket

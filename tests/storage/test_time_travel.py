@@ -6,11 +6,11 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-from pipelines.runtime import state_reader
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.run import RunOptions, run
-from pipelines.runtime.state_output import to_delta
-from pipelines.runtime.state_sql import answered
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.inspection.export import to_delta
+from pipelines.runtime.inspection.sql import answered
+from pipelines.runtime.run.run import RunOptions, run
 from tests.storage import counting
 from tests.storage.conftest import Bucket
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import pytest
 
-from state_ops.storage import Storage
-from state_ops.stores import PART, FileSystemStore
-from state_ops.traffic import NAMES, Counted, Traffic
+from state_ops.storage.filesystem_store import FileSystemStore
+from state_ops.storage.instrumented_store import NAMES, Counted, Traffic
+from state_ops.storage.storage import Storage
+from state_ops.storage.store import PART
 from tests.storage.conftest import Bucket
 from tests.storage.proxy import Proxy, Request, refused
 

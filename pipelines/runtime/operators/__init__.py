@@ -25,14 +25,14 @@ from pipelines.runtime.operators.windows import WindowOperator, window_shapes
 from pipelines.runtime.operators.windows import open_windows as open_sized_windows
 from pipelines.runtime.operators.windows import open_windows_schema as open_sized_windows_schema
 from state_ops.backends.base import Backend
-from state_ops.checkpoint import Ack
+from state_ops.checkpoints.checkpoint import Ack
 from state_ops.errors import PipelineError
 from state_ops.ids import CheckpointId
-from state_ops.keys import check_key_type
-from state_ops.per_key import OpenCache
-from state_ops.resident import Residence
-from state_ops.schema import StateSchema
-from state_ops.ttl import Forgotten
+from state_ops.keyed.key_state import OpenCache
+from state_ops.keyed.ttl import Forgotten
+from state_ops.rows.resident_table import Residence
+from state_ops.schema.key_codec import check_key_type
+from state_ops.schema.state_schema import StateSchema
 
 __all__ = [
     "EPOCH",

@@ -1,7 +1,7 @@
 """Running aggregates: at each barrier, one row with the current values for every key that the epoch touched.
 
 Batches are reduced to a row a key as they come; state is read and written once an epoch and key, at the barrier. What does not fit
-into memory until then waits on the local disk (`state_ops.spill`).
+into memory until then waits on the local disk (`state_ops.rows.spill`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import pyarrow as pa
 
 from pipelines.runtime.definition import Aggregation, Stage
 from pipelines.runtime.operators.base import MAIN, Shapes, check_storable, refuse_clash, state_of
-from state_ops import folding, frames
+from state_ops.arrow import frames
 from state_ops.backends.base import Backend
 from state_ops.ids import CheckpointId
-from state_ops.resident import Residence
-from state_ops.rows import Rows
-from state_ops.spill import Spill
-from state_ops.state import GROUP, VALUE_STATE
+from state_ops.keyed.keyed_state import GROUP, VALUE_STATE
+from state_ops.rows import key_aggregation
+from state_ops.rows.resident_table import Residence
+from state_ops.rows.row_store import Rows
+from state_ops.rows.spill import Spill
 
 EPOCH = "epoch"
 _PARTIAL_ROWS = 500_000
@@ -45,7 +46,7 @@ class AggregationOperator:
         self._by = [GROUP, *stage.key]
         columns = [*self._by, *(column for _, agg in self._aggregates for column in agg.columns)]
         self._columns = list(dict.fromkeys(columns))
-        self._partials = folding.Partials(self._aggregates, self._by, self._where, _PARTIAL_ROWS)
+        self._partials = key_aggregation.Partials(self._aggregates, self._by, self._where, _PARTIAL_ROWS)
         self._spill = Spill(residence.target, residence.groups)
         self.rows_late = self.rows_deferred = 0
         self.closed_upto: int | None = None
@@ -73,8 +74,8 @@ class AggregationOperator:
     def _handed_out(self, gathered: list[pl.DataFrame]) -> Iterator[tuple[str, pa.Table]]:
         """All partials of some keys merged into state, and the rows of these keys. Too many for memory go there one after the other;
         their keys are read once more, to be handed out once."""
-        if len(gathered) == 1 or not folding.have_gathered(gathered, _PARTIAL_ROWS, 1):
-            for keys, rows in self._fold(folding.combined(self._aggregates, gathered, self._by, self._where)):
+        if len(gathered) == 1 or not key_aggregation.have_gathered(gathered, _PARTIAL_ROWS, 1):
+            for keys, rows in self._fold(key_aggregation.combined(self._aggregates, gathered, self._by, self._where)):
                 yield from self._out(keys, rows)
             return
         touched = pl.concat([keys for some in gathered for keys, _ in self._fold(some)]).unique()
@@ -83,10 +84,10 @@ class AggregationOperator:
 
     def _fold(self, gathered: pl.DataFrame) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
         """Merge partials into state, part by part: the keys, and their new rows."""
-        for fresh in folding.parts(gathered):
+        for fresh in key_aggregation.parts(gathered):
             keys = fresh.select(self._by)
             old, _ = self._rows.get(keys)
-            new = folding.merged(self._aggregates, old, fresh, self._where)
+            new = key_aggregation.merged(self._aggregates, old, fresh, self._where)
             self._rows.put(keys, new, np.ones(len(new), bool))
             yield keys, new
 

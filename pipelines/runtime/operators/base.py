@@ -15,13 +15,13 @@ import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.definition import ROW, Stage
-from state_ops import frames
-from state_ops.aggregates import Agg
+from state_ops.arrow import frames
 from state_ops.errors import InputError, PipelineError
-from state_ops.handover import MAIN as MAIN
-from state_ops.kinds import Collection
-from state_ops.schema import StateSchema
-from state_ops.ttl import stamped
+from state_ops.keyed.ttl import stamped
+from state_ops.rows.aggregates import Agg
+from state_ops.schema.descriptors import Collection
+from state_ops.schema.state_schema import StateSchema
+from state_ops.snapshots.stage_upload import MAIN as MAIN
 
 LATE = "late"
 _FARTHEST = 1 << 62  # microseconds

@@ -25,14 +25,15 @@ from pipelines.runtime.operators.base import (
     event_times,
     refuse_clash,
 )
-from state_ops import frames, moments
+from state_ops.arrow import frames
 from state_ops.backends.base import Backend
-from state_ops.checkpoint import to_micros
-from state_ops.codec import encode_rows
-from state_ops.keys import encode_keys
-from state_ops.rows import rows_of
-from state_ops.schema import StateSchema
-from state_ops.state import GROUP, VALUE_STATE
+from state_ops.checkpoints.checkpoint import to_micros
+from state_ops.keyed.keyed_state import GROUP, VALUE_STATE
+from state_ops.rows import time_index
+from state_ops.rows.row_store import rows_of
+from state_ops.schema.key_codec import encode_keys
+from state_ops.schema.row_codec import encode_rows
+from state_ops.schema.state_schema import StateSchema
 
 SEEN, EXPIRES = "first_seen", "expires"
 _STATE = StateSchema.build(
@@ -94,9 +95,11 @@ class DeduplicationOperator:
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
         if self._after is not None:  # also without a time to live now: keys of before have an end
             each = max(1, _SWEPT // len(self._groups))  # of each group, so that none waits for the others
-            due = [entry for group in self._groups for entry in moments.first(self._backend, group, self._after, each)]
+            due = [
+                entry for group in self._groups for entry in time_index.first(self._backend, group, self._after, each)
+            ]
             if due:
-                groups, keys = moments.owners(due, self._shapes.keys)
+                groups, keys = time_index.owners(due, self._shapes.keys)
                 self._backend.write([], due + encode_keys(keys.columns, groups, VALUE_STATE))
         return iter(())
 
@@ -122,9 +125,9 @@ class DeduplicationOperator:
         table = pa.table([pa.array(times[new]).cast(moment), ends], schema=self._shapes.state.arrow)
         puts = list(zip([encoded[row] for row in new], encode_rows(self._shapes.state, table), strict=True))
         gone = np.flatnonzero(expired)
-        deletes = moments.entries(expires[gone], keys.take(gone).columns, groups[gone])
+        deletes = time_index.entries(expires[gone], keys.take(gone).columns, groups[gone])
         if ttl is not None:
-            index = moments.entries(times[new] + ttl, keys.take(new).columns, groups[new])
+            index = time_index.entries(times[new] + ttl, keys.take(new).columns, groups[new])
             puts += [(entry, b"") for entry in index]
         self._backend.write(puts, deletes)
 
@@ -165,7 +168,7 @@ def index_changes(
         ends = rows[EXPIRES].dt.epoch("us")
         ending = keys.filter(ends.is_not_null())
         columns = frames.arrow(ending.select(types.names)).cast(types).columns
-        return moments.entries(ends.drop_nulls().to_numpy(), columns, ending[GROUP].to_numpy().astype(np.uint16))
+        return time_index.entries(ends.drop_nulls().to_numpy(), columns, ending[GROUP].to_numpy().astype(np.uint16))
 
     return [(entry, b"") for entry in entries(after)], entries(before)
 

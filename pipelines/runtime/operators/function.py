@@ -13,19 +13,20 @@ import pyarrow as pa
 from pipelines.runtime.definition import Epoch, Stage, source_of
 from pipelines.runtime.operators.base import MAIN, Progress, Shapes, check_storable, refuse_clash
 from pipelines.runtime.operators.per_key import PerKey
-from state_ops import frames, ttl
+from state_ops.arrow import frames
+from state_ops.arrow.casts import cast
 from state_ops.backends.base import Backend
 from state_ops.backends.memory import MemoryBackend
-from state_ops.casts import cast
-from state_ops.checkpoint import from_micros, to_micros
+from state_ops.checkpoints.checkpoint import from_micros, to_micros
 from state_ops.errors import StageError, WeirError
-from state_ops.kinds import collections_of
-from state_ops.per_key import OpenCache, no_cache
-from state_ops.resident import Residence
-from state_ops.schema import StateSchema
-from state_ops.state import GROUP, KeyedState, check_names, sorts
-from state_ops.timers import AT, DOMAIN, EVENT, MOMENT, PROCESSING, Due, TimerState, are_set, waves
-from state_ops.ttl import Forgotten
+from state_ops.keyed import ttl
+from state_ops.keyed.key_state import OpenCache, no_cache
+from state_ops.keyed.keyed_state import GROUP, KeyedState, check_names, sorts
+from state_ops.keyed.timers import AT, DOMAIN, EVENT, MOMENT, PROCESSING, Due, TimerState, are_set, waves
+from state_ops.keyed.ttl import Forgotten
+from state_ops.rows.resident_table import Residence
+from state_ops.schema.descriptors import collections_of
+from state_ops.schema.state_schema import StateSchema
 
 _FIRE_ROWS = 50_000
 _SWEEP_ENTRIES = 10_000

@@ -15,15 +15,15 @@ import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.definition import Epoch, Stage
-from state_ops import frames
+from state_ops.arrow import frames
+from state_ops.arrow.types import zero_of
 from state_ops.backends.base import Backend
 from state_ops.errors import InputError, PipelineError, StageError, WeirError
-from state_ops.per_key import KeyState, KeyStates, OpenCache, row_store
-from state_ops.python_rows import columns
-from state_ops.schema import Field, StateSchema
-from state_ops.state import KeyedState
-from state_ops.ttl import Expiry
-from state_ops.value_types import zero_of
+from state_ops.keyed.key_state import KeyState, KeyStates, OpenCache, row_store
+from state_ops.keyed.keyed_state import KeyedState
+from state_ops.keyed.ttl import Expiry
+from state_ops.schema.python_rows import columns
+from state_ops.schema.state_schema import Field, StateSchema
 
 _CODE = "__weir_code"
 

@@ -33,15 +33,16 @@ from pipelines.runtime.operators.base import (
     state_of,
 )
 from pipelines.runtime.operators.windows import BOUND, END, START
-from state_ops import folding, frames, moments
-from state_ops.aggregates import Agg
+from state_ops.arrow import frames
 from state_ops.backends.base import Backend
-from state_ops.codec import encode_rows
-from state_ops.handover import REST
-from state_ops.keys import encode_keys
-from state_ops.rows import rows_of
-from state_ops.schema import StateSchema
-from state_ops.state import GROUP, VALUE_STATE, scan_values
+from state_ops.keyed.keyed_state import GROUP, VALUE_STATE, scan_values
+from state_ops.rows import key_aggregation, time_index
+from state_ops.rows.aggregates import Agg
+from state_ops.rows.row_store import rows_of
+from state_ops.schema.key_codec import encode_keys
+from state_ops.schema.row_codec import encode_rows
+from state_ops.schema.state_schema import StateSchema
+from state_ops.snapshots.stage_upload import REST
 
 SESSIONS = "sessions"
 # Bounds of a row's own session; the input may have columns named like the output's. A session's number; a row's.
@@ -78,9 +79,11 @@ class SessionOperator:
                 rows = rows.filter(pa.array(~over))
         if rows.num_rows:
             self._fresh.append(self._sessions_of(self._bounded(rows)))
-            if folding.have_gathered(self._fresh, _PARTIAL_ROWS, 1):
+            if key_aggregation.have_gathered(self._fresh, _PARTIAL_ROWS, 1):
                 self._fresh = [self._joined(self._fresh)]
-                if folding.have_gathered(self._fresh, _PARTIAL_ROWS, 2):  # else joining would soon be all that is done
+                if key_aggregation.have_gathered(
+                    self._fresh, _PARTIAL_ROWS, 2
+                ):  # else joining would soon be all that is done
                     self._fold()
         return iter(())
 
@@ -98,7 +101,7 @@ class SessionOperator:
         now = self._progress.now
         if now is not None or self._progress.drain:
             upto = None if self._progress.drain else now
-            for due in moments.due(self._backend, self._groups, upto, _FIRE_KEYS):
+            for due in time_index.due(self._backend, self._groups, upto, _FIRE_KEYS):
                 yield MAIN, self._close(due, upto)
 
     def _judge(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -130,12 +133,12 @@ class SessionOperator:
     def _sessions_of(self, rows: pl.DataFrame) -> pl.DataFrame:
         """The sessions that rows make among themselves."""
         numbered = _numbered(rows, self._by, _FROM, _TO)
-        return folding.partials(self._aggregates, numbered, [*self._by, _SESSION], self._where).drop(_SESSION)
+        return key_aggregation.partials(self._aggregates, numbered, [*self._by, _SESSION], self._where).drop(_SESSION)
 
     def _joined(self, sessions: Sequence[pl.DataFrame]) -> pl.DataFrame:
         """Sessions, of which those that overlap have become one."""
         numbered = _numbered(pl.concat(sessions), self._by, START, END)
-        return folding.recombined(self._aggregates, numbered, [*self._by, _SESSION], self._where).drop(_SESSION)
+        return key_aggregation.recombined(self._aggregates, numbered, [*self._by, _SESSION], self._where).drop(_SESSION)
 
     def _fold(self) -> None:
         """Merge what has gathered into state."""
@@ -146,7 +149,7 @@ class SessionOperator:
         fields = [field for name, agg in self._aggregates for field in agg.fields(name)]
         old = old.select([*self._by, *[pl.col(field).cast(fresh.schema[field]) for field in fields]])
         merged = self._joined([old, fresh.select(old.columns)])
-        stored = folding.fitted(self._aggregates, merged, self._types, self._where)
+        stored = key_aggregation.fitted(self._aggregates, merged, self._types, self._where)
         self._store(
             keys,
             encoded,
@@ -156,7 +159,7 @@ class SessionOperator:
 
     def _close(self, due: list[bytes], upto: int | None) -> pa.Table:
         """Hand out the sessions of these keys that end by now, and keep the others."""
-        groups, owners = moments.owners(due, self._shapes.keys)
+        groups, owners = time_index.owners(due, self._shapes.keys)
         keys = frames.from_arrow(owners).with_columns(pl.Series(GROUP, groups.astype(np.int32))).select(self._by)
         keys = keys.sort(self._by)
         sessions, encoded = self._stored(keys)
@@ -194,7 +197,7 @@ class SessionOperator:
 
     def _entries(self, keys: pl.DataFrame, ends: np.ndarray) -> list[bytes]:
         columns = frames.arrow(keys.select(self._stage.key)).cast(self._shapes.keys).columns
-        return moments.entries(ends, columns, _groups(keys))
+        return time_index.entries(ends, columns, _groups(keys))
 
 
 _NONE = np.iinfo(np.int64).min

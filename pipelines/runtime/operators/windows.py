@@ -24,13 +24,14 @@ from pipelines.runtime.operators.base import (
     refuse_clash,
     state_of,
 )
-from state_ops import folding, frames
+from state_ops.arrow import frames
 from state_ops.backends.base import Backend
-from state_ops.codec import decode_rows
-from state_ops.keys import decode_keys, encode_int64, group_prefix
-from state_ops.rows import Rows
-from state_ops.schema import StateSchema
-from state_ops.state import GROUP, WINDOW_STATE
+from state_ops.keyed.keyed_state import GROUP, WINDOW_STATE
+from state_ops.rows import key_aggregation
+from state_ops.rows.row_store import Rows
+from state_ops.schema.key_codec import decode_keys, encode_int64, group_prefix
+from state_ops.schema.row_codec import decode_rows
+from state_ops.schema.state_schema import StateSchema
 
 END, START = "window_end", "window_start"
 BOUND = pa.timestamp("us", tz="UTC")
@@ -53,7 +54,7 @@ class WindowOperator:
         self._columns = list(dict.fromkeys(columns))
         by = [GROUP, _FIRST, _NUMBER, *stage.key]
         self._rows = Rows(backend, shapes.state, pa.schema([(_WINDOW, pa.int64()), *shapes.keys]), WINDOW_STATE)
-        self._partials = folding.Partials(window.aggregates, by, self._where, _PARTIAL_ROWS)
+        self._partials = key_aggregation.Partials(window.aggregates, by, self._where, _PARTIAL_ROWS)
         self.rows_late = self.rows_deferred = 0
         self.closed_upto: int | None = None
 
@@ -107,7 +108,7 @@ class WindowOperator:
     def _fold(self) -> None:
         """Merge what has gathered into the state of the windows that are open."""
         most = max(1, _PARTIAL_ROWS * self._window.every // self._window.size)  # a row may fall into very many windows
-        for part in folding.parts(self._partials.take()):
+        for part in key_aggregation.parts(self._partials.take()):
             for some in part.iter_slices(most):
                 self._merge(_spread(some, self._window.every))
 
@@ -116,9 +117,9 @@ class WindowOperator:
         if self._progress.before is not None:
             fresh = fresh.filter(pl.col(_WINDOW) > self._progress.before)
         if self._window.every < self._window.size:
-            fresh = folding.recombined(aggregates, fresh, by, self._where)
+            fresh = key_aggregation.recombined(aggregates, fresh, by, self._where)
         old, _ = self._rows.get(fresh)
-        self._rows.put(fresh, folding.merged(aggregates, old, fresh, self._where), np.ones(len(fresh), bool))
+        self._rows.put(fresh, key_aggregation.merged(aggregates, old, fresh, self._where), np.ones(len(fresh), bool))
 
     def _fire(self, keys: list[bytes], values: list[bytes]) -> pa.Table:
         _, columns = decode_keys(keys, [pa.int64(), *self._shapes.keys.types])

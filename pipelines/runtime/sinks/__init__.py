@@ -1,0 +1,4 @@
+"""Where rows go: Delta tables, appended, replaced and taken back.
+
+Imports `sources` and `definition`.
+"""

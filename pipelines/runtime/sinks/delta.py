@@ -22,15 +22,15 @@ import pyarrow as pa
 from deltalake import DeltaTable, PostCommitHookProperties
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
-from state_ops import delta_log, log_entries
-from state_ops.checkpoint import Checkpoint, StateFile
+from state_ops.arrow.frames import canonical_type
+from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
+from state_ops.checkpoints.registry import Publication
+from state_ops.delta import fenced_table, log_entries
+from state_ops.delta.log_entries import DataFile, Known
 from state_ops.errors import DamageError, PipelineError, plainly
-from state_ops.frames import canonical_type
 from state_ops.ids import CheckpointId
-from state_ops.log_entries import DataFile, Known
-from state_ops.registry import Publication
-from state_ops.storage import Storage
-from state_ops.transfers import together
+from state_ops.storage.storage import Storage
+from state_ops.storage.transfers import together
 
 _MAX_RACES = 20
 CHECKPOINT = "weir.checkpoint"
@@ -84,7 +84,7 @@ def file_path(table: str, file: DataFile) -> str:
 
 def ensure(storage: Storage, table: str, schema: pa.Schema) -> None:
     """Create the table, or check the existing one. Only right before a commit: a declined epoch must not leave a table."""
-    delta_log.ensure_table(storage, table_path(table), schema)
+    fenced_table.ensure_table(storage, table_path(table), schema)
     check_table(storage, table, schema)
 
 
@@ -101,7 +101,7 @@ def check_table(storage: Storage, table: str, schema: pa.Schema) -> None:
     """
     uri = storage.full(table_path(table))
     try:
-        handle = delta_log.open_table(storage, table_path(table))
+        handle = fenced_table.open_table(storage, table_path(table))
     except TableNotFoundError:
         return
     if handle.metadata().configuration.get("delta.setTransactionRetentionDuration"):
@@ -321,7 +321,7 @@ def _committed(
     """Publish through delta-rs; returns the Delta version that has the checkpoint, and a handle on it or on a later one."""
     uri, last = storage.full(table_path(table)), ""
     try:
-        handle = delta_log.open_table(storage, table_path(table))
+        handle = fenced_table.open_table(storage, table_path(table))
     except TableNotFoundError as error:
         raise _damaged(uri, f"checkpoint {checkpoint.id} has rows for it, but the table is gone") from error
     for _ in range(_MAX_RACES):
@@ -334,9 +334,9 @@ def _committed(
         try:
             before = handle.version()
             metadata = {CHECKPOINT: str(checkpoint.id)}
-            delta_log.commit(handle, sink_app, checkpoint.id, adds, metadata=metadata, upkeep=_upkeep(handle))
+            fenced_table.commit(handle, sink_app, checkpoint.id, adds, metadata=metadata, upkeep=_upkeep(handle))
         except CommitFailedError as error:
-            handle, last = delta_log.open_table(storage, table_path(table)), plainly(error)
+            handle, last = fenced_table.open_table(storage, table_path(table)), plainly(error)
             continue
         handle.update_incremental()
         # The next version is ours, unless a commit without our app id came first and delta-rs went behind it.
@@ -367,7 +367,7 @@ def astray(storage: Storage, app_id: str, table: str, head: Checkpoint | None) -
     """How the table is not where the newest checkpoint says, in words; None if it is, or if there is neither table nor rows for it."""
     known = (head.sinks.get(table) or {}).get("id") if head else None
     try:
-        version = delta_log.open_table(storage, table_path(table)).transaction_version(f"{app_id}/{table}")
+        version = fenced_table.open_table(storage, table_path(table)).transaction_version(f"{app_id}/{table}")
     except TableNotFoundError:  # without rows so far; else making it anew would hide that those of the past are gone
         return None if known is None else f"it is gone, and checkpoint {known} has rows in it"
     if version == known:

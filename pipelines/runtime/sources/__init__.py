@@ -1,0 +1,4 @@
+"""Where rows come from: files, their footers and slices.
+
+Imports `definition`.
+"""

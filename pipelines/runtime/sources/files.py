@@ -29,9 +29,9 @@ from pipelines.runtime.definition import FileSource
 from pipelines.runtime.sources.footers import alone, by_arrow, enums, nanos, times, too_large
 from pipelines.runtime.sources.parquet_files import ParquetFiles, retyped
 from pipelines.runtime.sources.slices import LeftOut, SetAside, Slice, SourceFile
-from state_ops import frames
+from state_ops.arrow import frames
 from state_ops.errors import ConfigurationError, InputError, VanishedError
-from state_ops.s3 import arrow_filesystem, is_s3, refuse_secrets
+from state_ops.storage.s3 import arrow_filesystem, is_s3, refuse_secrets
 
 DELIVERED_AGAIN = "Deliver what is new in them under other names, or replay the range of event time that they have: docs/how-to/backfills.md."
 """What a person does about files that were delivered again after they were read."""

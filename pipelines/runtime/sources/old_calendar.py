@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from state_ops.columns import array_of_fixed, fixed_values, nulls_of
+from state_ops.arrow.columns import array_of_fixed, fixed_values, nulls_of
 from state_ops.errors import ConfigurationError
 
 _VERSION, _ZONE = b"org.apache.spark.version", b"org.apache.spark.timeZone"

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pipelines.runtime.sources.footers import enums, leaf_count, unknown
 from pipelines.runtime.sources.old_calendar import Shift, old_calendar
 from pipelines.runtime.sources.slices import SourceFile
-from state_ops import frames
+from state_ops.arrow import frames
 from state_ops.errors import InputError, TransientError, VanishedError, first_line
 
 _TAIL = 1 << 16  # bytes; as much as Arrow itself reads at first, and most footers fit

@@ -6,7 +6,7 @@ import importlib.abc
 import importlib.util
 import sys
 
-_MODULE = "pipelines.runtime.tenure"
+_MODULE = "pipelines.runtime.ownership.ownership"
 
 
 class _WithoutSpark(importlib.abc.MetaPathFinder):
@@ -20,7 +20,7 @@ class _WithoutSpark(importlib.abc.MetaPathFinder):
         execute = spec.loader.exec_module
 
         def executed(module) -> None:
-            from pipelines.runtime.in_memory import InMemoryExecutor
+            from pipelines.runtime.execution.in_process import InMemoryExecutor
 
             execute(module)
             module.SparkExecutor = lambda *_, **__: InMemoryExecutor()

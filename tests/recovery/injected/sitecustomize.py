@@ -106,11 +106,11 @@ def _in_pruning(module, epoch: int) -> None:
 
 POINTS = {
     "in a stage": ("pipelines.runtime.operators", _in_a_stage),
-    "in an upload": ("state_ops.storage", _in_an_upload),
-    "before the row": ("state_ops.delta_log", _before_the_row),
-    "after the row": ("state_ops.registry", _after_the_row),
+    "in an upload": ("state_ops.storage.storage", _in_an_upload),
+    "before the row": ("state_ops.delta.fenced_table", _before_the_row),
+    "after the row": ("state_ops.checkpoints.registry", _after_the_row),
     "between two sinks": ("pipelines.runtime.sinks.delta", _between_two_sinks),
-    "in pruning": ("state_ops.storage", _in_pruning),
+    "in pruning": ("state_ops.storage.storage", _in_pruning),
 }
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from configs.settings import PROJECT
-from state_ops import lease
+from state_ops.coordination import requests
 from tests.recovery.matrix import matrix
 from tests.recovery.matrix.matrix import Played, Zygote
 from tests.recovery.matrix.points import Disturbance, Point, reached
@@ -32,7 +32,7 @@ _PATIENCE = 240.0
 _IN_COORDINATOR, _IN_WORKERS = 22, 14
 _SPREAD = ("host dies before", "host dies after")
 _WORKER = ("host dies after", "kill before", "EIO", "kill after", "host dies before", "ENOSPC")
-_CHANCE = ("local.", f"Storage.list {lease.REQUESTS}")
+_CHANCE = ("local.", f"Storage.list {requests.REQUESTS}")
 _HANGS = {"host dies before": "hang", "host dies after": "zombie after"}  # there it is held, and all of it is killed
 
 
@@ -147,7 +147,7 @@ def _start(site: Site, disturbance: Disturbance | None, journal: Path | None = N
     env["MATRIX"] = json.dumps(wish)
     env["PYTHONPATH"] = os.pathsep.join([str(_INJECTED), str(PROJECT), *filter(None, [env.get("PYTHONPATH")])])
     env["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    command = [sys.executable, "-m", "pipelines.runtime.cli", "run", "meters", "--until-caught-up", "--drain"]
+    command = [sys.executable, "-m", "pipelines.cli.main", "run", "meters", "--until-caught-up", "--drain"]
     with (site.root / "said").open("wb") as sink:
         return subprocess.Popen(
             command, cwd=PROJECT, env=env, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True

@@ -35,10 +35,11 @@ from typing import Any
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from state_ops import delta_log, log_entries, transfers
 from state_ops.backends.rocksdb import RocksDBBackend
+from state_ops.delta import fenced_table, log_entries
 from state_ops.errors import TransientError
-from state_ops.storage import Storage
+from state_ops.storage import transfers
+from state_ops.storage.storage import Storage
 
 TORN = ("put_file", "put_bytes", "commit", "append")  # operations of which half can be done
 
@@ -182,7 +183,7 @@ class Wrapped:
         """Wrap everything in this process, for good: it is a child that ends after its run."""
         for name, method in _public(Storage, "Storage"):
             setattr(Storage, name, self._storage_method(name, method))
-        for name, function in _public(delta_log, "delta_log"):
+        for name, function in _public(fenced_table, "delta_log"):
             self._rebind(function, self._delta_function(name, function))
         self._rebind(log_entries.append, self._delta_function("append", log_entries.append))
         for name in ("update_incremental", "history", "create_checkpoint"):

@@ -20,13 +20,16 @@ from typing import Any
 
 from configs import settings
 from configs.settings import Settings
-from pipelines.runtime import forks, fsck, promotion, state_reader, upkeep
-from pipelines.runtime.in_memory import InMemoryExecutor
-from pipelines.runtime.lanes import Ended
-from pipelines.runtime.lanes import run as run_step
-from pipelines.runtime.run import RunOptions, run
-from pipelines.runtime.tenure import claimed, open_storage
-from state_ops import lease
+from pipelines.runtime.epoch.step_runner import Ended
+from pipelines.runtime.epoch.step_runner import run as run_step
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.operations import forks, promotion
+from pipelines.runtime.ownership.ownership import claimed
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.run import fsck, maintenance
+from pipelines.runtime.run.run import RunOptions, run
+from state_ops.coordination import lease
 from state_ops.errors import BusyError, WeirError
 from state_ops.fsck.findings import Report
 from state_ops.fsck.repair import plan_repair
@@ -204,7 +207,7 @@ def _run(site: Site, *, drain: bool, work: str = "work") -> dict[str, Any]:
     options = RunOptions(until_caught_up=True, drain=drain)
     try:
         if rewinds() and begun and (head := _head(site)) is not None and head == base_files():
-            upkeep.rewind(pipeline, site.settings(work), 1)
+            maintenance.rewind(pipeline, site.settings(work), 1)
         if promotions() and begun:
             _promote(site.settings(work), _head(site))
         executor = InMemoryExecutor(12) if unaligned() else InMemoryExecutor()

@@ -22,13 +22,13 @@ from typing import Any
 
 import py4j.protocol  # noqa: F401  what a declined epoch imports
 
-from state_ops import log_upkeep
+from state_ops.delta import log_cleanup
 from tests.recovery.matrix import trials
 from tests.recovery.matrix.points import Disturbance, Point, read_journal
 from tests.recovery.matrix.trials import Site, Trial
 
 PATIENCE = 120.0
-log_upkeep.INTERVAL = 4  # so that a run of a few epochs has logs to shorten
+log_cleanup.INTERVAL = 4  # so that a run of a few epochs has logs to shorten
 
 
 class Forks:

@@ -1,0 +1,220 @@
+"""What a pipeline's author imports, and all of it.
+
+from pipelines.api import Pipeline, State, Timestamp, agg, aggregate, deduplicate, delta, expect, files, stage, window
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.api.operators import aggregate, deduplicate, window
+from pipelines.runtime.definition import DeltaSink, Epoch, Expected, FileSource, Gate, Pipeline, Stage
+from pipelines.runtime.operators.per_key import Fired, check_parameters, slicer_of
+from state_ops.arrow import frames
+from state_ops.durations import micros
+from state_ops.errors import PipelineError
+from state_ops.keyed.key_state import KeyState
+from state_ops.keyed.keyed_state import KeyedState, ValueState
+from state_ops.keyed.ttl import READ_AND_WRITE, WRITE, Ttl
+from state_ops.rows import aggregates as agg
+from state_ops.schema.annotations import renamed_from
+from state_ops.schema.descriptors import ListOf, MapOf
+from state_ops.schema.state_class import State, Timestamp
+
+__all__ = [
+    "Epoch",
+    "Fired",
+    "KeyState",
+    "KeyedState",
+    "ListOf",
+    "MapOf",
+    "Pipeline",
+    "Stage",
+    "State",
+    "Timestamp",
+    "ValueState",
+    "agg",
+    "aggregate",
+    "deduplicate",
+    "delta",
+    "expect",
+    "files",
+    "on_state",
+    "on_table",
+    "renamed_from",
+    "stage",
+    "window",
+]
+
+
+def files(
+    pattern: str,
+    *,
+    event_time: str | None = None,
+    name: str = "files",
+    below_floor: str = "fail",
+    on_bad: str = "fail",
+) -> FileSource:
+    """Parquet files that arrive in a directory, taken in name order, each exactly once.
+
+    pattern: directory and file name pattern, e.g. `{landing}/*.parquet`; a {placeholder} is a param of the pipeline in
+    the configuration. event_time: timestamp column that drives the watermark. Files must appear whole (write elsewhere,
+    then rename) and must not change afterwards; names that start with `.` or `_` are left alone.
+
+    on_bad: what becomes of a file that cannot be read: that is no Parquet file or a damaged one, lacks columns or has them in other types than
+    earlier files, or has a name that Spark cannot take (with a colon). "fail": the pipeline is held until it is repaired or moved away.
+    "quarantine": the file is set aside, the checkpoint says so with the reason, and the pipeline goes on without it.
+    Only what Weir itself finds in a file sets it aside. Damage that Spark alone has met, and a row that a stage cannot work on, hold the pipeline.
+    """
+    if below_floor not in ("fail", "warn"):
+        raise PipelineError(f"below_floor={below_floor!r} is no policy.", where=pattern, next='Say "fail" or "warn".')
+    if on_bad not in ("fail", "quarantine"):
+        raise PipelineError(f"on_bad={on_bad!r} is no policy.", where=pattern, next='Say "fail" or "quarantine".')
+    return FileSource(pattern, event_time, name, below_floor, on_bad)
+
+
+class delta:
+    """Delta sinks."""
+
+    @staticmethod
+    def append(table: str, event_time: str | None = None) -> DeltaSink:
+        """Rows are appended exactly once to the Delta table of this name, which only Weir writes.
+
+        event_time: the timestamp or date column by which a row belongs to a day, for backfills that replace days; by default
+        `window_start`, or the source's event time, if the table has it.
+        """
+        return DeltaSink(table, event_time)
+
+
+def expect(
+    expectation: str,
+    *,
+    on_failure: str = "hold",
+    of: str = "rows",
+    quarantine_at_most: float | None = None,
+    **arguments: Any,
+) -> Gate:
+    """A Great Expectations expectation by class name, e.g. `expect("ExpectColumnValuesToNotBeNull", column="dest")`.
+
+    It is evaluated in each epoch, before the commit. of: what it looks at:
+
+        "rows"       the rows that the stage hands out in the epoch
+        "state"      at most 10,000 rows of the stage's state as it would be committed, columns as in `weir state scan`
+        "figures"    one row with the stage's figures of the epoch: rows_in, rows_out, rows_late, bytes_total and so on
+
+    on_failure: what it does then: "hold" declines the epoch and ends the run, state, offsets and tables stay as they were; "warn" lets
+    the epoch go on, and the failed verdict is in its report, its checkpoint's row and the log; "quarantine" replays the epoch without the
+    source's rows that fail, at most `quarantine_at_most` (0.1) of them, and appends these to the table <stage>_quarantine: for
+    expectations on each row, of a stage that reads a source. See docs/how-to/gates.md.
+    """
+    return Gate(expectation, tuple(sorted(arguments.items())), on_failure, of, quarantine_at_most)
+
+
+def on_state(stage: str, gate: Gate) -> Expected:
+    """For `Pipeline(on_restore=...)`: holds of a sample of a stage's state, as `weir state scan` shows it. stage: its uid."""
+    return Expected("state", stage, gate)
+
+
+def on_table(table: str, gate: Gate) -> Expected:
+    """For `Pipeline(on_restore=...)`: holds of the newest rows of a sink's table."""
+    return Expected("table", table, gate)
+
+
+def stage(
+    uid: str,
+    *,
+    source: FileSource | Stage,
+    key: str | Sequence[str],
+    state: type[State],
+    order_by: str | Sequence[str] = (),
+    where: str | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    null_keys: str = "fail",
+    per_key: bool = False,
+    output: Mapping[str, pa.DataType] | None = None,
+    sink: DeltaSink | None = None,
+    gate: Gate | Sequence[Gate] = (),
+    on_timer: Callable[..., Any] | None = None,
+    ttl: str | timedelta | None = None,
+    ttl_on: str = WRITE,
+) -> Callable[[Callable[..., Any]], Stage]:
+    """Make a keyed stage of a function `(rows, state, epoch) -> rows`.
+
+    uid: the stable name by which its state is found. source: a source or another stage. key: column or columns.
+    state: one typed row per key, and its lists and maps. order_by: rows reach the function sorted by key, then by these, across batches; without
+    it the order is undefined and the function must not depend on it. where: Spark SQL; the rows that it drops are counted.
+    transform: stateless, deterministic part on a Spark DataFrame. null_keys: "fail", or "drop" (counted).
+    gate: expectations on the output, the state or the figures of each epoch (`expect`).
+    on_timer: a function `(fired, state, epoch) -> rows` that is called at the barrier when timers are due which the stage set
+    with `state.timers`. `fired` has the key columns, `at` (timestamp, UTC) and `domain` ("event" or "processing"), and a key
+    at most once: a key's timers come one a call, in order of time. It returns rows like the stage's own.
+    ttl: for how long ("30d") state is kept after it was touched, by `epoch.now`; later it is never seen again. ttl_on:
+    whether only a "write" touches it, or a read too: "read_and_write".
+
+    The function is called with bounded batches, possibly several an epoch; a key may span batches. It must be
+    deterministic: the same rows, state and epoch give the same rows and state. Its first parameter's annotation says which
+    frame it gets (pl.DataFrame, pd.DataFrame, pa.Table); it may return any of them.
+
+    per_key: the function is `(key, rows, state, epoch) -> rows | None` instead, called once for each key of a batch with that
+    key's rows (a frame, or list[dict], by the second parameter's annotation) and that key's state, a `KeyState`; on_timer is
+    then `(key, fired, state, epoch)`. Convenient, and much slower than columns. output: the columns of what they return;
+    needed where that is a list of dicts.
+    """
+
+    lifetime = _ttl(uid, ttl, ttl_on)
+    if output is not None and not per_key:
+        raise PipelineError(
+            f"{uid} declares output=, but its function works on whole batches: what it returns for an empty frame tells.",
+            where=f"stage {uid}",
+            next="Leave it out, or say per_key=True.",
+        )
+    if on_timer is not None and per_key:
+        check_parameters(on_timer, "fired")
+    elif on_timer is not None:
+        frames.converter(on_timer)
+
+    def made(function: Callable[..., Any]) -> Stage:
+        if per_key:
+            slicer_of(function)
+        else:
+            frames.converter(function)
+        return Stage(
+            uid=uid,
+            input=source,
+            key=(key,) if isinstance(key, str) else tuple(key),
+            function=function,
+            state=state,
+            order_by=(order_by,) if isinstance(order_by, str) else tuple(order_by),
+            where=where,
+            transform=transform,
+            null_keys=null_keys,
+            per_key=per_key,
+            output=None if output is None else pa.schema(list(output.items())),
+            sink=sink,
+            gates=(gate,) if isinstance(gate, Gate) else tuple(gate),
+            description=(function.__doc__ or "").strip(),
+            on_timer=on_timer,
+            ttl=lifetime,
+        )
+
+    return made
+
+
+def _ttl(uid: str, ttl: str | timedelta | None, ttl_on: str) -> Ttl | None:
+    where = f"stage {uid}"
+    if ttl_on not in (WRITE, READ_AND_WRITE):
+        raise PipelineError(
+            f"ttl_on={ttl_on!r} is no policy.", where=where, next=f'Say "{WRITE}" or "{READ_AND_WRITE}".'
+        )
+    if ttl is None:
+        return None
+    length = micros(ttl, where, "ttl")
+    if length <= 0:
+        raise PipelineError(
+            f"ttl={ttl!r} would keep nothing.", where=where, next="Say how long, e.g. 30d, or leave it out."
+        )
+    return Ttl(length, on_read=ttl_on == READ_AND_WRITE)

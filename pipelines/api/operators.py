@@ -1,0 +1,272 @@
+"""Operators that need no function of the author's: `aggregate`, `window` and `deduplicate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from pipelines.runtime.definition import (
+    Aggregation,
+    Deduplication,
+    DeltaSink,
+    FileSource,
+    Gate,
+    SessionWindow,
+    Stage,
+    Window,
+    source_of,
+)
+from state_ops.durations import micros
+from state_ops.errors import PipelineError
+from state_ops.rows.aggregates import Agg
+
+
+def aggregate(
+    uid: str,
+    source: FileSource | Stage,
+    *,
+    key: str | Sequence[str],
+    order_by: str | Sequence[str] = (),
+    where: str | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    null_keys: str = "fail",
+    sink: DeltaSink | None = None,
+    gate: Gate | Sequence[Gate] = (),
+    **aggregates: Agg,
+) -> Stage:
+    """Running aggregates: at every barrier, one row with the values so far for each key that the epoch touched.
+
+    A row has the key columns, the aggregates and `epoch`, the checkpoint's id as int64: of a key's rows in a table, the one
+    with the highest epoch is the newest. order_by: what `agg.first` and `agg.last` are by: the values of the rows where
+    these columns are smallest and largest of all rows that ever came. where, transform, null_keys, gate: as in `stage`.
+    """
+    place = f"aggregate {uid}"
+    columns, by = _columns(key), _columns(order_by)
+    _check_aggregates(place, aggregates, {*columns, "epoch"})
+    ordered = sorted(name for name, aggregate in aggregates.items() if aggregate.kind in ("first", "last"))
+    if ordered and not by:
+        raise PipelineError(
+            f"{ordered[0]} = {aggregates[ordered[0]].kind}(...) needs an order that is the same however the input is sliced.",
+            where=place,
+            next='Say by what: order_by=["at"], or take min or max of a column.',
+        )
+    return Stage(
+        uid=uid,
+        input=source,
+        key=columns,
+        aggregation=Aggregation(tuple((name, aggregate.ordered(by)) for name, aggregate in aggregates.items())),
+        where=where,
+        transform=transform,
+        null_keys=null_keys,
+        sink=sink,
+        gates=_gates(gate),
+        description=f"Running {', '.join(aggregates)} by {', '.join(columns)}.",
+    )
+
+
+def window(
+    uid: str,
+    source: FileSource | Stage,
+    *,
+    key: str | Sequence[str],
+    on: str,
+    every: str | timedelta | None = None,
+    size: str | timedelta | None = None,
+    offset: str | timedelta = "0s",
+    gap: str | timedelta | None = None,
+    lateness: str | timedelta = "0s",
+    order_by: str | Sequence[str] = (),
+    where: str | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    null_keys: str = "fail",
+    sink: DeltaSink | None = None,
+    late: DeltaSink | None = None,
+    gate: Gate | Sequence[Gate] = (),
+    **aggregates: Agg,
+) -> Stage:
+    """Event-time windows: one row per key and closed window, with `window_start`, `window_end` and the aggregates.
+
+    on: the timestamp column; lateness: how far behind the newest event time rows may come. Which windows:
+
+        every="1h"               tumbling: [12:00, 13:00), [13:00, 14:00), ...
+        every="1h", size="3h"    hopping: one begins every hour and lasts three; a row is in each that spans it
+        gap="30m"                sessions: rows of a key that are closer than the gap, from the first to the last + gap
+
+    offset shifts tumbling and hopping windows from 1970-01-01 UTC. A window closes at the first barrier whose watermark (newest
+    event time less lateness) has reached its end. A row is late if all its windows closed in an earlier epoch, and in sessions
+    if the session that it is part of had ended by then: counted, and kept in the table `late` if there is one. order_by:
+    what `agg.first` and `agg.last` are by, else `on`. where, transform, null_keys, gate: as in `stage`.
+    """
+    place = f"window {uid}"
+    columns = _columns(key)
+    _check_aggregates(place, aggregates, {*columns, "window_start", "window_end"})
+    _check_event_time(source, f"Nothing would ever close the windows of {uid}")
+    by = _columns(order_by) or (on,)
+    made = tuple((name, aggregate.ordered(by)) for name, aggregate in aggregates.items())
+    behind = _length(lateness, place, "lateness")
+    kind: Window | SessionWindow
+    if gap is not None:
+        if (every, size, offset) != (None, None, "0s"):
+            raise PipelineError(
+                f"{uid} has a gap, which makes sessions, and a size of its own.",
+                where=place,
+                next="Say either gap=..., or every=... (with size= and offset= if you like).",
+            )
+        kind = SessionWindow(on, _positive(gap, place, "gap"), behind, made, late)
+        said = f"Sessions on {on} that a gap of {gap} ends"
+    elif every is None:
+        raise PipelineError(
+            f"{uid} does not say which windows.",
+            where=place,
+            next='Say every="1h", every="1h" and size="3h", or gap="30m".',
+        )
+    else:
+        slide = _positive(every, place, "every")
+        kind = _sized(uid, on, slide, size, offset, behind, made, late)
+        said = f"Windows of {size or every} on {on}" + (f", every {every}" if kind.size != slide else "")
+    return Stage(
+        uid=uid,
+        input=source,
+        key=columns,
+        window=kind,
+        where=where,
+        transform=transform,
+        null_keys=null_keys,
+        sink=sink,
+        gates=_gates(gate),
+        description=f"{said}, by {', '.join(columns)}.",
+    )
+
+
+def _sized(
+    uid: str,
+    on: str,
+    every: int,
+    size: str | timedelta | None,
+    offset: str | timedelta,
+    lateness: int,
+    aggregates: tuple[tuple[str, Agg], ...],
+    late: DeltaSink | None,
+) -> Window:
+    place = f"window {uid}"
+    length = every if size is None else _positive(size, place, "size")
+    shift = _length(offset, place, "offset")
+    if length < every:
+        raise PipelineError(
+            f"The windows of {uid} are smaller than the time between them: rows in between would be in none.",
+            where=place,
+            next="Make size at least every.",
+        )
+    if length > every * _MOST_WINDOWS:
+        raise PipelineError(
+            f"Each row of {uid} would be in {length // every} windows.",
+            where=place,
+            next=f"Make every larger: at most {_MOST_WINDOWS} windows may overlap.",
+        )
+    if shift >= every:
+        raise PipelineError(
+            f"The offset of {uid} is {offset}, at least the time between windows.",
+            where=place,
+            next="Make offset smaller than every.",
+        )
+    return Window(on, length, every, shift, lateness, aggregates, late)
+
+
+def deduplicate(
+    uid: str,
+    source: FileSource | Stage,
+    *,
+    key: str | Sequence[str],
+    ttl: str | timedelta | None = None,
+    on: str | None = None,
+    order_by: str | Sequence[str] = (),
+    where: str | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    null_keys: str = "fail",
+    sink: DeltaSink | None = None,
+    late: DeltaSink | None = None,
+    gate: Gate | Sequence[Gate] = (),
+) -> Stage:
+    """The first row of each key, with all its columns; later ones are dropped, and counted as `rows_duplicate`.
+
+    Of a key's rows in one epoch the first by `order_by` counts, by `on` without it; without either any one of them, but
+    exactly one. ttl: for how long a key is remembered, e.g. "7d"; without it for ever.
+
+    With `on`, a timestamp column, time is event time: a key is remembered until the watermark (newest event time so far)
+    has reached the `on` of the row that was handed out, plus ttl. Rows whose own `on` plus ttl the watermark had reached
+    before their epoch are late: nothing tells any more whether they are duplicates. They are counted, not handed out, and
+    kept in the table `late` if there is one. Without `on`, time is processing time: `epoch.now`, from the epoch in which
+    the row was handed out; no row is late. where, transform, null_keys, gate: as in `stage`.
+    """
+    place = f"deduplicate {uid}"
+    if on is not None and ttl is None:
+        raise PipelineError(
+            f"{uid} says on={on!r}, by which keys are forgotten, but not when.", where=place, next='Add ttl="7d", say.'
+        )
+    if late is not None and on is None:
+        raise PipelineError(
+            f"{uid} has a table for late rows, but no event time.", where=place, next='Add on="at" and ttl="7d", say.'
+        )
+    if on is not None:
+        _check_event_time(source, f"Nothing would ever be forgotten by {uid}")
+    columns = _columns(key)
+    return Stage(
+        uid=uid,
+        input=source,
+        key=columns,
+        deduplication=Deduplication(None if ttl is None else _positive(ttl, place, "ttl"), on, late),
+        order_by=_columns(order_by) or (() if on is None else (on,)),
+        where=where,
+        transform=transform,
+        null_keys=null_keys,
+        sink=sink,
+        gates=_gates(gate),
+        description=f"The first row by {', '.join(columns)}" + (f", within {ttl}." if ttl else "."),
+    )
+
+
+_MOST_WINDOWS = 1000
+
+
+def _columns(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _gates(gate: Gate | Sequence[Gate]) -> tuple[Gate, ...]:
+    return (gate,) if isinstance(gate, Gate) else tuple(gate)
+
+
+def _check_aggregates(where: str, aggregates: dict[str, Agg], taken: set[str]) -> None:
+    if not aggregates:
+        raise PipelineError("It aggregates nothing.", where=where, next="Add e.g. departures=agg.count().")
+    clash = sorted(taken & set(aggregates))
+    if clash:
+        raise PipelineError(f"An aggregate is named {clash[0]!r}, which is taken.", where=where, next="Rename it.")
+    for name, aggregate in aggregates.items():
+        if not isinstance(aggregate, Agg):
+            raise PipelineError(
+                f"{name}={aggregate!r} is no aggregate.", where=where, next=f'Say e.g. {name}=agg.sum("column").'
+            )
+
+
+def _check_event_time(source: FileSource | Stage, consequence: str) -> None:
+    if source_of(source).event_time is None:
+        raise PipelineError(
+            f"{consequence}: its source has no event time.",
+            next='Name the column at the source: files(..., event_time="...").',
+        )
+
+
+def _positive(duration: str | timedelta, where: str, name: str) -> int:
+    found = _length(duration, where, name)
+    if not found:
+        raise PipelineError(f"{name}={duration!r} is no time at all.", where=where, next='Write it like "90s" or "1h".')
+    return found
+
+
+def _length(duration: str | timedelta, where: str, name: str) -> int:
+    found = micros(duration, where, name)
+    if found < 0:
+        raise PipelineError(f"{name}={duration!r} is negative.", where=where, next='Write it like "90s" or "1h".')
+    return found

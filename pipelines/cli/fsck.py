@@ -1,0 +1,181 @@
+"""`weir fsck`: what is wrong with what a pipeline has stored, and its repair."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from configs.settings import Settings
+from pipelines.cli.console import Json, Name, err, out, print_json, waiting
+from pipelines.loading import find
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.ownership.ownership import claimed
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.run import fsck as checks
+from pipelines.runtime.run import maintenance
+from state_ops.coordination import lease, requests
+from state_ops.coordination.requests import Request
+from state_ops.errors import ConfigurationError
+from state_ops.fsck.findings import Finding, Report, Severity
+from state_ops.fsck.objects import Expected
+from state_ops.fsck.repair import RepairPlan, plan_repair
+
+_SHOWN = 20
+_COLOURS = {Severity.DAMAGE: "bold red", Severity.LEFTOVER: "yellow", Severity.FOREIGN: "cyan"}
+
+
+def fsck(
+    pipeline: Name,
+    quick: Annotated[bool, typer.Option("--quick", help="Compare sizes only; read no contents.")] = False,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Show what would be repaired, then do it: what nothing live references goes."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Repair without asking.")] = False,
+    json: Json = False,
+) -> None:
+    """Check all that a pipeline has stored: registry, snapshots, published tables. Exit code 1 if something is damaged.
+
+    Reads only, unless --repair is given, and may run beside a coordinator, which then does the repairing itself.
+    """
+    found, settings = find(pipeline)
+    report = checks.examine(found, settings, quick=quick, reading=_progress)
+    plan = plan_repair(report) if repair else None
+    if not json:
+        _show(report)
+        if plan is not None:
+            _show_plan(plan)
+    agreed = plan is not None and not plan.empty and (yes or _agrees(json))
+    if plan is not None and agreed:
+        report = _carry_out(found, settings, report, plan)
+        if not json:
+            out.print(f"\nRepaired. {_summary(report)}")
+    if json:
+        print_json(report.to_dict() | {"plan": _plan_dict(plan) if plan is not None else None, "repaired": agreed})
+    if plan is not None and not plan.empty and not agreed:
+        raise ConfigurationError(
+            "Nothing was repaired: nobody agreed to the plan.",
+            where="weir fsck --repair",
+            next="Read the plan, then say --yes.",
+        )
+    if report.damage:
+        raise typer.Exit(1)
+
+
+def _agrees(json: bool) -> bool:
+    if json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    return typer.confirm("Carry this out?", default=False)
+
+
+def _carry_out(pipeline: Pipeline, settings: Settings, report: Report, plan: RepairPlan) -> Report:
+    """Have the plan carried out by who may, and look again."""
+    storage, _ = open_storage(pipeline, settings)
+    with waiting("repairing"):
+        if lease.watch(storage):
+            request = Request(requests.REPAIR, reason="weir fsck --repair")
+            maintenance.asked(pipeline, settings, request, lambda _: None, settings.checkpoints.timeout_seconds)
+        else:
+            with claimed(pipeline, settings) as tenure:
+                checks.repair(tenure.shop, plan)
+        return checks.left(report, checks.examine(pipeline, settings, quick=True), storage)
+
+
+# -- on a terminal
+
+
+def _progress(files: Sequence[Expected]) -> Iterator[Expected]:
+    """The files, with a bar that counts their bytes, on a terminal."""
+    if not sys.stderr.isatty() or not files:
+        yield from files
+        return
+    columns = TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task("reading", total=sum(file.bytes for file in files))
+        for file in files:
+            yield file
+            progress.advance(task, file.bytes)
+
+
+def _show(report: Report) -> None:
+    for kind in dict.fromkeys(finding.kind for finding in report.findings):
+        group = [finding for finding in report.findings if finding.kind is kind]
+        first = group[0]
+        size = sum(finding.bytes for finding in group)
+        colour = _COLOURS[first.severity]
+        out.print(f"[{colour}]{kind}[/] ({first.severity}): {len(group):,}" + (f", {size:,} bytes" if size else ""))
+        for finding in group[:_SHOWN]:
+            out.print(f"  {_line(finding)}")
+        if len(group) > _SHOWN:
+            out.print(f"  ... and {len(group) - _SHOWN:,} more; --json has all")
+        out.print(f"  next: {escape(first.next)}\n")
+    harmed = [one for one in report.checkpoints if not one.intact]
+    if harmed:
+        intact = [
+            f"{one.id}" + (f" ({', '.join(one.names)})" if one.names else "")
+            for one in report.checkpoints
+            if one.intact
+        ]
+        out.print(
+            f"Not restorable: checkpoint {', '.join(str(one.id) for one in harmed)}. "
+            + (f"Intact: {escape(', '.join(intact))}." if intact else "No retained checkpoint is intact.")
+            + "\n"
+        )
+    out.print(_summary(report))
+
+
+def _line(finding: Finding) -> str:
+    path = f"{finding.path}: " if finding.path else ""
+    return escape(f"{path}{finding.what}")
+
+
+def _summary(report: Report) -> str:
+    counts = {one: sum(finding.severity is one for finding in report.findings) for one in Severity}
+    verdict = "damaged" if counts[Severity.DAMAGE] else "whole"
+    how = "sizes only" if report.quick else f"{report.read:,} bytes read"
+    return (
+        f"{verdict}: {counts[Severity.DAMAGE]} damaged, {counts[Severity.LEFTOVER]} left over, {counts[Severity.FOREIGN]} foreign; "
+        f"{len(report.checkpoints)} checkpoints, {report.files:,} files, {report.bytes:,} bytes ({how})"
+    )
+
+
+def _show_plan(plan: RepairPlan) -> None:
+    out.print("\n[bold]plan[/]")
+    if plan.refused is not None:
+        out.print(f"  nothing: {escape(plan.refused)}")
+        return
+    _show_part("publish or record", plan.publish)
+    _show_part("drop the rows of", plan.drop)
+    _show_part("delete", plan.delete)
+    if plan.empty:
+        out.print("  nothing to do")
+    else:
+        out.print(
+            f"  {len(plan.delete):,} files, {plan.bytes:,} bytes go; no retained checkpoint, running restore or table names them"
+        )
+    if plan.beyond:
+        out.print(f"  {len(plan.beyond)} damaged things stay as they are: no repair can undo that")
+
+
+def _show_part(title: str, findings: Iterable[Finding]) -> None:
+    listed = list(findings)
+    for finding in listed[:_SHOWN]:
+        checkpoint = f" (checkpoint {', '.join(str(id) for id in finding.checkpoints)})" if finding.checkpoints else ""
+        out.print(f"  {title}: {escape(finding.path or '')}{checkpoint}")
+    if len(listed) > _SHOWN:
+        out.print(f"  {title}: ... and {len(listed) - _SHOWN:,} more; --json has all")
+
+
+def _plan_dict(plan: RepairPlan) -> dict:
+    return {
+        "refused": plan.refused,
+        "publish": [finding.to_dict() for finding in plan.publish],
+        "drop": [finding.to_dict() for finding in plan.drop],
+        "delete": [finding.to_dict() for finding in plan.delete],
+        "bytes": plan.bytes,
+    }

@@ -1,0 +1,315 @@
+"""Metrics of pipelines for Prometheus, read from their storage at each scrape.
+
+Nothing here runs beside a pipeline or asks a coordinator: what the registry, the lease and the landing directories say is there
+while Dagster is down and while no coordinator lives. Reading needs no right and no JVM. `FAMILIES` says what each metric means.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import structlog
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from configs.settings import Settings
+from pipelines.loading import load_pipeline
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.ownership import hold_causes
+from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
+from pipelines.runtime.ownership.publish import unpublished
+from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.slices import SourceFile
+from state_ops.checkpoints import restore_log
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.registry import SAVEPOINT, Publication, Registry
+from state_ops.checkpoints.restore_log import Restored
+from state_ops.coordination import lease
+from state_ops.coordination.lease import DEAD_AFTER_HEARTBEATS, Lease
+from state_ops.errors import plainly
+from state_ops.storage.instrumented_store import DOWN, KINDS, UP
+from state_ops.storage.storage import Storage
+
+log = structlog.get_logger("weir.metrics")
+
+PATIENCE = 8.0  # seconds for one scrape: Prometheus gives up after 10 by default
+
+Sample = tuple[str, tuple[str, ...], float]  # a metric, the values of its labels after the pipeline's, its value
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric. labels: besides `pipeline`, which all have. A counter's name ends in `_total`."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def is_counter(self) -> bool:
+        return self.name.endswith("_total")
+
+
+FAMILIES = (
+    Family("weir_up", "1 if the pipeline's storage could be read at this scrape, 0 if not; the exporter's log says why."),
+    Family("weir_scrape_seconds", "How long reading the pipeline's storage took."),
+    Family("weir_coordinator_alive", "1 if a coordinator lives; absent while only more scrapes can tell (another host)."),
+    Family("weir_coordinator_generation", "The generation that owns the pipeline: one more for each coordinator."),
+    Family(
+        "weir_held",
+        "1 while a gate, bad input or damage holds the pipeline: its cause stands, and no later epoch is complete; else 0.",
+    ),
+    Family("weir_checkpoint_id", "The newest completed checkpoint; absent before the first."),
+    Family("weir_checkpoint_completed_timestamp_seconds", "When the newest checkpoint was completed."),
+    Family("weir_checkpoint_interval_seconds", "checkpoints.interval_seconds of the configuration."),
+    Family("weir_retained_checkpoints", "Completed checkpoints that are retained."),
+    Family("weir_savepoints", "Savepoints: checkpoints with a name."),
+    Family("weir_unpublished_checkpoints", "Completed checkpoints whose rows some table lacks."),
+    Family("weir_epochs_total", "Epochs in the chain of the newest checkpoint. A rewind takes it back."),
+    Family("weir_rows_read_total", "Rows read from sources, by the same chain."),
+    Family("weir_state_uploaded_bytes_total", "Bytes of state uploaded, by the same chain."),
+    Family("weir_state_uploaded_files_total", "Files of state uploaded, by the same chain."),
+    Family("weir_state_bytes", "State in the newest checkpoint.", ("stage",)),
+    Family("weir_state_files", "Files of state in the newest checkpoint.", ("stage",)),
+    Family("weir_stage_rows", "Rows of the newest epoch; kind waiting: not applied yet, of all epochs.", ("stage", "kind")),
+    Family("weir_epoch_phase_seconds", "The newest epoch's phases: stage, gate and upload by stage; to_commit: from the "
+           "trigger to the commit; commits_before: committing the epoch before; publishing_before, pruning_before: publishing and pruning of epochs before; seal: looking at it as a whole.", ("phase", "stage")),
+    Family("weir_stage_phase_seconds", "The same within a stage's subtasks, the slowest one's.", ("stage", "phase")),
+    Family("weir_watermark_timestamp_seconds", "Event-time progress: windows up to here are closed.", ("stage",)),
+    Family("weir_source_files_waiting", "Files that arrived and are in no checkpoint.", ("source",)),
+    Family("weir_source_bytes_waiting", "Bytes of those files.", ("source",)),
+    Family("weir_sink_checkpoint_id", "The newest checkpoint that has rows for the table.", ("table",)),
+    Family("weir_sink_published_checkpoint_id", "The newest retained checkpoint whose rows the table has.", ("table",)),
+    Family("weir_sink_published_timestamp_seconds", "When those rows became visible.", ("table",)),
+    Family("weir_storage_requests_total", "Requests of coordinators, and of subtasks in acks, up to the newest checkpoint, failed "
+           "ones too; create: put if absent. Not those of delta-rs and Spark.", ("kind",)),
+    Family("weir_storage_transferred_bytes_total", "Bytes of those requests.", ("direction",)),
+    Family("weir_cache_hits_total", "State cache: reads that a layer answered.", ("stage", "layer")),
+    Family("weir_cache_misses_total", "State cache: reads that the backend answered.", ("stage",)),
+    Family("weir_cache_writes_total", "State cache: entries written; evicted: before the barrier, flushed: at it.", ("stage", "kind")),
+    Family("weir_restore_last_valid", "1 if the last restore found its checkpoint whole, 0 if not."),
+    Family("weir_restore_last_timestamp_seconds", "When the last restore ended."),
+    Family("weir_restore_last_checkpoint_id", "Which checkpoint the last restore looked at."),
+    Family("weir_restore_last_seconds", "How long the last restore took: fetch, all of it; check, summed over subtasks.", ("phase",)),
+)  # fmt: skip
+
+_ROWS = ("in", "out", "late", "dropped", "null_key", "quarantined", "waiting", "duplicate")
+_OF_A_STAGE = ("stage", "gate", "quarantine", "upload")  # phases whose name goes on with the stage's uid
+_TOTALS = {
+    "weir_epochs_total": "epochs",
+    "weir_rows_read_total": "rows_read",
+    "weir_state_uploaded_bytes_total": "bytes_new",
+    "weir_state_uploaded_files_total": "files_new",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at a pipeline's storage found. alive: None if it cannot be told yet. waiting: by source."""
+
+    interval: float
+    holder: Lease | None
+    alive: bool | None
+    generation: int
+    retained: Sequence[Checkpoint]
+    savepoints: int
+    unpublished: int
+    publications: Sequence[Publication]
+    waiting: Mapping[str, Sequence[SourceFile]]
+    restored: Restored | None
+    held: bool = False
+
+
+class Watched:
+    """One pipeline between scrapes: what is open, and since when the coordinator's counter stands still."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.name, self._settings = name, settings
+        self._opened: tuple[Pipeline, Storage, Registry, dict[str, FilesReader]] | None = None
+        self._beat: tuple[int, int] | None = None
+        self._since, self._has_moved = 0.0, False
+
+    def look(self, now: Callable[[], float] = time.monotonic) -> Look:
+        """Read the pipeline's storage. Raises what that raises; then everything is opened anew next time."""
+        try:
+            return self._look(now())
+        except BaseException:
+            self._opened = None
+            raise
+
+    def _look(self, now: float) -> Look:
+        if self._opened is None:
+            pipeline = load_pipeline(self.name, self._settings)
+            self._opened = (pipeline, *open_storage(pipeline, self._settings), readers(pipeline, self._settings))
+        _, storage, registry, sources = self._opened
+        holder = lease.read(storage)  # before the head: a coordinator that ends in between is seen alive once more
+        retained = registry.checkpoints()
+        offsets = retained[-1].offsets if retained else {}
+        return Look(
+            interval=self._settings.checkpoints.interval_seconds,
+            holder=holder,
+            alive=self._alive(holder, now),
+            generation=registry.generation(),
+            retained=retained,
+            savepoints=sum(pin.kind == SAVEPOINT for pin in registry.pins()),
+            unpublished=len(unpublished(registry)),
+            publications=registry.publications(),
+            waiting={name: reader.backlog(offsets.get(name)) for name, reader in sources.items()},
+            restored=restore_log.newest(storage),
+            held=hold_causes.standing(storage, retained[-1] if retained else None, sources) is not None,
+        )
+
+    def _alive(self, holder: Lease | None, now: float) -> bool | None:
+        """By the lease's rule. On another host a counter that has stood still for 3 heartbeats is dead, one that was seen to move lives."""
+        known = lease.alive(holder)
+        if known is not None or holder is None:
+            return bool(known)
+        beat = (holder.generation, holder.counter)
+        if beat != self._beat:
+            self._has_moved = self._beat is not None
+            self._beat, self._since = beat, now
+        if now - self._since >= DEAD_AFTER_HEARTBEATS * holder.heartbeat_seconds:
+            return False
+        return True if self._has_moved else None
+
+
+class Exporter(Collector):
+    """What Prometheus scrapes: all pipelines side by side. One that cannot be read, or not in time, hides no other one."""
+
+    def __init__(self, names: Sequence[str], settings: Settings, patience: float = PATIENCE) -> None:
+        self._watched = [Watched(name, settings) for name in names]
+        self._patience = patience
+        self._looking: dict[str, Future[tuple[Look, float]]] = {}
+        self._threads = ThreadPoolExecutor(max(1, len(names)), thread_name_prefix="weir-metrics")
+        self._reasons: dict[str, str] = {}
+        self._one_at_a_time = threading.Lock()
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is read when the collector is registered."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        families = {family.name: _family(family) for family in FAMILIES}
+        with self._one_at_a_time:
+            for pipeline, name, labels, value in self._samples():
+                families[name].add_metric([pipeline, *labels], value)
+        yield from families.values()
+
+    def _samples(self) -> Iterator[tuple[str, str, tuple[str, ...], float]]:
+        for watched in self._watched:
+            if watched.name not in self._looking:  # one that never came back is not asked a second time beside it
+                self._looking[watched.name] = self._threads.submit(_timed, watched)
+        wait_for(self._looking.values(), self._patience)
+        for watched in self._watched:
+            looking = self._looking[watched.name]
+            if not looking.done():
+                self._failed(watched.name, f"storage has not answered for {self._patience:g} s")
+                yield watched.name, "weir_up", (), 0
+                continue
+            del self._looking[watched.name]
+            try:
+                look, took = looking.result()
+                found = list(samples(look))
+            except Exception as error:
+                self._failed(watched.name, plainly(error))
+                yield watched.name, "weir_up", (), 0
+                continue
+            if self._reasons.pop(watched.name, None) is not None:
+                log.info("a pipeline can be read again", pipeline=watched.name)
+            yield watched.name, "weir_up", (), 1
+            yield watched.name, "weir_scrape_seconds", (), took
+            for name, labels, value in found:
+                yield watched.name, name, labels, value
+
+    def _failed(self, pipeline: str, reason: str) -> None:
+        if self._reasons.get(pipeline) != reason:  # once, not at each scrape
+            log.warning("a pipeline cannot be read", pipeline=pipeline, reason=reason)
+        self._reasons[pipeline] = reason
+
+
+def _timed(watched: Watched) -> tuple[Look, float]:
+    started = time.perf_counter()
+    return watched.look(), time.perf_counter() - started
+
+
+def _family(family: Family) -> CounterMetricFamily | GaugeMetricFamily:
+    labels = ["pipeline", *family.labels]
+    if family.is_counter:
+        return CounterMetricFamily(family.name.removesuffix("_total"), family.help, labels=labels)
+    return GaugeMetricFamily(family.name, family.help, labels=labels)
+
+
+def samples(look: Look) -> Iterator[Sample]:
+    """What a look says, as samples of `FAMILIES`."""
+    if look.alive is not None:
+        yield "weir_coordinator_alive", (), float(look.alive)
+    yield "weir_coordinator_generation", (), float(look.generation)
+    yield "weir_held", (), float(look.held)
+    yield "weir_checkpoint_interval_seconds", (), look.interval
+    yield "weir_retained_checkpoints", (), float(len(look.retained))
+    yield "weir_savepoints", (), float(look.savepoints)
+    yield "weir_unpublished_checkpoints", (), float(look.unpublished)
+    for source, files in look.waiting.items():
+        yield "weir_source_files_waiting", (source,), float(len(files))
+        yield "weir_source_bytes_waiting", (source,), float(sum(file.size for file in files))
+    if look.retained:
+        yield from _of_head(look.retained[-1])
+    newest = {row.sink: row for row in sorted(look.publications, key=lambda row: row.checkpoint_id)}
+    for table, row in newest.items():
+        yield "weir_sink_published_checkpoint_id", (table,), float(row.checkpoint_id)
+        yield "weir_sink_published_timestamp_seconds", (table,), _seconds(row.published_at)
+    if look.restored is not None:
+        yield "weir_restore_last_valid", (), float(look.restored.valid)
+        yield "weir_restore_last_timestamp_seconds", (), _seconds(look.restored.restored_at)
+        yield "weir_restore_last_checkpoint_id", (), float(look.restored.checkpoint_id)
+        yield "weir_restore_last_seconds", ("fetch",), look.restored.fetch_ms / 1000
+        yield "weir_restore_last_seconds", ("check",), look.restored.check_ms / 1000
+
+
+def _of_head(head: Checkpoint) -> Iterator[Sample]:
+    yield "weir_checkpoint_id", (), float(head.id)
+    yield "weir_checkpoint_completed_timestamp_seconds", (), _seconds(head.completed_at)
+    for name, recorded in _TOTALS.items():
+        yield name, (), float(head.totals.get(recorded, 0))
+    for kind in KINDS:  # rows of releases that did not count have none
+        yield "weir_storage_requests_total", (kind,), float(head.totals.get(f"requests_{kind}", 0))
+    for direction, recorded in (("up", UP), ("down", DOWN)):
+        yield "weir_storage_transferred_bytes_total", (direction,), float(head.totals.get(recorded, 0))
+    for phase, ms in head.ms.items():
+        kind, _, uid = phase.partition(":")
+        of = (kind, uid) if kind in _OF_A_STAGE else (phase.replace(":", "_"), "")
+        yield "weir_epoch_phase_seconds", of, ms / 1000
+    for uid, micros in head.watermarks.items():
+        yield "weir_watermark_timestamp_seconds", (uid,), micros / 1e6
+    for table, ids in head.sinks.items():
+        if ids.get("id") is not None:
+            yield "weir_sink_checkpoint_id", (table,), float(ids["id"] or 0)
+    for uid, figures in head.operators.items():
+        yield from _of_stage(uid, figures)
+
+
+def _of_stage(uid: str, figures: Mapping[str, Any]) -> Iterator[Sample]:
+    yield "weir_state_bytes", (uid,), float(figures.get("bytes_total", 0))
+    yield "weir_state_files", (uid,), float(figures.get("files_total", 0))
+    for kind in _ROWS:
+        yield "weir_stage_rows", (uid, kind), float(figures.get(f"rows_{kind}", 0))
+    for phase, ms in (figures.get("ms") or {}).items():
+        yield "weir_stage_phase_seconds", (uid, phase), ms / 1000
+    cache = figures.get("cache_totals")
+    if cache:
+        yield "weir_cache_hits_total", (uid, "l1"), float(cache["l1_hits"])
+        yield "weir_cache_hits_total", (uid, "l2"), float(cache["l2_hits"])
+        yield "weir_cache_misses_total", (uid,), float(cache["misses"])
+        yield "weir_cache_writes_total", (uid, "evicted"), float(cache["evicted"])
+        yield "weir_cache_writes_total", (uid, "flushed"), float(cache["flushed"])
+
+
+def _seconds(moment: datetime) -> float:
+    return moment.timestamp()

@@ -1,0 +1,150 @@
+"""State, its history and its differences as people read them on a terminal, and the facts behind for `--json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+from rich.markup import escape
+from rich.table import Table
+
+from pipelines.cli.console import err, out
+from pipelines.runtime.inspection.diff import Difference
+from pipelines.runtime.inspection.export import limited
+from pipelines.runtime.inspection.state_reader import Change
+from pipelines.runtime.inspection.value_text import _inner, text_of
+from state_ops.arrow import frames
+
+_WIDTH, _NARROW = 60, 20
+
+
+def show(schema: pa.Schema, tables: Iterable[pa.Table], most: int | None) -> None:
+    """Rows as a table, wide values shortened. most: at most so many; None: all."""
+    rows = [
+        row
+        for table in limited(tables, None if most is None else most + 1)
+        for row in zip(*_values(table), strict=True)
+    ]
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for field in schema:
+        table.add_column(escape(field.name), justify="right" if _is_number(field.type) else "left")
+    for row in rows if most is None else rows[:most]:
+        table.add_row(*[short(value) for value in row])
+    out.print(table)
+    if most is not None and len(rows) > most:
+        err.print("... and more; --format json, parquet or arrow has all rows, --limit N as many as you say.")
+
+
+def _values(table: pa.Table) -> list[list[Any]]:
+    return [frames.python_values(column) for column in table.columns]
+
+
+def _is_number(type: pa.DataType) -> bool:
+    return any(of(type) for of in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal))
+
+
+def short(value: Any, width: int = _WIDTH) -> str:
+    """A value as text of at most so many characters, escaped for rich."""
+    text = text_of(value)
+    return escape(text if len(text) <= width else text[: width - 3] + "...")
+
+
+def history_facts(change: Change) -> dict[str, Any]:
+    """A change, JSON-ready."""
+    row = change.checkpoint
+    return {
+        "checkpoint": row.id,
+        "parent": row.parent_id,
+        "completed_at": row.completed_at,
+        "trigger": row.trigger,
+        "reason": row.reason,
+        "run_id": row.run_id,
+        "changed_in": [change.since, row.id],
+        "epochs_carried": list(change.carried),
+        "slice": row.slice,
+        "offsets": row.offsets,
+        "delta_versions": change.versions,
+        "value": change.rows,
+    }
+
+
+def history_table(changes: list[Change]) -> Table:
+    """A line a change, whose value has what the others leave of the width."""
+    titles = ("checkpoint", "parent", "completed", "trigger", "run", "read", "published as", "value")
+    lines = [_line(change) for change in changes]
+    taken = sum(2 + max(map(len, column)) for column in zip(titles[:-1], *lines, strict=True))
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in titles:
+        table.add_column(title, justify="right" if title in ("checkpoint", "parent") else "left")
+    for change, line in zip(changes, lines, strict=True):
+        values = [", ".join(f"{name}={_inner(value)}" for name, value in one.items()) for one in change.rows]
+        table.add_row(*line, short("; ".join(values) or "gone", max(_NARROW, out.width - taken - 2)))
+    return table
+
+
+def _line(change: Change) -> tuple[str, ...]:
+    row = change.checkpoint
+    return (
+        str(row.id),
+        str(row.parent_id or "-"),
+        row.completed_at.strftime("%Y-%m-%d %H:%M:%S"),
+        row.trigger,
+        short(row.run_id or "-", 12),
+        short(_read(change)),
+        short(", ".join(f"{name} v{version}" for name, version in change.versions.items()) or "-"),
+    )
+
+
+def _read(change: Change) -> str:
+    """What the epoch read; of several, only that it is not known which of them."""
+    row = change.checkpoint
+    if change.since is None:
+        return f"changed at or before {row.id}; earlier ones are pruned"
+    if not change.exact:
+        return f"changed somewhere in {change.since}..{row.id}; those between are pruned"
+    parts = []
+    for name, part in row.slice.items():
+        files = [file["name"] for file in part["files"]]
+        if files:
+            more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+            parts.append(f"{name}: {part['rows']:,} rows of {files[0]}{more}")
+    carried = [f"rows that waited since {', '.join(map(str, change.carried))}"] if change.carried else []
+    return "; ".join(carried + parts) or "nothing"
+
+
+def summary(difference: Difference) -> dict[str, Any]:
+    """Counts and what differs in the schemas, JSON-ready."""
+    return {
+        "from": difference.first,
+        "to": difference.second,
+        **difference.counts,
+        "fields_only_in_from": list(difference.gone),
+        "fields_only_in_to": list(difference.new),
+        "fields_of_other_type": {name: list(both) for name, both in difference.retyped.items()},
+    }
+
+
+def show_difference(difference: Difference, sample: list[dict[str, Any]]) -> None:
+    """Counts, what differs in the schemas, and some rows, a line a field."""
+    counts = ", ".join(f"{number:,} {change}" for change, number in difference.counts.items())
+    out.print(f"checkpoint {difference.first} to {difference.second}: {counts}")
+    for names, which in ((difference.gone, difference.first), (difference.new, difference.second)):
+        if names:
+            out.print(f"only checkpoint {which} has: {escape(', '.join(names))}")
+    for name, (was, now) in difference.retyped.items():
+        out.print(escape(f"{name} was {was}, is {now}"))
+    if not sample:
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("change", "key", "field", "old", "new"):
+        table.add_column(title)
+    for row in sample:
+        old, new = row["old"] or {}, row["new"] or {}
+        fields = row["fields"] if row["fields"] is not None else list(old or new)
+        for number, name in enumerate(fields or [""]):
+            said = (row["change"], short(" / ".join(map(text_of, row["key"].values())))) if number == 0 else ("", "")
+            table.add_row(*said, escape(name), short(old.get(name)), short(new.get(name)))
+    out.print(table)
+    if sum(difference.counts.values()) > len(sample):
+        err.print("... and more; --format json, parquet or arrow has all, --limit N as many as you say.")

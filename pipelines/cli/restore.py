@@ -1,0 +1,153 @@
+"""The commands that bring a pipeline back: `restore`, `rewind`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from pipelines.cli.console import Json, Name, confirm, moment, out, print_json, waiting
+from pipelines.loading import find
+from pipelines.runtime.inspection.state_reader import chosen
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.restore import restore as restoring
+from pipelines.runtime.restore import rewind as rewinding
+from pipelines.runtime.restore.restore import RestorePlan
+from pipelines.runtime.restore.rewind import RewindPlan
+from pipelines.runtime.run import maintenance
+from state_ops.errors import ConfigurationError
+
+
+def restore(
+    pipeline: Name,
+    checkpoint: Annotated[int | None, typer.Option(help="The checkpoint; by default the newest.")] = None,
+    savepoint: Annotated[str | None, typer.Option(help="The savepoint of this name instead.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be fetched.")] = False,
+    storage: Annotated[
+        bool, typer.Option("--storage", help="Read every object in storage, also where this host has copies of it.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Fetch a checkpoint to this host and prove it: every digest, opened, its keys where they belong. Then a run starts from here.
+
+    Of what this host has already only the sizes are compared in storage, unless --storage is given. Changes nothing in storage but a row in registry/restores, and may run beside a coordinator. To go on from an older
+    checkpoint: weir rewind. Exit code 1 if the checkpoint is damaged.
+    """
+    if checkpoint is not None and savepoint is not None:
+        raise ConfigurationError("Both a checkpoint and a savepoint are given.", next="Give one of them.")
+    found, settings = find(pipeline)
+    durable, registry = open_storage(found, settings)
+    meant = chosen(found, registry, savepoint if checkpoint is None else checkpoint)
+    plan = restoring.plan(found, settings, durable, registry, meant)
+    if not json:
+        _show_restore(plan)
+    if dry_run:
+        if json:
+            print_json({**plan.to_dict(), "restored": None})
+        return
+    with waiting("fetching and checking"):
+        done = restoring.restore(found, settings, durable, registry, meant, stored=storage)
+    if json:
+        print_json({**plan.to_dict(), "restored": done.to_dict()})
+        return
+    seconds = done.fetch_ms / 1000
+    out.print(
+        f"Checkpoint {meant.id} is valid: {done.bytes_fetched:,} bytes fetched, {done.bytes_cached + done.bytes_local:,} were here, "
+        f"{done.files} files checked in {seconds:.1f} s. `weir run {pipeline}` starts from local files now."
+        if registry.head() == meant
+        else f"Checkpoint {meant.id} is valid, {done.files} files checked in {seconds:.1f} s. To go on from it: "
+        f"weir rewind {pipeline} --to {meant.id}"
+    )
+    if done.bytes_unread:
+        out.print(
+            f"{done.bytes_unread:,} bytes were not read in storage, where only their sizes were compared: "
+            f"weir restore {pipeline} --storage"
+        )
+
+
+def _show_restore(plan: RestorePlan) -> None:
+    facts = plan.to_dict()
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("stage", "subtasks", "files", "bytes", "on this host"):
+        table.add_column(title, justify="left" if title == "stage" else "right")
+    for uid, one in facts["stages"].items():
+        table.add_row(uid, str(one["subtasks"]), str(one["files"]), f"{one['bytes']:,}", f"{one['bytes_local']:,}")
+    out.print(f"Checkpoint {facts['checkpoint']} of {facts['completed_at']}: {facts['bytes_total']:,} bytes of state.")
+    out.print(table)
+    out.print(f"To fetch: {facts['bytes_to_fetch']:,} bytes; {facts['bytes_cached']:,} are among this host's objects.")
+
+
+def rewind(
+    pipeline: Name,
+    to: Annotated[
+        str | None, typer.Option(help="The checkpoint to go back to, by its number, or by the name of a savepoint.")
+    ] = None,
+    savepoint: Annotated[str | None, typer.Option(hidden=True, help="As --to NAME, as it was called before.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="In spite of the obstacles that are shown. Others that come up meanwhile end it, with nothing changed.",
+        ),
+    ] = False,
+    reason: Annotated[str, typer.Option(help="Why, for who reads the list of checkpoints.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    json: Json = False,
+) -> None:
+    """Take state, source positions and all sink tables back to one checkpoint, together. The next run reads the input again from there.
+
+    What is abandoned stays in the registry until it is pruned, and is never published again. No coordinator may be running.
+    """
+    if (to is None) == (savepoint is None):
+        raise ConfigurationError(
+            "Say which checkpoint to go back to.",
+            next=f"`weir rewind {pipeline} --to N` or `--to NAME`; `weir checkpoints {pipeline}` lists them.",
+        )
+    found, settings = find(pipeline)
+    _, registry = open_storage(found, settings)
+    meant = chosen(found, registry, savepoint if to is None else moment(to, registry))
+    plan = rewinding.plan(found, settings, int(meant.id))
+    if not json:
+        _show_rewind(plan)
+    if dry_run:
+        if json:
+            print_json({**plan.to_dict(), "checkpoint": None})
+        return
+    accepted = plan.obstacles if force else ()
+    rewinding.check(plan, pipeline, accepted)
+    confirm("rewind", yes=yes, json=json)
+    with waiting("checking the checkpoint, then rewinding"):
+        done = maintenance.rewind(found, settings, int(meant.id), accepted=accepted, reason=reason)
+    if json:
+        print_json({**plan.to_dict(), "checkpoint": done.id})
+        return
+    out.print(
+        f"{escape(pipeline)} is at checkpoint {done.id}, {done.reason}. `weir run {pipeline}` goes on from there."
+    )
+
+
+def _show_rewind(plan: RewindPlan) -> None:
+    retained = ", ".join(map(str, plan.abandoned))
+    verb = "is" if len(plan.abandoned) == 1 else "are"
+    out.print(
+        f"From checkpoint {plan.head.id} back to {plan.to.id} ({plan.to.completed_at:%Y-%m-%d %H:%M:%S}). "
+        f"Undone: everything after {plan.to.id}; of it {retained} {verb} still retained and can be taken back to."
+    )
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for uid, (now, then) in plan.stages.items():
+        table.add_row("state", uid, f"{now:,} bytes, then {then:,}")
+    for source in plan.sources:
+        table.add_row("source", source.source, f"{len(source.again):,} files are read again" + _lost(len(source.gone)))
+    for one in plan.tables:
+        as_of = "empty" if one.then is None else f"as of version {one.then}"
+        table.add_row("table", one.table, f"version {one.version}, then {as_of}: {one.rows:,} rows go")
+    out.print(table)
+    for obstacle in plan.obstacles:
+        out.print(f"[yellow]obstacle[/]  {escape(obstacle)}")
+
+
+def _lost(number: int) -> str:
+    return f", {number:,} are gone" if number else ""

@@ -1,0 +1,210 @@
+"""The commands that keep a pipeline's checkpoints: `savepoint`, `savepoints`, `prune`, `cancel`."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from configs.settings import Settings
+from pipelines.cli.console import Json, Name, err, out, print_json, waiting
+from pipelines.loading import find
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.restore.recovery import owning
+from pipelines.runtime.run import maintenance
+from pipelines.runtime.run.stopping import end
+from pipelines.runtime.sinks import restore_version
+from state_ops.checkpoints.registry import SAVEPOINT, Pin
+from state_ops.coordination import requests
+from state_ops.coordination.requests import Request
+from state_ops.errors import ConfigurationError
+
+_SHOWN = 20
+_LONG = timedelta(days=365)
+
+
+def savepoint(
+    pipeline: Name,
+    name: Annotated[str | None, typer.Option(help="Take a savepoint of this name.")] = None,
+    drop: Annotated[str | None, typer.Option(help="Take this savepoint's name away; what only it kept goes.")] = None,
+    reason: Annotated[str, typer.Option(help="Why, for who reads the list.")] = "weir savepoint",
+    json: Json = False,
+) -> None:
+    """Name a checkpoint, so that retention never touches it: the next one where a coordinator runs, else the newest.
+
+    `weir savepoints` lists them; `weir run NEW --from PIPELINE:NAME` starts a pipeline from one.
+    """
+    if (name is None) == (drop is None):
+        raise ConfigurationError(
+            "Say what to do.",
+            next=f"`weir savepoint {pipeline} --name NAME` or `--drop NAME`; `weir savepoints {pipeline}` lists.",
+        )
+    found, settings = find(pipeline)
+    patience = settings.checkpoints.timeout_seconds
+    with waiting("waiting for the coordinator's next barrier"):
+        if name is not None:
+            pin = maintenance.savepoint(found, settings, name, reason, patience)
+        else:
+            assert drop is not None
+            pin = maintenance.drop_savepoint(found, settings, drop, patience)
+    if json:
+        print_json(_facts(pin))
+    elif name is not None:
+        out.print(f"Savepoint {escape(pin.name)} is checkpoint {pin.checkpoint_id}. It stays until it is dropped.")
+        _warn_of_retention(found, settings)
+    else:
+        out.print(f"Savepoint {escape(pin.name)} (checkpoint {pin.checkpoint_id}) is dropped.")
+
+
+def savepoints(pipeline: Name, json: Json = False) -> None:
+    """The savepoints of a pipeline, oldest first."""
+    found, settings = find(pipeline)
+    _, registry = open_storage(found, settings)
+    pins = [pin for pin in registry.pins() if pin.kind == SAVEPOINT]
+    if json:
+        print_json([_facts(pin) for pin in pins])
+        return
+    if not pins:
+        out.print(f"{pipeline} has no savepoint: weir savepoint {pipeline} --name NAME")
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("name", "checkpoint", "taken", "reason"):
+        table.add_column(title)
+    for pin in pins:
+        table.add_row(
+            escape(pin.name), str(pin.checkpoint_id), pin.created_at.strftime("%Y-%m-%d %H:%M:%S"), escape(pin.reason)
+        )
+    out.print(table)
+
+
+def _warn_of_retention(pipeline: Pipeline, settings: Settings) -> None:
+    """Say which tables forget, sooner than in a year, what a rewind to the oldest savepoint needs of their logs."""
+    storage, registry = open_storage(pipeline, settings)
+    oldest = min((pin.created_at for pin in registry.pins() if pin.kind == SAVEPOINT), default=None)
+    if oldest is None:
+        return
+    tables = dict[timedelta, list[str]]()
+    for sink in pipeline.sinks:
+        kept = restore_version.kept_for(storage, sink.table)
+        if kept is not None and kept < _LONG:
+            tables.setdefault(kept, []).append(sink.table)
+    for kept, names in tables.items():
+        when = f"{oldest + kept:%Y-%m-%d}"
+        verb = "can" if oldest + kept > datetime.now(UTC) else "perhaps could"
+        whose, it = (
+            (f"the table {names[0]} keeps its log", "it")
+            if len(names) == 1
+            else (f"{len(names)} tables keep their logs", "they")
+        )
+        which = f" ({', '.join(names)})" if len(names) > 1 else ""
+        err.print(
+            f"[yellow]note[/]  {escape(whose)} for {kept.days} days (delta.logRetentionDuration): "
+            f"{it} {verb} be taken back to the oldest savepoint until {when}{escape(which)}.",
+        )
+
+
+def _facts(pin: Pin) -> dict[str, Any]:
+    return {
+        "name": pin.name,
+        "checkpoint": pin.checkpoint_id,
+        "created_at": pin.created_at.isoformat(),
+        "reason": pin.reason,
+    }
+
+
+def prune(
+    pipeline: Name,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go and why; change nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Drop the checkpoints that nothing keeps, and the objects that only they name. Every epoch does this by itself.
+
+    Also removes what dead attempts left. Where a coordinator runs, it is asked to.
+    """
+    found, settings = find(pipeline)
+    checkpoints, objects = maintenance.explain(found, settings)
+    if json:
+        print_json(
+            {
+                "dry_run": dry_run,
+                "checkpoints": [dataclasses.asdict(fate) for fate in checkpoints],
+                "objects": [{**dataclasses.asdict(fate), "stays": fate.stays} for fate in objects],
+                "bytes_freed": sum(fate.bytes for fate in objects if not fate.stays),
+            }
+        )
+    else:
+        _show(checkpoints, objects)
+    if dry_run:
+        return
+    with waiting("pruning"):
+        by_coordinator = maintenance.asked(
+            found,
+            settings,
+            Request(requests.UPKEEP, reason="weir prune"),
+            lambda _: None,  # owning a pipeline prunes and removes leftovers before anything else
+            settings.checkpoints.timeout_seconds,
+        )
+    if not json:
+        out.print("Done by the running coordinator." if by_coordinator else "Done.")
+
+
+def _show(checkpoints: list, objects: list) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title, justify in (
+        ("checkpoint", "right"),
+        ("", "left"),
+        ("bytes", "right"),
+        ("frees", "right"),
+        ("why", "left"),
+    ):
+        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+    for fate in checkpoints:
+        why = "; ".join(fate.reasons) or "beyond the retained number, and nothing needs it"
+        table.add_row(
+            str(fate.id), "stays" if fate.stays else "goes", f"{fate.bytes:,}", f"{fate.frees:,}", escape(why)
+        )
+    out.print(table)
+    goes = [fate for fate in objects if not fate.stays]
+    stays = [fate for fate in objects if fate.stays]
+    shared = [fate for fate in stays if len(fate.named_by) > 1]
+    out.print(
+        f"\n{len(stays):,} objects stay ({sum(fate.bytes for fate in stays):,} bytes; {len(shared):,} are named by several "
+        f"checkpoints), {len(goes):,} go ({sum(fate.bytes for fate in goes):,} bytes)."
+    )
+    for title, fates in (("goes", goes), ("stays", stays)):
+        for fate in fates[:_SHOWN]:
+            named = ", ".join(str(id) for id in fate.named_by)
+            because = f"named by {named}" if named else "no checkpoint that stays names it"
+            out.print(f"  {title:<5}  {fate.bytes:>12,}  {escape(fate.path)}  ({because})")
+        if len(fates) > _SHOWN:
+            out.print(f"  {title:<5}  ... and {len(fates) - _SHOWN:,} more; --json has all")
+
+
+def cancel(
+    pipeline: Name,
+    delete: Annotated[
+        bool | None,
+        typer.Option("--delete/--retain", help="Delete or retain the checkpoints; default: checkpoints.on_cancel."),
+    ] = None,
+) -> None:
+    """End a pipeline: stop its coordinator at the next barrier; then retain its checkpoints, or delete all but its savepoints.
+
+    Sensors begin nothing until a person does (`weir run`, `weir resume`, Materialize). Tables stay as they are. After --delete the pipeline goes on only where its newest savepoint is the last that was published.
+    """
+    found, settings = find(pipeline)
+    deletes = settings.checkpoints.on_cancel == "delete" if delete is None else delete
+    _, registry = open_storage(found, settings)
+    stopped = end(found, settings, Request(requests.STOP, reason="weir cancel", delete=deletes), "cancelled", waiting)
+    if deletes and not stopped:
+        with owning(found, settings, epochs=False) as tenure:
+            maintenance.end(tenure.shop)
+    left = registry.checkpoints()
+    out.print(
+        f"{pipeline} is cancelled. "
+        + (f"{len(left)} checkpoints are retained." if left else "No checkpoint is left; its tables are as they were.")
+    )

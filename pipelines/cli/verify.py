@@ -1,0 +1,147 @@
+"""`weir plan`, `weir drill` and `weir report`: what would happen, whether a pipeline would come back, and pages about its data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from pipelines.cli.console import Json, Name, out, print_json, waiting
+from pipelines.loading import find
+from pipelines.runtime.gates import data_docs
+from pipelines.runtime.operations import drill as drills
+from pipelines.runtime.operations.drill import Drilled
+from pipelines.runtime.operations.plan import StatePlan
+from pipelines.runtime.operations.plan import plan as planned
+from pipelines.runtime.operators.compatibility import Verdict
+from state_ops.errors import ConfigurationError
+
+
+def drill(pipeline: Name, json: Json = False) -> None:
+    """Restore the newest checkpoint on scratch, play its epoch again and compare the state: does the pipeline come back, and how fast?
+
+    Production is only read; a coordinator may go on. Exit code 1 if it would not come back, or misses an objective of the settings.
+    """
+    found, settings = find(pipeline)
+    with waiting("restoring on scratch, and replaying an epoch"):
+        done = drills.drill(found, settings)
+    missed = done.missed(settings)
+    if json:
+        print_json({**done.to_dict(), "missed": missed})
+    else:
+        _show_drill(done, missed)
+    if done.problems or missed:
+        raise typer.Exit(1)
+
+
+def _show_drill(done: Drilled, missed: list[str]) -> None:
+    restored = done.restored
+    if restored is not None:
+        out.print(
+            f"Checkpoint {done.checkpoint} was restored in {done.restore_seconds:.1f} s: {restored.bytes_fetched:,} bytes, "
+            f"{restored.files} files, every digest."
+        )
+    if done.replay is not None:
+        out.print(
+            f"Its epoch was replayed from checkpoint {done.replay.parent} in {done.replay.seconds:.1f} s: {done.replay.rows:,} rows; "
+            f"{done.replay.entries:,} entries of state compared."
+        )
+    elif done.not_replayed:
+        out.print(f"[yellow]not replayed[/]  {escape(done.not_replayed)}")
+    for problem in done.problems:
+        out.print(f"[bold red]problem[/]  {escape(problem)}")
+    for one in missed:
+        out.print(f"[bold red]missed[/]  {escape(one)}")
+    took = done.recovery_seconds
+    said = "It does not come back as it was" if took is None else f"Recovery takes {took:.1f} s"
+    if took is not None and done.replay is None:
+        said += ", the restore alone"
+    waits = f"; the oldest input that no checkpoint holds has waited for {done.loss_seconds:.0f} s"
+    out.print(f"{said}{waits if done.loss_seconds else ''}.")
+
+
+_COLORS = {
+    Verdict.COMPATIBLE: "green",
+    Verdict.MIGRATES: "cyan",
+    Verdict.LOSES: "bold yellow",
+    Verdict.FLAG: "yellow",
+    Verdict.REFUSED: "bold red",
+    Verdict.UNKNOWN: "dim",
+}
+
+
+def plan(
+    pipeline: Name,
+    checkpoint: Annotated[int | None, typer.Option(help="The checkpoint; by default the newest.")] = None,
+    savepoint: Annotated[str | None, typer.Option(help="The savepoint of this name instead.")] = None,
+    json: Json = False,
+) -> None:
+    """What a run with today's code and configuration would make of the state: what fits, what migrates, what is refused.
+
+    Changes nothing, and starts Spark only for stages with a transform. Exit code 0: a run would start; 1: something is refused or
+    needs a flag; 2: wrong usage or configuration.
+    """
+    if checkpoint is not None and savepoint is not None:
+        raise ConfigurationError("Both a checkpoint and a savepoint are given.", next="Give one of them.")
+    found, settings = find(pipeline)
+    if any(stage.transform for stage in found.stages):
+        what = "comparing; stages with a transform need Spark to know their columns"
+    else:
+        what = "comparing"
+    with waiting(what):
+        decided = planned(found, settings, checkpoint if savepoint is None else savepoint)
+    if json:
+        print_json(decided.to_dict())
+    else:
+        _show_plan(decided)
+    if decided.stops:
+        raise typer.Exit(1)
+
+
+def _show_plan(decided: StatePlan) -> None:
+    if decided.checkpoint is None:
+        out.print(f"{escape(decided.pipeline)} has no checkpoint yet: everything starts empty.")
+    else:
+        when = f"{decided.checkpoint.completed_at:%Y-%m-%d %H:%M:%S}"
+        out.print(f"{escape(decided.pipeline)} as it is now, against checkpoint {decided.checkpoint.id} of {when}.")
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for one in decided.findings:
+        color = _COLORS[one.verdict]
+        table.add_row(f"[{color}]{one.verdict}[/]", one.kind, escape(one.name), one.aspect, escape(one.what))
+    if decided.findings:
+        out.print(table)
+    for sample in decided.samples:
+        if sample.problem is None:
+            out.print(
+                f"Tried: {sample.rows:,} rows of {escape(sample.stage)}, subtask {sample.subtask}, read with today's schema."
+            )
+    for one in decided.findings:
+        if one.next is not None:
+            out.print(f"[{_COLORS[one.verdict]}]{escape(one.name)}[/]: {escape(one.next)}")
+    if decided.stops:
+        out.print(f"`weir run {escape(decided.pipeline)}` would be refused; nothing was changed.")
+
+
+def report(
+    pipeline: Name,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="DIR", help="Where to; by default below local.work_dir.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Make Great Expectations' Data Docs: all gates and restore expectations, asked of the newest rows, state and figures."""
+    found, settings = find(pipeline)
+    made = data_docs.build(found, settings, to)
+    if json:
+        print_json(made.to_dict())
+        return
+    for verdict in made.verdicts:
+        out.print(
+            f"{'passed' if verdict.passed else '[bold red]failed[/]'}  {verdict.of} {verdict.stage}  {escape(str(verdict))}"
+        )
+    for said in made.left_out:
+        out.print(f"left out  {escape(said)}")
+    out.print(f"{len(made.verdicts)} expectations, {sum(not one.passed for one in made.verdicts)} failed: {made.index}")

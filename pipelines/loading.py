@@ -1,0 +1,146 @@
+"""A pipeline by the name that the configuration gives it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+from configs.settings import PROJECT, PipelineSettings, Settings, load
+from pipelines.runtime.definition import Expected, Gate, Pipeline, Stage
+from state_ops.errors import ConfigurationError, PipelineError
+
+
+def find(name: str) -> tuple[Pipeline, Settings]:
+    """The pipeline that the configuration calls `name`, or PIPELINE@BRANCH, and the settings."""
+    settings = load()
+    return named(name, settings), settings
+
+
+def named(name: str, settings: Settings) -> Pipeline:
+    """A pipeline by its name in the configuration, or a branch of it: PIPELINE@BRANCH."""
+    name, at, branch = name.partition("@")
+    found = load_pipeline(name, settings)
+    if not at:
+        return found
+    from pipelines.runtime.operations.forks import branched
+
+    return branched(found, settings, branch)
+
+
+def load_pipeline(name: str, settings: Settings) -> Pipeline:
+    """Import one pipeline of the configuration, which may add gates to those in its code."""
+    found = _imported(name, settings)
+    _check_caches(found, settings)
+    return _with_configured(found, settings.pipelines[name])
+
+
+def _imported(name: str, settings: Settings) -> Pipeline:
+    if name not in settings.pipelines:
+        known = ", ".join(sorted(settings.pipelines)) or "none"
+        raise ConfigurationError(
+            f"There is no pipeline {name!r} in the configuration.", next=f"Configured pipelines: {known}."
+        )
+    where = settings.pipelines[name].object
+    module, _, attribute = where.partition(":")
+    if str(PROJECT) not in sys.path:  # the command's own script does not start in the project's folder
+        sys.path.insert(0, str(PROJECT))
+    try:
+        found = getattr(importlib.import_module(module), attribute or "pipeline")
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"The pipeline {name!r} cannot be imported: {error}",
+            where=f"pipelines.{name}.object = {where}",
+            next="Write it as module:attribute, importable from the project's folder.",
+        ) from error
+    if not isinstance(found, Pipeline):
+        raise PipelineError(f"{where} is a {type(found).__name__}, not a Pipeline.", where=f"pipelines.{name}.object")
+    if found.name != name:
+        raise PipelineError(
+            f"The pipeline at {where} is named {found.name!r}, the configuration calls it {name!r}.",
+            next="Use one name: storage is found by it.",
+        )
+    return found
+
+
+def _check_caches(pipeline: Pipeline, settings: Settings) -> None:
+    """Refuse a state cache for a stage that no pipeline of the configuration has. They share that section, so others are only imported
+    for what this one does not know; one that cannot be leaves open whose it is."""
+    known = {pipeline.name: [stage.uid for stage in pipeline.stages]}
+    unknown = settings.state.caches.keys() - set(known[pipeline.name])
+    for name in settings.pipelines if unknown else ():
+        try:
+            known[name] = [stage.uid for stage in _imported(name, settings).stages]
+        except (Exception, SystemExit):
+            return
+    unknown -= {uid for uids in known.values() for uid in uids}
+    if unknown:
+        raise ConfigurationError(
+            f"A state cache is configured for the stage {min(unknown)!r}, which no pipeline has.",
+            where=f"state.caches.{min(unknown)}",
+            next="Correct the uid, or remove it. Stages are: "
+            + "; ".join(f"{', '.join(uids)} ({name})" for name, uids in known.items())
+            + ".",
+        )
+
+
+def _with_configured(pipeline: Pipeline, configured: PipelineSettings) -> Pipeline:
+    """The pipeline with the gates and expectations of the configuration behind its own. Raises ConfigurationError that names the key."""
+    where = f"pipelines.{pipeline.name}"
+    unknown = sorted(configured.gates.keys() - {stage.uid for stage in pipeline.stages})
+    if unknown:
+        raise ConfigurationError(
+            f"The pipeline {pipeline.name} has no stage {unknown[0]!r}.",
+            where=f"{where}.gates.{unknown[0]}",
+            next=f"Its stages are: {', '.join(stage.uid for stage in pipeline.stages)}.",
+        )
+    expected = [(f"{where}.on_restore.{number}", one) for number, one in enumerate(configured.on_restore)]
+    if not (configured.gates or expected):
+        return pipeline
+    stages: dict[str, Stage] = {}
+    for stage in pipeline.stages:  # each after the one that it reads
+        more = [
+            _gate(
+                f"{where}.gates.{stage.uid}.{number}",
+                one.expect,
+                one.on_failure,
+                one.of,
+                one.arguments,
+                one.quarantine_at_most,
+            )
+            for number, one in enumerate(configured.gates.get(stage.uid, ()))
+        ]
+        input = stages[stage.input.uid] if isinstance(stage.input, Stage) else stage.input
+        with _named(f"{where}.gates.{stage.uid}"):
+            stages[stage.uid] = replace(stage, input=input, gates=(*stage.gates, *more))
+    asked = list(pipeline.on_restore)
+    for key, one in expected:
+        of: Literal["state", "table"] = "table" if one.state is None else "state"
+        gate = _gate(key, one.expect, one.on_failure, "rows", one.arguments)
+        asked.append(Expected(of, str(one.state or one.table), gate))
+    with _named(f"{where}.on_restore"):
+        return replace(pipeline, stages=tuple(stages.values()), on_restore=tuple(asked))
+
+
+def _gate(
+    where: str,
+    expectation: str,
+    on_failure: str,
+    of: str,
+    arguments: Mapping[str, Any],
+    at_most: float | None = None,
+) -> Gate:
+    with _named(where):
+        return Gate(expectation, tuple(sorted(arguments.items())), on_failure, of, at_most)
+
+
+@contextmanager
+def _named(key: str) -> Iterator[None]:
+    """What is wrong with a definition is wrong with the configuration here, whose key this is."""
+    try:
+        yield
+    except PipelineError as error:
+        raise ConfigurationError(error.what, where=key, next=error.next) from error

@@ -1,0 +1,4 @@
+"""One epoch, from its barrier to its last step, and several of them in flight. Read `steps` first.
+
+Imports `gates` and below.
+"""

@@ -1,0 +1,145 @@
+"""In-flight data: rows in front of a stage that it has not applied when a checkpoint is cut.
+
+    aligned      a checkpoint waits until every stage has applied all rows of its epoch
+    unaligned    a stage stops between two batches once its time is up; what it has not applied is part of the checkpoint
+
+What waits is a queue of epochs. A stage applies them in order, each by the clock and the watermark that it would have had at once,
+and hands an epoch on when it has applied all of it. So the state is what it would have been, only later. Values only: which
+stage works on what, and what that leaves. docs/adr/0021-unaligned-checkpoints.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from state_ops.arrow.frames import schema_from_json, schema_to_json
+from state_ops.checkpoints.checkpoint import Ack, StagedFile, StateFile, from_micros, to_micros
+from state_ops.ids import CheckpointId
+from state_ops.snapshots.stage_upload import REST
+
+Rows = StagedFile | StateFile
+
+
+@dataclass(frozen=True, slots=True)
+class Unapplied:
+    """What a stage has not applied of one epoch.
+
+    upstream: uid of the stage whose rows they are, or came from. now: that epoch's processing time. arriving: the watermark that the stage upstream handed on with it, microseconds since 1970 UTC.
+    layers: files of rows; those of one layer in any order, but before those of the next. schema: their columns; None: no rows.
+    begun: the stage has applied a part, and these are rows as its function sees them; else as the stage upstream handed them on.
+    closed: the stage upstream has handed on all of them.
+    """
+
+    epoch: CheckpointId
+    upstream: str
+    now: datetime
+    arriving: int | None
+    layers: tuple[tuple[Rows, ...], ...]
+    schema: pa.Schema | None
+    begun: bool = False
+    closed: bool = True
+
+    @property
+    def files(self) -> list[Rows]:
+        return [file for layer in self.layers for file in layer]
+
+    @property
+    def rows(self) -> int:
+        return _rows(self.files)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a checkpoint records it: its listing has the files by their paths."""
+        return {
+            "epoch": int(self.epoch),
+            "upstream": self.upstream,
+            "now": to_micros(self.now),
+            "arriving": self.arriving,
+            "layers": [[file.path for file in layer] for layer in self.layers],
+            "schema": None if self.schema is None else schema_to_json(self.schema),
+            "begun": self.begun,
+            "closed": self.closed,
+        }
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any], found: Callable[[str], Rows]) -> Unapplied:
+        """found: the file of a path."""
+        return cls(
+            CheckpointId(raw["epoch"]),
+            raw["upstream"],
+            from_micros(raw["now"]),
+            raw["arriving"],
+            tuple(tuple(found(path) for path in layer) for layer in raw["layers"]),
+            None if raw["schema"] is None else schema_from_json(raw["schema"]),
+            raw["begun"],
+            raw["closed"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a stage applies in one epoch: of `first`, the layers `taken`; `left` of its layers and `behind` wait.
+
+    first: None if what comes first has not been handed on in full yet.
+    """
+
+    first: Unapplied | None
+    taken: tuple[tuple[Rows, ...], ...] = ()
+    left: tuple[tuple[Rows, ...], ...] = ()
+    behind: tuple[Unapplied, ...] = ()
+
+    @property
+    def files(self) -> tuple[Rows, ...]:
+        return tuple(file for layer in self.taken for file in layer)
+
+
+def joined(waiting: Sequence[Unapplied], more: Unapplied | None) -> tuple[Unapplied, ...]:
+    """The queue once the stage upstream has handed on `more`, None if nothing: the rest of its newest entry, or another epoch.
+
+    Of epochs without rows in a row the last one stays: its clock and its watermark do what theirs would have done.
+    """
+    queue = list(waiting)
+    if more is None:
+        return tuple(queue)
+    if queue and not queue[-1].closed:
+        open_one = queue.pop()
+        assert open_one.epoch == more.epoch, "a stage hands its epochs on one after the other"
+        more = replace(more, layers=(*open_one.layers, *more.layers), schema=more.schema or open_one.schema)
+    elif queue and not queue[-1].layers and not more.layers and more.closed:
+        queue.pop()
+    return (*queue, more)
+
+
+def work(queue: Sequence[Unapplied], pace: int | None) -> Work:
+    """What to do with the queue. pace: rows that the stage applied last time, if known: it is given no much larger part of what it has begun; all if
+    that was none, which a larger part may change.
+    """
+    if not queue:
+        return Work(None)
+    first, behind = queue[0], tuple(queue[1:])
+    if not first.closed:
+        return Work(None, behind=tuple(queue))
+    taken: list[tuple[Rows, ...]] = []
+    for layer in first.layers:
+        if first.begun and taken and pace != 0 and _rows(file for one in taken for file in one) >= 2 * (pace or 0):
+            break
+        taken.append(layer)
+    return Work(first, tuple(taken), first.layers[len(taken) :], behind)
+
+
+def rest(done: Work, acks: Iterable[Ack], columns: pa.Schema | None) -> Unapplied | None:
+    """What the work has left of its epoch. columns: those that the stage's function sees, which its subtasks leave rows with."""
+    assert done.first is not None
+    rests = [ack.staged(REST) for ack in acks]
+    deepest = max(map(len, rests), default=0)
+    layers = tuple(tuple(rest[depth] for rest in rests if depth < len(rest)) for depth in range(deepest))
+    layers += done.left
+    return replace(done.first, layers=layers, schema=columns, begun=True) if layers else None
+
+
+def _rows(files: Iterable[Rows]) -> int:
+    return sum(file.rows or 0 for file in files)

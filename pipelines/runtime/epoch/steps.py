@@ -1,0 +1,412 @@
+"""The life of one epoch. Read this first.
+
+    slice -> stages, each one Spark job that yields acks -> its gates, uploads -> gates on the whole -> commit -> publish -> prune
+
+Everything up to the commit can be thrown away: it lies under prefixes that only this attempt knows. The commit is one
+row in the registry. Everything after the commit can be done again by whoever comes next.
+
+These are its steps, each from values to a value. `in_flight` says which epoch takes which step when: while one is published the
+next one is committed, and another uploaded, and the stages of those after it are at work.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import structlog
+from deltalake.exceptions import DeltaError
+
+from pipelines.runtime.definition import FileSource, Stage
+from pipelines.runtime.epoch.model import EpochReport, Flight
+from pipelines.runtime.epoch.stage_job import tables_of
+from pipelines.runtime.execution import spark_errors
+from pipelines.runtime.gates import epoch_gates, evaluation
+from pipelines.runtime.operators import duplicates
+from pipelines.runtime.operators.compatibility import changeable, meaning, stored_collections
+from pipelines.runtime.ownership import savepoints
+from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.fencing import as_owner
+from pipelines.runtime.ownership.leftovers import delete_staged
+from pipelines.runtime.ownership.prune import prune
+from pipelines.runtime.ownership.publish import publish_missing
+from pipelines.runtime.sinks import delta
+from pipelines.runtime.timings import lap
+from state_ops.arrow.frames import schema_to_json
+from state_ops.arrow.types import type_name
+from state_ops.backends import composite
+from state_ops.checkpoints.checkpoint import (
+    CHANNEL,
+    EDITED,
+    FORMAT_VERSION,
+    OUTPUT,
+    STATE,
+    WITH_PARTS,
+    WITH_WAITING,
+    Ack,
+    Checkpoint,
+    Snapshot,
+    StagedFile,
+    StateFile,
+    began,
+    is_untold,
+    spans_with,
+    told_times,
+)
+from state_ops.checkpoints.registry import Publication
+from state_ops.coordination import gate_hold, requests
+from state_ops.coordination.requests import Request
+from state_ops.errors import (
+    DamageError,
+    FencedError,
+    RunEndedError,
+    TransientError,
+    WeirError,
+    page_about,
+    plainly,
+)
+from state_ops.ids import CheckpointId
+from state_ops.keyed.state_cache import CacheFigures
+from state_ops.schema import evolution
+from state_ops.snapshots import stage_upload
+from state_ops.storage.transfers import at_once
+
+log = structlog.get_logger("weir.epoch")
+
+_TOTALS = ("epochs", "rows_read", "bytes_new", "files_new")
+
+
+def upload(shop: Workshop, flight: Flight, stage: Stage, bases: Mapping[int, Snapshot]) -> list[Ack]:
+    """Make durable what the stage's subtasks have handed over. bases: what the newest confirmed checkpoint names.
+
+    Rows for the next stage alone stay where they are, if that has applied them: no checkpoint needs them any more.
+    """
+    acks = flight.pending.acks_of(stage.uid)
+    full = shop.settings.checkpoints.mode == "full"
+    waiting = flight.waiting_paths
+
+    def waits(file: StagedFile) -> bool:
+        return file.path in waiting
+
+    return stage_upload.upload(shop.storage, acks, bases, full=full, channels=waits, deadline=flight.deadline)
+
+
+def publish(shop: Workshop, flight: Flight, checkpoint: Checkpoint) -> tuple[Publication, ...]:
+    """Make its rows visible after the commit. If this fails the epoch stands: recovery does it again, in the next run."""
+    clock = time.perf_counter()
+    publications = as_owner(shop, lambda: publish_missing(shop, [checkpoint]))
+    lap(flight.ms, "publish", clock)
+    return tuple(publications)
+
+
+def finish(
+    shop: Workshop,
+    flight: Flight,
+    checkpoint: Checkpoint,
+    publications: tuple[Publication, ...],
+    done_with: Sequence[Ack],
+    also: Mapping[CheckpointId, Sequence[str]] | None,
+) -> EpochReport:
+    """Prune and answer after publishing. If this fails the epoch stands, as above.
+
+    done_with: acks of which nobody needs what lies on this disk. also: what epochs in flight need, as `Coordinator.needed` says; None:
+    pruning is left to the next epoch.
+    """
+    ms = dict(flight.ms)
+    clock = time.perf_counter()
+    if shop.held:
+        shop.held = not gate_hold.clear(shop.storage)
+    pruned = as_owner(shop, lambda: prune(shop, also=also)) if also is not None else ()
+    for name in shop.discarded:  # once more: tasks of a cancelled job may have gone on writing for a moment
+        delete_staged(shop, name)
+    shop.discarded.clear()
+    stage_upload.clear(done_with)
+    for request in flight.cut.requests:
+        as_owner(shop, partial(_answer, shop, checkpoint, request))
+    lap(ms, "prune", clock)
+    return EpochReport(checkpoint, tuple(flight.verdicts), ms, publications, pruned)
+
+
+def keep_up(shop: Workshop) -> None:
+    """Shorten the registry's logs, which nothing waits for."""
+    as_owner(shop, lambda: shop.registry.keep_up(shop.generation))
+
+
+def _answer(shop: Workshop, checkpoint: Checkpoint, request: Request) -> None:
+    """A barrier that was asked for has been cut."""
+    asked_still = shop.storage.read_bytes(request.name) is not None  # who lost patience was told that nothing was named
+    if request.kind == requests.NAME and asked_still:
+        try:
+            savepoints.save(shop, checkpoint, request.savepoint, request.reason)
+        except FencedError:
+            raise
+        except WeirError as error:  # the name was taken meanwhile: no reason to end the run, and who asked sees it
+            log.warning("no savepoint was taken", name=request.savepoint, error=plainly(error))
+    requests.take(shop.storage, request)
+
+
+def typed(error: BaseException, where: str) -> WeirError | None:
+    """What Python, Spark's bridge or Delta raised of their own accord, as what the operator should do; None: leave it."""
+    from py4j.protocol import Py4JError, Py4JJavaError
+
+    if isinstance(error, WeirError):
+        return None
+    if isinstance(error, Py4JJavaError):  # the JVM is there, and says what is wrong
+        return TransientError(
+            f"Spark failed: {spark_errors.reason(error)}",
+            where=where,
+            next="The epoch was declined. Spark's log has the whole trace: <local.work_dir>/spark.log on a local master.",
+        )
+    if isinstance(error, Py4JError | ConnectionError | EOFError):
+        return RunEndedError(
+            f"Spark's JVM is gone: {plainly(error)}",
+            where=where,
+            next="Run again, which starts another one. On a local master the end of <local.work_dir>/spark.log says why it went.",
+        )
+    if isinstance(error, OSError | DeltaError):
+        return TransientError(
+            plainly(error),
+            where=where,
+            next=f"The epoch was declined. Look at the storage and the disk: {page_about(error)}.",
+        )
+    return None
+
+
+def completed(
+    shop: Workshop, flight: Flight, parent: Checkpoint | None, channels: Mapping[str, StateFile]
+) -> tuple[Checkpoint, tuple[StateFile, ...]]:
+    """The epoch as the row and the listing that will make its checkpoint exist, once all that it names has been looked at.
+
+    channels: the files of rows that the parent names, by path.
+    """
+    clock = time.perf_counter()
+    for name, planned in flight.cut.slices.items():
+        shop.readers[name].verify(planned)
+    pending = flight.pending
+    files = pending.files()
+    files += _carried(flight, files, channels)
+    schemas = {(uid, name): schema for uid, fixed in flight.shapes.items() for name, schema in fixed.outputs.items()}
+    tables = [
+        known
+        for stage in shop.pipeline.stages
+        if (fixed := flight.shapes.get(stage.uid))
+        for known in tables_of(stage, fixed)
+    ]
+    outputs = [file for file in files if file.kind == OUTPUT]
+    looks: list[Callable[[], object]] = [partial(_fits, shop, table, schema) for table, schema in tables]
+    looks.append(partial(delta.check, shop.storage, outputs, schemas))
+    *fit, _ = at_once(looks)
+    judged = len(flight.verdicts)
+    checkpoint = _judged(shop, flight, _row(shop, flight, parent, files), files)
+    if len(flight.verdicts) > judged:  # gates take their time, in which somebody may alter a table
+        fit = at_once([partial(_fits, shop, table, schema) for table, schema in tables])
+    for (table, schema), fits in zip(tables, fit, strict=True):
+        if not fits:
+            delta.ensure(shop.storage, table, schema)
+    lap(flight.ms, "seal", clock)
+    return checkpoint, files
+
+
+def _fits(shop: Workshop, table: str, schema: pa.Schema) -> bool:
+    left = shop.tables.get(table)
+    return left is not None and delta.fits(left, schema)
+
+
+def _judged(shop: Workshop, flight: Flight, checkpoint: Checkpoint, files: tuple[StateFile, ...]) -> Checkpoint:
+    """The row with what all gates have said; those that look at the whole are asked now. Raises GateError where one holds."""
+    clock = time.perf_counter()
+    found = epoch_gates.verdicts(shop, flight.deadline, checkpoint, files)
+    if found:
+        lap(flight.ms, "seal:gates", clock)
+    for uid in dict.fromkeys(verdict.stage for verdict in found):
+        evaluation.refuse(uid, [verdict for verdict in found if verdict.stage == uid])
+    flight.verdicts += found
+    operators = {
+        uid: {**figures, "gates": [one.to_dict() for one in flight.verdicts if one.stage == uid]}
+        for uid, figures in checkpoint.operators.items()
+    }
+    return replace(checkpoint, operators=operators)
+
+
+def _row(shop: Workshop, flight: Flight, parent: Checkpoint | None, files: tuple[StateFile, ...]) -> Checkpoint:
+    pending = flight.pending
+    sinks = dict(parent.sinks) if parent else {}
+    for name in {file.sink for file in files if file.kind == OUTPUT and file.sink}:
+        sinks[name] = {"id": int(pending.id), "before": sinks[name]["id"] if name in sinks else None}
+    operators = {stage.uid: _figures(shop, flight, stage) for stage in shop.pipeline.stages}
+    for uid, figures in operators.items():
+        past = (parent.operators.get(uid) or {}) if parent else {}
+        figures["cache_totals"] = _added(past.get("cache_totals"), figures["cache"])
+        for name in ("entries", "timers"):
+            if figures[name] is None:  # not all of its subtasks had anything to do
+                figures[name] = past.get(name)
+    state = [file for file in files if file.kind == STATE]
+    before = parent.totals if parent else dict.fromkeys(_TOTALS, 0)
+    new = [file for file in state if file.new]
+    added = {
+        "epochs": 1,
+        "rows_read": sum(planned.rows for planned in flight.cut.slices.values()),
+        "bytes_new": sum(file.bytes for file in new),
+        "files_new": len(new),
+    }
+    return Checkpoint(
+        id=pending.id,
+        parent_id=parent.id if parent else None,
+        kind="checkpoint",
+        generation=shop.generation,
+        commit_id=uuid.uuid4().hex,
+        triggered_at=flight.triggered_at,
+        completed_at=flight.triggered_at,
+        epoch_now=flight.now,
+        trigger=flight.cut.trigger.value,
+        reason=flight.cut.reason,
+        offsets=_positions(shop, flight, parent),
+        slice={name: planned.to_dict() for name, planned in flight.cut.slices.items()},
+        watermarks={**(parent.watermarks if parent else {}), **flight.watermarks},
+        operators=operators,
+        sinks=sinks,
+        inputs={name: schema_to_json(schema) for name, schema in flight.frontier.expected.items()},
+        ms={},
+        totals={
+            **{name: before.get(name, 0) + added[name] for name in _TOTALS},
+            **{name: before[name] for name in (EDITED,) if name in before},
+            **began(parent),
+            **shop.requested(),
+        },
+        files=len(files),
+        bytes_total=sum(file.bytes for file in state),
+        bytes_new=added["bytes_new"],
+        run_id=shop.run_id,
+        lineage=spans_with(parent, shop.generation, pending.id),
+        format_version=_format(flight, state),
+    )
+
+
+def _positions(shop: Workshop, flight: Flight, parent: Checkpoint | None) -> dict[str, Any]:
+    """How far each source is read, with the newest event time of its rows: by statistics, else as the acks say.
+
+    Nobody tells it of rows that every stage has left out, by `where` or for a null key, of files without statistics.
+    """
+    positions = {}
+    for name, position in flight.frontier.offsets.items():
+        past = parent.offsets.get(name) if parent else None
+        newest, untold = [past.get("newest") if past else None, position.get("newest")], is_untold(past)
+        planned = flight.cut.slices.get(name)
+        if planned is not None and planned.rows and planned.newest is None and shop.readers[name].source.event_time:
+            readers = [
+                one for one in shop.pipeline.stages if isinstance(one.input, FileSource) and one.input.name == name
+            ]
+            acks = {stage.uid: flight.pending.acks_of(stage.uid) for stage in readers}
+            newest += [ack.max_event_time for seen in acks.values() for ack in seen]
+            untold |= not any(_sees_all(flight, stage, acks[stage.uid]) for stage in readers)
+        positions[name] = told_times(position, newest, untold=untold)
+    return positions
+
+
+def _sees_all(flight: Flight, stage: Stage, acks: Sequence[Ack]) -> bool:
+    """Whether a stage that reads a source has taken every row as it stands in the files."""
+    if stage.transform is not None:
+        return False
+    return not flight.dropped.get(stage.uid) and not any(ack.rows_null_key for ack in acks)
+
+
+def _format(flight: Flight, state: Sequence[StateFile]) -> int:
+    """The oldest format that tells whoever reads the checkpoint all that is to be known of it."""
+    if any(composite.is_part(file.name) for file in state):
+        return WITH_PARTS
+    return WITH_WAITING if any(flight.waiting.values()) else FORMAT_VERSION
+
+
+def _carried(flight: Flight, own: Sequence[StateFile], channels: Mapping[str, StateFile]) -> tuple[StateFile, ...]:
+    """Rows that still wait since an earlier checkpoint. Like state, they are only ever named again if a confirmed one names them."""
+    known = {file.path for file in own if file.kind == CHANNEL}
+    waiting = flight.waiting_paths - known
+    for path in sorted(waiting - channels.keys()):
+        raise DamageError(
+            f"Rows that wait for a stage are neither this epoch's nor in the checkpoint before: {path}.",
+            where=f"epoch {flight.pending.id}",
+            next="The epoch was declined. If it happens again, report it: it must not.",
+        )
+    return tuple(replace(channels[path], new=False) for path in sorted(waiting))
+
+
+def _figures(shop: Workshop, flight: Flight, stage: Stage) -> dict[str, Any]:
+    acks = flight.pending.acks_of(stage.uid)
+    state = [file for ack in acks for file in ack.files if file.kind == STATE]
+    fixed = flight.shapes.get(stage.uid)
+    new = [file for file in state if file.new]
+    phases = sorted({phase for ack in acks for phase in ack.ms})
+    return {
+        "parallelism": shop.settings.spark.parallelism,
+        "max_parallelism": shop.pipeline.max_parallelism,
+        "schema": fixed.state.to_json() if fixed else None,
+        "schemas": evolution.recorded(fixed.state) if fixed else [],
+        "keys": [[key.name, type_name(key.type)] for key in fixed.keys] if fixed else [],
+        "backend": shop.settings.state.backend,
+        "collections": stored_collections(fixed),
+        "swept": {str(ack.subtask): ack.swept for ack in acks if ack.swept is not None},
+        "window": meaning(stage),
+        "ttl": asdict(stage.ttl) if stage.ttl else None,
+        "forgotten": asdict(forgotten) if (forgotten := flight.forgotten.get(stage.uid)) else None,
+        **changeable(stage),
+        "files_total": len(state),
+        "files_new": len(new),
+        "bytes_total": sum(file.bytes for file in state),
+        "bytes_new": sum(file.bytes for file in new),
+        "rows_in": sum(ack.rows_in for ack in acks),
+        "rows_out": sum(ack.rows_out for ack in acks),
+        "rows_late": sum(ack.rows_late for ack in acks),
+        "rows_duplicate": duplicates(acks) if stage.deduplication else 0,
+        "rows_null_key": sum(ack.rows_null_key for ack in acks),
+        "rows_dropped": flight.dropped.get(stage.uid, 0),
+        "entries": _entries(acks),
+        "timers": _timers(stage, acks),
+        "rows_quarantined": _left_out(flight, stage),
+        "rows_waiting": sum(unapplied.rows for unapplied in flight.waiting.get(stage.uid, ())),
+        "waiting": [unapplied.to_json() for unapplied in flight.waiting.get(stage.uid, ())],
+        "ms": {phase: max(ack.ms.get(phase, 0.0) for ack in acks) for phase in phases},
+        "cache": _cache_figures(stage, flight.pending.id, acks),
+    }
+
+
+def _added(before: Mapping[str, int] | None, now: Mapping[str, int] | None) -> dict[str, int] | None:
+    """What all epochs have counted so far; None where there never was anything to count."""
+    if before is None or now is None:
+        found = before if now is None else now
+        return dict(found) if found is not None else None
+    return {name: before.get(name, 0) + count for name, count in now.items()}
+
+
+def _entries(acks: Sequence[Ack]) -> int | None:
+    found = [ack.entries for ack in acks]
+    return None if None in found else sum(entries for entries in found if entries is not None)
+
+
+def _timers(stage: Stage, acks: Sequence[Ack]) -> bool | None:
+    """Whether timers are set in a stage's state; None where nobody has looked."""
+    if stage.on_timer is None:
+        return False
+    if any(ack.timers for ack in acks):
+        return True
+    return None if any(ack.timers is None for ack in acks) else False
+
+
+def _left_out(flight: Flight, stage: Stage) -> int:
+    """Rows of the slice that the stage has not got to see, whichever stage's gate has set them aside."""
+    planned = flight.cut.slices.get(stage.input.name) if isinstance(stage.input, FileSource) else None
+    return len(planned.left_out) if planned is not None else 0
+
+
+def _cache_figures(stage: Stage, checkpoint: int, acks: Sequence[Ack]) -> dict[str, int] | None:
+    """The sum over the subtasks, logged; None for a stage without a cache."""
+    found = [CacheFigures(**ack.cache) for ack in acks if ack.cache is not None]
+    if not found:
+        return None
+    figures = sum(found, CacheFigures())
+    figures.log(stage.uid, checkpoint)
+    return asdict(figures)

@@ -1,0 +1,4 @@
+"""Running subtasks: on Spark, or in this process.
+
+Imports `task` and below.
+"""

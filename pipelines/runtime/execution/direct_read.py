@@ -1,0 +1,122 @@
+"""Small slices without a shuffle: every subtask reads all of the rows and keeps those of its own key groups.
+
+To decode half a million rows takes a subtask some tens of milliseconds; to send them through the JVM, its shuffle and into Python takes
+both processors more than half a second. It pays while subtasks are few, since each reads all: docs/adr/0035-small-slices.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.runtime.definition import ROW, Stage
+from pipelines.runtime.execution.executor import Channel, Landed, staged_table
+from pipelines.runtime.sources.row_order import ordered
+from pipelines.runtime.sources.slices import position
+from state_ops.arrow import frames
+from state_ops.keyed.keyed_state import GROUP
+from state_ops.schema.key_groups import key_groups, subtask_of
+
+_MOST_SUBTASKS = 8
+_MOST_CELLS = 16_000_000  # rows x columns: how much small files may be when they are decoded
+_PLAIN = (
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_float32,
+    pa.types.is_float64,
+    pa.types.is_string,
+    pa.types.is_binary,
+    pa.types.is_date32,
+    pa.types.is_timestamp,
+    pa.types.is_decimal128,
+)
+
+
+def fits(stage: Stage, rows: Landed | Channel, parallelism: int, most_bytes: int) -> bool:
+    """Whether the subtasks read these rows themselves, exactly as Spark would hand them out.
+
+    Not what Spark has to evaluate (where, transform), nor nested types.
+    """
+    if parallelism > _MOST_SUBTASKS or not all(any(plain(one) for plain in _PLAIN) for one in rows.schema.types):
+        return False
+    if not rows.as_seen and (stage.where is not None or stage.transform is not None):
+        return False
+    if sum(file.rows or 0 for file in rows.files) * len(rows.schema) > _MOST_CELLS:
+        return False
+    if isinstance(rows, Channel):
+        return sum(file.bytes for file in rows.files) <= most_bytes
+    if not rows.reader.opens_in_workers(len(rows.files)):
+        return False
+    return sum(file.size for file in rows.files) <= most_bytes
+
+
+def own_batches(
+    stage: Stage, rows: Landed | Channel, subtask: int, parallelism: int, max_parallelism: int, batch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one subtask's key groups with their group, in the stage's order, in batches of so many rows and a last one.
+
+    Raises InputError for a file that is gone or damaged, TransientError if storage fails.
+    """
+    own = (_own(stage, table, subtask, parallelism, max_parallelism) for table in tables(rows, batch_rows))
+    yield from _packed(_sorted(stage, own) if stage.order_by else own, batch_rows)
+
+
+def _own(stage: Stage, rows: pa.Table, subtask: int, parallelism: int, max_parallelism: int) -> pa.Table:
+    rows, owners = with_owners(stage, rows, parallelism, max_parallelism)
+    return rows.filter(pa.array(owners == subtask))
+
+
+def with_owners(stage: Stage, rows: pa.Table, parallelism: int, max_parallelism: int) -> tuple[pa.Table, np.ndarray]:
+    """The rows with their key group as the first column, and int64[n], the subtask that owns each."""
+    groups = key_groups([rows.column(name) for name in stage.key], max_parallelism)
+    rows = rows.add_column(0, GROUP, pa.array(groups.astype(np.int32)))
+    return rows, subtask_of(groups, parallelism, max_parallelism)
+
+
+def tables(rows: Landed | Channel, batch_rows: int) -> Iterator[pa.Table]:
+    """All rows, in the files' order, with their positions where these are asked for; raises as `own_batches`."""
+    if isinstance(rows, Channel):
+        for file in rows.files:
+            table = staged_table(rows.storage, file)
+            yield frames.canonical(table.select(rows.schema.names)).cast(rows.schema)
+        return
+    for number in range(len(rows.files)):
+        yield from landed_tables(rows, number, batch_rows)
+
+
+def landed_tables(rows: Landed, number: int, batch_rows: int) -> Iterator[pa.Table]:
+    """The same of one file of a slice, by its number in it."""
+    stored = pa.schema([field for field in rows.schema if field.name != ROW])
+    left_out = np.array(rows.left_out, np.int64)
+    first = 0
+    for table in rows.reader.batches(rows.files[number], stored, batch_rows):
+        if rows.tracked or rows.left_out:
+            positions = position(number, first) + np.arange(table.num_rows)
+            table = table.append_column(ROW, pa.array(positions))
+            table = table.filter(pa.array(~np.isin(positions, left_out)))
+            first += len(positions)
+        yield table.select(rows.schema.names)
+
+
+def _sorted(stage: Stage, own: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    parts = list(own)
+    if parts:
+        whole = pa.concat_tables(parts)
+        parts.clear()  # one copy at a time
+        whole = whole.take(ordered(whole, [*stage.key, *stage.order_by]))
+        yield whole
+
+
+def _packed(own: Iterable[pa.Table], batch_rows: int) -> Iterator[pa.RecordBatch]:
+    waiting: list[pa.Table] = []
+    for table in own:
+        waiting.append(table)
+        if sum(one.num_rows for one in waiting) >= batch_rows:
+            whole = pa.concat_tables(waiting).combine_chunks()
+            full = whole.num_rows // batch_rows * batch_rows
+            yield from whole.slice(0, full).to_batches(max_chunksize=batch_rows)
+            waiting = [whole.slice(full)]
+    if any(one.num_rows for one in waiting):
+        yield from pa.concat_tables(waiting).combine_chunks().to_batches(max_chunksize=batch_rows)

@@ -1,0 +1,120 @@
+"""What runs the subtasks of a stage: Spark (`spark_executor`) or this very process (`in_memory`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.runtime.definition import ROW, Stage
+from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.slices import SourceFile
+from pipelines.runtime.task.run_task import KeyedTask
+from state_ops.checkpoints.checkpoint import Ack, StagedFile, StateFile
+from state_ops.errors import DamageError, TransientError, VanishedError, first_line
+from state_ops.storage.storage import Storage
+
+Deadline = Callable[[], float]
+"""It may be moved while the work goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """Rows of a source's slice. schema: the columns that every file has, in canonical types; and `ROW`, if the stage needs to know where its
+    rows come from. left_out: positions that nobody gets to see, ascending."""
+
+    schema: pa.Schema
+    reader: FilesReader
+    files: tuple[SourceFile, ...]
+    left_out: tuple[int, ...] = ()
+    as_seen: ClassVar[bool] = False
+
+    @property
+    def where(self) -> str:
+        return self.reader.uri(self.files[0])
+
+    @property
+    def tracked(self) -> bool:
+        return ROW in self.schema.names
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """Rows that wait for a stage, uploaded or not: the stage before has staged them, or it has left them itself. schema: their columns.
+
+    as_seen: they are as the stage's function sees rows: its where and its transform have been applied.
+    """
+
+    schema: pa.Schema
+    storage: Storage
+    files: tuple[StagedFile | StateFile, ...]
+    as_seen: bool = False
+
+    @property
+    def where(self) -> str:
+        return uri(self.storage, self.files[0])
+
+
+def uri(storage: Storage, file: StagedFile | StateFile) -> str:
+    """Where staged rows are read from: the disk that their subtask shares with the coordinator, or storage."""
+    return file.local if isinstance(file, StagedFile) else storage.full(file.path)
+
+
+def staged_table(storage: Storage, file: StagedFile | StateFile, columns: Sequence[str] | None = None) -> pa.Table:
+    """Staged rows, read in this process; columns: only those of them that are there.
+
+    Raises VanishedError if they are gone, and TransientError or DamageError if they are damaged: on a local disk, from which a replay writes them
+    anew, or in storage.
+    """
+    if isinstance(file, StagedFile):
+        try:
+            data: bytes | None = Path(file.local).read_bytes()
+        except FileNotFoundError:
+            data = None
+    else:
+        data = storage.read_bytes(file.path)
+    if data is None:
+        raise VanishedError(
+            "A file that was there when the epoch was planned is gone.",
+            where=uri(storage, file),
+            next="Run again, which plans anew; the epoch was declined.",
+        )
+    try:
+        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as parquet:
+            if columns is not None:
+                columns = [name for name in parquet.schema_arrow.names if name in columns]
+            return parquet.read(columns, use_threads=False)  # why not: see state_ops.delta.fenced_table
+    except (pa.ArrowException, OSError) as error:
+        what = f"Rows that a stage has staged cannot be read: {first_line(error)}"
+        if isinstance(file, StagedFile):
+            advice = "The epoch was declined and is replayed. Look at that disk if it happens again."
+            raise TransientError(what, where=uri(storage, file), next=advice) from error
+        advice = "Nothing was applied. `weir fsck` says what else is damaged; put the object back, or rewind."
+        raise DamageError(what, where=uri(storage, file), next=advice) from error
+
+
+class Executor(Protocol):
+    """Runs a stage's stateless part and its keyed tasks."""
+
+    def columns(self, stage: Stage, schema: pa.Schema, where: str) -> pa.Schema:
+        """The columns that the stage's function sees, canonical, for an input of `schema`. where: whose schema that is.
+
+        Raises PipelineError where the stage's where or transform does not fit them.
+        """
+        ...
+
+    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
+        """Run every subtask of the stage to its ack, a decline included; a subtask that died has none.
+
+        rows: None for an epoch without data. columns: as `columns` said. deadline: says when, on time.monotonic(), the work is
+        cancelled. Raises the WeirError that says what the operator should do when the job as a whole failed.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """End what runs, soon: nobody waits for its result. From any thread."""
+        ...

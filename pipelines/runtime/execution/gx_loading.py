@@ -1,0 +1,40 @@
+"""Loading Great Expectations, which takes seconds, beside the first Spark job."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+
+from pipelines.runtime.execution.spark_session import name_main_module
+
+_loading = threading.Lock()
+
+
+def load():
+    """Import Great Expectations and make its in-memory context; takes seconds, once a process. Safe from any thread."""
+    with _loading:
+        return _loaded()
+
+
+def load_meanwhile() -> None:
+    """Start loading beside a Spark job. Not earlier: Great Expectations imports PySpark too, and two threads that import
+    PySpark at once find it half-made."""
+    if not _loaded.cache_info().currsize:
+        threading.Thread(target=load, name="weir-gates", daemon=True).start()
+
+
+@functools.cache
+def _loaded():
+    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+    name_main_module()
+    import great_expectations as gx
+
+    # This module of theirs sets its own level, and then says where it would put pages that are never made.
+    logging.getLogger("great_expectations.data_context.types.base").setLevel(logging.WARNING)
+
+    context = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = {"globally": False}  # type: ignore[assignment]
+    asset = context.data_sources.add_pandas("weir").add_dataframe_asset("epoch")
+    return gx, asset.add_batch_definition_whole_dataframe("epoch")

@@ -1,0 +1,87 @@
+"""A stage in this very process, without Spark: rows are filtered, routed and sorted as Spark does it, and each subtask is the
+real keyed task on the real backend. For unit tests of pipelines (`pipelines.testing`) and for tests of the coordinator.
+
+`where` is evaluated as Spark does it (`spark_where`); what that does not cover is refused by name. `transform` needs Spark.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.runtime.definition import Stage
+from pipelines.runtime.execution import direct_read
+from pipelines.runtime.execution.executor import Channel, Deadline, Landed
+from pipelines.runtime.operators import where
+from pipelines.runtime.sources.row_order import ordered
+from pipelines.runtime.task import run_task
+from pipelines.runtime.task.run_task import KeyedTask
+from state_ops.arrow import frames
+from state_ops.checkpoints.checkpoint import Ack
+from state_ops.errors import InputError, PipelineError, TransientError
+
+
+class InMemoryExecutor:
+    """Runs the subtasks one after the other, in their order. batch_rows: the largest batch that a function gets."""
+
+    def __init__(self, batch_rows: int = 65_536) -> None:
+        self._batch_rows = batch_rows
+
+    def columns(self, stage: Stage, schema: pa.Schema, where: str) -> pa.Schema:
+        if stage.transform is not None:
+            raise PipelineError(f"The transform of {stage.uid} needs Spark.", where=where, next="Run it on Spark.")
+        return filtered(stage, frames.canonical(schema.empty_table())).schema
+
+    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
+        table = columns.empty_table()
+        if rows is not None:
+            table = pa.concat_tables([rows.schema.empty_table(), *direct_read.tables(rows, self._batch_rows)])
+            if not rows.as_seen:
+                table = filtered(task.stage, table)
+        parts = routed(task.stage, table, task.parallelism, task.max_parallelism, self._batch_rows)
+        acks = []
+        for subtask, batches in enumerate(parts):
+            if time.monotonic() >= deadline():
+                raise TransientError(f"Subtask {subtask} of {task.stage.uid} was not begun: the epoch's time is up.")
+            # Through JSON, as from an executor: an ack that could not travel must not pass here.
+            acks.append(Ack.from_json(run_task.run(task, subtask, iter(batches)).to_json()))
+        return acks
+
+    def cancel(self) -> None:
+        """Subtasks run to their end here: they are short."""
+
+
+def routed(
+    stage: Stage, rows: pa.Table, parallelism: int, max_parallelism: int, batch_rows: int
+) -> list[list[pa.RecordBatch]]:
+    """Each subtask's batches, as Spark's shuffle and sort hand them out."""
+    if not rows.num_rows:
+        return [[] for _ in range(parallelism)]
+    rows, owners = direct_read.with_owners(stage, rows, parallelism, max_parallelism)
+    order = np.arange(rows.num_rows)
+    if stage.order_by:
+        order = ordered(rows, [*stage.key, *stage.order_by])
+    parts = [rows.take(order[owners[order] == subtask]) for subtask in range(parallelism)]
+    return [part.combine_chunks().to_batches(max_chunksize=batch_rows) for part in parts]
+
+
+def filtered(stage: Stage, rows: pa.Table) -> pa.Table:
+    """The rows that the stage's `where` keeps."""
+    if stage.where is None:
+        return rows
+    try:
+        return rows.take(where.compiled(stage.where, rows.schema).kept(rows))
+    except where.Refused as error:
+        raise PipelineError(
+            f"The where of {stage.uid} is not evaluated without Spark, since Spark might understand it otherwise: {error}",
+            where=f"stage {stage.uid}, where={stage.where!r}",
+            next="Run it on Spark; or write it in what pipelines.testing lists, or test the function without the where.",
+        ) from error
+    except where.Fails as error:
+        raise InputError(
+            f"Spark cannot evaluate the where of {stage.uid} for a row: {error}",
+            where=f"stage {stage.uid}, where={stage.where!r}",
+            next="Repair the input, or let the expression tolerate such values; nothing of this epoch was applied.",
+        ) from error

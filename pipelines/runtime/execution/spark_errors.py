@@ -1,0 +1,166 @@
+"""What a failed Spark job means, as what the operator should do.
+
+Spark wraps what went wrong in several layers: the job, the task, the reader, the store's client. What counts is the innermost one. A store
+that is throttled and an executor without credentials both come as "cannot read the file", which is then whole and needs no repair.
+"""
+
+from __future__ import annotations
+
+import re
+
+from configs.redaction import redacted
+from pipelines.runtime.definition import Stage
+from pipelines.runtime.execution import spark_plan
+from pipelines.runtime.execution.spark_task import error_told
+from state_ops import errors
+from state_ops.errors import ConfigurationError, InputError, RunEndedError, TransientError, VanishedError, WeirError
+
+CLUSTERS = "docs/how-to/clusters.md"
+_UNREADABLE = ("FAILED_READ_FILE", "ParquetDecodingException", "not a Parquet file")
+_FILE = re.compile(r"(?<![^\s'\"()])[^\s'\"()]+\.parquet")
+_IN_A_WORKER = re.compile(
+    r"^(?:configs|state_ops)\.errors\.(?P<kind>\w+): (?P<what>.*?)"
+    r"(?:\n  where: (?P<where>.*?))?(?:\n  next:  (?P<next>.*?))?$(?!\n  (?:where|next):)",
+    re.MULTILINE,
+)
+_NO_CREDENTIALS = re.compile(
+    r"NoAuthWithAWSException|NoAwsCredentialsException|CredentialInitializationException"
+    r"|Unable to load credentials|No AWS Credentials provided"
+)
+_REFUSED = re.compile(
+    r"AccessDenied|Status Code: 40[13]\b|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|Permission denied"
+)
+_GONE = re.compile(r"FILE_NOT_EXIST|FileNotFoundException|NoSuchKey|Status Code: 404\b")
+_AWAY = re.compile(
+    r"SlowDown|Status Code: (?:429|5\d\d)\b|AWSStatus500Exception|AWSServiceThrottledException|AWSServiceIOException"
+    r"|AWSClientIOException|\b\w*Timeout\w*|Read timed out|timed out|ConnectException|Connection re(?:set|fused)|NoHttpResponse"
+    r"|UnknownHostException|NoRouteToHost|Unable to execute HTTP request|Premature end of|ConnectionClosed"
+)
+_NO_PYTHON = re.compile(r'Cannot run program "([^"]*)"')
+_NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'|\[PACKAGE_NOT_INSTALLED\] (\S+)")
+_SERVER_GONE = re.compile(
+    r"StatusCode\.UNAVAILABLE|failed to connect to all addresses|Connection reset by peer|Socket closed"
+    r"|INVALID_HANDLE\.(?:SESSION|OPERATION)|RETRIES_EXCEEDED|connection to the Spark Connect server"
+)
+
+
+def is_connect(error: BaseException) -> bool:
+    """Whether Spark Connect's client, or the library below it, raised this."""
+    return type(error).__module__.startswith(("grpc", "pyspark.errors.exceptions.connect"))
+
+
+def of_connect(error: BaseException, where: str) -> WeirError | None:
+    """A Spark Connect server that is gone, or has lost the session; None: it is there."""
+    if not is_connect(error) or not _SERVER_GONE.search(f"{error!r} {error}"):
+        return None
+    return RunEndedError(
+        f"The Spark Connect server does not answer, or has lost this session: {reason(error)}",
+        where=where,
+        next="See whether it runs and what its own log says last; then run again, which opens a session of its own."
+        " The epoch was declined, and nothing of it was applied.",
+    )
+
+
+def of_job(stage: Stage, error: Exception, master: str = "") -> WeirError:
+    """What a stage's job failed of. error: what Spark raised, or the bridge to it. master: Spark's, as configured."""
+    where, text, why = f"stage {stage.uid}", _with_causes(error), reason(error)
+    said = of_connect(error, f"{where}, spark.master = {master}") or error_told(str(error))
+    said = said or spark_plan.data_error(stage, error) or _of_worker(stage, text) or _of_storage(stage, text, why)
+    return said or TransientError(
+        f"The Spark job of {stage.uid} failed: {why}",
+        where=where,
+        next="The epoch was declined. Spark's log has the whole trace: <local.work_dir>/spark.log on a local master.",
+    )
+
+
+def _of_worker(stage: Stage, text: str) -> WeirError | None:
+    """What went wrong before a subtask began: its Python, or what that raised of its own accord."""
+    where = f"a worker of the stage {stage.uid}"
+    raised = _IN_A_WORKER.search(text)
+    if raised is not None:
+        kind = getattr(errors, raised["kind"], TransientError)
+        return kind(raised["what"], where=f"{raised['where'] or stage.uid}, in {where}", next=raised["next"])
+    if (program := _NO_PYTHON.search(text)) is not None:
+        return ConfigurationError(
+            f"The workers have no Python at {program[1]!r}.",
+            where=f"spark.python, for {where}",
+            next=f"Set spark.python to the path that it has on the workers: {CLUSTERS}. Nothing of this epoch was applied.",
+        )
+    if "PYTHON_VERSION_MISMATCH" in text:
+        return ConfigurationError(
+            f"The workers run another Python than this process: {_line_with(text, 'PYTHON_VERSION_MISMATCH')}",
+            where=f"spark.python, for {where}",
+            next=f"Set spark.python to one of the same minor version: {CLUSTERS}. Nothing of this epoch was applied.",
+        )
+    if (missing := _NO_PACKAGE.search(text)) is not None:
+        return ConfigurationError(
+            f"The workers' Python cannot import {missing[1] or missing[2]}.",
+            where=f"spark.python, for {where}",
+            next="Install requirements.lock there. A package of your own has to lie in the project's folder, or on this process's path:"
+            f" {CLUSTERS}. Nothing of this epoch was applied.",
+        )
+    return None
+
+
+def _of_storage(stage: Stage, text: str, why: str) -> WeirError | None:
+    """What went wrong while Spark read files: the store, the right to read it, or a file."""
+    found = _FILE.search(text)
+    where = found[0] if found is not None else f"stage {stage.uid}"
+    applied = "nothing of this epoch was applied"
+    if _NO_CREDENTIALS.search(text):
+        return ConfigurationError(
+            f"Spark has no credentials where it reads for {stage.uid}: {_told(text, _NO_CREDENTIALS)}",
+            where=where,
+            next="Set the AWS_ variables in the environment of each executor; Weir ships no secrets:"
+            f" docs/how-to/object-storage.md. The file is not to blame, and {applied}.",
+        )
+    if not (found is not None and any(mark in text for mark in _UNREADABLE)) and "s3a" not in text:
+        return None
+    if _REFUSED.search(text):
+        return ConfigurationError(
+            f"The store refuses what Spark reads for {stage.uid}: {_told(text, _REFUSED)}",
+            where=where,
+            next=f"Allow those who run the executors to read it, or correct their credentials; {applied}.",
+        )
+    if _GONE.search(text):
+        return VanishedError(
+            f"A file of {stage.uid} is gone, or is not where the executors look: {why}",
+            where=where,
+            next=f"Put it back, or run again, which plans without it; on a cluster every host has to see it; {applied}.",
+        )
+    if _AWAY.search(text):
+        return TransientError(
+            f"The store did not answer in time, or not at all, while Spark read for {stage.uid}: {_told(text, _AWAY)}",
+            where=where,
+            next=f"The epoch was declined and is replayed; {applied}. If it happens again, look at the store:"
+            " docs/playbooks/storage-down.md",
+        )
+    if found is None or not any(mark in text for mark in _UNREADABLE):
+        return None
+    return InputError(
+        f"Spark cannot read the input of {stage.uid}: {why}",
+        where=where,
+        next=f"Repair the file, or move it out of the landing directory; {applied}.",
+    )
+
+
+def _with_causes(error: Exception) -> str:
+    """What an error says, and Java's trace with all causes, which PySpark keeps beside its message, under one of two names."""
+    trace = getattr(error, "_stackTrace", None) or getattr(error, "_stacktrace", None)
+    return redacted("\n".join(filter(None, [str(error), trace])))
+
+
+def reason(error: BaseException) -> str:
+    """The first line that says what is wrong."""
+    lines = [line.strip().removeprefix(": ") for line in redacted(str(error)).splitlines() if line.strip()]
+    said = [line for line in lines if not line.startswith("An error occurred while calling")]
+    return said[0][:500] if said else type(error).__name__
+
+
+def _told(text: str, marks: re.Pattern[str]) -> str:
+    """The marks that are in a text: status, code and kind. The rest may be what the store has answered, which is not repeated."""
+    return ", ".join(list(dict.fromkeys(found[0] for found in marks.finditer(text)))[:4])
+
+
+def _line_with(text: str, mark: str) -> str:
+    return next((line.strip()[:300] for line in text.splitlines() if mark in line), "")

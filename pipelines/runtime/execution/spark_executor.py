@@ -1,0 +1,226 @@
+"""A stage as one Spark job: read, filter, shuffle by key group, keyed tasks in `mapInArrow`, acks back.
+
+Slices that are small enough are read by the keyed tasks themselves (`direct`).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import structlog
+
+from configs.settings import Settings
+from pipelines.runtime.definition import ROW, Stage
+from pipelines.runtime.execution import direct_read, gx_loading, spark_errors, spark_plan, spark_session
+from pipelines.runtime.execution.executor import Channel, Deadline, Landed, uri
+from pipelines.runtime.execution.spark_task import landed_rows, reading_rows, with_rows
+from pipelines.runtime.sources.files import literal
+from pipelines.runtime.sources.slices import SourceFile, position
+from pipelines.runtime.task.run_task import KeyedTask
+from state_ops.checkpoints.checkpoint import Ack, StagedFile, StateFile
+from state_ops.errors import VanishedError, first_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+log = structlog.get_logger("weir.spark")
+
+_ACK = "ack string"
+# Properties of spark.conf that ask Spark to read files in another way.
+_HOW_SPARK_READS = ("spark.sql.files.", "spark.sql.parquet.", "spark.sql.legacy.parquet.", "spark.hadoop.parquet.")
+_FILE, _INDEX, _FIRST = "__weir_file", "__weir_index", "__weir_first"
+
+
+class SparkExecutor:
+    """Runs stages on the process's one Spark session, which is started by the first of them.
+
+    Attributes:
+        ready_at: When that session was there; None as long as nothing has asked for it.
+    """
+
+    def __init__(self, settings: Settings, app: str) -> None:
+        self._settings, self._app = settings, app
+        self._session: SparkSession | None = None
+        self._starting = threading.Lock()
+        self.ready_at: datetime | None = None
+
+    @property
+    def session(self) -> SparkSession:
+        with self._starting:  # the lanes of two stages may be the first to ask
+            if self._session is None:
+                began = time.monotonic()
+                log.info("Spark starts (some 30 s)")
+                self._session = spark_session.session(self._settings, app=self._app)
+                self.ready_at = datetime.now(UTC)
+                log.info(f"Spark has started in {time.monotonic() - began:.1f} s")
+            return self._session
+
+    def columns(self, stage: Stage, schema: pa.Schema, where: str) -> pa.Schema:
+        session = self.session
+        with _translated(stage, self._settings.spark.master):
+            empty = session.createDataFrame([], spark_plan.spark_schema(schema, where))
+            return spark_plan.schema_of(spark_plan.prepared(stage, empty), stage)
+
+    def run(
+        self,
+        task: KeyedTask,
+        rows: Landed | Channel | None,
+        columns: pa.Schema,  # noqa: ARG002 - Spark finds them itself
+        deadline: Deadline,
+    ) -> list[Ack]:
+        session = self.session
+        with _translated(task.stage, self._settings.spark.master):
+            return self._run(session, task, rows, deadline)
+
+    def _run(
+        self, session: SparkSession, task: KeyedTask, rows: Landed | Channel | None, deadline: Deadline
+    ) -> list[Ack]:
+        frame = None
+        if rows is not None and not self._read_by_subtasks(task, rows):
+            frame = self._read(rows)
+            if not rows.as_seen:
+                frame = spark_plan.prepared(task.stage, frame)
+        if task.stage.gates:  # also where they look at something else, later
+            gx_loading.load_meanwhile()
+        done = threading.Event()
+        threading.Thread(target=_cancel_late, args=(session, deadline, done), daemon=True).start()
+        try:
+            if frame is None:
+                return self._acks(task, rows)
+            keyed = spark_plan.exchanged(task.stage, frame, task.parallelism, task.max_parallelism)
+            acks = _collected(keyed.mapInArrow(lambda batches: with_rows(task, batches), _ACK))
+            # Spark sees by itself that some plans give no row (where="1 = 0") and runs no task then. Every task that
+            # runs gives an ack or fails the job, so this is no lost one; and every subtask has to ack.
+            return acks or self._acks(task, None)
+        finally:
+            done.set()
+
+    def _read_by_subtasks(self, task: KeyedTask, rows: Landed | Channel) -> bool:
+        configured = self._settings.spark
+        if any(name.startswith(_HOW_SPARK_READS) for name in configured.conf):
+            return False
+        return direct_read.fits(task.stage, rows, task.parallelism, configured.direct_read_mb << 20)
+
+    def _acks(self, task: KeyedTask, rows: Landed | Channel | None) -> list[Ack]:
+        """Of a job without a shuffle: a task for each subtask, which reads by itself what there is."""
+        batch_rows = self._settings.spark.batch_rows
+        tasks = self.session.range(0, task.parallelism, 1, task.parallelism)
+        return _collected(tasks.mapInArrow(lambda numbers: reading_rows(task, rows, batch_rows, numbers), _ACK))
+
+    def _read(self, rows: Landed | Channel) -> DataFrame:
+        if isinstance(rows, Landed):
+            return _read_source(self.session, rows, self._settings.spark.batch_rows)
+        return _read(self.session, rows.schema, [_path(rows, file) for file in rows.files])
+
+    def cancel(self) -> None:
+        if self._session is not None:
+            self._session.interruptAll()
+
+
+def _collected(acks: DataFrame) -> list[Ack]:
+    return [Ack.from_json(row.ack) for row in acks.collect()]
+
+
+def _path(rows: Channel, file: StagedFile | StateFile) -> str:
+    """A staged file's place as Spark reads it, which takes a path for a pattern unless its special characters are escaped."""
+    place = uri(rows.storage, file)
+    return f"file://{literal(place)}" if isinstance(file, StagedFile) else place
+
+
+def _cancel_late(session: SparkSession, deadline: Deadline, done: threading.Event) -> None:
+    # All jobs of the session: a tag set by one thread is not known in another. Again and again: an interrupt that comes
+    # before the job has started is not remembered.
+    while not done.wait(max(0.2, deadline() - time.monotonic())):
+        if time.monotonic() >= deadline():
+            session.interruptAll()
+
+
+@contextmanager
+def _translated(stage: Stage, master: str) -> Iterator[None]:
+    """What Spark raises while a stage is prepared, planned or run, as what the operator should do. A JVM that is gone is left as it is."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:  # without Connect, a job's own failure comes untranslated
+        raise spark_errors.of_job(stage, error, master) from error
+    except Exception as error:
+        if spark_errors.is_connect(error):
+            raise spark_errors.of_job(stage, error, master) from error
+        raise
+
+
+def _read_source(session: SparkSession, rows: Landed, batch_rows: int) -> DataFrame:
+    """The rows of a slice; those of files that Spark cannot read, by Arrow in tasks of their own."""
+    by_arrow = tuple(number for number, file in enumerate(rows.files) if file.by_arrow)
+    parts = [_read_by_arrow(session, rows, by_arrow, batch_rows)] if by_arrow else []
+    others = tuple(file for file in rows.files if not file.by_arrow)
+    if others:
+        parts.append(_read_by_spark(session, rows, others))
+    return functools.reduce(lambda one, other: one.unionByName(other), parts)
+
+
+def _read_by_arrow(session: SparkSession, rows: Landed, numbers: Sequence[int], batch_rows: int) -> DataFrame:
+    """The rows of some files, by their numbers in the slice, as `direct` reads them; one task for each."""
+    tasks = session.range(0, len(numbers), 1, len(numbers))
+    return tasks.mapInArrow(
+        lambda own: landed_rows(rows, numbers, batch_rows, own), spark_plan.spark_schema(rows.schema, rows.where)
+    )
+
+
+def _read_by_spark(session: SparkSession, rows: Landed, files: Sequence[SourceFile]) -> DataFrame:
+    """The rows of some files. Columns that a file stores in nanoseconds, which Spark cannot read, are cut to microseconds."""
+    from pyspark.sql import functions as F
+
+    parts, numbered = [], rows.tracked or rows.left_out
+    columns = pa.schema([field for field in rows.schema if field.name != ROW])
+    for nanos in sorted({file.nanos for file in files}):
+        stored = pa.schema([field.with_type(pa.int64()) if field.name in nanos else field for field in columns])
+        part = _read(session, stored, [rows.reader.spark_path(file) for file in files if file.nanos == nanos])
+        if numbered:
+            # The name comes as it stands in a URI; a plus sign stands for itself there.
+            name_of = F.url_decode(F.replace(F.col("_metadata.file_name"), F.lit("+"), F.lit("%2B")))
+            part = part.select("*", name_of.alias(_FILE), F.col("_metadata.row_index").alias(_INDEX))
+        for name in nanos:
+            column = "`" + name.replace("`", "``") + "`"
+            part = part.withColumn(name, F.expr(f"timestamp_micros(({column} - pmod({column}, 1000)) div 1000)"))
+        parts.append(part)
+    landed = functools.reduce(lambda one, other: one.unionByName(other), parts)
+    return _numbered(session, rows, landed) if numbered else landed
+
+
+def _numbered(session: SparkSession, rows: Landed, landed: DataFrame) -> DataFrame:
+    """The rows of a slice with their positions, if they are asked for, without those that are left out."""
+    from pyspark.sql import functions as F
+
+    names = [(file.name, position(number, 0)) for number, file in enumerate(rows.files)]
+    firsts = F.broadcast(session.createDataFrame(names, f"{_FILE}_known string, {_FIRST} bigint"))
+    frame = landed.join(firsts, F.col(_FILE) == F.col(f"{_FILE}_known"), "left")
+    lost = F.raise_error(F.lit("a row of a slice comes from none of its files"))
+    frame = frame.withColumn(ROW, F.coalesce(F.col(_FIRST), lost.cast("bigint")) + F.col(_INDEX))
+    if rows.left_out:
+        gone = session.createDataFrame([(one,) for one in rows.left_out], f"{_FIRST}_gone bigint")
+        frame = frame.join(F.broadcast(gone), F.col(ROW) == F.col(f"{_FIRST}_gone"), "left_anti")
+    return frame.select(*["`" + name.replace("`", "``") + "`" for name in rows.schema.names])
+
+
+def _read(session: SparkSession, schema: pa.Schema, paths: Sequence[str]) -> DataFrame:
+    from pyspark.errors import AnalysisException
+
+    try:
+        return session.read.schema(spark_plan.spark_schema(schema, paths[0])).parquet(*paths)
+    except AnalysisException as error:
+        raise VanishedError(
+            f"Spark cannot find a file that was there when the epoch was planned: {first_line(error)}",
+            where=paths[0] if len(paths) == 1 else f"one of {len(paths)} files in {paths[0].rpartition('/')[0]}",
+            next="Put it back, or run again, which plans anew; the epoch was declined.",
+        ) from error

@@ -1,0 +1,238 @@
+"""One Spark session per process, warm for all epochs. Only its DataFrame API is used."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import structlog
+
+from configs.settings import PROJECT, S3Settings, Settings
+from pipelines.runtime.execution import code_archive
+from pipelines.runtime.execution.java import java_home
+from pipelines.runtime.execution.spark_jars import delta_jars, s3_jars
+from state_ops.errors import ConfigurationError, TransientError, WeirError, first_line, plainly
+from state_ops.storage.s3 import hadoop_properties, is_s3, jvm_environment
+
+log = structlog.get_logger("weir.spark")
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LOG4J = Path(__file__).with_name("log4j2.properties")
+_CONNECT_PORT, _CONNECT_SECONDS, _SAID_SECONDS = 15002, 10.0, 5.0
+_SECRET = re.compile(r"access\.key|secret|session\.token|password", re.IGNORECASE)
+
+
+def session(settings: Settings, *, app: str, delta: bool = False) -> SparkSession:
+    """Start Spark, or return the session that this process has.
+
+    delta: load Delta's jars, which the control plane does without; needed to read tables through delta-spark.
+    """
+    from pyspark.sql import SparkSession
+
+    name_main_module()
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    remote = settings.spark.master.startswith("sc://")
+    if not remote:
+        os.environ["JAVA_HOME"] = str(java_home(settings.cache_dir))
+    os.environ.setdefault("POLARS_MAX_THREADS", "2")
+    # Local workers import what the driver imports from the project's folder.
+    paths = [str(PROJECT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    builder = SparkSession.builder.appName(app)
+    builder = builder.remote(settings.spark.master) if remote else builder.master(settings.spark.master)
+    for key, value in _properties(settings).items():
+        builder = builder.config(key, value)
+    jars: list[Path] = []
+    if delta:
+        jars += delta_jars(settings.cache_dir)
+        builder = (
+            builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+            .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+            .config("spark.databricks.delta.snapshotPartitions", "2")
+        )
+    s3 = reads_s3(settings) and not remote
+    if s3:
+        jars += s3_jars(settings.cache_dir)
+    if jars:
+        builder = builder.config("spark.jars", ",".join(str(jar) for jar in jars))
+    variables = worker_python(settings) | (jvm_environment(settings.storage.s3) if s3 else {})
+    with _stderr_to(log_file(settings)), _environment(variables):
+        try:
+            if remote:
+                reach(settings.spark.master)
+            spark = builder.getOrCreate()
+        except Exception as error:  # PySpark raises many kinds here; its log says why
+            raise not_started(settings, error) from error
+    if remote:
+        _with_patience(spark)
+    if not settings.spark.master.startswith("local"):
+        code_archive.ship(spark, settings)
+    return spark
+
+
+def not_started(settings: Settings, error: Exception) -> WeirError:
+    why = first_line(error)
+    if not settings.spark.master.startswith("sc://"):
+        return TransientError(
+            f"Spark did not start: {why}",
+            where=str(log_file(settings)),
+            next="Read the end of that file; check spark.master, spark.driver_memory and the Java that is used.",
+        )
+    where = f"spark.master = {settings.spark.master}"
+    if isinstance(error, ImportError):
+        return ConfigurationError(
+            f"Spark Connect needs packages that are not installed here: {why}",
+            where=where,
+            next="pip install 'pyspark[connect]' beside this process: docs/how-to/clusters.md. Nothing was started.",
+        )
+    return TransientError(
+        f"There is no session on the Spark Connect server: {why}",
+        where=where,
+        next="See whether the server runs there and what its own log says last, then run again.",
+    )
+
+
+def reach(master: str) -> None:
+    """Raise ImportError where Spark Connect's client lacks packages, and OSError where nothing listens at the address: the client would try
+    for ten minutes without a word."""
+    importlib.import_module("pyspark.sql.connect.client")
+    address = urlsplit(master)
+    with socket.create_connection((address.hostname or "localhost", address.port or _CONNECT_PORT), _CONNECT_SECONDS):
+        pass
+
+
+def _with_patience(spark: SparkSession) -> None:
+    """Let a Spark Connect client that gets no answer say so, and give up after half a minute instead of ten."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    class Patience(DefaultPolicy):
+        said = -_SAID_SECONDS
+
+        def can_retry(self, e: BaseException) -> bool:
+            retried = super().can_retry(e)
+            if retried and time.monotonic() - self.said >= _SAID_SECONDS:
+                self.said = time.monotonic()
+                log.warning("the Spark Connect server does not answer, trying again", error=plainly(e)[:200])
+            return retried
+
+    spark.client.set_retry_policies(
+        [Patience(max_retries=9, backoff_multiplier=2.0, initial_backoff=100, max_backoff=8000)]
+    )
+
+
+def worker_python(settings: Settings) -> dict[str, str]:
+    """What tells PySpark which Python runs the workers. On other hosts this process's own path may not exist: there it is `python3`
+    unless something names another."""
+    named = settings.spark.python or settings.spark.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    if named is None and settings.spark.master.startswith("local"):
+        named = sys.executable
+    return {"PYSPARK_PYTHON": named} if named else {}
+
+
+def reads_s3(settings: Settings) -> bool:
+    """Whether storage or a source may be on S3: by its root, a pipeline's parameter, or a storage.s3 block."""
+    values = [value for pipeline in settings.pipelines.values() for value in pipeline.params.values()]
+    return any(map(is_s3, [settings.storage.root, *values])) or settings.storage.s3 != S3Settings()
+
+
+def log_file(settings: Settings) -> Path:
+    """Where the JVM and the Python workers of local runs write what they have to say."""
+    return settings.work_dir / "spark.log"
+
+
+@contextmanager
+def _stderr_to(file: Path) -> Iterator[None]:
+    """Let a child that starts meanwhile inherit `file` as its stderr: the JVM's chatter is not the operator's business."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with file.open("ab") as sink:
+        os.dup2(sink.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Let a child that starts meanwhile inherit these variables: nobody but its own user can read them there."""
+    kept = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def name_main_module() -> None:
+    """Give a main module without file and name a name, as processes have that multiprocessing spawned (Dagster's runs).
+
+    PySpark's Connect client, which Great Expectations imports too, takes such a process for doctests and ends it
+    (`pyspark.sql.connect.utils.check_dependencies`).
+    """
+    main = sys.modules["__main__"]
+    if main.__spec__ is None and not hasattr(main, "__file__"):
+        main.__spec__ = ModuleSpec("__main__", None)
+
+
+def _properties(settings: Settings) -> dict[str, str]:
+    spark = settings.spark
+    properties = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(spark.parallelism),
+        # A partition's number is that of its subtask; an adaptive plan may join partitions, or drop them all.
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(spark.batch_rows),
+        "spark.sql.execution.pythonUDF.arrow.enabled": "true",
+        "spark.python.worker.reuse": "true",
+        "spark.driver.memory": spark.driver_memory,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        # Files of old Sparks do not say in which time zone they were written: the same on every host then.
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J} -Duser.timezone=UTC",
+        "spark.executor.extraJavaOptions": "-Duser.timezone=UTC",
+        "spark.sql.files.ignoreMissingFiles": "false",
+        "spark.sql.files.ignoreCorruptFiles": "false",
+        # Off by default: a flipped bit would come out as another value, although the file says that it is damaged.
+        "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
+        "spark.sql.parquet.filterPushdown": "true",
+        # Of files that do not say by which calendar they were written.
+        "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+        "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
+        "spark.sql.caseSensitive": "true",
+        "spark.sql.legacy.parquet.nanosAsLong": "true",
+        "spark.sql.ansi.enabled": "true",
+    }
+    if reads_s3(settings):
+        properties |= hadoop_properties(settings.storage.s3)
+    if spark.master.startswith("local"):
+        properties |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    for key in spark.conf:
+        if _SECRET.search(key):
+            raise ConfigurationError(
+                f"The Spark property {key} is a secret, which would stand on a command line and in Spark's UI.",
+                where="spark.conf",
+                next="Take it out; storage.s3 says by reference where the keys are.",
+            )
+    return properties | spark.conf

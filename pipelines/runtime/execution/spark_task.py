@@ -1,0 +1,111 @@
+"""What a Spark task of `mapInArrow` runs: the keyed task of the subtask whose number its partition has."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.runtime.execution import direct_read
+from pipelines.runtime.execution.executor import Channel, Landed
+from pipelines.runtime.task import run_task
+from pipelines.runtime.task.run_task import KeyedTask
+from state_ops.errors import ConfigurationError, WeirError, from_report, to_report
+from state_ops.keyed.keyed_state import GROUP
+from state_ops.schema.key_groups import group_range
+
+_TOLD = "<weir-error>"
+
+
+def with_rows(task: KeyedTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of one subtask, as Spark has routed them, to its ack, as the one row of the column `ack` (JSON)."""
+    subtask = _subtask()
+    yield _acked(task, subtask, _routed(task, subtask, batches))
+
+
+def reading_rows(
+    task: KeyedTask, rows: Landed | Channel | None, batch_rows: int, numbers: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The same for rows that each subtask reads by itself, or for none. numbers: what made Spark start the tasks.
+
+    They are read all the same: Spark ends a worker that leaves some of its input, and the next epoch would wait for another.
+    """
+    for _ in numbers:
+        pass
+    subtask, own = _subtask(), iter(())
+    if rows is not None:
+        own = direct_read.own_batches(task.stage, rows, subtask, task.parallelism, task.max_parallelism, batch_rows)
+    yield _acked(task, subtask, own)
+
+
+def landed_rows(
+    rows: Landed, files: Sequence[int], batch_rows: int, tasks: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of those files of a slice, by their numbers in it, whose places in `files` stand in the batches of `tasks`."""
+    try:
+        for batch in tasks:
+            for task in batch.column(0).to_pylist():
+                for table in direct_read.landed_tables(rows, files[task], batch_rows):
+                    yield from table.combine_chunks().to_batches(max_chunksize=batch_rows)
+    except WeirError as error:
+        # Spark tells of an exception by its text alone.
+        raise RuntimeError(f"{_TOLD}{json.dumps(to_report(error))}{_TOLD}") from error
+
+
+def error_told(text: str) -> WeirError | None:
+    """The error of `landed_rows` in the text of what Spark raises; None if there is none."""
+    _, mark, rest = text.partition(_TOLD)
+    return from_report(json.loads(rest.partition(_TOLD)[0])) if mark else None
+
+
+def _subtask() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "it runs in a Spark task"
+    return context.partitionId()
+
+
+def _acked(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch:
+    ack = run_task.run(task, subtask, batches)
+    ack = replace(ack, traffic=task.storage.traffic.take())
+    _settle()
+    return pa.RecordBatch.from_pydict({"ack": [ack.to_json()]})
+
+
+def _routed(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches, none with a row of another subtask: state written for it here would never be found again.
+
+    Raises ConfigurationError: that a partition's number is its subtask's holds as long as nothing changes Spark's plan, as
+    adaptive execution does, which joins small partitions.
+    """
+    own = group_range(subtask, task.parallelism, task.max_parallelism)
+    for batch in batches:
+        if batch.num_rows:
+            found = pc.min_max(batch.column(GROUP))
+            low, high = found["min"].as_py(), found["max"].as_py()
+            if low not in own or high not in own:
+                raise ConfigurationError(
+                    f"Spark gave the partition {subtask} rows of the key groups {low} to {high}, but that subtask owns"
+                    f" {own.start} to {own.stop - 1}: it has changed the partitions of the shuffle.",
+                    where=f"stage {task.stage.uid}, epoch {task.epoch}, subtask {subtask}",
+                    next="Take out of spark.conf what changes plans (spark.sql.adaptive.*, spark.sql.extensions);"
+                    " nothing of this epoch was applied.",
+                )
+        yield batch
+
+
+@functools.cache
+def _settle() -> None:
+    """Once in a process: leave what it has by now, modules above all, out of all further garbage collections.
+
+    Spark's daemon has a worker collect everything after each task (`pyspark/daemon.py`), which takes 50 to 80 ms for this
+    many objects, and the next task waits for it.
+    """
+    gc.collect()  # what is frozen is never collected
+    gc.freeze()

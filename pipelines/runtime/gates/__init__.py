@@ -1,0 +1,4 @@
+"""Quality gates on rows, epochs and restores, and the quarantine of rows.
+
+Imports `inspection` and below.
+"""

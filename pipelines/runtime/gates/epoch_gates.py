@@ -1,0 +1,109 @@
+"""The gates that look at an epoch as a whole: its figures, and its state as it would be committed.
+
+They are asked when everything has been uploaded and nothing is committed: what they see is what the checkpoint will have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines.runtime.definition import FIGURES, STATE, Stage
+from pipelines.runtime.gates import evaluation
+from pipelines.runtime.gates.evaluation import Verdict
+from pipelines.runtime.gates.restore_gates import SAMPLE_ROWS
+from pipelines.runtime.inspection.view import View, view_of
+from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.local_paths import objects, work_dir
+from state_ops.backends import composite
+from state_ops.backends.base import Backend
+from state_ops.backends.loader import named
+from state_ops.checkpoints import checkpoint as kinds
+from state_ops.checkpoints.checkpoint import Checkpoint, Snapshot, StateFile, snapshots_of
+from state_ops.errors import DamageError
+from state_ops.schema.key_groups import group_range
+from state_ops.snapshots import snapshot
+from state_ops.storage.temp_dirs import scratch
+
+_APPLIED = ("rows_in", "rows_null_key", "rows_dropped", "rows_quarantined")
+
+
+def verdicts(shop: Workshop, deadline: float, checkpoint: Checkpoint, files: Sequence[StateFile]) -> list[Verdict]:
+    """What the gates on figures and state say of an epoch.
+
+    deadline: of the epoch, on time.monotonic(). checkpoint, files: as they would be committed.
+
+    Figures are looked at where rows came for the stage, state where some of it is new. Raises PipelineError for a gate that cannot be
+    evaluated.
+    """
+    found: list[Verdict] = []
+    for stage in shop.pipeline.stages:
+        figures, uid = checkpoint.operators[stage.uid], stage.uid
+        asked = [gate for gate in stage.gates if gate.of == FIGURES]
+        if asked and has_rows(figures):
+            found += evaluation.evaluated(f"figures of {uid}", uid, asked, figures_row(figures))
+        asked = [gate for gate in stage.gates if gate.of == STATE]
+        new = any(file.new and file.operator == uid and file.kind == kinds.STATE for file in files)
+        if asked and new and figures["schema"]:
+            rows = _sample(shop, deadline, checkpoint, stage, snapshots_of(tuple(files), uid))
+            judged = evaluation.evaluated(f"state of {uid}", uid, asked, rows)
+            found += evaluation.with_keys(judged, stage.key, rows.combine_chunks)
+    return found
+
+
+def has_rows(figures: Mapping[str, Any]) -> bool:
+    """Whether rows came for a stage, by its figures in a checkpoint's row."""
+    return any(figures.get(name) for name in _APPLIED)
+
+
+def figures_row(figures: Mapping[str, Any]) -> pa.Table:
+    """A stage's figures in a checkpoint's row, as one row with a column for each number."""
+    numbers = {name: [value] for name, value in figures.items() if type(value) is int}
+    return pa.table(numbers, schema=pa.schema([(name, pa.int64()) for name in numbers]))
+
+
+def _sample(
+    shop: Workshop, deadline: float, checkpoint: Checkpoint, stage: Stage, snapshots: Mapping[int, Snapshot]
+) -> pa.Table:
+    """Some of a stage's state, of each subtask its share, from other key groups each epoch."""
+    view = view_of(shop.pipeline, shop.settings, shop.storage, checkpoint, stage.uid, snapshots)
+    share, found = math.ceil(SAMPLE_ROWS / max(1, len(snapshots))), [view.schema.empty_table()]
+    for subtask, one in snapshots.items():
+        with _opened(shop, deadline, view, one) as backend:
+            left = share
+            for table in _turned(view, backend, subtask, int(checkpoint.id)):
+                found.append(table.slice(0, left))
+                left -= found[-1].num_rows
+                if left <= 0:
+                    break
+    return pa.concat_tables(found).slice(0, SAMPLE_ROWS)
+
+
+def _turned(view: View, backend: Backend, subtask: int, epoch: int) -> Iterator[pa.Table]:
+    """A subtask's rows, from the key group on whose turn it is in this epoch."""
+    own = group_range(subtask, view.parallelism, view.max_parallelism)
+    first = own[epoch % len(own)]
+    for groups in (range(first, own.stop), range(own.start, first)):
+        yield from view.rows(backend, groups)
+
+
+@contextmanager
+def _opened(shop: Workshop, deadline: float, view: View, found: Snapshot) -> Iterator[Backend]:
+    """A snapshot that has just been uploaded, open: its files are linked where this host has them, else fetched."""
+    factory, home = named(view.backend), work_dir(shop)
+    with scratch(home, ".gates-") as own:
+        immutable, kept = composite.is_immutable(factory), objects(shop.settings)
+        snapshot.fetch(shop.storage, found, own, deadline, immutable, kept, home / view.uid)
+        try:
+            backend = composite.opened(factory, own, view.options)
+            try:
+                yield backend
+            finally:
+                backend.close()
+        except DamageError as error:
+            snapshot.raise_if_rotten(error, found, kept, home / view.uid)
+            raise

@@ -1,0 +1,176 @@
+"""Rows of a source that a gate has set aside: which ones, and what is kept of them.
+
+    job -> a quarantining gate fails -> the positions of the rows that failed it -> the epoch is declined, which is no failure
+        -> the same slice once more, which records them and leaves them out -> job -> gates -> ... -> commit
+
+A row's position travels with it, as the column `_weir_row`: the file's number in the slice, then the row's number in the file. What is
+decided lives in the slice of the replay and nowhere else: a run that is killed meanwhile forgets it, and the next one decides it again.
+The rows that the replay leaves out are appended to the stage's quarantine table with the very checkpoint that leaves them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines.runtime.definition import QUARANTINE, ROW, FileSource, Gate, Stage
+from pipelines.runtime.execution.executor import staged_table
+from pipelines.runtime.gates.evaluation import Verdict, columns_of, plain, refusal
+from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.slices import LeftOut, Slice
+from pipelines.runtime.task.run_task import POSITIONS
+from state_ops.arrow import frames
+from state_ops.arrow.parquet import staged_writer
+from state_ops.checkpoints.checkpoint import OUTPUT, Ack, StagedFile, StateFile
+from state_ops.errors import InputError
+from state_ops.ids import CheckpointId, epoch_dir
+from state_ops.storage.storage import Storage
+
+ROUNDS = 3  # how often a slice is replayed with fewer rows
+MOST_ROWS = 10_000  # of a slice: each of them stands in the checkpoint's row
+_REASON = 200  # characters
+
+_TOLD = (("_weir_stage", pa.string()), ("_weir_gate", pa.string()), ("_weir_epoch", pa.int64()),
+         ("_weir_file", pa.string()), (ROW, pa.int64()), ("_weir_reason", pa.string()))  # fmt: skip
+
+
+def table_schema(source: pa.Schema) -> pa.Schema:
+    """The columns of a quarantine table: those of the source's files, and why each row is there."""
+    return pa.schema([*source, *[pa.field(name, kind) for name, kind in _TOLD]])
+
+
+def decided(
+    stage: Stage,
+    planned: Slice,
+    rounds: int,
+    verdicts: Sequence[Verdict],
+    looked_at: pa.Table,
+    positions: np.ndarray,
+) -> tuple[LeftOut, ...]:
+    """The rows that the slice is to be replayed without; none if no quarantining gate failed.
+
+    rounds: how often it was replayed for that already. looked_at: the rows that the gates saw, positions: of each the one in the slice,
+    -1 where the stage says none. Raises GateError where a bound is reached: the gate then holds.
+    """
+    failed = [(gate, verdict) for gate, verdict in _paired(stage, verdicts) if verdict.quarantines]
+    if not failed:
+        return ()
+    found: dict[int, LeftOut] = {}
+    for gate, verdict in failed:
+        at = np.asarray(verdict.unexpected_rows, dtype=np.int64)
+        if not len(at) or (positions[at] < 0).any():
+            raise refusal(
+                stage.uid, verdicts, f"{verdict}; of some of them no row of the source is known to be the cause"
+            )
+        reasons = dict(zip(positions[at].tolist(), _reasons(gate, looked_at, at), strict=True))
+        for place, reason in sorted(reasons.items()):
+            file, row = planned.place(place)
+            found.setdefault(place, LeftOut(stage.uid, verdict.gate, file, row, reason))
+        own = sum(one.stage == stage.uid and one.gate == verdict.gate for one in planned.left_out) + len(reasons)
+        if own > gate.share * planned.rows:
+            raise refusal(
+                stage.uid,
+                verdicts,
+                f"{verdict}; {own} of the {planned.rows} rows of the slice would be set aside, at most {gate.share:g} of them may be",
+            )
+    if len(planned.left_out) + len(found) > MOST_ROWS:
+        raise refusal(
+            stage.uid, verdicts, f"more than {MOST_ROWS} rows of one slice would be set aside: {failed[0][1]}"
+        )
+    if rounds >= ROUNDS:
+        raise refusal(stage.uid, verdicts, f"{failed[0][1]}, after rows were set aside {rounds} times")
+    return tuple(found[place] for place in sorted(found))
+
+
+def _paired(stage: Stage, verdicts: Sequence[Verdict]) -> Iterator[tuple[Gate, Verdict]]:
+    by_title = {(gate.title, gate.on_failure): gate for gate in stage.gates}
+    for verdict in verdicts:
+        yield by_title[verdict.gate, verdict.on_failure], verdict
+
+
+def _reasons(gate: Gate, rows: pa.Table, at: np.ndarray) -> list[str]:
+    """For each of some rows, what the gate has looked at in it."""
+    shown = rows.select([name for name in columns_of([gate]) or () if name in rows.column_names]).take(pa.array(at))
+    return [
+        ", ".join(f"{name} = {plain(value)!r}" for name, value in row.items())[:_REASON]
+        for row in frames.python_rows(shown)
+    ] or [""] * len(at)
+
+
+def positions_of(storage: Storage, acks: Sequence[Ack]) -> np.ndarray:
+    """int64[n], of each row that a stage has handed out, in the order of `read_by_next`, its position in the slice; -1: it says none."""
+    files = [file for ack in acks for file in ack.staged(POSITIONS)]
+    parts = [staged_table(storage, file).column(ROW) for file in files]
+    column = pa.chunked_array([chunk for part in parts for chunk in part.chunks], pa.int64())
+    return column.fill_null(-1).to_numpy()
+
+
+# -- what is kept
+
+
+def rows_of(reader: FilesReader, planned: Slice, uid: str, epoch: CheckpointId) -> Iterator[pa.Table]:
+    """What a stage's gates have set aside of a slice, file by file, as its quarantine table has it."""
+    assert planned.schema is not None
+    by_file: dict[str, list[LeftOut]] = {}
+    for one in planned.left_out:
+        if one.stage == uid:
+            by_file.setdefault(one.file, []).append(one)
+    for file in planned.files:
+        own = by_file.get(file.name)
+        if own:
+            numbers = pa.array([one.row for one in own])
+            rows = reader.table(file, planned.schema.names).take(numbers).cast(planned.schema)
+            told = [
+                [one.stage for one in own], [one.gate for one in own], [int(epoch)] * len(own),
+                [one.file for one in own], [one.row for one in own], [one.reason for one in own],
+            ]  # fmt: skip
+            for (name, kind), values in zip(_TOLD, told, strict=True):
+                rows = rows.append_column(name, pa.array(values, kind))
+            yield rows
+
+
+def with_rows(
+    storage: Storage, reader: FilesReader, planned: Slice, stage: Stage, acks: Sequence[Ack], work_dir: Path
+) -> list[Ack]:
+    """The acks of a stage's subtasks, the first of them with the rows that its gates have set aside, staged like rows that are late."""
+    first, *others = sorted(acks, key=lambda ack: ack.subtask)
+    tables = list(rows_of(reader, planned, stage.uid, first.epoch))
+    if not tables:
+        return list(acks)
+    assert stage.quarantine is not None
+    directory = Path(first.handover.directory) if first.handover is not None else work_dir
+    directory.mkdir(parents=True, exist_ok=True)
+    local = directory / f"{QUARANTINE}-{first.attempt}.parquet"
+    with staged_writer(local, tables[0].schema) as writer:
+        for table in tables:
+            writer.write_table(table)
+    rows, sink = sum(table.num_rows for table in tables), stage.quarantine.table
+    path = f"tables/{sink}/data/{epoch_dir(first.generation, first.epoch)}/{first.subtask}-{first.attempt}.parquet"
+    return [_beside(storage, first, local, path, sink, rows), *others]
+
+
+def _beside(storage: Storage, ack: Ack, local: Path, path: str, sink: str, rows: int) -> Ack:
+    if ack.handover is not None:
+        staged = StagedFile(OUTPUT, QUARANTINE, str(local), path, local.stat().st_size, sink, rows)
+        return replace(ack, handover=replace(ack.handover, staged=(*ack.handover.staged, staged)))
+    try:
+        size, digest = storage.put_file(local, path)
+    finally:
+        local.unlink()
+    known = (OUTPUT, QUARANTINE, path, size, digest, True, ack.attempt, None, sink, rows)
+    return replace(ack, files=(*ack.files, StateFile(ack.operator, ack.subtask, *known)))
+
+
+def refuse_own_column(source: FileSource, schema: pa.Schema) -> None:
+    """Raises InputError where files have columns of the names that a quarantine table gives to its own."""
+    taken = sorted({name for name, _ in _TOLD} & set(schema.names))
+    if taken:
+        raise InputError(
+            f"The files of the source {source.name} have a column {taken[0]!r}, which a quarantine needs for itself.",
+            where=f"source {source.name}",
+            next="Rename it in what writes the files, or let the gate hold or warn.",
+        )

@@ -1,0 +1,96 @@
+"""What must hold of a restored checkpoint (`Pipeline(on_restore=...)`): of a sample of its state, and of the newest rows of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import structlog
+from deltalake.exceptions import TableNotFoundError
+
+from configs.settings import Settings
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.gates import evaluation
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.sinks.delta import file_path, table_path
+from state_ops.arrow import frames
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.delta import fenced_table
+from state_ops.delta.log_entries import active_files
+from state_ops.errors import DamageError, GateError, plainly
+from state_ops.ids import parse_epoch_dir
+from state_ops.storage.storage import Storage
+
+log = structlog.get_logger("weir.restore")
+
+SAMPLE_ROWS = 10_000
+_LARGEST_BYTES = 256 << 20
+
+
+def evaluate(pipeline: Pipeline, settings: Settings, storage: Storage, checkpoint: Checkpoint, *, newest: bool) -> int:
+    """Evaluate them; returns how many. newest: nothing was published after this checkpoint, so that tables are looked at too.
+
+    Raises DamageError when one of state fails, GateError when one of a table does, PipelineError when one cannot be evaluated.
+    """
+    asked = [one for one in pipeline.on_restore if one.of == "state" or newest]
+    failed: dict[str, list[str]] = {"state": [], "table": []}
+    for of, name in dict.fromkeys((one.of, one.name) for one in asked):
+        rows = sample(_state(pipeline, settings, checkpoint, name) if of == "state" else newest_rows(storage, name))
+        if rows is None:
+            continue
+        own = [one.gate for one in asked if (one.of, one.name) == (of, name)]
+        verdicts = evaluation.evaluated(f"{of} {name}", name, own, rows)
+        failed[of] += [f"{of} {name}: {one}" for one in verdicts if one.holds]
+        for one in verdicts:
+            if not (one.passed or one.holds):
+                log.warning("an expectation failed, and only warns", of=of, name=name, verdict=str(one))
+    what = f"It does not hold what is expected of it: {'; '.join(failed['state'] + failed['table'])}."
+    if failed["state"]:
+        raise DamageError(what)
+    if failed["table"]:  # going back to an earlier checkpoint would only make the same rows again
+        raise GateError(what, next="Nothing was used. Look at the rows; repair the table, or correct on_restore.")
+    return len(asked)
+
+
+def sample(tables: Iterator[pa.Table]) -> pa.Table | None:
+    """The first of some rows, at most `SAMPLE_ROWS`; None where there are none."""
+    found: list[pa.Table] = []
+    for table in tables:
+        found.append(table.slice(0, SAMPLE_ROWS - sum(one.num_rows for one in found)))
+        if sum(one.num_rows for one in found) >= SAMPLE_ROWS:
+            break
+    return pa.concat_tables(found) if found else None
+
+
+def _state(pipeline: Pipeline, settings: Settings, checkpoint: Checkpoint, uid: str) -> Iterator[pa.Table]:
+    if (checkpoint.operators.get(uid) or {}).get("schema"):
+        yield from state_reader.scan(pipeline, settings, uid, int(checkpoint.id))
+
+
+def newest_rows(storage: Storage, name: str) -> Iterator[pa.Table]:
+    """A table's rows, file by file, those of the newest epoch first; files that are too large for a look are left out."""
+    try:
+        handle = fenced_table.open_table(storage, table_path(name))
+    except TableNotFoundError:
+        return
+    schema = frames.canonical_schema(pa.schema(handle.schema().to_arrow()))
+    files = [file for file in active_files(handle) if file.bytes <= _LARGEST_BYTES]
+    for file in sorted(files, key=lambda file: _epoch(file.path), reverse=True):
+        data = storage.read_bytes(file_path(name, file))
+        if data is None:
+            continue
+        try:
+            rows = pq.read_table(pa.BufferReader(data), use_threads=False)
+        except (pa.ArrowException, OSError) as error:  # going back to an earlier checkpoint would not mend it
+            raise GateError(
+                f"A file of the table {name} cannot be read, so that nothing can be expected of its rows: {plainly(error)}",
+                where=storage.full(file_path(name, file)),
+                next="`weir fsck` says what else is damaged: bring the file back from a backup.",
+            ) from error
+        yield frames.aligned(rows, schema)
+
+
+def _epoch(path: str) -> tuple[int, int]:
+    """Generation and epoch of a file in a table; of others' files none."""
+    return parse_epoch_dir("/".join(path.split("/")[1:2])) or (0, 0)

@@ -1,0 +1,4 @@
+"""Looking into state: views, SQL, differences, exports.
+
+Imports `ownership` and below.
+"""

@@ -1,0 +1,183 @@
+"""What changed in a stage's state between two checkpoints, by a full outer join on disk: both may be larger than memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from configs.settings import Settings
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.inspection.database import asked, database, load, quoted, seal
+from pipelines.runtime.inspection.state_reader import At, viewed
+from pipelines.runtime.inspection.view import View
+from state_ops.errors import ConfigurationError
+from state_ops.ids import CheckpointId
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection as Connection
+
+ADDED, REMOVED, CHANGED = "added", "removed", "changed"
+_PURPOSE = "weir state diff"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What `compared` found. counts: rows by added, removed, changed; gone, new: fields that only the first, the second state has.
+
+    retyped: by field, its types in both. Only fields that both have decide whether a row changed.
+    """
+
+    first: CheckpointId
+    second: CheckpointId
+    counts: dict[str, int]
+    gone: tuple[str, ...]
+    new: tuple[str, ...]
+    retyped: dict[str, tuple[str, str]]
+    _connection: Any
+
+    def rows(self, most: int | None = None) -> AbstractContextManager[tuple[pa.Schema, Iterator[pa.Table]]]:
+        """The differences in key order: `change`, `key`, `old` and `new` as structs, and `fields`, the names of those that differ."""
+        limit = "" if most is None else f" LIMIT {most}"
+        return asked(self._connection, f"SELECT * FROM compared ORDER BY key, change{limit}")
+
+
+@contextmanager
+def compared(
+    pipeline: Pipeline,
+    settings: Settings,
+    uid: str,
+    first: At,
+    second: At,
+    there: Settings | None = None,
+    other: Pipeline | None = None,
+    without: Sequence[str] = (),
+) -> Iterator[Difference]:
+    """Compare a stage's state in two checkpoints, row by row; the result may be read for as long as the `with` block lasts.
+
+    there, other: the settings and the pipeline, such as a branch, by which the second one is found, if it lies in another storage.
+    without: fields that do not make a row count as changed.
+
+    Rows are told apart by their key, those of windows also by their bounds (of sessions: their start). Raises ConfigurationError
+    where the two have other keys.
+    """
+    with (
+        viewed(pipeline, settings, uid, first, _PURPOSE) as a,
+        viewed(other or pipeline, there or settings, uid, second, _PURPOSE) as b,
+    ):
+        if a.keys != b.keys or a.identity != b.identity:
+            raise ConfigurationError(
+                f"The states of {uid} in checkpoints {a.checkpoint} and {b.checkpoint} have other keys: "
+                f"{_said(a)}; {_said(b)}.",
+                next="They cannot be compared row by row; weir state sql can ask for both with NAME_history.",
+            )
+        with database() as connection:
+            _load_both(connection, a, b)
+            columns = _Columns.of(a, b, frozenset(without))
+            connection.execute(columns.join())
+            seal(connection)
+            found = connection.execute("SELECT change, count(*) FROM compared GROUP BY change").fetchall()
+            counts = {ADDED: 0, REMOVED: 0, CHANGED: 0} | dict(found)
+            yield Difference(a.checkpoint, b.checkpoint, counts, columns.gone, columns.new, columns.retyped, connection)
+
+
+def _said(view: View) -> str:
+    return ", ".join(f"{name} {view.schema.field(name).type}" for name in view.identity)
+
+
+def _load_both(connection: Connection, a: View, b: View) -> None:
+    """Both states, but for subtasks whose objects are the very same in both: those have no differences."""
+    subtasks_a, subtasks_b = range(a.parallelism), range(b.parallelism)
+    if _read_alike(a, b):
+        changed = [one for one in subtasks_a if _objects(a, one) != _objects(b, one)]
+        load(connection, "first", a.tables(changed), a.schema)
+        load(connection, "second", b.tables(changed), b.schema)
+        return
+    load(connection, "first", a.tables(subtasks_a), a.schema)
+    load(connection, "second", b.tables(subtasks_b), b.schema)
+
+
+def _read_alike(a: View, b: View) -> bool:
+    """Whether the same objects give the same rows in both. With a time to live they do not: the clock went on."""
+    if a.expiry is not None or b.expiry is not None:
+        return False
+    alike = replace(a, checkpoint=b.checkpoint, storage=b.storage, snapshots=b.snapshots) == b
+    schemas_a, schemas_b = ([one.schema for one in view.collections] for view in (a, b))
+    pairs = zip([a.state, *schemas_a], [b.state, *schemas_b], strict=True) if alike else ()
+    return alike and all(one.older == other.older for one, other in pairs)
+
+
+def _objects(view: View, subtask: int) -> set[tuple[str, str]]:
+    found = view.snapshots.get(subtask)
+    return {(file.name, file.path) for file in found.files} if found else set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """keys: those that tell rows apart. old, new: the other columns of either; common: those of both that are compared."""
+
+    keys: tuple[str, ...]
+    old: tuple[str, ...]
+    new_all: tuple[str, ...]
+    retyped: dict[str, tuple[str, str]]
+    as_text: frozenset[str]
+    without: frozenset[str]
+
+    @classmethod
+    def of(cls, a: View, b: View, without: frozenset[str]) -> _Columns:
+        old = tuple(name for name in a.schema.names if name not in a.identity)
+        new = tuple(name for name in b.schema.names if name not in b.identity)
+        types = {name: (a.schema.field(name).type, b.schema.field(name).type) for name in old if name in new}
+        other = {name: both for name, both in types.items() if both[0] != both[1]}
+        # Types with parts are only compared by DuckDB if they have the same ones.
+        nested = frozenset(name for name, both in other.items() if any(pa.types.is_nested(one) for one in both))
+        return cls(
+            a.identity, old, new, {name: (str(was), str(now)) for name, (was, now) in other.items()}, nested, without
+        )
+
+    @property
+    def common(self) -> tuple[str, ...]:
+        return tuple(name for name in self.old if name in self.new_all and name not in self.without)
+
+    @property
+    def gone(self) -> tuple[str, ...]:
+        return tuple(name for name in self.old if name not in self.new_all)
+
+    @property
+    def new(self) -> tuple[str, ...]:
+        return tuple(name for name in self.new_all if name not in self.old)
+
+    def join(self) -> str:
+        """SQL that makes the table `compared` of `first` and `second`."""
+        both = "a.__weir_in AND b.__weir_in"
+        differs = {name: self._differs(name) for name in self.common}
+        fields = " || ".join(f"CASE WHEN {one} THEN [{_text(name)}] ELSE [] END" for name, one in differs.items())
+        changed = " OR ".join(f"({one})" for one in differs.values()) or "false"
+        keys = ", ".join(f"{quoted(name)} := coalesce(a.{quoted(name)}, b.{quoted(name)})" for name in self.keys)
+        return (
+            "CREATE TABLE compared AS SELECT "
+            f"CASE WHEN b.__weir_in IS NULL THEN '{REMOVED}' WHEN a.__weir_in IS NULL THEN '{ADDED}' ELSE '{CHANGED}' END AS change, "
+            f"struct_pack({keys}) AS key, {_packed('a', self.old)} AS old, {_packed('b', self.new_all)} AS new, "
+            f"CASE WHEN {both} THEN {fields or '[]'} END::VARCHAR[] AS fields "
+            "FROM (SELECT *, true AS __weir_in FROM first) a FULL OUTER JOIN (SELECT *, true AS __weir_in FROM second) b ON "
+            + " AND ".join(f"a.{quoted(name)} = b.{quoted(name)}" for name in self.keys)
+            + f" WHERE a.__weir_in IS NULL OR b.__weir_in IS NULL OR {changed}"
+        )
+
+    def _differs(self, name: str) -> str:
+        old, new = f"a.{quoted(name)}", f"b.{quoted(name)}"
+        if name in self.as_text:
+            old, new = f"to_json({old})::VARCHAR", f"to_json({new})::VARCHAR"
+        return f"{old} IS DISTINCT FROM {new}"
+
+
+def _packed(side: str, names: tuple[str, ...]) -> str:
+    packed = ", ".join(f"{quoted(name)} := {side}.{quoted(name)}" for name in names)
+    return f"CASE WHEN {side}.__weir_in THEN struct_pack({packed}) END" if names else "NULL"
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"

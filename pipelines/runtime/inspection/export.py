@@ -1,0 +1,247 @@
+"""Rows on their way out: JSON lines, Parquet, Arrow, a Delta table. Written in a stream, and whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from configs.redaction import scrubbing
+from configs.settings import Settings
+from pipelines.runtime.inspection.database import streamed
+from pipelines.runtime.inspection.value_text import as_json
+from pipelines.runtime.inspection.view import View
+from state_ops.arrow import frames
+from state_ops.delta.fenced_table import Table, is_table
+from state_ops.errors import ConfigurationError, WeirError, plainly
+from state_ops.storage.storage import Storage
+
+_GROUP_ROWS = 65_536  # of a Parquet row group or an Arrow batch: key groups may be small
+STDOUT = "-"
+
+
+class Format(StrEnum):
+    """What rows are written as."""
+
+    TABLE = "table"
+    JSON = "json"
+    PARQUET = "parquet"
+    ARROW = "arrow"
+
+
+def write(
+    schema: pa.Schema, tables: Iterable[pa.Table], format: Format, output: str | None, force: bool = False
+) -> int:
+    """Write rows as JSON (an object a line), Parquet or Arrow (IPC file; a stream on stdout); returns how many.
+
+    output: a file, or `-`, or None for stdout, which Parquet cannot go to. The file appears when it is whole; one that is there is only
+    replaced with `force`. Raises ConfigurationError for a column that the format has no type for, before anything is read.
+    """
+    check_output(format, output, force)
+    if format is Format.PARQUET:
+        _check_parquet(schema)
+    if output is None or output == STDOUT:
+        sys.stdout.flush()
+        written = _WRITERS[format](schema, tables, sys.stdout.buffer, True)
+        sys.stdout.buffer.flush()
+        return written
+    with _whole(Path(output), force) as sink:
+        return _WRITERS[format](schema, tables, sink, False)
+
+
+def check_output(format: Format, output: str | None, force: bool) -> None:
+    """Whether rows can be written there. For who wants to know before the work: ConfigurationError if not."""
+    if format is Format.PARQUET and output in (None, STDOUT):
+        raise ConfigurationError("A Parquet file cannot be written to stdout.", next="Say --output FILE.")
+    if format is Format.ARROW and output is None:
+        raise ConfigurationError(
+            "Arrow is not for terminals.", next="Say --output FILE, or --output - for a stream on stdout."
+        )
+    if format is Format.TABLE and output not in (None, STDOUT):
+        raise ConfigurationError(
+            "A table is for people, not for files.", next="Say --format json, parquet or arrow with --output."
+        )
+    if output is None or output == STDOUT:
+        return
+    if not Path(output).parent.is_dir():
+        raise ConfigurationError(f"There is no directory {Path(output).parent}.", where=output, next="Make it first.")
+    if Path(output).is_dir():
+        raise ConfigurationError("That is a directory.", where=output, next="Name a file.")
+    if Path(output).exists() and not force:
+        raise _taken(output)
+
+
+def _taken(output: str) -> ConfigurationError:
+    return ConfigurationError(f"{output} is there already.", next="Choose another name, or say --force to replace it.")
+
+
+@contextmanager
+def _whole(path: Path, force: bool) -> Iterator[BinaryIO]:
+    """A file that appears under its name only when it is whole; on any failure nothing is left."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as sink:
+            yield sink
+        Path(name).chmod(0o666 & ~_umask())
+        if path.exists() and not force:
+            raise _taken(str(path))
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+# -- formats
+
+
+def _write_json(schema: pa.Schema, tables: Iterable[pa.Table], sink: BinaryIO, stream: bool) -> int:
+    written = 0
+    for table in tables:
+        sink.write("".join(json_line(row) + "\n" for row in frames.python_rows(table)).encode())
+        written += table.num_rows
+    return written
+
+
+def json_line(row: Any) -> str:
+    """A row as JSON: bytes in hex, moments in ISO 8601, decimals and what JSON has no number for as text, maps as pairs."""
+    return as_json(row, ensure_ascii=False)
+
+
+def _write_parquet(schema: pa.Schema, tables: Iterable[pa.Table], sink: BinaryIO, stream: bool) -> int:
+    with pq.ParquetWriter(sink, schema) as writer:
+        return _written(tables, writer.write_table)
+
+
+def _write_arrow(schema: pa.Schema, tables: Iterable[pa.Table], sink: BinaryIO, stream: bool) -> int:
+    opened = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with opened(sink, schema) as writer:
+        return _written(tables, writer.write_table)
+
+
+def _written(tables: Iterable[pa.Table], write_table: Callable[[pa.Table], None]) -> int:
+    written = 0
+    for table in gathered(tables, _GROUP_ROWS):
+        write_table(table)
+        written += table.num_rows
+    return written
+
+
+def gathered(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """The same rows in tables of at least so many, but for the last."""
+    waiting: list[pa.Table] = []
+    for table in tables:
+        waiting.append(table)
+        if sum(one.num_rows for one in waiting) >= rows:
+            yield pa.concat_tables(waiting).combine_chunks()
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting).combine_chunks()
+
+
+def limited(tables: Iterable[pa.Table], most: int | None) -> Iterator[pa.Table]:
+    """The first rows; the rest is not read."""
+    left = most
+    for table in tables:
+        if left is None:
+            yield table
+            continue
+        if left > 0:
+            yield table.slice(0, left)
+            left -= table.num_rows
+        if left <= 0:
+            return
+
+
+def _check_parquet(schema: pa.Schema) -> None:
+    for field in schema:
+        try:
+            pq.ParquetWriter(io.BytesIO(), pa.schema([field])).close()
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise ConfigurationError(
+                f"Parquet has no type for the column {field.name!r}, which is {field.type}.",
+                next="Write Arrow or JSON; weir state sql can cast it.",
+            ) from error
+
+
+_WRITERS = {Format.JSON: _write_json, Format.PARQUET: _write_parquet, Format.ARROW: _write_arrow}
+
+
+# -- Delta
+
+
+def to_delta(view: View, settings: Settings, target: str, force: bool = False) -> tuple[str, int]:
+    """Write a stage's state as one version of the Delta table at a directory or URI; returns the table's URI and the version.
+
+    The commit's metadata name pipeline storage, stage and checkpoint. A table that is there is only replaced with `force`, by a new
+    version. What a failure leaves is in no version; a directory that was not there before is removed.
+    """
+    from deltalake import CommitProperties, write_deltalake
+    from deltalake.exceptions import DeltaError
+
+    place = Storage(target, settings.storage.s3)
+    root, uri = view.storage.uri.rstrip("/") + "/", place.uri.rstrip("/") + "/"
+    if uri.startswith(root) or root.startswith(uri):
+        raise ConfigurationError(
+            "That lies in the pipeline's own storage.", where=place.uri, next="Export to a directory of its own."
+        )
+    replaces = is_table(place.uri, place.delta_options)
+    local = Path(place.uri.removeprefix("file://")) if place.is_local else None
+    before = local is not None and local.exists()
+    if not force and (replaces or (local is not None and local.is_dir() and any(local.iterdir()))):
+        raise ConfigurationError(f"{target} is there already.", next="Choose another place, or say --force.")
+    schema = storable(view)
+    metadata = {"weir.checkpoint": str(view.checkpoint), "weir.stage": view.uid, "weir.storage": view.storage.uri}
+    tables = (table.cast(schema) for table in gathered(view.tables(), _GROUP_ROWS))
+    try:
+        with streamed(tables, schema) as reader, scrubbing():
+            write_deltalake(
+                place.uri,
+                reader,
+                mode="overwrite" if replaces else "error",
+                schema_mode="overwrite" if replaces else None,
+                commit_properties=CommitProperties(custom_metadata=metadata),
+                storage_options=place.delta_options,
+            )
+    except (DeltaError, OSError) as error:
+        _remove_new(local, before)
+        raise WeirError(
+            f"The state was not exported: {plainly(error)}", where=place.uri, next="Look at the storage."
+        ) from error
+    except BaseException:
+        _remove_new(local, before)
+        raise
+    return place.uri, Table(place.uri, storage_options=place.delta_options).version()
+
+
+def _remove_new(local: Path | None, before: bool) -> None:
+    if local is not None and not before:
+        shutil.rmtree(local, ignore_errors=True)
+
+
+def storable(view: View) -> pa.Schema:
+    """The columns as a Delta table, and Spark, can have them. Raises ConfigurationError for one that they cannot."""
+    schema = frames.canonical_schema(view.schema)
+    for field in schema:
+        if frames.unstorable(field.type) is not None:
+            raise ConfigurationError(
+                f"The column {field.name!r} of {view.uid} is {field.type}; neither a Delta table nor Spark can have that.",
+                where=f"stage {view.uid}, checkpoint {view.checkpoint}",
+                next="Write it with `weir state scan --format arrow`.",
+            )
+    return schema

@@ -1,0 +1,267 @@
+"""One stage's state in one checkpoint as rows: by what the checkpoint's row recorded, whatever today's code and settings say.
+
+A snapshot's files are fetched into a temporary directory, every digest checked, and opened there. So parallelism, backend, schemas,
+lists, maps, windows and the time to live are those of then, and a stage that is no longer in the pipeline is read like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from configs.settings import Settings
+from pipelines.runtime.definition import FileSource, Pipeline, SessionWindow, Stage, Window
+from pipelines.runtime.inspection.snapshot_files import opened
+from pipelines.runtime.operators import open_windows, open_windows_schema, remembered
+from pipelines.runtime.operators.compatibility import is_deduplication
+from pipelines.runtime.ownership.local_paths import backend_options
+from state_ops.arrow import frames
+from state_ops.arrow.types import type_named
+from state_ops.backends.base import Backend, BackendOptions
+from state_ops.backends.loader import DEFAULT
+from state_ops.checkpoints.checkpoint import Checkpoint, Snapshot, to_micros
+from state_ops.errors import ConfigurationError, PipelineError, WeirError
+from state_ops.ids import CheckpointId
+from state_ops.keyed.scan import scan_state
+from state_ops.keyed.ttl import Expiry, Ttl, expiry_of, forgotten_in, visible
+from state_ops.rows.aggregates import Agg
+from state_ops.schema import evolution
+from state_ops.schema.descriptors import LIST, Collection
+from state_ops.schema.key_groups import group_range, key_groups, subtask_of
+from state_ops.schema.state_schema import TOUCHED, StateSchema
+from state_ops.storage.storage import Storage
+
+_READ_ELSEWHERE = FileSource("")  # a stage that is only read has no input
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A stage's state in a checkpoint, with nothing open: it may be pickled and read in other processes.
+
+    stage: only what windows are read by; None for all other state. parallelism, max_parallelism: of then.
+    schema: the columns of its rows: key columns; of windows their bounds; fields; a column for each list and map.
+    identity: the columns that tell a row from all others. due: of a deduplication, the moment in microseconds since 1970 UTC at which the
+    next epoch judges what has expired; None for all other state.
+    """
+
+    uid: str
+    checkpoint: CheckpointId
+    storage: Storage
+    options: BackendOptions
+    backend: str
+    keys: pa.Schema
+    state: StateSchema
+    collections: tuple[Collection, ...]
+    stage: Stage | None
+    expiry: Expiry | None
+    parallelism: int
+    max_parallelism: int
+    snapshots: Mapping[int, Snapshot]
+    schema: pa.Schema
+    identity: tuple[str, ...]
+    due: int | None = None
+
+    def tables(self, subtasks: Iterable[int] | None = None) -> Iterator[pa.Table]:
+        """All rows, by default of every subtask, in tables of at most one key group; fetched and opened one by one."""
+        for subtask in range(self.parallelism) if subtasks is None else subtasks:
+            if subtask in self.snapshots:
+                with opened(self.storage, self.options, self.snapshots[subtask], self.backend) as backend:
+                    yield from self.rows(backend, group_range(subtask, self.parallelism, self.max_parallelism))
+
+    def rows(self, backend: Backend, groups: range) -> Iterator[pa.Table]:
+        """The rows of some key groups, from an open snapshot."""
+        if self.stage is not None:
+            found = open_windows(self.stage, self.keys, self.state, backend, groups)
+        else:
+            scanned = scan_state(backend, self.state, self.collections, self.keys, groups, self.expiry)
+            found = (remembered(table, self.due) for table in scanned)
+        for table in found:
+            if table.num_rows:
+                # A group without elements has no type for its lists, and nothing of what may not be null is shown as such.
+                yield table if table.schema.equals(self.schema) else table.cast(self.schema)
+
+    def of_key(self, key: Sequence[pa.Array], backend: Backend) -> list[dict[str, Any]]:
+        """The rows of one key, given as an array of one value for each key column, from its subtask's open snapshot."""
+        group = self.group(key)
+        rows: list[dict[str, Any]] = []
+        for table in self.rows(backend, range(group, group + 1)):
+            for name, column in zip(self.keys.names, key, strict=True):
+                table = table.filter(pc.equal(table.column(name), column[0]))
+            rows += frames.python_rows(table)
+        return rows
+
+    def group(self, key: Sequence[pa.Array]) -> int:
+        """The key group of a key."""
+        return int(key_groups(key, self.max_parallelism)[0])
+
+    def subtask(self, key: Sequence[pa.Array]) -> int:
+        """The subtask that has a key."""
+        return int(subtask_of(self.group(key), self.parallelism, self.max_parallelism))
+
+
+def parsed(keys: pa.Schema, key: Sequence[str], uid: str) -> list[pa.Array]:
+    """One text for each key column as arrays of one value. Raises ConfigurationError for a key that cannot be one."""
+    if len(key) != len(keys):
+        raise ConfigurationError(
+            f"The key of {uid} has {len(keys)} column{'s' if len(keys) > 1 else ''} ({', '.join(keys.names)}), not {len(key)}.",
+            next="Give one --key for each, in this order.",
+        )
+    columns = []
+    for one, text in zip(keys, key, strict=True):
+        try:
+            columns.append(pa.array([text]).cast(one.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise ConfigurationError(
+                f"{text!r} is no {one.type}, which the key column {one.name!r} of {uid} is.", next=str(error)
+            ) from error
+    return columns
+
+
+# -- from the record
+
+
+def stages_with_state(checkpoint: Checkpoint) -> list[str]:
+    """Uids of the stages that have state in a checkpoint."""
+    return [uid for uid, figures in checkpoint.operators.items() if figures.get("schema")]
+
+
+def figures_of(pipeline: Pipeline, checkpoint: Checkpoint, uid: str) -> dict[str, Any]:
+    """What a checkpoint's row says of a stage that has state. Raises PipelineError for a stage that nobody knows, WeirError for one
+    without state."""
+    there = stages_with_state(checkpoint)
+    if uid in there:
+        found: dict[str, Any] = checkpoint.operators[uid]
+        return found
+    known = list(dict.fromkeys([*(stage.uid for stage in pipeline.stages), *checkpoint.operators]))
+    if uid not in known:
+        raise PipelineError(
+            f"The pipeline {pipeline.title} has no stage {uid!r}.", next=f"Its stages are: {', '.join(known)}."
+        )
+    raise WeirError(
+        f"The stage {uid} of {pipeline.title} has no state in checkpoint {checkpoint.id}.",
+        next=f"Stages that have some there: {', '.join(there) or 'none'}.",
+    )
+
+
+def view_of(
+    pipeline: Pipeline,
+    settings: Settings,
+    storage: Storage,
+    checkpoint: Checkpoint,
+    uid: str,
+    snapshots: Mapping[int, Snapshot],
+) -> View:
+    """How a stage's state in a checkpoint is read. snapshots: from its listing, by subtask."""
+    figures = figures_of(pipeline, checkpoint, uid)
+    keys = pa.schema([(name, type_named(kind)) for name, kind in figures["keys"]])
+    state, collections = evolution.from_record(figures), _collections(figures)
+    stage = _windows(pipeline, figures, uid, keys)
+    ttl = _ttl(pipeline, figures, uid, checkpoint, state, collections)
+    identity, now = tuple(keys.names), to_micros(checkpoint.epoch_now)
+    if stage is not None:
+        schema = open_windows_schema(stage, keys, state)
+        # A session that grows keeps its start, unless rows came that are older than it.
+        identity += ("window_start",) if isinstance(stage.window, SessionWindow) else ("window_start", "window_end")
+    else:
+        schema = _columns(keys, state, collections)
+    return View(
+        uid=uid,
+        checkpoint=checkpoint.id,
+        storage=storage,
+        options=backend_options(settings),
+        backend=figures.get("backend", DEFAULT),
+        keys=keys,
+        state=state,
+        collections=collections,
+        stage=stage,
+        expiry=expiry_of(state, ttl, now, forgotten_in(figures, now)),
+        parallelism=figures["parallelism"],
+        max_parallelism=figures["max_parallelism"],
+        snapshots=snapshots,
+        schema=schema,
+        identity=identity,
+        due=_due(figures, checkpoint, uid),
+    )
+
+
+def _collections(figures: Mapping[str, Any]) -> tuple[Collection, ...]:
+    return tuple(
+        Collection(name, one["kind"], type_named(one["key"]) if one["key"] else None, evolution.from_record(one), None)
+        for name, one in (figures.get("collections") or {}).items()
+    )
+
+
+def _columns(keys: pa.Schema, state: StateSchema, collections: Sequence[Collection]) -> pa.Schema:
+    """The columns of `scan_state`: with lists or maps they have passed through Polars, which has fewer types."""
+    rows = pa.schema([*keys, *[pa.field(one.name, one.type) for one in visible(state)]])
+    if not collections:
+        return pa.schema([(one.name, one.type) for one in rows])
+    columns = [(one.name, one.type) for one in _through_polars(rows)]
+    for declared in collections:
+        fields = [pa.field(one.name, one.type) for one in declared.fields]
+        if declared.key is not None:
+            fields = [pa.field(declared.key_column, declared.key), *fields]
+        element = _through_polars(pa.schema(fields))
+        plain = declared.kind == LIST and element.names == [declared.name]
+        columns.append((declared.name, pa.list_(element.field(0).type if plain else pa.struct(list(element)))))
+    return pa.schema(columns)
+
+
+def _through_polars(schema: pa.Schema) -> pa.Schema:
+    return frames.arrow(frames.from_arrow(schema.empty_table())).schema
+
+
+def _windows(pipeline: Pipeline, figures: Mapping[str, Any], uid: str, keys: pa.Schema) -> Stage | None:
+    """A stage that has the windows of then; None where its state is no windows. Older records leave it to the definition."""
+    if "window" not in figures:
+        stage = next((one for one in pipeline.stages if one.uid == uid), None)
+        return stage if stage is not None and stage.window is not None else None
+    said = figures["window"] or {}
+    listed = [
+        (name, Agg(kind, column, tuple(by[0]) if by else ())) for name, kind, column, *by in said.get("aggregates", ())
+    ]
+    window: Window | SessionWindow
+    if "size" in said:
+        every, offset = said.get("every", said["size"]), said.get("offset", 0)
+        window = Window(said["on"], said["size"], every, offset, 0, tuple(listed), None)
+    elif "gap" in said:
+        window = SessionWindow(said["on"], said["gap"], 0, tuple(listed), None)
+    else:
+        return None
+    return Stage(uid, _READ_ELSEWHERE, tuple(keys.names), window=window)
+
+
+def _due(figures: Mapping[str, Any], checkpoint: Checkpoint, uid: str) -> int | None:
+    """By what the next epoch would have judged which keys of a deduplication have expired: event time, or its own."""
+    if not is_deduplication(figures):
+        return None
+    by_event_time = figures["window"]["on"] is not None
+    return checkpoint.watermarks.get(uid) if by_event_time else to_micros(checkpoint.epoch_now)
+
+
+def _ttl(
+    pipeline: Pipeline,
+    figures: Mapping[str, Any],
+    uid: str,
+    checkpoint: Checkpoint,
+    state: StateSchema,
+    collections: Sequence[Collection],
+) -> Ttl | None:
+    """The time to live of then. Records of earlier releases do not have it: then it is that of the definition."""
+    if "ttl" in figures:
+        return Ttl(**figures["ttl"]) if figures["ttl"] else None
+    if not any(TOUCHED in one.arrow.names for one in (state, *(declared.schema for declared in collections))):
+        return None
+    stage = next((one for one in pipeline.stages if one.uid == uid), None)
+    if stage is None or stage.ttl is None:
+        raise WeirError(
+            f"What {uid} has forgotten by checkpoint {checkpoint.id} cannot be told: its time to live is not recorded there, "
+            + ("and the stage is gone." if stage is None else "and today's stage has none."),
+            where=f"stage {uid}, checkpoint {checkpoint.id}",
+            next="Read it with the pipeline's code of then, which defines the stage with its ttl=.",
+        )
+    return stage.ttl

@@ -1,0 +1,327 @@
+"""Stateful backfill: replay a range of event time with today's code and today's input, on a branch, and promote what comes of it.
+
+    newest checkpoint before the range -> fork -> replay, gates and all -> diff -> promote, at once or when somebody approves
+
+Production goes on meanwhile, and is not touched before the promotion. The branch is named after its range, so that the same range is never
+worked on twice: a replay that was cut off goes on, one whose input or code has changed since begins anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import structlog
+
+from configs.settings import BackfillSettings, Settings
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.epoch.model import EpochReport
+from pipelines.runtime.execution.executor import Executor
+from pipelines.runtime.operations import branch_diff, forks, promotion
+from pipelines.runtime.operations.branch_diff import BranchDiff
+from pipelines.runtime.operations.fingerprint import fingerprint
+from pipelines.runtime.operations.promotion import PromotionPlan
+from pipelines.runtime.ownership.ownership import busy
+from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
+from pipelines.runtime.run import run as runtime
+from pipelines.runtime.run.run import RunOptions
+from pipelines.runtime.sinks.replace_where import Range
+from state_ops.checkpoints.checkpoint import (
+    Checkpoint,
+    abandoned,
+    before,
+    event_time,
+    from_micros,
+    to_begin_from,
+    to_micros,
+    untold_sources,
+)
+from state_ops.checkpoints.registry import BRANCH
+from state_ops.coordination import lease
+from state_ops.errors import ConfigurationError, WeirError
+from state_ops.storage.storage import Storage
+
+log = structlog.get_logger("weir.backfill")
+
+SINCE, RANGE = "since", "range"
+REPLAYING, WAITING = "replaying", "waiting"
+_PREFIX = "backfill-"
+_NOTE = "backfill.json"
+_HOUR = "%Y%m%dT%H"
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Backfilled:
+    """What became of a backfill. base: the checkpoint that it was replayed from; resumed: an earlier try had begun; epochs: replayed now.
+
+    promoted: the promotion's checkpoint; None: it waits for approval, or nothing differed and there was nothing to promote.
+    note: why the base is an earlier one than it seems, in words; None: it is not.
+    """
+
+    branch: str
+    base: int
+    resumed: bool
+    epochs: int
+    difference: BranchDiff
+    promoted: Checkpoint | None
+    note: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready but for the values of samples."""
+        return {
+            "branch": self.branch,
+            "base": self.base,
+            "resumed": self.resumed,
+            "epochs": self.epochs,
+            "promoted": None if self.promoted is None else self.promoted.id,
+            "difference": self.difference.to_dict(),
+            "note": self.note,
+        }
+
+
+def branch_name(start: datetime, end: datetime) -> str:
+    """Of the backfill of a range, whole hours in UTC: backfill-20260103T00-20260106T00."""
+    return f"{_PREFIX}{start.astimezone(UTC):{_HOUR}}-{end.astimezone(UTC):{_HOUR}}"
+
+
+def said(report: EpochReport) -> str:
+    """An epoch of the replay, as a line for people."""
+    return f"epoch {report.checkpoint.id} on the branch: {report.checkpoint.rows_read:,} rows"
+
+
+def range_of(name: str) -> tuple[datetime, datetime] | None:
+    """The range of a backfill's branch; None: the branch is none."""
+    first, _, second = name.removeprefix(_PREFIX).partition("-")
+    try:
+        start, end = (datetime.strptime(text, _HOUR).replace(tzinfo=UTC) for text in (first, second))
+    except ValueError:
+        return None
+    return (start, end) if name.startswith(_PREFIX) else None
+
+
+def base_of(pipeline: Pipeline, settings: Settings, start: datetime) -> tuple[Checkpoint, str | None]:
+    """The newest retained checkpoint that has seen nothing of `start` or later; the one before where that is not sure.
+
+    Returns:
+        The checkpoint, and in words why it is not the newest that seems to lie before the range, or may have seen rows of it; None: it has not.
+
+    Raises:
+        WeirError: None lies before the range. It says how far back they reach.
+    """
+    _, registry = open_storage(pipeline, settings)
+    completed = registry.checkpoints()
+    left = abandoned(completed)
+    line = [row for row in completed if row.id not in left]
+    earlier = before(line, to_micros(start), pipeline.lateness)
+    if earlier:
+        base = to_begin_from(earlier, pipeline.timed)[0]
+        untold = untold_sources(earlier[-1], pipeline.timed)
+        return base, _unsure(earlier[-1], base, untold) if untold else None
+    seen = [reached for row in line if (reached := event_time(row, pipeline.lateness)) is not None]
+    if not seen:
+        raise WeirError(
+            f"No retained checkpoint of {pipeline.title} goes by event time.",
+            where=f"{len(line)} checkpoints",
+            next="A backfill needs a source with event_time=, and a checkpoint from before the range.",
+        )
+    raise WeirError(
+        f"No retained checkpoint of {pipeline.title} lies before {start:%Y-%m-%d %H:%M}: the oldest has seen rows up to "
+        f"{from_micros(min(seen)):%Y-%m-%d %H:%M}.",
+        next="Choose a later range. To reach further back from now on: pipelines.<name>.backfill.keep, or savepoints. To compute all "
+        "anew: run the pipeline under another name.",
+    )
+
+
+def _unsure(newest: Checkpoint, base: Checkpoint, sources: Sequence[str]) -> str:
+    return (
+        f"it begins from checkpoint {base.id}, since checkpoint {newest.id} may have seen rows of the range: files of "
+        f"{', '.join(sources)} have no statistics, and "
+        "of rows in them nobody has told the event time (left out by where or for a null key, or read by an earlier release)"
+    )
+
+
+def backfill(
+    pipeline: Pipeline,
+    settings: Settings,
+    start: datetime,
+    end: datetime,
+    *,
+    replaces: Literal["since", "range"] = "since",
+    promote: bool = False,
+    executor: Executor | None = None,
+    told: Callable[[EpochReport], None] | None = None,
+) -> Backfilled:
+    """Replay event times from `start` up to and without `end`, and promote that if asked to and if something differs.
+
+    replaces: "since": state and all rows since the range began; "range": its rows alone. told: called with each epoch of the replay.
+    Raises WeirError when no checkpoint lies before the range, another backfill overlaps it, or a gate holds the replay; production is as it
+    was then, and the same call goes on from there once that is mended.
+    """
+    if replaces not in (SINCE, RANGE):  # what is not understood must not replace more than was meant
+        raise ConfigurationError(f"{replaces!r} is nothing that a backfill replaces.", next="Say since or range.")
+    _check_bounds(start, end)
+    name = branch_name(start, end)
+    known = {one.branch.name: one for one in forks.forks(pipeline, settings)}
+    _check_overlap(pipeline, known, name, start, end)
+    code = fingerprint(pipeline)
+    resumed = name in known and known[name].head is not None
+    if resumed and (why := _outdated(pipeline, settings, name, replaces, code)) is not None:
+        log.info("a backfill begins anew", branch=name, reason=why)
+        forks.drop(pipeline, settings, name)
+        resumed = False
+    if not resumed:
+        # A fork that was cut off is finished from where it was begun.
+        at, unsure = None, None
+        if name not in known or known[name].head is not None:
+            base, unsure = base_of(pipeline, settings, start)
+            at = int(base.id)
+        if unsure is not None:
+            log.warning("a backfill begins earlier", branch=name, reason=unsure)
+        only = Range(to_micros(start), to_micros(end)) if replaces == RANGE else None
+        forks.fork(pipeline, settings, name, at, f"{start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}", only=only)
+    here = forks.branched(pipeline, settings, name)
+    source, _ = open_storage(here, settings)
+    if resumed:
+        unsure = _noted(source).get("unsure")
+    note = {"replaces": replaces, "unsure": unsure, "code": code}
+    _note(source, {**note, "state": REPLAYING})
+    epochs = 0
+    options = RunOptions(until_caught_up=True, reason=f"backfill of {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M}")
+    for report in runtime.run(here, settings, options, executor):
+        epochs += 1
+        if told is not None:
+            told(report)
+    difference = branch_diff.diff(pipeline, settings, name)
+    _note(source, {**note, "state": WAITING})
+    promoted = None
+    if difference.same:
+        forks.drop(pipeline, settings, name)
+    elif promote:
+        promoted = approve(pipeline, settings, name, executor=executor)
+    return Backfilled(name, difference.base, resumed, epochs, difference, promoted, unsure)
+
+
+def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
+    """What promoting a branch would do now, as `promotion.plan` says. Of a backfill input that has been corrected since is an obstacle too."""
+    decided = promotion.plan(pipeline, settings, name)
+    corrected = tuple(_corrected(pipeline, settings, name)) if range_of(name) is not None else ()
+    return replace(decided, obstacles=(*decided.obstacles, *corrected), corrected=corrected)
+
+
+def approve(
+    pipeline: Pipeline,
+    settings: Settings,
+    name: str,
+    *,
+    executor: Executor | None = None,
+    accepted: Collection[str] = (),
+    reason: str = "",
+) -> Checkpoint:
+    """Promote a backfill that waits, then drop its branch, of which nothing is needed any more.
+
+    accepted: obstacles of its `plan`, as `promote` takes them. Raises WeirError for others, and for one whose replay has not come to its end.
+    """
+    source, _ = open_storage(forks.branched(pipeline, settings, name), settings)
+    if _noted(source).get("state") != WAITING:
+        raise WeirError(
+            f"The backfill {name} of {pipeline.title} has not been replayed to its end, so there is nothing to approve.",
+            next="Ask for the same range again: weir backfill goes on where it was cut off.",
+        )
+    promotion.check(plan(pipeline, settings, name), pipeline.title, accepted)
+    done = promotion.promote(pipeline, settings, name, executor=executor, accepted=accepted, reason=reason)
+    forks.drop(pipeline, settings, name)
+    return done
+
+
+def step(configured: BackfillSettings) -> timedelta:
+    """How long a partition is."""
+    return timedelta(hours=1 if configured.every == "hour" else 24)
+
+
+def newest(configured: BackfillSettings, now: datetime) -> tuple[datetime, datetime]:
+    """The range of the newest whole days, or hours, at a moment."""
+    end = now.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+    if configured.every == "day":
+        end = end.replace(hour=0)
+    return end - configured.last * step(configured), end
+
+
+def _check_bounds(start: datetime, end: datetime) -> None:
+    for moment in (start, end):
+        if moment.tzinfo is None or moment.minute or moment.second or moment.microsecond:
+            raise ConfigurationError(
+                f"{moment} is no whole hour in UTC.", where="the range", next="Say e.g. 2026-01-03."
+            )
+    if not start < end:
+        raise ConfigurationError(
+            f"{start} to {end} is no range.", next="The end comes after the start, and is not part of it."
+        )
+
+
+def _check_overlap(pipeline: Pipeline, known: dict[str, forks.Fork], own: str, start: datetime, end: datetime) -> None:
+    for name in known:
+        other = range_of(name)
+        if name != own and other is not None and other[0] < end and start < other[1]:
+            raise WeirError(
+                f"Another backfill of {pipeline.title} overlaps this range: {name}.",
+                next=f"Promote it, `weir promote {pipeline.title} {name}`, or drop it, `weir fork {pipeline.title} --drop {name}`; "
+                "then ask again.",
+            )
+
+
+def _outdated(pipeline: Pipeline, settings: Settings, name: str, replaces: str, code: str) -> str | None:
+    """Why an earlier try of the same range is not gone on with, in words. code: today's fingerprint. Raises BusyError while it runs."""
+    here = forks.branched(pipeline, settings, name)
+    source, registry = open_storage(here, settings)
+    if lease.watch(source):
+        raise busy(here, lease.read(source))
+    note = _noted(source)
+    if note.get("state") == WAITING:
+        return "it had been replayed, and was asked for again"
+    tip = registry.head()
+    if tip is not None and (forks.range_of(source, tip) is not None) != (replaces == RANGE):
+        return "it is to replace something else"
+    if note.get("code") != code:
+        return "the pipeline's code or definition is not the one that it was begun with"
+    read = _replayed(pipeline, settings, name)
+    if read is None:
+        return "what it was forked from is gone"
+    for source_name, reader in readers(here, settings).items():
+        gone = reader.again(*(positions.get(source_name) for positions in read))[1]
+        if gone:
+            return f"{gone[0]} has changed since it was replayed"
+    return None
+
+
+def _replayed(pipeline: Pipeline, settings: Settings, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """By source, the positions from which and up to which a backfill's branch has read; None: what it was forked from is gone."""
+    _, trunk = open_storage(pipeline, settings)
+    tip = open_storage(forks.branched(pipeline, settings, name), settings)[1].head()
+    pin = trunk.pinned(BRANCH, name)
+    base = next((row for row in trunk.checkpoints() if pin is not None and row.commit_id == pin.commit_id), None)
+    return None if base is None or tip is None else (base.offsets, tip.offsets)
+
+
+def _corrected(pipeline: Pipeline, settings: Settings, name: str) -> Iterator[str]:
+    """Which input has been corrected since a backfill's branch read it, in words: its rows would be those of before."""
+    here = forks.branched(pipeline, settings, name)
+    then, now = _replayed(pipeline, settings, name) or ({}, {})
+    for source_name, reader in readers(here, settings).items():
+        changed = reader.changed(then.get(source_name), now.get(source_name))
+        if changed:
+            files = ", ".join(changed[:_SHOWN]) + (", ..." if len(changed) > _SHOWN else "")
+            yield f"{len(changed)} files have changed, or are gone, since the backfill {name} of {pipeline.title} read them: {files}"
+
+
+def _note(source: Storage, note: dict[str, Any]) -> None:
+    source.put_bytes(_NOTE, json.dumps(note).encode())
+
+
+def _noted(source: Storage) -> dict[str, Any]:
+    """What a branch's backfill has noted; empty: nothing yet."""
+    raw = source.read_bytes(_NOTE)
+    return json.loads(raw) if raw else {}

@@ -1,0 +1,422 @@
+"""In what a branch differs from its pipeline: the rows that both have made of the same input since the fork, and the state.
+
+Rows are compared as multisets. Where a row of one side has a counterpart of the same key on the other, it counts as changed; keys are
+the stage's key columns, a window's start, and the event time, as far as the table has them. Floats count as equal up to nine digits, since sums
+depend on the order in which rows arrive. Columns that say when a row was processed are left out, and named: a branch reads everything later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from configs.settings import Settings
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.inspection.database import asked, database, load, quoted
+from pipelines.runtime.inspection.diff import ADDED, CHANGED, REMOVED, compared
+from pipelines.runtime.inspection.value_text import text_of
+from pipelines.runtime.inspection.view import stages_with_state
+from pipelines.runtime.operations import promotion
+from pipelines.runtime.operations.forks import branched
+from pipelines.runtime.operators import clocked_output, clocked_state
+from pipelines.runtime.operators.windows import START
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.sinks.delta import file_path
+from pipelines.runtime.sinks.replace_where import Range
+from state_ops.arrow import frames
+from state_ops.delta.log_entries import DataFile
+from state_ops.errors import ConfigurationError
+from state_ops.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection as Connection
+
+_SAMPLE = 10
+_DAYS_SHOWN = 31
+_KINDS = (ADDED, REMOVED, CHANGED)
+
+
+@dataclass(frozen=True, slots=True)
+class TableDiff:
+    """One table. rows: since the fork, of the pipeline and of the branch, with those that its promotion would bring back; counts: rows added,
+    removed, changed by its promotion.
+
+    days: the same by day of the event time, for days in which something differs; by "" where the table has none. sample: some of the rows
+    that differ, `change` first: added, removed, or was and is. columns: what only one side has, in words. left_out: columns that are not
+    compared, since they say when a row was processed.
+    """
+
+    table: str
+    rows: tuple[int, int]
+    counts: dict[str, int]
+    days: dict[str, dict[str, int]]
+    sample: list[dict[str, Any]]
+    columns: str = ""
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def same(self) -> bool:
+        return not any(self.counts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class StateDiff:
+    """One stage's state. counts: keys added, removed, changed; None, and `why`: it could not be compared. left_out: as of a table."""
+
+    stage: str
+    counts: dict[str, int] | None
+    sample: list[dict[str, Any]] = field(default_factory=list)
+    why: str = ""
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def same(self) -> bool:
+        return self.counts is not None and not any(self.counts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class BranchDiff:
+    """What `diff` found; of a branch that is to replace a range alone its rows, and no state. taken_back: what the pipeline has promoted or edited
+    since the fork, and the branch's promotion would take back. head, base, tip: the pipeline's newest checkpoint, the one that was forked, the branch's newest. behind: files that
+    the branch has still to read, by source: until then it differs by those too."""
+
+    pipeline: str
+    branch: str
+    head: int
+    base: int
+    tip: int
+    behind: dict[str, int]
+    tables: tuple[TableDiff, ...]
+    states: tuple[StateDiff, ...]
+    taken_back: tuple[promotion.TakenBack, ...] = ()
+
+    @property
+    def same(self) -> bool:
+        return all(one.same for one in self.tables) and all(one.same for one in self.states)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready but for the values of samples."""
+        return {
+            "pipeline": self.pipeline,
+            "branch": self.branch,
+            "head": self.head,
+            "base": self.base,
+            "branch_head": self.tip,
+            "files_behind": self.behind,
+            "same": self.same,
+            "taken_back": [asdict(one) for one in self.taken_back],
+            "tables": {
+                one.table: {
+                    "rows": one.rows[0],
+                    "rows_branch": one.rows[1],
+                    **one.counts,
+                    "days": one.days,
+                    "columns": one.columns,
+                    "left_out": list(one.left_out),
+                    "sample": one.sample,
+                }
+                for one in self.tables
+            },
+            "state": {
+                one.stage: {
+                    **(one.counts or {}),
+                    "not_compared": one.why,
+                    "left_out": list(one.left_out),
+                    "sample": one.sample,
+                }
+                for one in self.states
+            },
+        }
+
+    def left_out(self) -> Iterator[str]:
+        """What was not compared, in sentences."""
+        of_tables = [(f"the table {one.table}", one.left_out) for one in self.tables]
+        of_states = [(f"the state of {one.stage}", one.left_out) for one in self.states]
+        for of, names in (*of_tables, *of_states):
+            if names:
+                verb = "says" if len(names) == 1 else "say"
+                yield f"Left out of {of}: {', '.join(names)}, which {verb} when a row was processed."
+
+    def to_markdown(self) -> str:
+        """A report for people: what differs by table and day, then by stage, with samples."""
+        return "\n".join(_report(self))
+
+
+def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True) -> BranchDiff:
+    """Compare a branch with its pipeline, by reading alone. states: whether also the stages' state, which is read whole.
+
+    Raises WeirError when there is no such branch, or it is of another history.
+    """
+    decided, here = promotion.plan(pipeline, settings, name), branched(pipeline, settings, name)
+    storage, _ = open_storage(pipeline, settings)
+    source, _ = open_storage(here, settings)
+    tables = []
+    for one in decided.tables:
+        goes = one.back.goes if one.back is not None else ()
+        returns = one.back.comes if one.back is not None else ()  # what a promotion since the fork has taken out
+        within = (decided.only, one.column) if decided.only is not None and one.column is not None else None
+        if within is not None:  # the pipeline's rows of a range may have come before the fork
+            goes, returns = promotion.rows_of(storage, one.table)[0], ()
+        theirs = [(source, one.comes), (storage, returns)]
+        tables.append(_table(pipeline, one.table, [(storage, goes)], theirs, within, settings.work_dir))
+    return BranchDiff(
+        pipeline.title,
+        name,
+        int(decided.head.id),
+        int(decided.base.id),
+        int(decided.tip.id),
+        decided.behind,
+        tuple(tables),
+        tuple(_states(pipeline, here, settings, decided)) if states and decided.only is None else (),
+        decided.taken_back,
+    )
+
+
+def _table(
+    pipeline: Pipeline,
+    table: str,
+    ours: Sequence[tuple[Storage, Sequence[DataFile]]],
+    theirs: Sequence[tuple[Storage, Sequence[DataFile]]],
+    within: tuple[Range, str] | None,
+    scratch: Path,
+) -> TableDiff:
+    with database() as connection:
+        first = _loaded(connection, "ours", table, ours, within, scratch)
+        second = _loaded(connection, "theirs", table, theirs, within, scratch)
+        known = [schema for schema in (first, second) if schema is not None]
+        rows = (_count(connection, "ours", first), _count(connection, "theirs", second))
+        if not known:
+            return TableDiff(table, rows, dict.fromkeys(_KINDS, 0), {}, [])
+        stage = next((one for one in pipeline.stages if table in [sink.table for sink in one.sinks]), None)
+        clocked = (
+            clocked_output(stage) if stage is not None and stage.sink is not None and stage.sink.table == table else ()
+        )
+        shared = [name for name in known[0].names if all(name in schema.names for schema in known)]
+        columns = [name for name in shared if name not in clocked]
+        alone = [f"only {whose} has {name}" for whose, name in _alone(first, second)]
+        event = pipeline.event_time_of(table, known[-1])
+        wanted = dict.fromkeys(
+            [*(stage.key if stage is not None else ()), START, *([event] if event is not None else [])]
+        )
+        key = [name for name in wanted if name in columns]
+        _compare(connection, columns, known[-1], key, event, first is not None, second is not None)
+        counts: dict[str, int] = dict.fromkeys(_KINDS, 0)
+        days: dict[str, dict[str, int]] = {}
+        for day, kind, count in connection.execute(
+            "SELECT day, change, count(*) FROM differing WHERE change <> 'changed' OR turn = 1 GROUP BY ALL ORDER BY ALL"
+        ).fetchall():
+            counts[kind] += count
+            days.setdefault(day, dict.fromkeys(_KINDS, 0))[kind] += count
+        query = (
+            "SELECT CASE WHEN change <> 'changed' THEN change WHEN turn = 0 THEN 'was' ELSE 'is' END AS change, "
+            f"{', '.join(_as_shown(known[-1].field(name)) for name in columns)} FROM differing "
+            f"ORDER BY day, {', '.join(f'differing.{quoted(name)}' for name in key) or 'change'}, place, turn LIMIT {_SAMPLE}"
+        )
+        with asked(connection, query) as (_, found):
+            sample = [row for part in found for row in frames.python_rows(part)]
+    left_out = tuple(name for name in clocked if name in shared)
+    return TableDiff(table, rows, counts, days, sample, "; ".join(alone), left_out)
+
+
+def _as_shown(field: pa.Field) -> str:
+    """A column of `differing` as it is in the table: floats are compared as texts of nine digits."""
+    name = quoted(field.name)
+    if not pa.types.is_floating(field.type):
+        return name
+    # A float32 has fewer digits than these: as its own shortest text it is 1.1, and not 1.10000002.
+    short = name if pa.types.is_float64(field.type) else f"CAST(CAST({name} AS FLOAT) AS VARCHAR)"
+    return f"CAST({short} AS DOUBLE) AS {name}"
+
+
+def _alone(first: pa.Schema | None, second: pa.Schema | None) -> Iterator[tuple[str, str]]:
+    if first is not None and second is not None:
+        yield from (("the pipeline", name) for name in first.names if name not in second.names)
+        yield from (("the branch", name) for name in second.names if name not in first.names)
+
+
+def _loaded(
+    connection: Connection,
+    name: str,
+    table: str,
+    parts: Sequence[tuple[Storage, Sequence[DataFile]]],
+    within: tuple[Range, str] | None,
+    scratch: Path,
+) -> pa.Schema | None:
+    """Load a side's rows, file by file, perhaps only those of a range; returns their columns, None where there are no files.
+
+    parts: each storage with the files that lie there.
+    """
+    if not any(files for _, files in parts):
+        return None
+
+    def read() -> Iterator[pa.Table]:
+        for storage, file in ((storage, file) for storage, files in parts for file in files):
+            with storage.fetched(file_path(table, file), scratch) as local:
+                found = frames.canonical(pq.read_table(local, use_threads=False))
+                yield found if within is None else found.filter(within[0].of(found, within[1]))
+
+    tables = read()
+    one = next(tables)
+
+    def all_of() -> Iterator[pa.Table]:
+        yield one
+        for more in tables:
+            yield frames.aligned(more, one.schema)
+
+    load(connection, name, all_of(), one.schema)
+    return one.schema
+
+
+def _count(connection: Connection, name: str, schema: pa.Schema | None) -> int:
+    if schema is None:
+        return 0
+    found = connection.execute(f"SELECT count(*) FROM {name}").fetchone()
+    return int(found[0]) if found else 0
+
+
+def _compare(
+    connection: Connection,
+    columns: Sequence[str],
+    schema: pa.Schema,
+    key: Sequence[str],
+    event: str | None,
+    has_ours: bool,
+    has_theirs: bool,
+) -> None:
+    """Make `differing`: rows that one side has more often than the other, the pipeline's (turn 0) before the branch's (turn 1) of a key."""
+    floats = {field.name for field in schema if pa.types.is_floating(field.type)}
+    same = ", ".join(
+        f"format('{{:.8e}}', {quoted(name)} + 0.0) AS {quoted(name)}" if name in floats else quoted(name)
+        for name in columns
+    )
+    listed = ", ".join(map(quoted, columns))
+    other = "theirs" if has_theirs else "ours"
+    for name, there in (("ours", has_ours), ("theirs", has_theirs)):
+        origin = name if there else f"(SELECT * FROM {other} LIMIT 0)"
+        connection.execute(f"CREATE TABLE {name}_as AS SELECT {same} FROM {origin}")
+    day = f"strftime({quoted(event)}, '%Y-%m-%d')" if event is not None and event in columns else "''"
+    by = f"PARTITION BY {', '.join(map(quoted, key))}" if key else "PARTITION BY 1"
+    connection.execute(
+        f"""CREATE TABLE differing AS
+        WITH removed AS (SELECT * FROM ours_as EXCEPT ALL SELECT * FROM theirs_as),
+             added AS (SELECT * FROM theirs_as EXCEPT ALL SELECT * FROM ours_as),
+             both_sides AS (SELECT 0 AS turn, * FROM removed UNION ALL SELECT 1 AS turn, * FROM added),
+             numbered AS (SELECT *, row_number() OVER ({by}, turn ORDER BY {listed}) AS place,
+                                 count(*) FILTER (turn = 0) OVER ({by}) AS less, count(*) FILTER (turn = 1) OVER ({by}) AS more
+                          FROM both_sides)
+        SELECT CASE WHEN {"place <= least(less, more)" if key else "false"} THEN 'changed' WHEN turn = 0 THEN 'removed' ELSE 'added' END
+                   AS change, turn, place, coalesce({day}, '') AS day, {listed}
+        FROM numbered"""
+    )
+
+
+def _states(
+    pipeline: Pipeline, here: Pipeline, settings: Settings, decided: promotion.PromotionPlan
+) -> Iterator[StateDiff]:
+    """Of every stage that has state on either side."""
+    ours, theirs = stages_with_state(decided.head), stages_with_state(decided.tip)
+    for uid in dict.fromkeys([*ours, *theirs]):
+        if uid not in ours or uid not in theirs:
+            yield StateDiff(uid, None, why=f"only the {'branch' if uid in theirs else 'pipeline'} has it")
+            continue
+        if uid not in {stage.uid for stage in pipeline.stages}:
+            yield StateDiff(uid, None, why="it is no longer in the code")
+            continue
+        left_out = clocked_state(pipeline.stage(uid))
+        try:
+            with (
+                compared(
+                    pipeline, settings, uid, int(decided.head.id), int(decided.tip.id), other=here, without=left_out
+                ) as found,
+                found.rows(_SAMPLE) as (_, tables),
+            ):
+                sample = [row for table in tables for row in frames.python_rows(table)]
+                yield StateDiff(uid, dict(found.counts), sample, left_out=left_out)
+        except ConfigurationError as error:
+            yield StateDiff(uid, None, why=error.what)
+
+
+def _report(found: BranchDiff) -> Iterator[str]:
+    yield f"# {found.pipeline}@{found.branch} beside {found.pipeline}"
+    yield ""
+    yield (
+        f"Forked from checkpoint {found.base}; the pipeline is at {found.head}, the branch at {found.tip}. "
+        + ("**Nothing differs.**" if found.same else "Rows since the fork, and state:")
+    )
+    if any(found.behind.values()):
+        files = ", ".join(f"{count} files of {name}" for name, count in found.behind.items() if count)
+        yield ""
+        yield f"**The branch has still to read {files}**; it differs by those too."
+    for taken in found.taken_back:
+        yield ""
+        yield f"**Promoting it would take back:** {taken}."
+    yield ""
+    yield "| | rows or keys | of the branch | added | removed | changed |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    for one in found.tables:
+        figures = " | ".join(f"{one.counts[kind]:,}" for kind in _KINDS)
+        yield f"| table {one.table} | {one.rows[0]:,} | {one.rows[1]:,} | {figures} |"
+    for state in found.states:
+        counts = state.counts
+        figures = " | ".join(f"{counts[kind]:,}" for kind in _KINDS) if counts is not None else f"{state.why} | | "
+        yield f"| state of {state.stage} | | | {figures} |"
+    for sentence in found.left_out():
+        yield ""
+        yield sentence
+    for one in found.tables:
+        if one.same:
+            continue
+        yield ""
+        yield f"## {one.table}" + (f" ({one.columns})" if one.columns else "")
+        if any(one.days):
+            yield ""
+            yield "| day | added | removed | changed |"
+            yield "|---|---:|---:|---:|"
+            for day, kinds in list(one.days.items())[:_DAYS_SHOWN]:
+                yield f"| {day} | {kinds[ADDED]:,} | {kinds[REMOVED]:,} | {kinds[CHANGED]:,} |"
+            if len(one.days) > _DAYS_SHOWN:
+                yield f"| ... {len(one.days) - _DAYS_SHOWN} more days | | | |"
+        yield ""
+        yield from _rows(one.sample)
+    for state in found.states:
+        if state.sample:
+            yield ""
+            yield f"## State of {state.stage}"
+            yield ""
+            yield from _rows(list(_by_field(state)))
+
+
+def _by_field(state: StateDiff) -> Iterator[dict[str, Any]]:
+    """A state's sample, a line for each field in which a key differs; of one that only one side has, for all of its fields."""
+    for row in state.sample:
+        old, new = row["old"] or {}, row["new"] or {}
+        fields = (
+            [name for name in (old or new) if name not in state.left_out] if row["fields"] is None else row["fields"]
+        )
+        for name in fields or [""]:  # its key alone tells, where all fields are left out
+            key = " / ".join(map(text_of, row["key"].values()))
+            yield {
+                "change": row["change"],
+                "key": key,
+                "field": name,
+                "pipeline": old.get(name),
+                "branch": new.get(name),
+            }
+
+
+def _rows(sample: Sequence[dict[str, Any]]) -> Iterator[str]:
+    if sample:
+        names = list(sample[0])
+        yield f"| {' | '.join(names)} |"
+        yield f"|{'---|' * len(names)}"
+        for row in sample:
+            yield f"| {' | '.join(_text(row[name]) for name in names)} |"
+
+
+def _text(value: Any) -> str:
+    return text_of(value).replace("|", "\\|").replace("\n", " ")

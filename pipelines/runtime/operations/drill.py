@@ -1,0 +1,398 @@
+"""Restore drill: prove on scratch that the pipeline would come back, and measure how long that takes.
+
+    restore   the newest checkpoint, from storage into an empty directory; every digest, opened, keys in their key groups
+    replay    its epoch once more, from the checkpoint before it, in a storage of the drill's own
+    compare   the state that comes of it, entry by entry and key group by key group, and how many rows went in and out
+
+Production is only read, apart from holds and a row in `registry/restores`; a coordinator may go on beside it. What is compared are
+entries, never files: another run makes other files of the same state.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+import xxhash
+
+from configs.settings import Settings
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.epoch.model import EpochReport, Frontier
+from pipelines.runtime.epoch.scheduler import InFlight
+from pipelines.runtime.epoch.step_runner import Threads
+from pipelines.runtime.execution.executor import Executor
+from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.inspection.diff import ADDED, CHANGED, REMOVED, compared
+from pipelines.runtime.inspection.snapshot_files import opened
+from pipelines.runtime.inspection.view import View, stages_with_state
+from pipelines.runtime.ownership.epoch_plan import Cut
+from pipelines.runtime.ownership.ownership import claimed
+from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
+from pipelines.runtime.restore import restore
+from pipelines.runtime.restore.start_from import seed
+from pipelines.runtime.run.run import RunOptions, check_fits, coordinator_of
+from state_ops.arrow import frames
+from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint
+from state_ops.checkpoints.pending_checkpoint import Trigger
+from state_ops.checkpoints.reader_holds import Hold
+from state_ops.checkpoints.registry import Registry
+from state_ops.checkpoints.restore_log import Restored
+from state_ops.errors import InputError, PrunedError, WeirError, plainly
+from state_ops.ids import CheckpointId
+from state_ops.schema import descriptors
+from state_ops.schema.key_groups import group_range
+from state_ops.snapshots.rescale import first_key
+from state_ops.storage.storage import Storage
+from state_ops.storage.temp_dirs import scratch
+
+log = structlog.get_logger("weir.drill")
+
+PURPOSE = "drill"
+_DIRECTORY = "drills"
+_COUNTED = ("rows_in", "rows_out", "rows_late", "rows_dropped", "rows_duplicate", "rows_null_key")
+_LOOKED_AT = 100_000
+_LOOKS = 3
+_RELATIVE = 1e-9  # of sums of floats, whose last digits depend on the order in which rows arrive
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One epoch, played again. parent: the checkpoint that it was begun on; entries: of state that were compared; seconds: until it
+    was committed again."""
+
+    parent: CheckpointId
+    rows: int
+    entries: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drilled:
+    """What a drill found. problems: what is wrong, in words; none: the pipeline would come back as it was.
+
+    replay: None where the epoch could not be played again, and `not_replayed` says why. loss_seconds: how long the oldest input that
+    no checkpoint holds has waited; 0 when none waits.
+    """
+
+    checkpoint: CheckpointId
+    drilled_at: datetime
+    restored: Restored | None
+    restore_seconds: float
+    replay: Replay | None
+    not_replayed: str | None
+    loss_seconds: float
+    problems: tuple[str, ...]
+
+    @property
+    def recovery_seconds(self) -> float | None:
+        """From nothing on this host to the next epoch's commit: the restore, and the epoch where one was replayed. None where there was no
+        recovery: what was restored is not what there was."""
+        if self.problems:
+            return None
+        return self.restore_seconds + (self.replay.seconds if self.replay else 0.0)
+
+    def missed(self, settings: Settings) -> list[str]:
+        """Which objectives of the settings are missed, in words."""
+        wanted, found = settings.restore, []
+        time_objective, point_objective = (
+            wanted.recovery_time_objective_seconds,
+            wanted.recovery_point_objective_seconds,
+        )
+        took = self.recovery_seconds
+        if time_objective is not None and (took is None or took > time_objective):
+            said = "it does not come back" if took is None else f"recovery takes {took:.1f} s"
+            found.append(f"{said}, restore.recovery_time_objective_seconds is {time_objective:g}")
+        if point_objective is not None and self.loss_seconds > point_objective:
+            found.append(
+                f"input has waited for {self.loss_seconds:.0f} s, restore.recovery_point_objective_seconds is {point_objective:g}"
+            )
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        replay = self.replay
+        return {
+            "checkpoint": self.checkpoint,
+            "drilled_at": self.drilled_at.isoformat(),
+            "recovery_seconds": None if self.recovery_seconds is None else round(self.recovery_seconds, 3),
+            "restore_seconds": round(self.restore_seconds, 3),
+            "loss_seconds": round(self.loss_seconds, 3),
+            "restored": self.restored.to_dict() if self.restored else None,
+            "replay": None
+            if replay is None
+            else {
+                "parent": replay.parent,
+                "rows": replay.rows,
+                "entries": replay.entries,
+                "seconds": round(replay.seconds, 3),
+            },
+            "not_replayed": self.not_replayed,
+            "problems": list(self.problems),
+        }
+
+
+def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = None) -> Drilled:
+    """Restore the newest checkpoint on scratch, replay its epoch, compare. executor: what runs stages, by default Spark.
+
+    Raises WeirError when there is no checkpoint yet, or when the drill itself cannot be done; what is wrong with the checkpoint is a
+    problem of the result.
+    """
+    storage, registry = open_storage(pipeline, settings)
+    home, host = settings.work_dir / _DIRECTORY, socket.gethostname()  # those of other hosts may live
+    with scratch(home, f"{host}-") as own, ExitStack() as held:
+        head, parent = _held(pipeline, settings, storage, registry, held)
+        loss = _loss(pipeline, settings, head)
+        begun, clock = datetime.now(UTC), time.perf_counter()
+        away = _at(settings, work=own / "restored")
+        try:
+            restored = restore.restore(pipeline, away, storage, registry, head, PURPOSE)
+        except PrunedError:
+            raise
+        except Exception as error:  # the drill is there to say so, also of what nobody foresaw
+            seconds = time.perf_counter() - clock
+            return Drilled(head.id, begun, None, seconds, None, "it was not restored", loss, (_problem(error),))
+        seconds = time.perf_counter() - clock
+        done = partial(Drilled, head.id, begun, restored, seconds, loss_seconds=loss)
+        shutil.rmtree(own / "restored", ignore_errors=True)
+        why = _not_comparable(head, parent)
+        if why is not None or parent is None:
+            return done(replay=None, not_replayed=why, problems=())
+        there = _at(settings, work=own / "replayed", root=own / "storage")
+        try:
+            report, took = _replayed(pipeline, there, storage, registry, head, parent, executor)
+        except InputError as error:
+            return done(replay=None, not_replayed=str(error), problems=())
+        except Exception as error:
+            return done(replay=None, not_replayed="it failed", problems=(f"The replay failed: {_problem(error)}",))
+        try:
+            entries, problems = _compared(pipeline, settings, there, head, report.checkpoint)
+        except PrunedError:
+            raise
+        except Exception as error:
+            why = "it could not be compared"
+            return done(replay=None, not_replayed=why, problems=(f"The comparison failed: {_problem(error)}",))
+        replay = Replay(parent.id, report.checkpoint.totals["rows_read"] - parent.totals["rows_read"], entries, took)
+        return done(replay=replay, not_replayed=None, problems=tuple(problems))
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, WeirError):
+        return str(error)
+    log.exception("the drill has met an error that nobody foresaw")
+    return plainly(error)
+
+
+def _at(settings: Settings, *, work: Path, root: Path | None = None) -> Settings:
+    """The same settings, with directories of the drill's own."""
+    changed: dict[str, Any] = {"local": settings.local.model_copy(update={"work_dir": str(work)})}
+    if root is not None:
+        changed["storage"] = settings.storage.model_copy(update={"root": str(root)})
+    return settings.model_copy(update=changed)
+
+
+def _held(
+    pipeline: Pipeline, settings: Settings, storage: Storage, registry: Registry, stack: ExitStack
+) -> tuple[Checkpoint, Checkpoint | None]:
+    """The newest checkpoint and the one before it, if that is retained; both stay for as long as the stack lasts."""
+    beat = settings.lease.heartbeat_seconds
+    for look in range(_LOOKS):
+        completed = {row.id: row for row in registry.checkpoints()}
+        if not completed:
+            raise WeirError(
+                f"{pipeline.title} has no checkpoint that could be restored.",
+                next=f"Run it first: weir run {pipeline.title}",
+            )
+        head = completed[max(completed)]
+        parent = completed.get(head.parent_id) if head.parent_id is not None else None
+        try:
+            with ExitStack() as attempt:
+                for row in (head, parent):
+                    attempt.enter_context(
+                        nullcontext() if row is None else Hold(storage, registry, row, "weir drill", beat)
+                    )
+                stack.push(attempt.pop_all())
+            return head, parent
+        except PrunedError:  # newer ones were completed this very moment
+            if look == _LOOKS - 1:
+                raise
+    raise AssertionError("the last look returns or raises")
+
+
+def _loss(pipeline: Pipeline, settings: Settings, head: Checkpoint) -> float:
+    """Seconds for which the oldest file that no checkpoint has read has been there."""
+    waiting = [
+        file.mtime_ns
+        for name, reader in readers(pipeline, settings).items()
+        for file in reader.backlog(head.offsets.get(name))
+        if file.mtime_ns
+    ]
+    return max(0.0, time.time() - min(waiting) / 1e9) if waiting else 0.0
+
+
+def _not_comparable(head: Checkpoint, parent: Checkpoint | None) -> str | None:
+    """Why the newest checkpoint's epoch cannot be played again, in words; None: it can."""
+    if head.kind != EPOCH:
+        return f"checkpoint {head.id} is no epoch but a {head.kind}"
+    if head.parent_id is None:
+        return f"checkpoint {head.id} is the first: nothing lies before it"
+    if parent is None:
+        return f"checkpoint {head.parent_id}, which it was begun on, is not retained: set checkpoints.num_retained to 2 or more"
+    for row in (head, parent):
+        if any(figures.get("waiting") for figures in row.operators.values()):
+            return f"checkpoint {row.id} is unaligned: how far its stages came depended on the clock"
+    return None
+
+
+def _replayed(
+    pipeline: Pipeline,
+    there: Settings,
+    storage: Storage,
+    registry: Registry,
+    head: Checkpoint,
+    parent: Checkpoint,
+    executor: Executor | None,
+) -> tuple[EpochReport, float]:
+    """The newest checkpoint's epoch once more, under its own id and at its own time, and the seconds that it took."""
+    aligned = there.checkpoints.model_copy(update={"alignment_timeout_seconds": None})
+    there = there.model_copy(update={"checkpoints": aligned})
+    frontier = Frontier.at(parent)
+    slices = {
+        name: reader.plan_again(head.slice[name], frontier.expected.get(name))
+        for name, reader in readers(pipeline, there).items()
+        if name in head.slice
+    }
+    drained = head.trigger == Trigger.DRAIN.value
+    cut = Cut(Trigger.MANUAL, f"drill of checkpoint {head.id}", slices, drained, at=head.triggered_at)
+    before = CheckpointId(head.id - 1)
+    with claimed(pipeline, there, executor) as tenure:
+        made = seed(tenure, there, storage, registry, parent, before, f"checkpoint {parent.id}, for a drill")
+        check_fits(pipeline, made)
+        coordinator = coordinator_of(tenure.shop, RunOptions(), before)
+        threads = Threads()
+        air = InFlight(tenure.shop, coordinator, tenure.heartbeat, threads, _raised)
+        reports: list[EpochReport] = []
+        clock = time.perf_counter()
+        try:
+            air.begin(cut)
+            while not air.empty:
+                reports += air.turn(there.run.poll_seconds)
+            if not reports:
+                raise WeirError(
+                    "Its gates set other rows aside than they did.",
+                    where=f"checkpoint {head.id}",
+                    next="Were they changed since? The next epoch can be compared again.",
+                )
+        finally:
+            air.close()
+            threads.close()
+    return reports[-1], time.perf_counter() - clock
+
+
+def _raised(epoch: int, error: WeirError) -> None:
+    raise error
+
+
+def _compared(
+    pipeline: Pipeline, settings: Settings, there: Settings, head: Checkpoint, replayed: Checkpoint
+) -> tuple[int, list[str]]:
+    """How many entries of state were compared, and in what the replay differs from the checkpoint."""
+    problems, entries = [], 0
+    for uid, figures in head.operators.items():
+        again = replayed.operators.get(uid)
+        if again is None:
+            problems.append(f"{uid} is no longer in the pipeline, so it was not replayed")
+            continue
+        other = [
+            f"{name} {figures.get(name, 0)}, then {again.get(name, 0)}"
+            for name in _COUNTED
+            if figures.get(name, 0) != again.get(name, 0)
+        ]
+        if other:
+            problems.append(f"{uid} handled other rows: {'; '.join(other)}")
+    for uid in stages_with_state(head):
+        if uid not in stages_with_state(replayed):
+            continue
+        with (
+            state_reader.viewed(pipeline, settings, uid, int(head.id), "weir drill") as was,
+            state_reader.viewed(pipeline, there, uid, int(head.id), "weir drill") as now,
+        ):
+            first, second = digests(was), digests(now)
+        entries += sum(count for count, _ in first.values())
+        differing = [place for place in first.keys() | second.keys() if first.get(place) != second.get(place)]
+        if differing:
+            # What is no row is compared to the byte; rows may differ in the last digits of floats, and what has expired may be swept.
+            said = [_NO_ROWS[kind] for kind in sorted({kind for _, kind in differing} & _NO_ROWS.keys())]
+            said += [rows] if (rows := _said(pipeline, settings, there, uid, head)) else []
+            if said:
+                groups = f"{len({group for group, _ in differing})} key groups"
+                problems.append(f"The state of {uid} differs in {groups}: {', '.join(said)}")
+    return entries, problems
+
+
+_TIMERS = {descriptors.EVENT_TIMERS: "timers by event time", descriptors.PROCESSING_TIMERS: "timers by processing time"}
+_NO_ROWS = {descriptors.LIST_ENDS: "the ends of lists", **_TIMERS}
+
+
+def digests(view: View) -> Mapping[tuple[int, int], tuple[int, str]]:
+    """The logical digest of a stage's state: by key group and kind of state (`state_ops.schema.descriptors`) that have entries, their number and a hash
+    of them in key order.
+
+    Files, compaction, parallelism and the number of databases make no difference to it.
+    """
+    found: dict[tuple[int, int], tuple[int, str]] = {}
+    for subtask, taken in view.snapshots.items():
+        groups = group_range(subtask, view.parallelism, view.max_parallelism)
+        with opened(view.storage, view.options, taken, view.backend) as backend:
+            for group in groups:
+                for kind, entries in itertools.groupby(backend.scan(first_key(group), first_key(group + 1)), _kind):
+                    count, digest = 0, xxhash.xxh3_128()
+                    for key, value in entries:
+                        if kind in _TIMERS:  # their value says in whose barrier they did not fire, which is over
+                            value = b""
+                        digest.update(len(key).to_bytes(4, "big") + key + len(value).to_bytes(4, "big"))
+                        digest.update(value)
+                        count += 1
+                    found[group, kind] = (count, digest.hexdigest())
+    return found
+
+
+def _kind(entry: tuple[bytes, bytes]) -> int:
+    return entry[0][2]  # behind the key group
+
+
+def _said(pipeline: Pipeline, settings: Settings, there: Settings, uid: str, head: Checkpoint) -> str | None:
+    """The difference in rows, in words; None if there is none but in the last digits of floats."""
+    at = int(head.id)
+    with compared(pipeline, settings, uid, at, at, there) as difference, difference.rows(_LOOKED_AT) as (_, tables):
+        found = [row for table in tables for row in frames.python_rows(table) if not _same(row)]
+        many = sum(difference.counts.values()) > _LOOKED_AT
+    if not found:
+        return f"more than {_LOOKED_AT:,} rows" if many else None
+    counts = {kind: sum(row["change"] == kind for row in found) for kind in (ADDED, REMOVED, CHANGED)}
+    keys = ", ".join(str(row["key"]) for row in found[:3])
+    return f"{', '.join(f'{count:,} {kind}' for kind, count in counts.items() if count)}, e.g. {keys}"
+
+
+def _same(row: Mapping[str, Any]) -> bool:
+    return row["change"] == CHANGED and _close(row["old"], row["new"])
+
+
+def _close(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return (math.isnan(one) and math.isnan(other)) or math.isclose(one, other, rel_tol=_RELATIVE)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_close(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_close, one, other))
+    return bool(one == other)

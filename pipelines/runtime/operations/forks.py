@@ -1,0 +1,267 @@
+"""Forks: a branch of a pipeline from one of its checkpoints, with storage and tables of its own, and no byte of state copied.
+
+    coordinator of the pipeline   pins the checkpoint under the branch's name, so that retention keeps its objects
+    branches/<uuid>/              the branch's own registry begins with a checkpoint that names those objects
+
+A branch runs like a pipeline, under the name PIPELINE@BRANCH, with the code of the checkout. It reads what the pipeline has read since that
+checkpoint, and no more: once it has caught up, both have seen the same input, and can be compared. It never writes or deletes anything
+outside its own directory.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import structlog
+
+from configs.settings import Settings
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.inspection.state_reader import At, chosen
+from pipelines.runtime.ownership import savepoints
+from pipelines.runtime.ownership.local_paths import local_directory
+from pipelines.runtime.ownership.ownership import claimed
+from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, storage_errors
+from pipelines.runtime.restore.derived_checkpoint import lasting
+from pipelines.runtime.restore.start_from import planted
+from pipelines.runtime.run import maintenance
+from pipelines.runtime.sinks.replace_where import Range
+from state_ops.checkpoints.checkpoint import FORK, FORKED, RANGE_END, RANGE_START, Checkpoint
+from state_ops.checkpoints.registry import BRANCH, Pin, Registry
+from state_ops.coordination import requests
+from state_ops.coordination.requests import Request
+from state_ops.errors import ConfigurationError, DamageError, PrunedError, WeirError
+from state_ops.ids import CheckpointId
+from state_ops.storage.branches import BRANCHES, Branch, inherited, pinned
+from state_ops.storage.storage import Storage
+
+log = structlog.get_logger("weir.fork")
+
+_ONLY = "promotes.json"  # in a branch's storage: the same as its checkpoints' totals say, for earlier releases and of branches of theirs
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A branch that there is. base: the checkpoint that it was forked from, as the pipeline numbers it; commit_id: of that one's row.
+
+    head: its newest checkpoint; None: its creation was cut off, and is finished by asking for it again. behind: files that the pipeline has
+    read and it has not, by source.
+    """
+
+    branch: Branch
+    base: CheckpointId
+    commit_id: str
+    created_at: datetime
+    reason: str
+    head: Checkpoint | None
+    behind: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "name": self.branch.name,
+            "id": self.branch.id,
+            "base": self.base,
+            "created_at": self.created_at.isoformat(),
+            "reason": self.reason,
+            "head": None if self.head is None else self.head.id,
+            "bytes_total": None if self.head is None else self.head.bytes_total,
+            "bytes_own": None if self.head is None else self.head.totals["bytes_new"],
+            "files_behind": dict(self.behind),
+        }
+
+
+def branched(pipeline: Pipeline, settings: Settings, name: str) -> Pipeline:
+    """The pipeline as its branch of that name. Raises WeirError when there is none."""
+    _, registry = open_storage(_trunk(pipeline), settings)
+    pin = registry.pinned(BRANCH, name)
+    if pin is None:
+        raise _unknown(pipeline, registry, name)
+    return replace(pipeline, branch=_branch(pin))
+
+
+def forks(pipeline: Pipeline, settings: Settings) -> list[Fork]:
+    """The branches of a pipeline, oldest first; by reading alone."""
+    _, registry = open_storage(pipeline, settings)
+    return [_described(pipeline, settings, pin) for pin in registry.pins() if pin.kind == BRANCH]
+
+
+def fork(
+    pipeline: Pipeline, settings: Settings, name: str, at: At = None, reason: str = "", *, only: Range | None = None
+) -> Fork:
+    """Fork a pipeline from one of its checkpoints, by number, by a savepoint's name, or the newest. Its coordinator may live.
+
+    only: whoever promotes the branch replaces rows of this range alone. Asked for again, it finishes what was cut off. Raises WeirError when
+    there is no such checkpoint or the name is taken.
+    """
+    _check_trunk(pipeline)
+    savepoints.check_name(name)
+    storage, registry = open_storage(pipeline, settings)
+    with storage_errors(pipeline, settings, storage):
+        return _forked(pipeline, settings, registry, name, at, reason, only)
+
+
+def _forked(
+    pipeline: Pipeline, settings: Settings, registry: Registry, name: str, at: At, reason: str, only: Range | None
+) -> Fork:
+    newest = (
+        registry.head()
+    )  # before the base is chosen and pinned: what is promoted from here on, the branch may not know
+    pin, base = registry.pinned(BRANCH, name), chosen(pipeline, registry, at)
+    if pin is not None:  # a fork that was cut off, nobody knows how long ago
+        newest = None
+    else:
+        named = f"{uuid.uuid4().hex} {reason}".strip()
+        asked = Request(requests.FORK, savepoint=name, checkpoint=int(base.id), reason=named)
+        maintenance.asked(
+            pipeline,
+            settings,
+            asked,
+            lambda shop: savepoints.pin_branch(shop, asked),
+            settings.checkpoints.timeout_seconds,
+        )
+        pin = registry.pinned(BRANCH, name)
+        if pin is None:
+            raise PrunedError(
+                f"Checkpoint {base.id} was pruned before it could be forked, or the coordinator of {pipeline.title} failed over it.",
+                next="Look again: `weir checkpoints` lists what is retained. A savepoint stays: weir savepoint.",
+            )
+    found = _described(pipeline, settings, pin)
+    if found.head is not None or (at is not None and pin.commit_id != base.commit_id):
+        raise WeirError(
+            f"{pipeline.title} has a branch {name!r} already, forked from checkpoint {pin.checkpoint_id}.",
+            next=f"Choose another name, or drop it: weir fork {pipeline.title} --drop {name}",
+        )
+    _plant(pipeline, settings, pin, newest, only)
+    log.info("forked", pipeline=pipeline.title, branch=name, checkpoint=int(pin.checkpoint_id))
+    return _described(pipeline, settings, pin)
+
+
+def _plant(pipeline: Pipeline, settings: Settings, pin: Pin, newest: Checkpoint | None, only: Range | None) -> None:
+    """Begin the branch's own registry with the checkpoint that it is forked from.
+
+    newest: the pipeline's before that one was pinned; None: nobody knows, so that all since that one counts as since the fork.
+    """
+    _, registry = open_storage(pipeline, settings)
+    base = next((row for row in registry.checkpoints() if row.commit_id == pin.commit_id), None)
+    if base is None:
+        raise DamageError(
+            f"Checkpoint {pin.checkpoint_id}, of which {pipeline.title} has the branch {pin.name!r}, is gone.",
+            next=f"`weir fsck {pipeline.title}` says what else is. The branch is of no use: weir fork {pipeline.title} --drop {pin.name}",
+        )
+    listing = lasting(registry.files(base), base.operators)
+    named = [(file, replace(file, path=inherited(file.path), new=False)) for file in listing]
+    here = replace(pipeline, branch=_branch(pin))
+    with claimed(here, settings) as tenure:
+        if tenure.head is None:
+            tenure.heartbeat.begin(base.id)
+            if only is not None:
+                tenure.shop.storage.put_bytes(_ONLY, json.dumps({"start": only.start, "end": only.end}).encode())
+            reason = f"checkpoint {base.id} of {pipeline.title}"
+            beginning = {
+                FORKED: max(int(row.id) for row in (base, newest) if row is not None),
+                RANGE_START: only.start if only is not None else 0,
+                RANGE_END: only.end if only is not None else 0,
+            }
+            planted(tenure, base, base.id, named, kind=FORK, trigger="fork", reason=reason, beginning=beginning)
+
+
+def drop(pipeline: Pipeline, settings: Settings, name: str) -> Fork:
+    """Remove a branch with all that it has; what only it kept of the pipeline is pruned.
+
+    Raises BusyError where somebody runs it, WeirError when there is none of that name.
+    """
+    _check_trunk(pipeline)
+    storage, registry = open_storage(pipeline, settings)
+    with storage_errors(pipeline, settings, storage):
+        return _dropped(pipeline, settings, storage, registry, name)
+
+
+def _dropped(pipeline: Pipeline, settings: Settings, storage: Storage, registry: Registry, name: str) -> Fork:
+    pin = registry.pinned(BRANCH, name)
+    if pin is None:
+        raise _unknown(pipeline, registry, name)
+    found, here = _described(pipeline, settings, pin), replace(pipeline, branch=_branch(pin))
+    own, _ = open_storage(here, settings)
+    if found.head is not None:
+        with claimed(here, settings):  # BusyError where it is seen to run
+            pass  # who runs it and is not seen to live commits nothing any more
+    storage.delete_tree(f"{BRANCHES}/{found.branch.id}")
+    shutil.rmtree(local_directory(settings, here, own), ignore_errors=True)
+    maintenance.asked(
+        pipeline,
+        settings,
+        Request(requests.UNFORK, savepoint=name),
+        lambda shop: savepoints.unname(shop, BRANCH, name),
+        settings.checkpoints.timeout_seconds,
+    )
+    if registry.pinned(BRANCH, name) is not None:
+        raise WeirError(
+            f"The coordinator of {pipeline.title} did not let the branch {name!r} go.",
+            next="It failed over that: its log, and `weir status`, say why. Then ask again.",
+        )
+    return found
+
+
+def range_of(branch: Storage, head: Checkpoint) -> Range | None:
+    """The rows that a branch is to replace; None: all since the fork, and the state.
+
+    Args:
+        branch: Its own storage.
+        head: Its newest checkpoint, which decides. The file beside the registry may be what a fork left that was cut off, and that somebody
+            has asked for once more in another way.
+    """
+    if RANGE_START in head.totals:
+        found = Range(head.totals[RANGE_START], head.totals[RANGE_END])
+        return found if found.start < found.end else None
+    raw = branch.read_bytes(_ONLY)
+    return Range(**json.loads(raw)) if raw else None
+
+
+def behind(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> dict[str, int]:
+    """How many files a branch has still to read until it has read what its pipeline has, by source."""
+    offsets = head.offsets if head else {}
+    return {name: len(reader.backlog(offsets.get(name))) for name, reader in readers(pipeline, settings).items()}
+
+
+def _trunk(pipeline: Pipeline) -> Pipeline:
+    return replace(pipeline, branch=None)
+
+
+def _check_trunk(pipeline: Pipeline) -> None:
+    if pipeline.branch is not None:
+        raise ConfigurationError(
+            f"{pipeline.title} is a branch, and branches have none of their own.",
+            next=f"Name the pipeline: {pipeline.name}.",
+        )
+
+
+def _branch(pin: Pin) -> Branch:
+    return pinned(pin.name, pin.reason)
+
+
+def _described(pipeline: Pipeline, settings: Settings, pin: Pin) -> Fork:
+    here = replace(pipeline, branch=_branch(pin))
+    _, registry = open_storage(here, settings)
+    head = registry.head()
+    return Fork(
+        branch=_branch(pin),
+        base=pin.checkpoint_id,
+        commit_id=pin.commit_id,
+        created_at=pin.created_at,
+        reason=pin.reason.partition(" ")[2],
+        head=head,
+        behind=behind(here, settings, head) if head is not None else {},
+    )
+
+
+def _unknown(pipeline: Pipeline, registry: Registry, name: str) -> WeirError:
+    names = ", ".join(pin.name for pin in registry.pins() if pin.kind == BRANCH) or "none"
+    return WeirError(
+        f"{pipeline.name} has no branch {name!r}.",
+        next=f"Its branches: {names}. A new one: weir fork {pipeline.name} --name {name}",
+    )

@@ -1,0 +1,441 @@
+"""`weir plan`: what would become of a pipeline's state if it were run with today's code and configuration. Reads only.
+
+Everything that a run compares before its first row is compared here by the same functions: `state_fit` for stages and sources,
+the backends' formats, the sinks' tables. What would migrate is tried: one subtask's snapshot is opened, and rows are read with today's schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from configs.settings import Settings
+from pipelines.runtime.definition import FileSource, Pipeline, Stage
+from pipelines.runtime.epoch.stage_job import cache_sizes, shapes_of, source_schema, tables_of
+from pipelines.runtime.execution import spark_plan
+from pipelines.runtime.execution.executor import Executor
+from pipelines.runtime.execution.spark_executor import SparkExecutor
+from pipelines.runtime.inspection.snapshot_files import opened
+from pipelines.runtime.inspection.state_reader import At, held
+from pipelines.runtime.inspection.view import View, view_of
+from pipelines.runtime.operators import MAIN, Shapes, open_windows
+from pipelines.runtime.operators.compatibility import Finding, Fit, Verdict, fit, structure, timers_left
+from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
+from pipelines.runtime.sinks import delta
+from pipelines.runtime.sources.files import DELIVERED_AGAIN, named
+from state_ops.arrow.frames import canonical_schema, schema_from_json
+from state_ops.backends import loader as backends
+from state_ops.backends.base import Backend
+from state_ops.checkpoints.checkpoint import Checkpoint, snapshots_of, to_micros
+from state_ops.checkpoints.registry import Registry
+from state_ops.errors import PipelineError, WeirError
+from state_ops.keyed.scan import scan_state
+from state_ops.keyed.timers import are_set
+from state_ops.keyed.ttl import Expiry, Ttl
+from state_ops.schema.key_groups import check_parallelism, group_range
+from state_ops.storage.storage import Storage
+
+_SAMPLE_ROWS = 5_000
+_KINDS = ("pipeline", "source", "stage", "table")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Rows of one subtask that were read with today's schema. problem: the error's words, if that did not work."""
+
+    stage: str
+    subtask: int
+    rows: int
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlan:
+    """checkpoint: what today's definition is compared with; None: there is none yet, so everything starts empty.
+
+    spark: uids of stages whose columns had to be asked of Spark, because they have a transform.
+    """
+
+    pipeline: str
+    checkpoint: Checkpoint | None
+    findings: tuple[Finding, ...]
+    samples: tuple[Sample, ...]
+    spark: tuple[str, ...]
+
+    @property
+    def stops(self) -> bool:
+        """Whether a run would be refused."""
+        return any(one.verdict.stops for one in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "pipeline": self.pipeline,
+            "checkpoint": self.checkpoint.id if self.checkpoint else None,
+            "runs": not self.stops,
+            "findings": [
+                {
+                    "kind": one.kind,
+                    "name": one.name,
+                    "aspect": one.aspect,
+                    "verdict": one.verdict.value,
+                    "what": one.what,
+                    "next": one.next,
+                }
+                for one in self.findings
+            ],
+            "samples": [
+                {"stage": one.stage, "subtask": one.subtask, "rows": one.rows, "problem": one.problem}
+                for one in self.samples
+            ],
+            "spark": list(self.spark),
+        }
+
+
+def plan(pipeline: Pipeline, settings: Settings, at: At = None, executor: Executor | None = None) -> StatePlan:
+    """Compare a pipeline as it is now with a checkpoint. at: its id, or a savepoint's name; by default the newest.
+
+    executor: what tells the columns of stages with a transform, by default Spark, which only such a stage starts. Raises WeirError when
+    there is no such checkpoint, ConfigurationError where the settings name no backend.
+    """
+    runs = executor or SparkExecutor(settings, app=f"weir plan {pipeline.name}")
+    with _compared_with(pipeline, settings, at) as (storage, registry, head):
+        look = _Look(pipeline, settings, storage, registry, head, runs)
+        look.all()
+        return StatePlan(pipeline.name, head, look.ordered(), tuple(look.samples), tuple(look.spark))
+
+
+@contextmanager
+def _compared_with(
+    pipeline: Pipeline, settings: Settings, at: At
+) -> Iterator[tuple[Storage, Registry, Checkpoint | None]]:
+    storage, registry = open_storage(pipeline, settings)
+    if at is None and registry.head() is None:
+        yield storage, registry, None
+        return
+    with held(pipeline, settings, at, "weir plan") as found:
+        yield found
+
+
+def today(
+    pipeline: Pipeline,
+    settings: Settings,
+    storage: Storage,
+    registry: Registry,
+    head: Checkpoint | None,
+    executor: Executor,
+    uid: str,
+) -> tuple[Shapes, dict[str, pa.Schema]]:
+    """A stage's schemas as its next epoch would fix them, and the columns of the sources by name.
+
+    Raises PipelineError where its definition does not fit its input, or nothing has arrived that would tell what that looks like.
+    """
+    look = _Look(pipeline, settings, storage, registry, head, executor)
+    look.all()
+    if uid not in look.shapes:
+        said = next((one for one in look.ordered() if one.kind == "stage" and one.name == uid), None)
+        raise PipelineError(
+            f"What the state of {uid} looks like cannot be told: {said.what if said else 'a stage before it does not fit'}.",
+            where=f"stage {uid}",
+            next=(said.next if said else None) or "Let the first file land, which need not be read, and try again.",
+        )
+    return look.shapes[uid], {name: known for name, known in look.sources.items() if known is not None}
+
+
+class _Look:
+    """One look at a pipeline, stage after stage, as the first epoch of a run takes it."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        settings: Settings,
+        storage: Storage,
+        registry: Registry,
+        head: Checkpoint | None,
+        executor: Executor,
+    ) -> None:
+        self._pipeline, self._settings, self._storage, self._registry = pipeline, settings, storage, registry
+        self._head, self._executor = head, executor
+        self.sources: dict[str, pa.Schema | None] = {}
+        self._inputs: dict[str, pa.Schema] = {}
+        self.shapes: dict[str, Shapes] = {}
+        self.findings: list[Finding] = []
+        self.samples: list[Sample] = []
+        self.spark: list[str] = []
+
+    def all(self) -> None:
+        backends.named(self._settings.state.backend)
+        try:
+            check_parallelism(self._settings.spark.parallelism, self._pipeline.max_parallelism)
+        except WeirError as error:
+            self._say("pipeline", self._pipeline.name, "parallelism", Verdict.REFUSED, error.what, error.next)
+        if self._head is not None:
+            self.findings += structure(self._pipeline, self._head)
+        self._look_at_sources()
+        for stage in self._pipeline.stages:
+            self._look_at(stage)
+        self._look_at_lost_tables()
+
+    def ordered(self) -> tuple[Finding, ...]:
+        """Source by source, stage by stage, table by table; what is gone first."""
+        names = [one.uid for one in self._pipeline.stages]
+        place = {name: number for number, name in enumerate(names, 1)}
+        return tuple(sorted(self.findings, key=lambda one: (_KINDS.index(one.kind), place.get(one.name, 0))))
+
+    def _say(self, kind: str, name: str, aspect: str, verdict: Verdict, what: str, next: str | None = None) -> None:
+        self.findings.append(Finding(kind, name, aspect, verdict, what, next))
+
+    def _recorded(self, uid: str) -> Mapping[str, Any] | None:
+        """What the checkpoint says of a stage that has state there."""
+        figures = self._head.operators.get(uid) if self._head else None
+        return figures if figures and figures.get("schema") else None
+
+    # -- columns
+
+    def _look_at_sources(self) -> None:
+        head = self._head
+        for name, reader in readers(self._pipeline, self._settings).items():
+            position = head.offsets.get(name) if head else None
+            expected = schema_from_json(head.inputs[name]) if head and name in head.inputs else None
+            try:
+                if again := reader.look(position).again:
+                    what = f"{named(again)} were delivered again after they were read, and are not read again"
+                    self._say("source", name, "files", Verdict.COMPATIBLE, what, DELIVERED_AGAIN)
+                planned = reader.plan(position, self._settings.epoch, expected)
+                self.sources[name] = planned.schema
+                if planned.unread:
+                    what = f"files that wait have columns that the first files did not have, and that are not read: {', '.join(planned.unread)}"
+                    self._say("source", name, "columns", Verdict.COMPATIBLE, what)
+                for one in planned.set_aside:
+                    what = f"{one.file.name} is set aside: {one.reason}"
+                    self._say("source", name, "files", Verdict.COMPATIBLE, what)
+                if not reader.exists():
+                    what = f"its directory does not exist: {reader.directory}"
+                    said = "Correct the source's pattern, or make the directory; a run waits for it."
+                    self._say("source", name, "files", Verdict.COMPATIBLE, what, said)
+            except WeirError as error:
+                self.sources[name] = expected
+                self._say("source", name, "files", Verdict.REFUSED, error.what, error.next)
+
+    def _columns(self, stage: Stage) -> pa.Schema | None:
+        """What the stage's function sees; None if nothing has ever arrived."""
+        if isinstance(stage.input, FileSource):
+            files = self.sources[stage.input.name]
+            raw = None if files is None else source_schema(stage, files)
+        else:
+            known = self.shapes.get(stage.input.uid)
+            raw = known.outputs[MAIN] if known else None
+        if raw is None or stage.transform is None:
+            return None if raw is None else _through_spark(raw, f"the input of {stage.uid}")
+        self.spark.append(stage.uid)
+        return self._executor.columns(stage, raw, "what was read before")
+
+    def _files(self, stage: Stage) -> pa.Schema | None:
+        """The columns of the files that it reads."""
+        return self.sources[stage.input.name] if isinstance(stage.input, FileSource) else None
+
+    # -- stages
+
+    def _look_at(self, stage: Stage) -> None:
+        recorded, before = self._recorded(stage.uid), len(self.findings)
+        try:
+            columns = self._columns(stage)
+            fixed = None if columns is None else shapes_of(stage, columns, self._files(stage) or columns)
+        except WeirError as error:
+            self._say("stage", stage.uid, "definition", Verdict.REFUSED, error.what, error.next)
+            return
+        if columns is None or fixed is None:
+            refused = self._refused_before(stage)
+            if refused is None:
+                what = "nothing has arrived for it yet, so its columns are not known"
+                self._say("stage", stage.uid, "input", Verdict.COMPATIBLE, what)
+            else:
+                what = f"what it reads is not known before {refused} fits; it is compared then"
+                self._say("stage", stage.uid, "input", Verdict.UNKNOWN, what)
+            return
+        self._inputs[stage.uid], self.shapes[stage.uid] = columns, fixed
+        try:
+            cache_sizes(self._settings, stage)
+        except WeirError as error:
+            self._say("stage", stage.uid, "cache", Verdict.REFUSED, error.what, error.next)
+        if recorded is not None:
+            self._look_at_state(stage, fixed, recorded)
+        self._look_at_waiting(stage)
+        self._look_at_tables(stage, fixed)
+        if recorded is not None and all(one.kind != "stage" for one in self.findings[before:]):
+            self._say("stage", stage.uid, "stage", Verdict.COMPATIBLE, "its state is used as it is")
+
+    def _refused_before(self, stage: Stage) -> str | None:
+        """The stage or source before a stage that is refused, so that nothing is known of what it hands on; None: nothing is."""
+        refused = {(one.kind, one.name) for one in self.findings if one.verdict.stops}
+        while isinstance(stage.input, Stage):
+            stage = stage.input
+            if ("stage", stage.uid) in refused:
+                return stage.uid
+        name = stage.input.name
+        return f"the source {name}" if ("source", name) in refused else None
+
+    def _look_at_state(self, stage: Stage, fixed: Shapes, recorded: Mapping[str, Any]) -> None:
+        fitted = fit(stage, fixed, recorded, self._pipeline)
+        was, now = recorded.get("backend", backends.DEFAULT), self._settings.state.backend
+        problem = backends.misfit(was, now)
+        opens = not fitted.problems and problem is None
+        self.findings += self._counted(stage, fitted, recorded) if opens else fitted.findings
+        if problem is not None:
+            next = "Set state.backend back, or give the stage a new uid: it then starts with empty state."
+            self._say("stage", stage.uid, "backend", Verdict.REFUSED, problem, next)
+        elif was != now:
+            what = f"the backend was {was}, is {now}, which reads what it wrote"
+            self._say("stage", stage.uid, "backend", Verdict.COMPATIBLE, what)
+        subtasks = self._settings.spark.parallelism
+        if recorded["parallelism"] != subtasks:
+            what = f"rescales from {recorded['parallelism']} to {subtasks} subtasks, in the first epoch"
+            self._say("stage", stage.uid, "parallelism", Verdict.COMPATIBLE, what)
+        if opens and fitted.migrations:
+            self._try(stage, fitted)
+        if opens and stage.function is not None and stage.on_timer is None and recorded.get("timers") is None:
+            self._look_for_timers(stage)
+
+    def _taken(self, stage: Stage) -> tuple[View, list[int]]:
+        """How the stage's state is read, and the subtasks that have some, the smallest snapshot first."""
+        head = self._head
+        assert head is not None, "it is what the rows are of"
+        taken = snapshots_of(self._registry.files(head), stage.uid)
+        view = view_of(self._pipeline, self._settings, self._storage, head, stage.uid, taken)
+        return view, sorted(taken, key=lambda subtask: sum(file.bytes for file in taken[subtask].files))
+
+    @contextmanager
+    def _opened(self, view: View, subtask: int) -> Iterator[tuple[Backend, range]]:
+        """A subtask's snapshot, and its key groups."""
+        with opened(self._storage, view.options, view.snapshots[subtask], view.backend) as backend:
+            yield backend, group_range(subtask, view.parallelism, view.max_parallelism)
+
+    def _try(self, stage: Stage, fitted: Fit) -> None:
+        """Read rows of the smallest snapshot with today's schema."""
+        view, subtasks = self._taken(stage)
+        if not subtasks:
+            return
+        rows, smallest, now = 0, subtasks[0], fitted.shapes
+        try:
+            with self._opened(view, smallest) as (backend, groups):
+                if view.stage is not None:
+                    tables = open_windows(view.stage, view.keys, now.state, backend, groups)
+                else:
+                    tables = scan_state(backend, now.state, now.collections, view.keys, groups, view.expiry)
+                for table in tables:
+                    rows += table.num_rows
+                    if rows >= _SAMPLE_ROWS:
+                        break
+        except WeirError as error:
+            self.samples.append(Sample(stage.uid, smallest, rows, str(error)))
+            self._say("stage", stage.uid, "sample", Verdict.REFUSED, error.what, error.next)
+            return
+        self.samples.append(Sample(stage.uid, smallest, rows))
+
+    def _look_for_timers(self, stage: Stage) -> None:
+        """Whether timers are set, which an earlier release has not recorded, and for which there is no on_timer: in all snapshots, as a run."""
+        view, subtasks = self._taken(stage)
+        for subtask in subtasks:
+            try:
+                with self._opened(view, subtask) as (backend, groups):
+                    left = are_set(backend, groups)
+            except WeirError as error:
+                self._say("stage", stage.uid, "timers", Verdict.REFUSED, error.what, error.next)
+                return
+            if left:
+                self.findings.append(timers_left(stage.uid))
+                return
+
+    def _counted(self, stage: Stage, fitted: Fit, recorded: Mapping[str, Any]) -> list[Finding]:
+        """What is to be said of a stage's state, and of a time to live that is shorter or comes back how much it deletes at once."""
+        if not fitted.losses:
+            return list(fitted.findings)
+        try:
+            counted = self._count_expired(stage, fitted, Ttl(**recorded["ttl"]) if recorded["ttl"] else None)
+        except WeirError as error:
+            counted = f"how much that is cannot be told: {error.what}"
+        return [
+            replace(one, what=f"{one.what} ({counted})") if one.verdict is Verdict.LOSES else one
+            for one in fitted.findings
+        ]
+
+    def _count_expired(self, stage: Stage, fitted: Fit, was: Ttl | None) -> str:
+        """How much the stage's time to live deletes at once which there was before it, in words; of a sample of its state."""
+        assert stage.ttl is not None and self._head is not None
+        now = to_micros(max(datetime.now(UTC), self._head.epoch_now))
+        view, subtasks = self._taken(stage)
+        forgotten = view.expiry.before if view.expiry is not None else None
+        alive = left = seen = 0
+        for subtask in subtasks:
+            with self._opened(view, subtask) as (backend, groups):
+                for group in groups:
+                    before, after = (
+                        _entries(backend, fitted.shapes, view.keys, group, Expiry(ttl, now, forgotten))
+                        for ttl in (was, stage.ttl)
+                    )
+                    alive, left = alive + before, left + after
+                    if alive >= _SAMPLE_ROWS:
+                        break
+            seen += 1
+            if alive >= _SAMPLE_ROWS:
+                break
+        return f"{alive - left:,} of {alive:,} rows and elements by now, in {seen} of {view.parallelism} subtasks"
+
+    def _look_at_waiting(self, stage: Stage) -> None:
+        """Rows that a checkpoint has left in front of the stage have the columns of then: see `stage_job`."""
+        figures = (self._head.operators.get(stage.uid) if self._head else None) or {}
+        first = next(iter(figures.get("waiting") or ()), None)
+        if first is None or first["schema"] is None or not isinstance(stage.input, Stage):
+            return
+        then = schema_from_json(first["schema"])
+        now = self._inputs[stage.uid] if first["begun"] else self.shapes[stage.input.uid].outputs[MAIN]
+        if not then.equals(now):
+            what = f"{figures['rows_waiting']} rows wait for it with other columns than it has now"
+            advice = (
+                f"Put the definition back and let the run catch up, or end it with `weir stop {self._pipeline.title} --savepoint NAME`,"
+                " which lets the stages apply all rows first; then change it."
+            )
+            self._say("stage", stage.uid, "input", Verdict.REFUSED, what, advice)
+
+    # -- tables
+
+    def _look_at_tables(self, stage: Stage, fixed: Shapes) -> None:
+        for table, schema in tables_of(stage, fixed):
+            try:
+                delta.check_table(self._storage, table, schema)
+            except WeirError as error:
+                self._say("table", table, "columns", Verdict.REFUSED, error.what, error.next)
+                continue
+            if self._head is not None and table not in self._head.sinks:
+                what = f"nothing is in it yet: it gets {stage.uid}'s rows from the next epoch on"
+                self._say("table", table, "table", Verdict.COMPATIBLE, what)
+
+    def _look_at_lost_tables(self) -> None:
+        written = {sink.table for sink in self._pipeline.sinks}
+        for table in sorted(set(self._head.sinks if self._head else ()) - written):
+            what = "nothing writes to it any more: it stays as it is"
+            self._say("table", table, "table", Verdict.COMPATIBLE, what)
+
+
+def _entries(backend: Backend, fixed: Shapes, keys: pa.Schema, group: int, expiry: Expiry) -> int:
+    """How many rows of state a key group has, and elements in lists and maps, that have not expired."""
+    number = 0
+    for rows in scan_state(backend, fixed.state, fixed.collections, keys, range(group, group + 1), expiry):
+        columns = [rows.column(one.name) for one in fixed.collections]
+        elements = [pc.sum(pc.list_value_length(one)).as_py() or 0 for one in columns if not pa.types.is_null(one.type)]
+        number += rows.num_rows + sum(elements)
+    return number
+
+
+def _through_spark(schema: pa.Schema, where: str) -> pa.Schema:
+    """The columns as they come back from Spark, which needs no session for that. where= leaves columns as they are."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    seen = to_arrow_schema(spark_plan.spark_schema(schema, where), timezone="UTC")
+    return canonical_schema(seen)

@@ -1,0 +1,593 @@
+"""Promotion: a branch's state and rows become the pipeline's, instead of what the pipeline made of the same input since the fork.
+
+    1 2 3 4 5            the pipeline; a branch was forked from 3, and has read what 4 and 5 have read
+    1 2 3 4 5 6          6 = its promotion: positions of 5, state and rows of the branch. 4 and 5 are abandoned, as by a rewind to 3
+    1 2 3 4 5 6 7        7 continues 6
+
+It is done by whoever owns the pipeline, between two epochs, after the branch has read all that the pipeline has. The row is an intent, as a
+rewind's is: from its commit on it is decided, and each table follows by one commit of its own, by whoever comes next if need be. Before it
+nothing is changed. A rewind to 5 takes it back.
+
+A backfill may replace less: the rows of a range of event time alone. Then state and positions stay as they are in 5, and nothing is abandoned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import structlog
+from deltalake.exceptions import TableNotFoundError
+
+from configs.settings import Settings
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.epoch.step_runner import Lanes
+from pipelines.runtime.execution.executor import Executor
+from pipelines.runtime.operations.forks import behind, branched, range_of
+from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.ownership import Tenure, claimed
+from pipelines.runtime.ownership.pipeline_storage import open_storage, storage_errors
+from pipelines.runtime.ownership.prune import prune
+from pipelines.runtime.ownership.publish import publish_missing
+from pipelines.runtime.restore.derived_checkpoint import lasting, made_of, pointed
+from pipelines.runtime.restore.recovery import owning
+from pipelines.runtime.restore.rewind import hindrances
+from pipelines.runtime.restore.start_from import copied, copy
+from pipelines.runtime.run import run as runtime
+from pipelines.runtime.run.run import RunOptions
+from pipelines.runtime.sinks import delta, replace_where, restore_version
+from pipelines.runtime.sinks.replace_where import Range
+from pipelines.runtime.sinks.restore_version import Promoted, TableRewind
+from pipelines.runtime.sources.slices import has_read
+from state_ops.checkpoints.checkpoint import (
+    EDIT,
+    EDITED,
+    FORKED,
+    OUTPUT,
+    PROMOTION,
+    WITH_PROMOTION,
+    Checkpoint,
+    StateFile,
+    abandoned,
+)
+from state_ops.checkpoints.registry import BRANCH, Pin
+from state_ops.coordination import gate_hold, lease, requests, suspension
+from state_ops.coordination.requests import STOP, Request
+from state_ops.delta import fenced_table
+from state_ops.delta.log_entries import DataFile, active_files
+from state_ops.errors import BusyError, DamageError, WeirError
+from state_ops.ids import CheckpointId, epoch_dir, new_attempt_id
+from state_ops.storage.storage import Storage
+from state_ops.storage.transfers import together
+
+log = structlog.get_logger("weir.promotion")
+
+
+@dataclass(frozen=True, slots=True)
+class TablePromotion:
+    """What a promotion does to one table. back: what of the pipeline's rows since the fork goes, None: it has no such table; comes: files
+    of the branch, by their path in its own table. schema: of the branch's table. column: the event time by which a range of rows is
+    replaced; ranged: how many rows that takes away, and brings."""
+
+    table: str
+    back: TableRewind | None
+    comes: tuple[DataFile, ...]
+    schema: pa.Schema | None
+    column: str | None = None
+    ranged: tuple[int, int] | None = None
+
+    @property
+    def rows_removed(self) -> int:
+        if self.ranged is not None:
+            return self.ranged[0]
+        return self.back.rows if self.back is not None else 0
+
+    @property
+    def rows_added(self) -> int:
+        return self.ranged[1] if self.ranged is not None else sum(file.rows for file in self.comes)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """What the pipeline has taken over since a branch was forked, and the branch's promotion would take back.
+
+    Attributes:
+        checkpoint: The id of the promotion or edit.
+        what: What it took over, in words.
+        tables: The tables whose rows would be what they were before it. None of an edit of state.
+    """
+
+    checkpoint: int
+    what: str
+    tables: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        where = f" in {', '.join(self.tables)}" if self.tables else ""
+        return f"checkpoint {self.checkpoint} has taken over {self.what} since the branch was forked, and that would be taken back{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionPlan:
+    """What a promotion would do. head: the pipeline's newest checkpoint; base: the one that the branch was forked from; tip: the branch's
+    newest. behind: files that the branch has still to read, by source. obstacles: why it is refused unless they are accepted, in words. only:
+    the rows of this range alone are replaced. taken_back: what of the obstacles the pipeline has promoted or edited since the fork, oldest
+    first. corrected: those of the obstacles that say which input of a backfill has changed since."""
+
+    branch: str
+    head: Checkpoint
+    base: Checkpoint
+    tip: Checkpoint
+    behind: dict[str, int]
+    tables: tuple[TablePromotion, ...]
+    obstacles: tuple[str, ...]
+    only: Range | None = None
+    taken_back: tuple[TakenBack, ...] = ()
+    corrected: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "branch": self.branch,
+            "head": self.head.id,
+            "base": self.base.id,
+            "branch_head": self.tip.id,
+            "files_behind": dict(self.behind),
+            "range": str(self.only) if self.only is not None else None,
+            "tables": {
+                one.table: {
+                    "rows_removed": one.rows_removed,
+                    "rows_added": one.rows_added,
+                    "files_added": len(one.comes),
+                    "unknown_commits": [list(entry) for entry in one.back.unknown] if one.back else [],
+                }
+                for one in self.tables
+            },
+            "taken_back": [asdict(one) for one in self.taken_back],
+            "obstacles": list(self.obstacles),
+        }
+
+
+def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
+    """What promoting a branch would do now, by reading alone. Raises WeirError when it cannot be promoted at all."""
+    here = branched(pipeline, settings, name)
+    storage, registry = open_storage(pipeline, settings)
+    source, theirs = open_storage(here, settings)
+    pin = registry.pinned(BRANCH, name)
+    head, tip, completed = registry.head(), theirs.head(), registry.checkpoints()
+    base = next((row for row in completed if pin is not None and row.commit_id == pin.commit_id), None)
+    if head is None or tip is None or base is None:
+        raise WeirError(
+            f"The branch {here.title} is not whole: "
+            + ("it has no checkpoint." if tip is None else "the checkpoint that it was forked from is gone."),
+            next=f"Fork it anew: weir fork {pipeline.title} --drop {name}, then --name {name}",
+        )
+    if (by := abandoned(completed).get(base.id)) is not None:
+        raise WeirError(
+            f"{here.title} was forked from checkpoint {base.id}, which checkpoint {by} has abandoned: it shares no input with what the "
+            "pipeline is now.",
+            next=f"Fork it anew from a checkpoint since then: weir fork {pipeline.title} --name NAME",
+        )
+    assert pin is not None, "the base is what it names"
+    tables = tuple(_tables(pipeline, storage, source, head, base, tip))
+    only, waiting = range_of(source, tip), behind(here, settings, tip)
+    if only is not None:
+        if not any(waiting.values()):  # else it catches up first, and is looked at again
+            _check_range(here, head, tip)
+        written = {sink.table for sink in pipeline.sinks}
+        kept = [one for one in tables if one.table in written]
+        tables = tuple(_ranged(pipeline, storage, source, one, only, settings.work_dir) for one in kept)
+        found = []
+    else:
+        found = hindrances([one.back for one in tables if one.back is not None])
+    taken_back = _taken_back(here, storage, completed, pin, tip, tables, only, settings.work_dir)
+    found += [str(one) for one in taken_back]
+    return PromotionPlan(name, head, base, tip, waiting, tables, tuple(found), only, taken_back)
+
+
+def _taken_back(
+    here: Pipeline,
+    storage: Storage,
+    completed: Sequence[Checkpoint],
+    pin: Pin,
+    tip: Checkpoint,
+    tables: Sequence[TablePromotion],
+    only: Range | None,
+    scratch: Path,
+) -> tuple[TakenBack, ...]:
+    """What other branches, or people, have made the pipeline's since this branch was forked, and its promotion would take back.
+
+    Promotions are found in the logs of the tables, which reach back to the base, since rows of the registry may be pruned. What the branch itself
+    has brought does not count: it has that. Nor does what came between its base and the fork: whoever forks from an older checkpoint
+    wants all since then made anew.
+
+    Args:
+        here: The branch.
+        completed: The pipeline's retained checkpoints, oldest first.
+        only: The branch replaces rows of this range alone, so that only what changed some of them counts.
+    """
+    assert here.branch is not None
+    rows, left = {int(row.id): row for row in completed}, abandoned(completed)
+    earlier = [row.id for row in completed if row.completed_at <= pin.created_at]  # of a fork by an earlier release
+    forked = int(tip.totals.get(FORKED, max(earlier, default=pin.checkpoint_id)))
+    touched: dict[int, list[str]] = {}
+    texts: dict[int, str] = {}
+    for table in tables:
+        for one in table.back.promoted if table.back is not None else ():
+            row = rows.get(one.checkpoint)
+            if one.checkpoint <= forked or (row is None and one.branch is None and one.range is None):
+                continue
+            if (row is not None and row.kind != PROMOTION) or _is_of(here, one.branch, row):
+                continue
+            if only is not None and not _changed(storage, table, one, only, scratch):
+                continue
+            touched.setdefault(one.checkpoint, []).append(table.table)
+            texts[one.checkpoint] = f"the rows of {one.range}" if one.range is not None else "a branch"
+    if only is None:
+        for row in completed:  # those without tables, too
+            if row.kind == PROMOTION and row.id > forked and row.id not in left and not _is_of(here, None, row):
+                touched.setdefault(int(row.id), [])
+                texts.setdefault(int(row.id), "a branch")
+        edits = [row.id for row in completed if row.kind == EDIT and row.id not in left]
+        edited = max([completed[-1].totals.get(EDITED, 0), *edits])
+        if edited > forked:
+            touched[edited], texts[edited] = [], "imported rows of state"
+    return tuple(TakenBack(id, _said(texts[id], rows.get(id)), tuple(touched[id])) for id in sorted(touched))
+
+
+def _said(what: str, row: Checkpoint | None) -> str:
+    return what if row is None else f"{what} ({row.reason})"
+
+
+def _is_of(here: Pipeline, branch: str | None, row: Checkpoint | None) -> bool:
+    """Whether a promotion is of this very branch. Earlier releases recorded its name alone, in the reason."""
+    assert here.branch is not None
+    known = (
+        {branch}
+        if branch is not None
+        else {ids["branch"] for ids in (row.sinks.values() if row else ()) if "branch" in ids}
+    )
+    if known:
+        return here.branch.id in known
+    return row is not None and f"of {here.title}:" in f"{row.reason}:"
+
+
+def _changed(storage: Storage, table: TablePromotion, one: Promoted, only: Range, scratch: Path) -> bool:
+    """Whether a promotion has brought, or taken away, rows of a range; True also where that cannot be seen any more."""
+    if one.range is not None:
+        return replace_where.overlaps(one.range, only)
+    assert table.column is not None, "the plan has found one, or refused"
+    try:
+        before = restore_version.files_at(storage, table.table, one.version - 1)
+        after = restore_version.files_at(storage, table.table, one.version)
+        both = {file.path for file in before} & {file.path for file in after}
+        moved = [file for file in (*before, *after) if file.path not in both]
+        return replace_where.touched(storage, table.table, moved, table.column, only, scratch) > 0
+    except (DamageError, OSError):
+        return True
+
+
+def _check_range(here: Pipeline, head: Checkpoint, tip: Checkpoint) -> None:
+    """Whether rows of a range may be exchanged while state and positions stay: both sides have applied the very same rows."""
+    why = None
+    if head.watermarks != tip.watermarks:
+        why = "windows are closed in one and open in the other: the pipeline was drained, or the newest rows differ"
+    if any(figures.get("waiting") for row in (head, tip) for figures in row.operators.values()):
+        why = "rows wait in front of a stage (unaligned checkpoints); `weir savepoint` lets stages apply them"
+    for name, position in tip.offsets.items():
+        read = has_read(head.offsets.get(name))
+        more = [one for one in position["seen"] if not read(one)]
+        if more:
+            why = f"it has read files that the pipeline has not, e.g. {more[0]} of {name}; perhaps that was rewound"
+    if why is not None:
+        raise WeirError(
+            f"{here.title} cannot replace rows of a range alone: {why}.",
+            next="Nothing was changed. Replace state and all rows since the range began (backfill.replaces: since), or drop the branch and "
+            "ask again.",
+        )
+
+
+def _ranged(
+    pipeline: Pipeline, storage: Storage, source: Storage, table: TablePromotion, only: Range, scratch: Path
+) -> TablePromotion:
+    """The same for a range alone, with the rows that it takes and brings."""
+    name = table.table
+    schema = table.schema if table.schema is not None else rows_of(storage, name)[1]
+    column = pipeline.event_time_of(name, schema) if schema is not None else None
+    if column is None:
+        raise WeirError(
+            f"Nothing says to which day rows of the table {name} belong.",
+            next=f'Say delta.append("{name}", event_time="COLUMN"), or promote as a whole (backfill.replaces: since).',
+        )
+    replace_where.check_bounds(name, schema, column, only)
+    before = restore_version.files_at(storage, name, table.back.then) if table.back is not None else []
+    lost = replace_where.touched(storage, name, before, column, only, scratch)
+    if lost:
+        raise WeirError(
+            f"{lost:,} rows of {only} were in the table {name} before the branch was forked: they would go and not come back.",
+            next="Nothing was changed. Backfill a range that begins later, or replace all since then (backfill.replaces: since).",
+        )
+    goes = replace_where.touched(storage, name, rows_of(storage, name)[0], column, only, scratch)
+    comes = replace_where.touched(source, name, table.comes, column, only, scratch)
+    return replace(table, column=column, ranged=(goes, comes))
+
+
+def _tables(
+    pipeline: Pipeline, storage: Storage, source: Storage, head: Checkpoint, base: Checkpoint, tip: Checkpoint
+) -> Iterator[TablePromotion]:
+    for name in dict.fromkeys([*(sink.table for sink in pipeline.sinks), *head.sinks, *tip.sinks]):
+        back = restore_version.planned(storage, name, (base.sinks.get(name) or {}).get("id"))
+        if back is None and name in head.sinks:
+            raise WeirError(
+                f"The table {name} is gone.",
+                where=storage.full(delta.table_path(name)),
+                next=f"Nothing was changed. `weir fsck {pipeline.title}` says what else is missing; put the table back first.",
+            )
+        comes, schema = rows_of(source, name)
+        if schema is not None:
+            delta.check_table(storage, name, schema)
+        if back is not None or comes:
+            yield TablePromotion(name, back, comes, schema)
+
+
+def rows_of(source: Storage, table: str) -> tuple[tuple[DataFile, ...], pa.Schema | None]:
+    """The files of a branch's table, and its schema; of none at all where it has no such table."""
+    try:
+        handle = fenced_table.open_table(source, delta.table_path(table))
+    except TableNotFoundError:
+        return (), None
+    return tuple(active_files(handle)), pa.schema(handle.schema().to_arrow())
+
+
+def check(decided: PromotionPlan, pipeline: str, accepted: Collection[str]) -> None:
+    """Raises WeirError when a promotion has obstacles that nobody has accepted. accepted: obstacles of a plan that somebody was shown."""
+    refused = [one for one in decided.obstacles if one not in accepted]
+    if refused:
+        outdated = {*decided.corrected, *(str(one) for one in decided.taken_back)}
+        ways = []
+        if not outdated.isdisjoint(refused):
+            ways.append(
+                f"fork it anew, which has what the pipeline has now: weir fork {pipeline} --drop {decided.branch}, then "
+                f"weir fork {pipeline} --name {decided.branch} (a backfill: ask for its range again instead)"
+            )
+        if not outdated.issuperset(refused):
+            ways.append("put back what is missing")
+        raise WeirError(
+            f"{pipeline}@{decided.branch} cannot be promoted without loss: {'; '.join(refused)}.",
+            next=f"Nothing was changed. Either {'; and '.join(ways)}. Or accept that: weir promote {pipeline} {decided.branch} --force; in the promote "
+            "job, `accept` takes what a dry run has shown",
+        )
+
+
+def catch_up(
+    pipeline: Pipeline, settings: Settings, executor: Executor | None = None, lanes: Lanes | None = None
+) -> int:
+    """Let a branch read what its pipeline has read, with the code at hand; returns how many epochs that took."""
+    options = RunOptions(until_caught_up=True, reason="to catch up with the pipeline")
+    return sum(1 for _ in runtime.run(pipeline, settings, options, executor, lanes))
+
+
+def promote(
+    pipeline: Pipeline,
+    settings: Settings,
+    name: str,
+    *,
+    executor: Executor | None = None,
+    lanes: Lanes | None = None,
+    accepted: Collection[str] = (),
+    reason: str = "",
+) -> Checkpoint:
+    """Make a branch's state and rows the pipeline's; returns the promotion's own checkpoint, which the next run continues.
+
+    The branch catches up first, beside a running coordinator; then that one is stopped at its next barrier and the branch reads what came
+    meanwhile. executor, lanes: as `run` takes them. accepted: the obstacles that somebody was shown and does it in spite of. Raises WeirError
+    for all others, also for those that come up meanwhile, and where the branch is of another history; nothing is changed then.
+    """
+    storage, _ = open_storage(pipeline, settings)
+    with storage_errors(pipeline, settings, storage):
+        return _promoted(pipeline, settings, storage, name, executor, lanes, accepted, reason)
+
+
+def _promoted(
+    pipeline: Pipeline,
+    settings: Settings,
+    storage: Storage,
+    name: str,
+    executor: Executor | None,
+    lanes: Lanes | None,
+    accepted: Collection[str],
+    reason: str,
+) -> Checkpoint:
+    here = branched(pipeline, settings, name)
+    check(plan(pipeline, settings, name), pipeline.title, accepted)
+    catch_up(here, settings, executor, lanes)
+    with suspension.during(storage, "a branch is promoted"), _owned(pipeline, settings) as tenure:
+        catch_up(here, settings, executor, lanes)
+        with claimed(here, settings):  # nobody else runs it
+            decided = plan(pipeline, settings, name)
+            check(decided, pipeline.title, accepted)
+            if any(decided.behind.values()):
+                raise WeirError(
+                    f"{here.title} has not read all that {pipeline.title} has, although it was run: {decided.behind}.",
+                    next=f"Nothing was changed. `weir run {here.title}` says why it does not go on.",
+                )
+            return _carry_out(tenure, here, decided, reason)
+
+
+@contextmanager
+def _owned(pipeline: Pipeline, settings: Settings) -> Iterator[Tenure]:
+    """Own a pipeline whose coordinator may live: it is asked to end at its next barrier, and so is who starts another one meanwhile."""
+    storage, _ = open_storage(pipeline, settings)
+    deadline = time.monotonic() + settings.checkpoints.timeout_seconds
+    while True:
+        if lease.watch(storage):
+            sent = requests.send(storage, Request(STOP, trigger="promotion", reason="a branch is promoted"))
+            while lease.watch(storage) and time.monotonic() < deadline:
+                time.sleep(settings.run.poll_seconds)
+            requests.take(storage, sent)
+        with ExitStack() as owned:
+            try:
+                tenure = owned.enter_context(owning(pipeline, settings, epochs=False))
+            except BusyError:
+                if time.monotonic() > deadline:
+                    raise
+                continue
+            yield tenure
+            return
+
+
+def _carry_out(tenure: Tenure, here: Pipeline, decided: PromotionPlan, reason: str) -> Checkpoint:
+    shop, settings = tenure.shop, tenure.shop.settings
+    for table in decided.tables:  # before the row: nobody could change a table that is elsewhere
+        delta.check_chain(shop.storage, shop.pipeline.app_id, table.table, decided.head)
+    id = tenure.begin(decided.head, decided.tip)
+    source, theirs = open_storage(here, settings)
+    if decided.only is not None:
+        row, files = _range_row(tenure, here, source, decided, decided.only, id, reason)
+    else:
+        row, files = _row(tenure, here, source, list(theirs.files(decided.tip)), decided, id, reason)
+    for table in decided.tables:
+        if table.back is None and table.schema is not None:
+            delta.ensure(shop.storage, table.table, table.schema)
+    shop.registry.commit(row, files, newest=decided.head.id)
+    shop.head = row
+    log.info(
+        "promoted", pipeline=shop.pipeline.title, branch=decided.branch, base=int(decided.base.id), checkpoint=int(id)
+    )
+    publish_missing(shop, [row])
+    if decided.only is None:
+        gate_hold.clear(shop.storage)  # perhaps it is let through by the branch's code; if not, the next run says so
+    prune(shop)
+    return row
+
+
+def _row(
+    tenure: Tenure,
+    here: Pipeline,
+    source: Storage,
+    listing: list[StateFile],
+    decided: PromotionPlan,
+    id: CheckpointId,
+    reason: str,
+) -> tuple[Checkpoint, tuple[StateFile, ...]]:
+    """The promotion's row and listing, when all that they name is here: state and rows are copied, but for what the branch inherited."""
+    assert here.branch is not None
+    shop, tip = tenure.shop, decided.tip
+    named = copied(shop, source, lasting(listing, tip.operators), id, returning=True)
+    files = [new for _, new in named]
+    sinks = dict(decided.head.sinks)
+    for table in decided.tables:
+        files += _brought(tenure, source, table, id, None)
+        before = (decided.head.sinks.get(table.table) or {}).get("id")
+        if before is not None or table.comes:
+            sinks[table.table] = {
+                "id": int(id),
+                "before": before,
+                "to": (decided.base.sinks.get(table.table) or {}).get("id"),
+                "at": table.back.version if table.back is not None else 0,
+                "branch": here.branch.id,
+            }
+    row = made_of(
+        shop,
+        tip,
+        id,
+        files,
+        after=decided.head,
+        parent=decided.base.id,
+        kind=PROMOTION,
+        trigger="promotion",
+        reason=f"of {shop.pipeline.title}@{decided.branch}" + (f": {reason}" if reason else ""),
+        operators=pointed(tip.operators, named),
+        sinks=sinks,
+        format_version=WITH_PROMOTION,
+    )
+    # An edit of the branch is numbered as the branch counts, and one of the pipeline's is taken back.
+    totals = {name: value for name, value in row.totals.items() if name != EDITED}
+    return replace(row, totals=totals), tuple(files)
+
+
+def _range_row(
+    tenure: Tenure, here: Pipeline, source: Storage, decided: PromotionPlan, only: Range, id: CheckpointId, reason: str
+) -> tuple[Checkpoint, tuple[StateFile, ...]]:
+    """The same where only rows of a range are replaced: state and positions are the pipeline's own."""
+    assert here.branch is not None
+    shop, head = tenure.shop, decided.head
+    files = [replace(file, new=False) for file in lasting(shop.registry.files(head), head.operators)]
+    sinks = dict(head.sinks)
+    for table in decided.tables:
+        files += _brought(tenure, source, table, id, only)
+        before = (head.sinks.get(table.table) or {}).get("id")
+        sinks[table.table] = {
+            "id": int(id),
+            "before": before,
+            "column": table.column,
+            "start": only.start,
+            "end": only.end,
+            "branch": here.branch.id,
+        }
+    row = made_of(
+        shop,
+        head,
+        id,
+        files,
+        after=head,
+        parent=head.id,
+        kind=PROMOTION,
+        trigger="promotion",
+        reason=f"{only} of {shop.pipeline.title}@{decided.branch}" + (f": {reason}" if reason else ""),
+        offsets={name: _as_read(position, decided.tip.offsets.get(name)) for name, position in head.offsets.items()},
+        sinks=sinks,
+        format_version=WITH_PROMOTION,
+    )
+    return row, tuple(files)
+
+
+def _as_read(position: dict[str, Any], by_branch: dict[str, Any] | None) -> dict[str, Any]:
+    """A position with the times of change that the branch has seen: of files that were corrected these are not what they were."""
+    if by_branch is None or "seen_ns" not in position:
+        return position
+    below = [one for one in (position.get("below_newest_ns"), by_branch.get("below_newest_ns")) if one is not None]
+    changed: dict[str, Any] = {"below_newest_ns": max(below) if position.get("below_newest_ns") is not None else None}
+    for of in ("seen_ns", "seen_bytes"):
+        if of in position:
+            branch = dict(zip(by_branch["seen"], by_branch.get(of) or (), strict=False))
+            changed[of] = [branch.get(name) or was for name, was in zip(position["seen"], position[of], strict=True)]
+    return {**position, **changed}
+
+
+def _brought(
+    tenure: Tenure, source: Storage, table: TablePromotion, id: CheckpointId, only: Range | None
+) -> list[StateFile]:
+    """Copies of a branch's rows, perhaps of those of a range alone, in the directory of the pipeline's table; its log does not name them yet."""
+    shop = tenure.shop
+    attempt = new_attempt_id()
+    prefix = f"{delta.table_path(table.table)}/data/{epoch_dir(shop.generation, id)}"
+
+    def one(numbered: tuple[int, DataFile], _: object) -> StateFile:
+        number, file = numbered
+        path = f"{prefix}/{number}-{attempt}.parquet"
+        there = delta.file_path(table.table, file)
+        if only is None:
+            size, digest, rows = copy(shop, source, there, path)
+        else:
+            size, digest, rows = _copied_range(shop, source, there, path, table, only)
+        return StateFile(
+            "", number, OUTPUT, table.table, path, size, digest, True, attempt, sink=table.table, rows=rows
+        )
+
+    brought = together(one, list(enumerate(table.comes)), at_once=shop.storage.transfers)
+    return [file for file in brought if file.rows]
+
+
+def _copied_range(
+    shop: Workshop, source: Storage, there: str, here: str, table: TablePromotion, only: Range
+) -> tuple[int, str, int]:
+    assert table.column is not None, "the plan has found one, or refused"
+    with source.fetched(there, shop.settings.work_dir) as local:
+        kept = local.with_name("kept")
+        rows = replace_where.only(local, kept, table.column, only, inside=True)
+        return (*shop.storage.put_file(kept, here), rows) if rows else (0, "", 0)

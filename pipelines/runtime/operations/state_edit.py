@@ -1,0 +1,238 @@
+"""An edit of one stage's state: its subtasks' snapshots with other rows in them, and the checkpoint that names them."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import structlog
+
+from pipelines.runtime.operators import index_changes
+from pipelines.runtime.operators.compatibility import is_deduplication
+from pipelines.runtime.ownership.local_paths import backend_options, local_directory, objects
+from pipelines.runtime.ownership.ownership import Tenure
+from pipelines.runtime.restore.derived_checkpoint import waiting_paths
+from pipelines.runtime.sources.slices import nothing_read
+from state_ops.arrow import frames
+from state_ops.backends import composite
+from state_ops.backends.loader import DEFAULT, named
+from state_ops.checkpoints.checkpoint import (
+    EDIT,
+    EDITED,
+    FORMAT_VERSION,
+    STATE,
+    Checkpoint,
+    Snapshot,
+    StateFile,
+    began,
+    snapshots_of,
+    spans_with,
+    to_micros,
+)
+from state_ops.errors import WeirError
+from state_ops.ids import CheckpointId, epoch_dir, new_attempt_id
+from state_ops.rows.row_store import Rows
+from state_ops.schema.descriptors import GROUP, VALUE_STATE
+from state_ops.schema.state_schema import TOUCHED, StateSchema
+from state_ops.snapshots import snapshot
+from state_ops.snapshots.attempt import Attempt
+
+log = structlog.get_logger("weir.import")
+
+_BATCH_ROWS = 100_000
+IDLE = dict.fromkeys(
+    ("rows_in", "rows_out", "rows_late", "rows_duplicate", "rows_null_key", "rows_dropped", "rows_quarantined"), 0
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The stage's state that is edited. figures: what a checkpoint's row says of it; inputs: the sources' columns, of a first one."""
+
+    uid: str
+    keys: pa.Schema
+    state: StateSchema
+    figures: dict[str, Any]
+    inputs: dict[str, Any]
+    head: Checkpoint | None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the newest checkpoint has state of it."""
+        return self.head is not None and bool((self.head.operators.get(self.uid) or {}).get("schema"))
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Rows with their key groups, and which subtask has which."""
+
+    rows: pa.Table
+    groups: np.ndarray
+    owners: np.ndarray
+
+    def by_subtask(self) -> dict[int, int]:
+        numbers, counts = np.unique(self.owners, return_counts=True)
+        return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+
+
+def carry_out(tenure: Tenure, target: Target, routed: Routed, replaces: bool, reason: str) -> Checkpoint:
+    """Write, upload and commit, on a newest checkpoint that is proven whole; returns the edit's own checkpoint.
+
+    replaces: subtasks start empty, else from what they have. Raises FencedError when a newer owner took over.
+    """
+    shop, head = tenure.shop, target.head
+    id = tenure.begin(head)
+    listing = shop.registry.files(head) if head else ()
+    now = head.epoch_now if head else datetime.now(UTC)
+    bases = {} if replaces else snapshots_of(tuple(listing), target.uid)
+    place = f"state/{target.uid}/{epoch_dir(shop.generation, id)}"
+    own: list[StateFile] = []
+    try:
+        for subtask in range(target.figures["parallelism"]):
+            chosen = np.flatnonzero(routed.owners == subtask)
+            if len(chosen):
+                own += _written(tenure, target, routed, chosen, id, subtask, bases.get(subtask), to_micros(now))
+            else:
+                own += snapshot.unchanged(bases.get(subtask))
+    except BaseException:
+        with suppress(OSError, WeirError):  # what stays all the same is removed by the next owner
+            shop.storage.delete_tree(place)
+        raise
+    row, files = _row(tenure, target, id, tuple(listing), tuple(own), now, replaces, reason, routed.rows.num_rows)
+    shop.registry.commit(row, files)
+    shop.head = row
+    log.info(
+        "state imported",
+        pipeline=shop.pipeline.title,
+        stage=target.uid,
+        checkpoint=int(id),
+        rows=routed.rows.num_rows,
+        mode="replace" if replaces else "merge",
+    )
+    return row
+
+
+def _written(
+    tenure: Tenure,
+    target: Target,
+    routed: Routed,
+    chosen: np.ndarray,
+    id: CheckpointId,
+    subtask: int,
+    base: Snapshot | None,
+    now: int,
+) -> tuple[StateFile, ...]:
+    """One subtask's snapshot with the chosen rows in it, uploaded. now: processing time, for a time to live."""
+    shop = tenure.shop
+    home = local_directory(shop.settings, shop.pipeline, shop.storage) / target.uid / str(subtask)
+    attempt = Attempt(target.uid, subtask, shop.generation, id, new_attempt_id(), home)
+    kind = named(target.figures.get("backend", DEFAULT))
+    is_immutable = composite.is_immutable(kind)
+    where = f"stage {target.uid}, import {id}, subtask {subtask}"
+    try:
+        forked = snapshot.fork(shop.storage, attempt, base, None, is_immutable, objects(shop.settings))
+        with snapshot.healing(forked):
+            backend = composite.opened(kind, forked.db, replace(backend_options(shop.settings), where=where))
+            try:
+                rows = Rows(backend, target.state, target.keys, VALUE_STATE)
+                for start in range(0, len(chosen), _BATCH_ROWS):
+                    some = chosen[start : start + _BATCH_ROWS]
+                    keys, fields, there = _frames(target, routed.rows.take(pa.array(some)), routed.groups[some], now)
+                    if is_deduplication(target.figures):  # what says when a key is over stands beside its row
+                        backend.write(*index_changes(keys, target.keys, rows.get(keys)[0], fields))
+                    rows.put(keys, fields, there)
+                rows.barrier()
+                taken = snapshot.take(attempt, backend)
+            finally:
+                backend.close()
+        prepared = snapshot.prepare(attempt, forked, taken, is_immutable)
+        return snapshot.upload(shop.storage, attempt, prepared, base).files
+    except BaseException:
+        shutil.rmtree(attempt.directory, ignore_errors=True)
+        raise
+
+
+def _frames(target: Target, rows: pa.Table, groups: np.ndarray, now: int) -> tuple[pl.DataFrame, pl.DataFrame, Any]:
+    """What `Rows.put` takes: keys with their groups, fields, and that all of them are there."""
+    frame = frames.from_arrow(rows)
+    keys = frame.select(target.keys.names).with_columns(pl.Series(GROUP, groups.astype(np.int32)))
+    fields = frame.select(pl.exclude(target.keys.names))
+    if TOUCHED in target.state.arrow.names:
+        fields = fields.with_columns(pl.lit(now, pl.Int64).alias(TOUCHED))
+    return keys, fields, np.ones(len(keys), bool)
+
+
+def _row(
+    tenure: Tenure,
+    target: Target,
+    id: CheckpointId,
+    listing: tuple[StateFile, ...],
+    own: tuple[StateFile, ...],
+    now: datetime,
+    replaces: bool,
+    reason: str,
+    number: int,
+) -> tuple[Checkpoint, tuple[StateFile, ...]]:
+    shop, head, at = tenure.shop, target.head, datetime.now(UTC)
+    operators = {uid: _idle(figures) for uid, figures in (head.operators if head else {}).items()}
+    waiting = waiting_paths(operators)
+    others = [file for file in listing if file.path in waiting or (file.kind == STATE and file.operator != target.uid)]
+    files = (*(replace(file, new=False) for file in others), *own)
+    state = [file for file in files if file.kind == STATE]
+    new = [file for file in own if file.new]
+    figures = _idle(target.figures)
+    operators[target.uid] = {
+        **figures,
+        "swept": {} if replaces else figures.get("swept", {}),
+        "files_total": len(own),
+        "bytes_total": sum(file.bytes for file in own),
+        "files_new": len(new),
+        "bytes_new": sum(file.bytes for file in new),
+    }
+    totals = dict(head.totals) if head else dict.fromkeys(("epochs", "rows_read", "bytes_new", "files_new"), 0)
+    added = sum(file.bytes for file in new)
+    totals |= {
+        "bytes_new": totals.get("bytes_new", 0) + added,
+        "files_new": totals.get("files_new", 0) + len(new),
+    }
+    made = Checkpoint(
+        id=id,
+        parent_id=head.id if head else None,
+        kind=EDIT,
+        generation=shop.generation,
+        commit_id=uuid.uuid4().hex,
+        triggered_at=at,
+        completed_at=at,
+        epoch_now=now,
+        trigger="edit",
+        reason=f"{number} rows of {target.uid} {'replace its state' if replaces else 'merged'}"
+        + (f": {reason}" if reason else ""),
+        offsets=dict(head.offsets) if head else {},
+        slice={name: nothing_read() for name in head.slice} if head else {},
+        watermarks=dict(head.watermarks) if head else {},
+        operators=operators,
+        sinks=dict(head.sinks) if head else {},
+        inputs={**target.inputs, **(head.inputs if head else {})},
+        ms={},
+        totals={**totals, EDITED: int(id), **began(head), **shop.requested()},
+        files=len(files),
+        bytes_total=sum(file.bytes for file in state),
+        bytes_new=added,
+        run_id=shop.run_id,
+        format_version=head.format_version if head else FORMAT_VERSION,
+        lineage=spans_with(head, shop.generation, id),
+    )
+    return made, files
+
+
+def _idle(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """A stage's figures in a checkpoint in which it has done nothing."""
+    return {**figures, **IDLE, "files_new": 0, "bytes_new": 0, "ms": {}, "cache": None}

@@ -1,0 +1,183 @@
+"""State from rows that somebody brings: bootstrap a stage from history, repair values. The result is a checkpoint of its own.
+
+    1 2 3        3 is the newest
+    1 2 3 4      4 = 3 with other rows in one stage: positions, watermarks, tables and all other stages as in 3
+    1 2 3 4 5    5 continues 4
+
+Rows are validated first, all of them; then each goes to the subtask that owns its key group, is written by the backend and the codec that a
+run uses, and is uploaded under this owner's generation and an id of its own. The commit of the checkpoint's row decides: before it
+nothing is changed, and what was uploaded by then the next owner removes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from configs.settings import Settings
+from pipelines.runtime.definition import Pipeline, Stage
+from pipelines.runtime.execution.executor import Executor
+from pipelines.runtime.execution.spark_executor import SparkExecutor
+from pipelines.runtime.operations.plan import today
+from pipelines.runtime.operations.state_edit import IDLE, Routed, Target, carry_out
+from pipelines.runtime.operators.compatibility import changeable, meaning, stored_collections
+from pipelines.runtime.ownership import savepoints
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.ownership.prune import prune
+from pipelines.runtime.restore import restore
+from pipelines.runtime.restore.recovery import owning
+from state_ops.arrow.frames import schema_to_json
+from state_ops.arrow.types import type_name, type_named
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.registry import Registry
+from state_ops.errors import PipelineError
+from state_ops.ids import CheckpointId
+from state_ops.keyed.imported_rows import fitting
+from state_ops.schema import evolution
+from state_ops.schema.key_groups import key_groups, subtask_of
+from state_ops.storage.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What an import did, or would do. rows: how many, by subtask.
+
+    head: the newest checkpoint before it; checkpoint: its own; None: it was a dry run.
+    """
+
+    stage: str
+    replaces: bool
+    rows: Mapping[int, int]
+    head: CheckpointId | None
+    checkpoint: CheckpointId | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "stage": self.stage,
+            "mode": "replace" if self.replaces else "merge",
+            "rows": sum(self.rows.values()),
+            "subtasks": dict(self.rows),
+            "before": self.head,
+            "checkpoint": self.checkpoint,
+        }
+
+
+def import_rows(
+    pipeline: Pipeline,
+    settings: Settings,
+    uid: str,
+    rows: pa.Table,
+    *,
+    replaces: bool = False,
+    savepoint: str | None = None,
+    dry_run: bool = False,
+    reason: str = "",
+    executor: Executor | None = None,
+) -> Edit:
+    """Put rows into a stage's state, as a checkpoint of its own, which the next run continues.
+
+    rows: key columns, then fields, as `state_reader.scan` gives them. replaces: the stage's state is exactly these rows; else their keys are
+    put and all others stay. savepoint: name the checkpoint. executor: what tells the columns of a stage with a transform, where the stage has no
+    state yet. Raises BusyError when a coordinator is alive, InputError with all that is wrong with the rows, PipelineError for a stage whose
+    state cannot be made from rows, DamageError when the newest checkpoint is not whole; nothing is changed then.
+    """
+    runs = executor or SparkExecutor(settings, app=f"weir state import {pipeline.name}")
+    if savepoint is not None:
+        savepoints.check_free(pipeline, settings, savepoint)
+    if dry_run:
+        storage, registry = open_storage(pipeline, settings)
+        target = _target(pipeline, settings, storage, registry, registry.head(), runs, uid, replaces)
+        routed = _routed(target, rows)
+        return Edit(uid, replaces, routed.by_subtask(), target.head.id if target.head else None, None)
+    with owning(pipeline, settings, runs, epochs=False) as tenure:
+        shop = tenure.shop
+        target = _target(pipeline, settings, shop.storage, shop.registry, tenure.head, runs, uid, replaces)
+        routed = _routed(target, rows)
+        if target.head is not None:
+            restore.verify(shop, target.head, purpose="edit")
+        done = carry_out(tenure, target, routed, replaces, reason)
+        if savepoint is not None:
+            savepoints.save(shop, done, savepoint, reason or "weir state import")
+        prune(shop)
+        return Edit(uid, replaces, routed.by_subtask(), target.head.id if target.head else None, done.id)
+
+
+# -- what is edited
+
+
+def _target(
+    pipeline: Pipeline,
+    settings: Settings,
+    storage: Storage,
+    registry: Registry,
+    head: Checkpoint | None,
+    executor: Executor,
+    uid: str,
+    replaces: bool,
+) -> Target:
+    stage = pipeline.stage(uid)
+    figures = (head.operators.get(uid) if head else None) or {}
+    if not figures.get("schema"):
+        fixed, inputs = today(pipeline, settings, storage, registry, head, executor, uid)
+        recorded = {name: schema_to_json(schema) for name, schema in inputs.items()}
+        keys = [[key.name, type_name(key.type)] for key in fixed.keys]
+        figures = {
+            **figures,
+            **IDLE,
+            "parallelism": settings.spark.parallelism,
+            "max_parallelism": pipeline.max_parallelism,
+            "schema": fixed.state.to_json(),
+            "schemas": evolution.recorded(fixed.state),
+            "keys": keys,
+            "backend": settings.state.backend,
+            "collections": stored_collections(fixed),
+            "swept": {},
+            "window": meaning(stage),
+            "ttl": asdict(stage.ttl) if stage.ttl else None,
+            **changeable(stage),
+            "timers": False,
+            "rows_waiting": figures.get("rows_waiting", 0),
+            "waiting": figures.get("waiting", []),
+            "ms": {},
+            "cache": None,
+        }
+        target = Target(uid, fixed.keys, fixed.state, figures, recorded, head)
+    else:
+        schema = pa.schema([(name, type_named(kind)) for name, kind in figures["keys"]])
+        target = Target(uid, schema, evolution.from_record(figures), dict(figures), {}, head)
+    _refuse(stage, target, replaces)
+    return target
+
+
+def _refuse(stage: Stage, target: Target, replaces: bool) -> None:
+    """Raises PipelineError for state that is more than a row for each key."""
+    collections = target.figures.get("collections") or {}
+    if stage.window is not None:
+        why = "it has windows, whose state is more than a row for each key"
+    elif collections:
+        names = ", ".join(f"{one['kind']} {name}" for name, one in collections.items())
+        why = f"it has elements beside its rows ({names}), which cannot be imported yet"
+    elif stage.on_timer is not None and (replaces or not target.is_there):
+        why = "it has timers, which rows do not tell of; with --merge, existing keys keep theirs"
+    else:
+        return
+    raise PipelineError(
+        f"The state of {stage.uid} cannot be made from rows: {why}.",
+        where=f"stage {stage.uid}",
+        next="Nothing was changed. Let the pipeline read the history instead, or go back to an earlier checkpoint: weir rewind.",
+    )
+
+
+def _routed(target: Target, rows: pa.Table) -> Routed:
+    where = f"stage {target.uid}" + (f", checkpoint {target.head.id}" if target.head else "")
+    fit = fitting(rows, target.keys, target.state, where).combine_chunks()
+    most, parallelism = target.figures["max_parallelism"], target.figures["parallelism"]
+    if not fit.num_rows:
+        return Routed(fit, np.empty(0, np.uint16), np.empty(0, np.int64))
+    groups = key_groups([fit.column(name) for name in target.keys.names], most)
+    return Routed(fit, groups, np.asarray(subtask_of(groups, parallelism, most)))

@@ -1,0 +1,440 @@
+"""Whether today's definition of a pipeline fits the state that a checkpoint recorded, one finding for each thing that is to be said.
+
+Values only. A run asks this before its first row and is refused by it (`stage_job`, `run.check_fits`); `weir plan` asks the same
+beforehand (`state_plan`). So the two cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from pipelines.runtime.definition import Pipeline, SessionWindow, Stage, source_of
+from pipelines.runtime.operators import Shapes
+from pipelines.runtime.operators.timer_use import uses_timers
+from state_ops.arrow.types import type_name
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.durations import shown
+from state_ops.keyed import ttl
+from state_ops.rows.aggregates import Agg
+from state_ops.schema import evolution
+from state_ops.schema.descriptors import Collection, collections_of
+from state_ops.schema.state_schema import TOUCHED, StateSchema
+
+
+class Verdict(StrEnum):
+    """What becomes of a change. MIGRATES: by itself, when rows are read. LOSES: a run goes on, and state goes by it that cannot be had back.
+    FLAG: once the operator says that it is meant. UNKNOWN: what is refused before it has to fit first."""
+
+    COMPATIBLE = "compatible"
+    MIGRATES = "migrates"
+    LOSES = "loses state"
+    FLAG = "needs a flag"
+    REFUSED = "refused"
+    UNKNOWN = "not compared"
+
+    @property
+    def stops(self) -> bool:
+        """Whether a run would be refused."""
+        return self in (Verdict.FLAG, Verdict.REFUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing about the pipeline. kind: stage, source or table, with its name; aspect: what of it; next: what to do."""
+
+    kind: str
+    name: str
+    aspect: str
+    verdict: Verdict
+    what: str
+    next: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How a stage fits what was recorded of it. shapes: with schemas that also read what is stored; for use if nothing is refused."""
+
+    shapes: Shapes
+    findings: tuple[Finding, ...]
+
+    @property
+    def problems(self) -> list[str]:
+        return [one.what for one in self.findings if one.verdict.stops]
+
+    @property
+    def remedies(self) -> str:
+        """What to do about the problems."""
+        return advice(one for one in self.findings if one.verdict.stops)
+
+    @property
+    def migrations(self) -> list[str]:
+        return [one.what for one in self.findings if one.verdict is Verdict.MIGRATES]
+
+    @property
+    def losses(self) -> list[Finding]:
+        return [one for one in self.findings if one.verdict is Verdict.LOSES]
+
+
+ANOTHER_UID = "Put the definition back, or give the stage a new uid: it then starts with empty state."
+
+
+def advice(findings: Iterable[Finding]) -> str:
+    """What findings say to do, each thing once."""
+    return " ".join(dict.fromkeys(one.next for one in findings if one.next is not None))
+
+
+# -- one stage
+
+
+def fit(stage: Stage, fixed: Shapes, recorded: Mapping[str, Any], pipeline: Pipeline) -> Fit:
+    """A stage of a pipeline as it is now against what a checkpoint recorded of its state.
+
+    recorded: its operator's figures, with a schema.
+    """
+    was_state, retired = evolution.from_record(recorded), pipeline.retired
+    if TOUCHED in was_state.arrow.names:  # also without a TTL now: what the old one has let expire is told by its stamp
+        fixed = fixed.with_stamps
+    found = [*_schema_findings(stage.uid, "state", None, was_state, fixed.state, retired)]
+    refused: list[tuple[str, str]] = []
+    keys = [[field.name, type_name(field.type)] for field in fixed.keys]
+    if recorded["keys"] != keys:
+        refused.append(("key", f"the key was {_key_shown(recorded['keys'])}, is {_key_shown(keys)}"))
+    if (was := recorded.get("window")) != (now := meaning(stage)):
+        refused.append((_kind(stage), f"its {_kind(stage)} were {_meaning_shown(was)}, are {_meaning_shown(now)}"))
+    found += [_refused(stage.uid, aspect, what) for aspect, what in refused]
+    collections, of_collections = _collections_fitted(stage.uid, recorded.get("collections") or {}, fixed, retired)
+    found += of_collections
+    if recorded["max_parallelism"] != pipeline.max_parallelism:
+        what = f"max_parallelism was {recorded['max_parallelism']}, is {pipeline.max_parallelism}"
+        found.append(_refused(stage.uid, "max_parallelism", what))
+    if stage.on_timer is None and recorded.get("timers"):
+        found.append(timers_left(stage.uid))
+    elif stage.on_timer is None and recorded.get("on_timer") and stage.function and uses_timers(stage.function):
+        what = "on_timer is gone, while the function uses timers: nothing would be called when one fires"
+        next = "Put on_timer back, or take state.timers out of the function."
+        found.append(Finding("stage", stage.uid, "timers", Verdict.REFUSED, what, next))
+    found += [*_ttl_findings(stage, recorded, TOUCHED in was_state.arrow.names), *_lateness_findings(stage, recorded)]
+    return Fit(replace(fixed, state=evolution.successor(recorded, fixed.state), collections=collections), tuple(found))
+
+
+def _refused(uid: str, aspect: str, what: str) -> Finding:
+    return Finding("stage", uid, aspect, Verdict.REFUSED, what, ANOTHER_UID)
+
+
+def timers_left(uid: str) -> Finding:
+    """A stage's on_timer is gone, and its state has timers."""
+    return Finding(
+        "stage",
+        uid,
+        "timers",
+        Verdict.REFUSED,
+        "on_timer is gone, and timers are set in the state, for which nothing would be called any more",
+        "Put on_timer back, if need be as a function that does nothing, until no timer is set any more: a"
+        " drain (`weir run --drain`) fires those of event time. Or give the stage a new uid: it then starts with empty state.",
+    )
+
+
+def _schema_findings(
+    uid: str, aspect: str, collection: str | None, was: StateSchema, now: StateSchema, retired: Sequence[str]
+) -> Iterator[Finding]:
+    """Field by field. Of a field that cannot be read any more only that is said. collection: whose elements these are, if of one."""
+    prefix, place = (f"{collection}: ", f"{uid}.{collection}") if collection else ("", uid)
+    obstacles = evolution.obstacles_by_field(was, now)
+    for said in obstacles.values():
+        yield from (_refused(uid, aspect, prefix + one) for one in said)
+    told = [f"field {name} " for name in (TOUCHED, *obstacles)]  # a time to live is told as such
+    for lost in evolution.gone(was, now):
+        yield _lost(uid, aspect, prefix, f"{place}.{lost.path}", lost, retired)
+        told.append(f"field {lost.path} ({lost.type}) was removed")
+    for path, type in evolution.without_default(was, now):
+        what = f"{prefix}field {path} ({type}) was added without a default, so nothing says what it is for the keys that there are"
+        next = f"Give {path} the default that holds for them in the state class, or `| None`."
+        yield Finding("stage", uid, aspect, Verdict.REFUSED, what, next)
+        told.append(f"field {path} ({type}, ")
+    for change in was.differences(now):
+        if not change.startswith(tuple(told)):
+            yield Finding("stage", uid, aspect, Verdict.MIGRATES, prefix + change)
+
+
+def _lost(uid: str, aspect: str, prefix: str, name: str, lost: evolution.Gone, retired: Sequence[str]) -> Finding:
+    """A field whose values nothing reads any more. name: under which it is retired."""
+    what = f"{prefix}field {lost.path} ({lost.type}) was removed"
+    if name in retired:
+        said = f"{what}, and is retired: each key's value goes when it is next updated"
+        return Finding("stage", uid, aspect, Verdict.MIGRATES, said)
+    old = lost.path.rpartition(".")[2]
+    if lost.successor is not None:
+        what += f", and looks renamed to {lost.successor}"
+        keep = f'To keep its values, declare {lost.successor}: Annotated[..., renamed_from("{old}")].'
+    else:
+        keep = (
+            f'To keep its values, put it back, or declare what it is called now: Annotated[..., renamed_from("{old}")].'
+        )
+    next = f"{keep} If they are to go for good: Pipeline(..., retired=({name!r},))."
+    return Finding("stage", uid, aspect, Verdict.FLAG, f"{what}; its values would go for good", next)
+
+
+def _collections_fitted(
+    uid: str, recorded: Mapping[str, Any], fixed: Shapes, retired: Sequence[str]
+) -> tuple[tuple[Collection, ...], list[Finding]]:
+    """The lists and maps with schemas that also read what is stored, and what is to be said of them."""
+    found, fitted = list[Finding](), []
+    now = stored_collections(fixed)
+    for name, was in recorded.items():
+        if name not in now:
+            found.append(
+                _refused(uid, was["kind"], f"the {was['kind']} {name} is gone, and what it holds would stay behind")
+            )
+        elif (was["kind"], was["key"]) != (now[name]["kind"], now[name]["key"]):
+            found.append(_refused(uid, was["kind"], f"{name} was a {_shape(was)}, is a {_shape(now[name])}"))
+    for one in fixed.collections:
+        if one.name not in recorded:
+            what = f"the {one.kind} {one.name} was added, empty for each key"
+            found.append(Finding("stage", uid, one.kind, Verdict.COMPATIBLE, what))
+            fitted.append(one)
+            continue
+        was = evolution.from_record(recorded[one.name])
+        found += _schema_findings(uid, one.kind, one.name, was, one.schema, retired)
+        fitted.append(replace(one, schema=evolution.successor(recorded[one.name], one.schema)))
+    return tuple(fitted), found
+
+
+def _ttl_findings(stage: Stage, recorded: Mapping[str, Any], stamped: bool) -> Iterator[Finding]:
+    """A time to live may come, go and change: rows without a stamp count as touched when they are first seen. A shorter one
+    deletes at once what is older than it, and so does one that comes back. stamped: rows tell when they were touched."""
+    was, now = recorded.get("ttl"), asdict(stage.ttl) if stage.ttl else None
+    if "ttl" in recorded and was != now:
+        what = f"the time to live was {_lifetime(was)}, is {_lifetime(now)}"
+        if now is not None and (now["micros"] < was["micros"] if was is not None else stamped):
+            what += ": what was not touched for that long is deleted for good, from the first epoch on, and a longer one does not bring it back"
+            next = "If that is not meant, put the old one back before a run. A savepoint keeps the state as it is: weir savepoint."
+            yield Finding("stage", stage.uid, "ttl", Verdict.LOSES, what, next)
+            return
+        verdict = Verdict.MIGRATES if was is None else Verdict.COMPATIBLE
+        yield Finding("stage", stage.uid, "ttl", verdict, what)
+    if stage.deduplication is not None and "forgets" in recorded:
+        before, after = recorded["forgets"], stage.deduplication.ttl
+        if before != after:
+            late = ", and rows that are further than that behind the watermark are late" if stage.on is not None else ""
+            what = (
+                f"keys were forgotten after {_or_never(before)}, are after {_or_never(after)}: those that have been seen keep the time"
+                f" that they had{late}"
+            )
+            yield Finding("stage", stage.uid, "ttl", Verdict.COMPATIBLE, what)
+
+
+def _or_never(micros: int | None) -> str:
+    return "no time" if micros is None else shown(micros)
+
+
+def _lifetime(ttl: Mapping[str, Any] | None) -> str:
+    if ttl is None:
+        return "none"
+    return f"{shown(ttl['micros'])} after a {'read or write' if ttl['on_read'] else 'write'}"
+
+
+def _lateness_findings(stage: Stage, recorded: Mapping[str, Any]) -> Iterator[Finding]:
+    """The watermark stays behind the newest row by a window's lateness, and never goes back."""
+    was, now = recorded.get("lateness"), stage.window.lateness if stage.window else None
+    if was is None or now is None or was == now:
+        return
+    if now < was:
+        means = (
+            f"with the next rows the watermark comes {shown(was - now)} nearer to the newest one: open windows close that much sooner, "
+            "and rows for them are late from then on"
+        )
+    else:
+        means = (
+            f"the watermark stays where it is until event time is {shown(now - was)} further: open windows stay open that much longer, "
+            "and rows for those that have closed stay late"
+        )
+    what = f"the lateness was {shown(was)}, is {shown(now)}; {means}"
+    yield Finding("stage", stage.uid, "lateness", Verdict.COMPATIBLE, what)
+
+
+def stored_collections(fixed: Shapes | None) -> dict[str, Any]:
+    """A stage's lists and maps as its checkpoint records them, by name: kind, a map's key, the schemas of elements."""
+    return {
+        one.name: {
+            "kind": one.kind,
+            "key": None if one.key is None else type_name(one.key),
+            "schema": one.schema.to_json(),
+            "schemas": evolution.recorded(one.schema),
+        }
+        for one in (fixed.collections if fixed else ())
+    }
+
+
+def _shape(recorded: dict[str, Any]) -> str:
+    return f"map by {recorded['key']}" if recorded["key"] else recorded["kind"]
+
+
+def meaning(stage: Stage) -> dict[str, Any] | None:
+    """What an operator's stored state means: another window size or aggregate must not be merged into it."""
+    if stage.aggregation is not None:
+        return {"aggregates": _listed(stage.aggregation.aggregates)}
+    if stage.deduplication is not None:
+        return {"on": stage.deduplication.on}  # each key's state says when it ends: another ttl holds for new ones
+    if stage.window is None:
+        return None
+    said = {"on": stage.window.on, "aggregates": _listed(stage.window.aggregates)}
+    if isinstance(stage.window, SessionWindow):
+        return {**said, "gap": stage.window.gap}
+    shape = {"every": stage.window.every, "offset": stage.window.offset}
+    usual = {"every": stage.window.size, "offset": 0}
+    return {**said, "size": stage.window.size, **(shape if shape != usual else {})}
+
+
+def is_deduplication(figures: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint's figures of a stage are those of a deduplication, whose `meaning` is that alone."""
+    return set(figures.get("window") or ()) == {"on"}
+
+
+def changeable(stage: Stage) -> dict[str, Any]:
+    """What of a stage's definition may change without another meaning of its state, as its checkpoint records it for who compares.
+
+    lateness: how far a window's watermark stays behind, forgets: after what time a deduplication forgets a key, both in microseconds.
+    on_timer: whether it has such a function.
+    """
+    return {
+        "on_timer": stage.on_timer is not None,
+        "lateness": stage.window.lateness if stage.window else None,
+        "forgets": stage.deduplication.ttl if stage.deduplication else None,
+    }
+
+
+def _kind(stage: Stage) -> str:
+    return "windows" if stage.window else "aggregates" if stage.aggregation else "rules of what is a duplicate"
+
+
+def _key_shown(keys: Iterable[Sequence[str]]) -> str:
+    return ", ".join(f"{name} ({type})" for name, type in keys)
+
+
+def _meaning_shown(said: Mapping[str, Any] | None) -> str:
+    """What `meaning` gives, for people."""
+    if said is None:
+        return "none"
+    aggregates = ", ".join(_aggregate_shown(*one) for one in said.get("aggregates", ()))
+    if "size" in said:
+        every = f" every {shown(said['every'])}" if said.get("every", said["size"]) != said["size"] else ""
+        offset = f" shifted by {shown(said['offset'])}" if said.get("offset") else ""
+        return f"{shown(said['size'])}{every}{offset} by {said['on']} with {aggregates}"
+    if "gap" in said:
+        return f"sessions with a gap of {shown(said['gap'])} by {said['on']} with {aggregates}"
+    if "aggregates" in said:
+        return aggregates
+    return f"the key, by event time in {said['on']}" if said.get("on") else "the key, by the time of arrival"
+
+
+def _aggregate_shown(name: str, kind: str, column: str | None, order_by: Sequence[str] = ()) -> str:
+    by = f" by {', '.join(order_by)}" if order_by else ""
+    return f"{name} = {kind}({column or ''}{by})"
+
+
+def _listed(aggregates: Sequence[tuple[str, Agg]]) -> list[list[Any]]:
+    return [[name, agg.kind, agg.column, *([list(agg.order_by)] if agg.order_by else [])] for name, agg in aggregates]
+
+
+# -- all stages and sources
+
+
+def structure(pipeline: Pipeline, head: Checkpoint) -> list[Finding]:
+    """Stages and sources that came and went since a checkpoint, and rows that wait for a stage which would not find them."""
+    return [*_waiting(pipeline, head), *_stages(pipeline, head), *_sources(pipeline, head)]
+
+
+def _waiting(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
+    inputs = {one.uid: one.input.uid if isinstance(one.input, Stage) else None for one in pipeline.stages}
+    for uid, figures in head.operators.items():
+        waiting = list(figures.get("waiting") or ())
+        if any(inputs.get(uid) != one["upstream"] for one in waiting):
+            yield Finding(
+                "stage",
+                uid,
+                "input",
+                Verdict.REFUSED,
+                f"{figures['rows_waiting']} rows of {waiting[0]['upstream']} wait for the stage {uid}, which has not applied them; in"
+                " the pipeline as it is now they would be lost.",
+                f"Put the definition back, and end its run with `weir stop {pipeline.title} --savepoint NAME`, which lets stages"
+                " apply all rows first; then change it.",
+            )
+
+
+def _stages(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
+    now = {stage.uid for stage in pipeline.stages}
+    had = {uid for uid, figures in head.operators.items() if figures["schema"]}
+    for uid in sorted(had - now):
+        lost = _gone(pipeline, "stage", uid, "the state")
+        new = [stage for stage in pipeline.stages if stage.uid not in head.operators]
+        alike = next((stage.uid for stage in new if _is_alike(head.operators[uid], stage)), None)
+        if lost.verdict is Verdict.FLAG and alike is not None:
+            what = f"{lost.what.removesuffix('.')}; it looks renamed to {alike}: state is found by uid."
+            next_ = f"Give {alike} its old uid, {uid!r}; or, to drop the state, Pipeline(..., retired=({uid!r},))."
+            lost = replace(lost, aspect="renamed", what=what, next=next_)
+        yield lost
+    for stage in pipeline.stages:
+        if stage.uid not in head.operators:
+            where = ", and reads its input from where the pipeline stands" if head.offsets else ""
+            what = f"it is new: it starts with empty state{where}"
+            yield Finding("stage", stage.uid, "stage", Verdict.COMPATIBLE, what)
+
+
+def _is_alike(recorded: Mapping[str, Any], stage: Stage) -> bool:
+    """Whether a stage that is new keeps what one that is gone kept, as far as the definition tells."""
+    if [name for name, _ in recorded["keys"]] != list(stage.key) or recorded.get("window") != meaning(stage):
+        return False
+    if stage.state is None:
+        return True
+    fields, collections = StateSchema.of(stage.state).fields, {one.name for one in collections_of(stage.state)}
+    was = ttl.visible(evolution.from_record(recorded))
+    return was == fields and set(recorded.get("collections") or ()) == collections
+
+
+def _sources(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
+    now = {source.name for source in pipeline.sources}
+    lost = sorted(set(head.offsets) - now)
+    for name in lost:
+        yield _gone(pipeline, "source", name, "the position")
+    for name in sorted(now - set(head.offsets)):
+        keeping = [
+            stage.uid
+            for stage in pipeline.stages
+            if source_of(stage.input).name == name and (head.operators.get(stage.uid) or {}).get("schema")
+        ]
+        # State that was imported before its source was first read has that source's columns on record, and no position.
+        if not keeping or name in pipeline.added or name in head.inputs:
+            yield Finding("source", name, "source", Verdict.COMPATIBLE, "it is new: it is read from its first file")
+            continue
+        yield Finding(
+            "source",
+            name,
+            "source",
+            Verdict.FLAG,
+            f"The source {name!r} is new, and all of its input would be read into the state that {', '.join(keeping)} already"
+            f" {'has' if len(keeping) == 1 else 'have'}.",
+            (
+                f"If it is {lost[0]!r} under another name, give it that name back: the position goes by it. "
+                if lost
+                else ""
+            )
+            + f"If its files hold nothing that this state has seen: Pipeline(..., added=({name!r},)). Else give the stages new uids: they "
+            "then start with empty state.",
+        )
+
+
+def _gone(pipeline: Pipeline, kind: str, name: str, what: str) -> Finding:
+    if name in pipeline.retired:
+        said = f"it is retired: {what} goes with the last checkpoint that has it"
+        return Finding(kind, name, kind, Verdict.COMPATIBLE, said)
+    return Finding(
+        kind,
+        name,
+        kind,
+        Verdict.FLAG,
+        f"The newest checkpoint has a {kind} {name!r}, which the pipeline {pipeline.title} has no more.",
+        f"Give the {kind} its name back, or say that it is gone for good: Pipeline(..., retired=({name!r},)).",
+    )

@@ -1,0 +1,62 @@
+"""What all epochs of one run share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+
+import pyarrow as pa
+
+from configs.settings import Settings
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.execution.executor import Executor
+from pipelines.runtime.operators import Shapes
+from pipelines.runtime.sinks.delta import Left
+from pipelines.runtime.sources.files import FilesReader
+from state_ops.checkpoints.checkpoint import (
+    Checkpoint,
+)
+from state_ops.checkpoints.reader_holds import Watcher
+from state_ops.checkpoints.registry import Registry
+from state_ops.ids import Generation
+from state_ops.storage.storage import Storage
+
+
+@dataclass
+class Workshop:
+    """What all epochs of one run share. shapes: the stages' schemas, found once; inputs: the columns that they see; reads: those before their transform.
+
+    head: the newest confirmed checkpoint, as the coordinator knows it. watcher: what this process knows of running restores.
+    tables: as it has left them at its last publish. held: there may be a note that a gate holds the pipeline (`state_ops.coordination.gate_hold`).
+    requested_before: `Traffic` of the coordinators before, up to the newest checkpoint. claiming: held while the run renews its claim, which
+    changes `generation`.
+    """
+
+    pipeline: Pipeline
+    settings: Settings
+    storage: Storage
+    registry: Registry
+    generation: Generation
+    executor: Executor
+    readers: Mapping[str, FilesReader]
+    run_id: str | None = None
+    head: Checkpoint | None = None
+    shapes: dict[str, Shapes] = field(default_factory=dict)
+    inputs: dict[str, pa.Schema] = field(default_factory=dict)
+    reads: dict[str, pa.Schema] = field(default_factory=dict)
+    discarded: list[str] = field(default_factory=list)
+    watcher: Watcher = field(default_factory=Watcher)
+    tables: dict[str, Left] = field(default_factory=dict)
+    held: bool = False
+    requested_before: Mapping[str, int] = field(default_factory=dict)
+    claiming: Lock = field(default_factory=Lock)
+
+    def requested(self) -> dict[str, int]:
+        """What the pipeline's coordinators have requested of storage so far, for the totals of a checkpoint's row.
+
+        A process takes with it what it requested after its last row.
+        """
+        return {
+            name: self.requested_before.get(name, 0) + count for name, count in self.storage.traffic.counts().items()
+        }

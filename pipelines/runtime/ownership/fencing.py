@@ -1,0 +1,57 @@
+"""Acting as the owner of a pipeline: every change of shared storage fails once another run has claimed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+
+from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.leftovers import delete_staged
+from state_ops import errors
+from state_ops.errors import RunEndedError, plainly
+from state_ops.ids import CheckpointId, Generation, epoch_dir
+
+log = structlog.get_logger("weir.epoch")
+Done = TypeVar("Done")
+
+
+def as_owner(shop: Workshop, act: Callable[[], Done]) -> Done:
+    """What `act` does under the run's generation; anew where the run itself has renewed its claim meanwhile, in another thread."""
+    while True:
+        generation = shop.generation
+        try:
+            return act()
+        except errors.FencedError:
+            with shop.claiming:
+                if shop.generation == generation:
+                    raise
+
+
+def discard(shop: Workshop, generation: Generation, epoch: CheckpointId) -> None:
+    """Delete what a declined epoch staged. Its id is never used again and was not committed, so nothing can name this.
+
+    A failure is logged, not raised: it must not replace the error that declined the epoch, and the next take-over cleans up.
+    """
+    name = epoch_dir(generation, epoch)
+    try:
+        delete_staged(shop, name)
+    except OSError as error:
+        log.warning("what a declined epoch staged could not be deleted", epoch=epoch, error=plainly(error))
+    shop.discarded.append(name)
+
+
+def raise_if_fenced(shop: Workshop, error: BaseException) -> None:
+    """FencedError if we are. What a zombie stumbles over, e.g. that its successor removed what it had staged, is no news then.
+
+    A RunEndedError stays: the generation may be one that this very coordinator has claimed in part, and nobody runs the pipeline.
+    """
+    if isinstance(error, errors.FencedError | RunEndedError):
+        return
+    try:
+        shop.registry.prove(shop.generation)
+    except errors.FencedError as fenced:
+        raise fenced from error
+    except Exception as unknown:  # the storage is away: then the error at hand is what there is to say
+        log.warning("nobody can tell who owns the pipeline", error=plainly(unknown))

@@ -1,0 +1,35 @@
+"""Deleting what ended attempts left in storage and on the local disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from pipelines.runtime.ownership.context import Workshop
+from state_ops.checkpoints.checkpoint import (
+    StateFile,
+)
+from state_ops.errors import plainly
+
+log = structlog.get_logger("weir.epoch")
+
+
+def remove(shop: Workshop, files: Sequence[StateFile]) -> None:
+    """Delete what an attempt that does not count has uploaded; what stays for now is swept like everything unnamed.
+
+    Raises nothing: the epoch whose attempt it was may be committed by now.
+    """
+    for file in files:
+        try:
+            shop.storage.delete(file.path)
+        except Exception as error:
+            log.warning("an object of an attempt that lost could not be deleted", path=file.path, error=plainly(error))
+
+
+def delete_staged(shop: Workshop, name: str) -> None:
+    for stage in shop.pipeline.stages:
+        shop.storage.delete_tree(f"state/{stage.uid}/{name}")
+        shop.storage.delete_tree(f"channels/{stage.uid}/{name}")
+    for sink in shop.pipeline.sinks:
+        shop.storage.delete_tree(f"tables/{sink.table}/data/{name}")

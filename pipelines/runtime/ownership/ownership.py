@@ -1,0 +1,152 @@
+"""The time for which a process owns a pipeline: claim the generation, let the lease's heart beat, finish what a dead predecessor left.
+
+`run` coordinates epochs under one; commands that delete or name something (`weir prune`, `savepoint`, `cancel`, `fsck --repair`)
+take a short one where no coordinator lives, since only the generation's owner may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from configs.settings import Settings
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.execution.executor import Executor
+from pipelines.runtime.execution.spark_executor import SparkExecutor
+from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.fencing import raise_if_fenced
+from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, storage_errors
+from pipelines.runtime.sinks import delta
+from state_ops.checkpoints import retention
+from state_ops.checkpoints.checkpoint import Checkpoint, is_abandoned
+from state_ops.checkpoints.coordinator import next_id
+from state_ops.checkpoints.reader_holds import HeldCommits
+from state_ops.checkpoints.registry import BRANCH
+from state_ops.coordination import lease, requests, restore_progress
+from state_ops.coordination.lease import Heartbeat
+from state_ops.errors import BusyError
+from state_ops.ids import CheckpointId, parse_epoch_dir
+from state_ops.storage.branches import BRANCHES, pinned
+from state_ops.storage.paths import is_staged_rows
+from state_ops.storage.storage import Storage
+
+log = structlog.get_logger("weir.run")
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """What the owner works with. head: the newest checkpoint when it began; last_id: the highest id ever begun; predecessor: the lease
+    as it was before."""
+
+    shop: Workshop
+    heartbeat: Heartbeat
+    head: Checkpoint | None
+    last_id: CheckpointId
+    predecessor: lease.Lease | None = None
+
+    def begin(self, *beyond: Checkpoint | None) -> CheckpointId:
+        """Take the id of a checkpoint that no epoch makes: a start, a rewind, a promotion, an edit.
+
+        Args:
+            beyond: Checkpoints whose ids it must exceed. That includes those of other pipelines and branches whose state or rows it takes
+                over: these carry the ids of their epochs (timers that are held, `epoch` columns), which must not come again here.
+
+        Returns:
+            An id above those, and above every one that this pipeline has ever begun. The lease says that it is taken.
+        """
+        id = next_id(None, [self.last_id, *(row.id for row in beyond if row is not None)])
+        self.heartbeat.begin(id)
+        return id
+
+
+@contextmanager
+def claimed(
+    pipeline: Pipeline, settings: Settings, executor: Executor | None = None, run_id: str | None = None
+) -> Iterator[Tenure]:
+    """Own the pipeline as it is: nothing is published, pruned or removed. For who has shown a plan and does nothing else."""
+    storage, registry = open_storage(pipeline, settings)
+    sources = readers(pipeline, settings)
+    with storage_errors(pipeline, settings, storage):
+        before, predecessor = registry.generation(), lease.read(storage)
+        if lease.watch(storage):
+            raise busy(pipeline, predecessor)
+        generation = registry.take_over(after=before)  # who took over since lives: `weir prune` must not end its run
+        _drop_stale_stops(storage)
+        lease.remove_unfinished(storage)
+        restore_progress.clear(storage)
+        head = registry.head()
+        last_id = CheckpointId(max([head.id if head else 0, predecessor.last_id if predecessor else 0]))
+        with Heartbeat(storage, generation, last_id, settings.lease.heartbeat_seconds, run_id) as heartbeat:
+            runs = executor or SparkExecutor(settings, app=f"weir {pipeline.title}")
+            shop = Workshop(pipeline, settings, storage, registry, generation, runs, sources, run_id, head)
+            shop.requested_before = dict(head.totals) if head else {}
+            try:
+                yield Tenure(shop, heartbeat, head, last_id, predecessor)
+            except Exception as error:
+                raise_if_fenced(shop, error)
+                raise
+
+
+def remove_leftovers(shop: Workshop) -> int:
+    """Remove what attempts of older generations, or a crash between two steps, left and nothing names; returns how many objects.
+
+    Raises FencedError, with nothing removed, where a newer coordinator took over: what it dropped meanwhile is not left over.
+    """
+    there = shop.storage.list_dirs(BRANCHES)  # before the pins: a branch has its pin before its directory
+    held = HeldCommits(shop.watcher.live(shop.storage))
+    strays = shop.registry.strays()
+    completed = shop.registry.checkpoints()
+    listings = [shop.registry.files(row) for row in completed]
+    listings += [stray.files for stray in strays if stray.commit_id in held]
+    gone = retention.orphans(shop.storage, listings, shop.generation)
+    unpublishable = _unpublishable(shop, completed[-1] if completed else None)
+    # All of that was read while the pipeline was ours. Without checkpoints, as after `weir cancel --delete`, published rows
+    # would look like those of epochs that never completed.
+    branches = {pinned(pin.name, pin.reason).id for pin in shop.registry.pins() if pin.kind == BRANCH}
+    shop.registry.prove(shop.generation)
+    for left in set(there) - branches:  # what somebody wrote who ran a branch that was dropped
+        shop.storage.delete_tree(f"{BRANCHES}/{left}")
+    shop.registry.drop_listings(shop.generation, [stray for stray in strays if stray.commit_id not in held])
+    shop.registry.remove_unnamed(shop.generation)  # with what those listings were in
+    for path in (*(orphan.path for orphan in gone), *unpublishable):
+        shop.storage.delete(path)
+    return len(gone) + len(unpublishable)
+
+
+def _unpublishable(shop: Workshop, head: Checkpoint | None) -> list[str]:
+    """Staged rows of epochs that never completed, of older generations, which are fenced.
+
+    None of a table that is ahead of the registry: its rows are published, though no checkpoint that is left knows of them.
+    """
+    found = []
+    for sink in shop.pipeline.sinks:
+        if delta.astray(shop.storage, shop.pipeline.app_id, sink.table, head) is not None:
+            continue
+        base = f"tables/{sink.table}/data"
+        for name in shop.storage.list_dirs(base):
+            parsed = parse_epoch_dir(name)
+            if parsed is not None and parsed[0] < shop.generation and is_abandoned(head, *parsed):
+                files = shop.storage.list(f"{base}/{name}", unfinished=True)
+                found += [file.path for file in files if is_staged_rows(file.path)]
+    return found
+
+
+def _drop_stale_stops(storage: Storage) -> None:
+    """A stop that nobody was there to take must not stop the next run at once. For the owner: another one's stops are not ours."""
+    for request in requests.pending(storage):
+        if request.kind == requests.UNREADABLE:
+            log.warning("a request that cannot be read is dropped", path=request.name, error=request.reason)
+        if request.kind in ("stop", requests.UNREADABLE):
+            requests.take(storage, request)
+
+
+def busy(pipeline: Pipeline, holder: lease.Lease | None) -> BusyError:
+    who = f"process {holder.pid} on {holder.host}, generation {holder.generation}" if holder else "unknown"
+    return BusyError(
+        f"A coordinator of {pipeline.title} is running.",
+        where=who,
+        next=f"`weir stop {pipeline.title}` ends it at its next barrier; `weir status {pipeline.title}` shows what it does.",
+    )

@@ -1,0 +1,77 @@
+"""Opening a pipeline's storage, registry and source readers, and what their errors mean for an operator."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from deltalake.exceptions import DeltaError
+
+from configs.redaction import scrubbing
+from configs.settings import Settings
+from pipelines.runtime.definition import FileSource, Pipeline
+from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.slices import has_read
+from state_ops.checkpoints.registry import Registry
+from state_ops.errors import DISK_FULL, TransientError, page_about, plainly
+from state_ops.storage import disks
+from state_ops.storage.storage import Storage
+
+
+def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Registry]:
+    """The pipeline's storage and registry; reading them needs no right and starts nothing."""
+    storage = Storage(settings.storage_uri(pipeline.directory), settings.storage.s3)
+    return storage, Registry(storage, pipeline.app_id)
+
+
+def readers(pipeline: Pipeline, settings: Settings) -> dict[str, FilesReader]:
+    """A reader for each source, its placeholders filled from the configuration. A branch's read what its pipeline has read, and no more."""
+    trunk = open_storage(replace(pipeline, branch=None), settings)[1] if pipeline.branch is not None else None
+
+    def reader(source: FileSource) -> FilesReader:
+        pattern = settings.resolve(pipeline.name, source.pattern)
+        only = partial(_read_by, trunk, source.name) if trunk is not None else None
+        return FilesReader(source, pattern, settings.storage.s3, only)
+
+    return {source.name: reader(source) for source in pipeline.sources}
+
+
+def _read_by(trunk: Registry, source: str) -> Callable[[str], bool]:
+    """Which files of a source, by name, a pipeline has read up to its newest checkpoint."""
+    head = trunk.head()
+    return has_read(head.offsets.get(source) if head else None)
+
+
+@contextmanager
+def storage_errors(pipeline: Pipeline, settings: Settings, storage: Storage) -> Iterator[None]:
+    """What storage or a Delta log raises between epochs, as what the operator should do: from the first look at the lease on.
+
+    Where a disk is full, the error says which, whatever it is that did not fit.
+    """
+    try:
+        with scrubbing():
+            yield
+    except TransientError as error:
+        said = disks.full(error, places(settings, storage))
+        if said is not None:
+            error.where = f"{error.where}; {said}" if error.where else said
+            error.next = f"Make room on that disk: {DISK_FULL}. {error.next or ''}".rstrip()
+        raise
+    except (OSError, DeltaError) as error:
+        said = disks.full(error, places(settings, storage))
+        raise TransientError(
+            plainly(error),
+            where=said or storage.uri,
+            next=f"Look at the storage and the disk ({DISK_FULL if said else page_about(error)}), then `weir run {pipeline.title}`: it "
+            "resumes from the last checkpoint.",
+        ) from error
+
+
+def places(settings: Settings, storage: Storage) -> dict[str, str | Path]:
+    """Where Weir writes on disks, by setting."""
+    here = {"local.work_dir": settings.work_dir, "temporary files": Path(tempfile.gettempdir())}
+    return here | ({"storage.root": storage.uri} if storage.is_local else {})

@@ -1,0 +1,83 @@
+"""Removing checkpoints and the objects that only they need, within what retention promises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from configs.settings import Settings
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.publish import unpublished
+from state_ops.checkpoints import retention
+from state_ops.checkpoints.checkpoint import (
+    Checkpoint,
+    abandoned,
+    before,
+    event_time,
+    from_micros,
+    to_begin_from,
+)
+from state_ops.checkpoints.reader_holds import Held
+from state_ops.checkpoints.registry import Registry
+from state_ops.ids import CheckpointId
+
+HOUR = 3_600_000_000  # microseconds
+DAY = 24 * HOUR
+
+
+def needed(registry: Registry, holds: Mapping[str, Held], *, own: bool = False) -> dict[CheckpointId, list[str]]:
+    """What else keeps checkpoints, in words: sinks that lack their rows, restores that read them. own: as the registry's reads."""
+    found: dict[CheckpointId, list[str]] = {}
+    for row in unpublished(registry, own=own):
+        found.setdefault(row.id, []).append("a sink lacks its rows")
+    for path, hold in holds.items():
+        if hold.commit_id:
+            found.setdefault(hold.checkpoint_id, []).append(f"{hold.purpose} (process {hold.pid} on {hold.host})")
+            continue
+        for row in registry.checkpoints(own=own):  # any of them may be what it holds
+            found.setdefault(row.id, []).append(f"{hold.purpose} ({path})")
+    return found
+
+
+def kept_for_backfills(
+    pipeline: Pipeline, settings: Settings, completed: Sequence[Checkpoint]
+) -> dict[CheckpointId, str]:
+    """The checkpoints from which the newest days, or hours, may be backfilled, in words. completed: oldest first."""
+    known = settings.pipelines.get(pipeline.name)
+    if known is None or known.backfill is None or pipeline.branch is not None:
+        return {}
+    left = abandoned(completed)
+    line = [row for row in completed if row.id not in left]
+    reached = event_time(line[-1], pipeline.lateness) if line else None
+    found: dict[CheckpointId, str] = {}
+    for back in range(known.backfill.keep if reached is not None else 0):
+        assert reached is not None
+        step = DAY if known.backfill.every == "day" else HOUR
+        begins = (reached // step - back) * step
+        earlier = before(line, begins, pipeline.lateness)
+        for row in to_begin_from(earlier, pipeline.timed) if earlier else ():
+            found.setdefault(row.id, f"the newest before {from_micros(begins):%Y-%m-%d %H:%M}, to backfill from")
+    return found
+
+
+def prune(
+    shop: Workshop, keep: int | None = None, also: Mapping[CheckpointId, Sequence[str]] | None = None
+) -> tuple[CheckpointId, ...]:
+    """Drop the checkpoints beyond the retained number, rows first, then the objects that only they named.
+
+    keep: how many without a name stay, by default as the settings say. also: what epochs in flight need, in words.
+    """
+    keep = shop.settings.checkpoints.num_retained if keep is None else keep
+    # The owner plans from what it knows: rows go by a commit right after the very version that it knows, objects after `prove`.
+    completed = shop.registry.checkpoints(own=True)
+    listings = {row.id: shop.registry.files(row) for row in completed}
+    live, dead = shop.watcher.sorted_out(shop.storage)
+    why = needed(shop.registry, live, own=True)
+    for id, said in kept_for_backfills(shop.pipeline, shop.settings, completed).items() if keep else ():
+        why.setdefault(id, []).append(said)
+    for id, reasons in (also or {}).items():
+        why.setdefault(id, []).extend(reasons)
+    decided = retention.plan(completed, listings, keep, shop.registry.pins(own=True), why)
+    retention.apply(shop.registry, shop.storage, shop.generation, decided, shop.watcher)
+    shop.storage.delete_files(dead)
+    return decided.drop

@@ -1,0 +1,4 @@
+"""The loop of a run, what sensors decide, stopping, maintenance.
+
+Imports `epoch`, `restore` and below.
+"""

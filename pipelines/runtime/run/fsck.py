@@ -1,0 +1,85 @@
+"""A pipeline's check, and its repair by the owner of its generation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import structlog
+
+from configs.settings import Settings
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
+from pipelines.runtime.ownership.publish import publish_missing
+from state_ops.checkpoints.registry import Registry
+from state_ops.coordination import lease
+from state_ops.fsck.check import Reading, check
+from state_ops.fsck.findings import Finding, Kind, Report, found
+from state_ops.fsck.repair import RepairPlan, agreed, carry_out, plan_repair
+from state_ops.storage.storage import Storage
+
+log = structlog.get_logger("weir.fsck")
+
+_OF_CONTENTS = (Kind.ALTERED_OBJECT, Kind.ALTERED_ROWS)
+
+
+def examine(pipeline: Pipeline, settings: Settings, *, quick: bool = False, reading: Reading = iter) -> Report:
+    """Look at everything that the pipeline has stored, and whether its input is what was read; reads only.
+
+    A coordinator may live and work meanwhile.
+    """
+    storage, registry = open_storage(pipeline, settings)
+    tables = [sink.table for sink in pipeline.sinks]
+    report = check(storage, pipeline.app_id, tables, alive=lease.watch(storage), quick=quick, reading=reading)
+    return replace(report, findings=(*report.findings, *_delivered_again(pipeline, settings, registry)))
+
+
+def _delivered_again(pipeline: Pipeline, settings: Settings, registry: Registry) -> Iterator[Finding]:
+    with suppress(Exception):  # a registry or a source that cannot be looked at is told of elsewhere
+        head = registry.head()
+        for name, reader in readers(pipeline, settings).items():
+            for file in reader.look((head.offsets if head else {}).get(name)).again:
+                what = f"the source {name} has read {reader.uri(file)}, which was delivered again afterwards"
+                yield found(Kind.DELIVERED_AGAIN, what)
+
+
+def repair(shop: Workshop, shown: RepairPlan | None = None) -> RepairPlan:
+    """Look again as the owner, publish what is committed, drop stray rows, delete what nothing names; returns what was done.
+
+    shown: the plan that a person agreed to, beyond which nothing is done; None: all that is to be repaired. For the owner between
+    two epochs: nothing of its own may be in flight.
+    """
+    tables = [sink.table for sink in shop.pipeline.sinks]
+    fresh = check(shop.storage, shop.pipeline.app_id, tables, alive=False, owned=True, quick=True)
+    plan = agreed(plan_repair(fresh), shown)
+    if plan.refused is not None:
+        log.warning("nothing was repaired", reason=plan.refused)
+        return plan
+    if plan.publish:
+        ids = {id for finding in plan.publish for id in finding.checkpoints}
+        publish_missing(shop, [row for row in shop.registry.checkpoints() if row.id in ids])
+    carry_out(shop.storage, shop.registry, shop.generation, plan)
+    return plan
+
+
+def left(before: Report, after: Report, storage: Storage) -> Report:
+    """What remains after a repair. after: a quick check; what was altered in content is known from `before`.
+
+    A repair replaces no file, so a file that was altered still is, unless it went with its checkpoint.
+    """
+    known = {(finding.kind, finding.path) for finding in after.findings}
+    still = [
+        finding
+        for finding in before.findings
+        if finding.kind in _OF_CONTENTS
+        and (finding.kind, finding.path) not in known
+        and finding.path is not None
+        and storage.size(finding.path) is not None
+    ]
+    harmed = {id for finding in still for id in finding.checkpoints}
+    checkpoints = tuple(replace(one, intact=one.intact and one.id not in harmed) for one in after.checkpoints)
+    return replace(
+        after, findings=(*still, *after.findings), checkpoints=checkpoints, quick=before.quick, read=before.read
+    )

@@ -1,0 +1,179 @@
+"""What the generation's owner does beside epochs: name checkpoints, drop names, prune, end a pipeline's checkpoints.
+
+Whoever wants one of these asks the running coordinator, which carries it out at its next barrier (`carry_out`), or owns the
+pipeline for a moment where none lives (`asked`). Nobody else deletes anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+from configs.settings import Settings
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.inspection.state_reader import chosen
+from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.ownership import remove_leftovers
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.ownership.prune import kept_for_backfills, needed, prune
+from pipelines.runtime.ownership.savepoints import check_free, pin_branch, save, unname
+from pipelines.runtime.restore import restore
+from pipelines.runtime.restore import rewind as rewinds
+from pipelines.runtime.restore.recovery import owning
+from pipelines.runtime.run import fsck
+from state_ops.checkpoints import retention
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.reader_holds import Watcher
+from state_ops.checkpoints.registry import BRANCH, SAVEPOINT, Pin
+from state_ops.checkpoints.retention import Fate, ObjectFate
+from state_ops.coordination import lease, requests
+from state_ops.coordination.requests import FORK, NAME, REPAIR, UNFORK, UNNAME, UPKEEP, Request
+from state_ops.errors import PrunedError, WeirError
+
+log = structlog.get_logger("weir.upkeep")
+_LOOKS = 5
+
+
+def carry_out(shop: Workshop, request: Request) -> None:
+    """One request that needs no epoch. An error ends the run, as it would beside an epoch; the next run is not asked again."""
+    try:
+        if request.kind == UNNAME:
+            unname(shop, SAVEPOINT, request.savepoint)
+        elif request.kind == FORK:
+            pin_branch(shop, request)
+        elif request.kind == UNFORK:
+            unname(shop, BRANCH, request.savepoint)
+        elif request.kind == UPKEEP:
+            prune(shop)
+            remove_leftovers(shop)
+        elif request.kind == REPAIR:
+            fsck.repair(shop)
+        elif request.kind == requests.UNREADABLE:
+            log.warning("a request that cannot be read is dropped", path=request.name, error=request.reason)
+        else:
+            log.warning("a request of a kind that this Weir does not know is dropped", kind=request.kind)
+    finally:
+        requests.take(shop.storage, request)
+
+
+def end(shop: Workshop) -> None:
+    """Delete every checkpoint that has no name, as `checkpoints.on_cancel: delete` wants it. Tables stay as they are."""
+    dropped = prune(shop, keep=0)
+    log.info("checkpoints deleted", pipeline=shop.pipeline.title, checkpoints=len(dropped))
+
+
+def asked(
+    pipeline: Pipeline, settings: Settings, request: Request, alone: Callable[[Workshop], Any], patience: float
+) -> bool:
+    """Have something done by who may: the running coordinator, asked by `request`, or this process with `alone`.
+
+    Returns whether the coordinator did it. patience: seconds to wait for its next barrier. Raises WeirError when it ended or
+    did not come to it in time; the request is withdrawn then.
+    """
+    storage, _ = open_storage(pipeline, settings)
+    if not lease.watch(storage):
+        with owning(pipeline, settings, epochs=False) as tenure:
+            alone(tenure.shop)
+        return False
+    sent = requests.send(storage, request)
+    deadline = time.monotonic() + patience
+    while storage.read_bytes(sent.name) is not None:
+        if time.monotonic() > deadline or not lease.watch(storage):
+            requests.take(storage, sent)
+            raise WeirError(
+                f"The coordinator of {pipeline.title} "
+                + (
+                    "did not come to a barrier in time." if time.monotonic() > deadline else "ended before its barrier."
+                ),
+                where=storage.uri,
+                next=f"`weir status {pipeline.title}` shows what it does. Then ask again.",
+            )
+        time.sleep(settings.run.poll_seconds)
+    return True
+
+
+def savepoint(pipeline: Pipeline, settings: Settings, name: str, reason: str, patience: float) -> Pin:
+    """Take a savepoint: of the next epoch where a coordinator runs, else of the newest checkpoint."""
+    check_free(pipeline, settings, name)
+    _, registry = open_storage(pipeline, settings)
+
+    def alone(shop: Workshop) -> None:
+        head = shop.registry.head()
+        if head is None:
+            raise WeirError(
+                f"{pipeline.title} has no checkpoint that could be named.",
+                next=f"Run it first: weir run {pipeline.title}",
+            )
+        save(shop, head, name, reason)
+
+    asked(pipeline, settings, Request(NAME, trigger="savepoint", reason=reason, savepoint=name), alone, patience)
+    found = registry.pinned(SAVEPOINT, name)
+    if found is None:
+        raise WeirError(
+            f"The coordinator of {pipeline.title} took no savepoint {name!r}.",
+            next="Its epoch was declined: its log, and `weir status`, say why. Then ask again.",
+        )
+    return found
+
+
+def drop_savepoint(pipeline: Pipeline, settings: Settings, name: str, patience: float) -> Pin:
+    """Take a savepoint's name away; what only it kept is pruned. Raises WeirError when there is none of that name."""
+    _, registry = open_storage(pipeline, settings)
+    found = registry.pinned(SAVEPOINT, name)
+    if found is None:
+        names = ", ".join(pin.name for pin in registry.pins() if pin.kind == SAVEPOINT) or "none"
+        raise WeirError(f"{pipeline.title} has no savepoint {name!r}.", next=f"Its savepoints: {names}.")
+    asked(
+        pipeline,
+        settings,
+        Request(UNNAME, savepoint=name),
+        lambda shop: unname(shop, SAVEPOINT, name),
+        patience,
+    )
+    if found in registry.pins():
+        raise WeirError(
+            f"The coordinator of {pipeline.title} did not drop the savepoint {name!r}.",
+            next="It failed over that: its log, and `weir status`, say why. Then ask again.",
+        )
+    return found
+
+
+def rewind(
+    pipeline: Pipeline, settings: Settings, to: int, *, accepted: Collection[str] = (), reason: str = ""
+) -> Checkpoint:
+    """Take state, source positions and sink tables back to checkpoint `to`; returns the rewind's own checkpoint, which the next run
+    continues.
+
+    accepted: the obstacles of its plan that somebody was shown and does it in spite of. Raises BusyError when a coordinator is alive, DamageError when an object of that checkpoint is
+    missing or altered, WeirError when there is no such checkpoint or there are other obstacles; nothing is changed then.
+    """
+    with owning(pipeline, settings, epochs=False) as tenure:
+        shop = tenure.shop
+        target, head = chosen(pipeline, shop.registry, to), shop.registry.head()
+        assert head is not None, "the target is there"
+        decided = rewinds.planned(pipeline, settings, shop.storage, shop.registry, head, target)
+        rewinds.check(decided, pipeline.title, accepted)
+        restore.verify(shop, target)
+        return rewinds.carry_out(tenure, decided, reason)
+
+
+def explain(pipeline: Pipeline, settings: Settings) -> tuple[list[Fate], list[ObjectFate]]:
+    """What pruning would do now and why, by reading alone."""
+    for _ in range(_LOOKS):
+        with suppress(PrunedError):  # a coordinator that lives prunes while we read
+            return _explained(pipeline, settings)
+    return _explained(pipeline, settings)
+
+
+def _explained(pipeline: Pipeline, settings: Settings) -> tuple[list[Fate], list[ObjectFate]]:
+    storage, registry = open_storage(pipeline, settings)
+    completed = registry.checkpoints()
+    listings = {row.id: registry.files(row) for row in completed}
+    also = needed(registry, Watcher().live(storage))
+    for id, said in kept_for_backfills(pipeline, settings, completed).items():
+        also.setdefault(id, []).append(said)
+    return retention.explain(completed, listings, settings.checkpoints.num_retained, registry.pins(), also)

@@ -1,0 +1,293 @@
+"""What a checkpoint sensor does at a tick: ask the running coordinator for a barrier, ask for a run or a restore, or wait.
+
+`observe` reads the pipeline's storage, without a JVM and in milliseconds; `decide` is a pure function of what was seen,
+of what the sensor remembers from its earlier ticks, and of a monotonic clock. Whose sensor it is does not matter here.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+
+from configs.settings import Settings
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.ownership import hold_causes
+from pipelines.runtime.ownership.pipeline_storage import readers
+from pipelines.runtime.run import run as runtime
+from state_ops.coordination import lease, requests, suspension
+from state_ops.coordination.gate_hold import Held
+from state_ops.coordination.lease import DEAD_AFTER_HEARTBEATS, Lease
+from state_ops.coordination.requests import Request
+from state_ops.coordination.suspension import Halt
+from state_ops.ids import CheckpointId, Generation
+
+# A run that brought no checkpoint is asked for again after 2, 4, 8 ... ticks: input that fails every run must not fill
+# the orchestrator with runs, and needs nobody once it is repaired.
+_LONGEST_PAUSE = 32
+_NOT_WELL = ("failed", "interrupted")
+
+
+class Action(StrEnum):
+    """What a tick does."""
+
+    WAIT = "wait"
+    BARRIER = "barrier"
+    RUN = "run"
+    RESTORE = "restore"
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What one tick sees.
+
+    alive: whether the lease's holder lives, None if only watching its counter can tell. waiting: files that were not
+    read. asked: a barrier request waits to be taken. unfinished: runs of this pipeline that the orchestrator counts as
+    queued or running. unapplied: a stage has rows of earlier epochs to apply. held: what holds the pipeline and what a person does
+    about it, if a gate, bad input or damage does. held_since: that was noted by the lease's holder, or after it. starting: the lease's
+    holder has not committed an epoch yet. missing: landing directories that do not exist. halted: a person has ended the pipeline.
+    """
+
+    holder: Lease | None
+    alive: bool | None
+    waiting: int
+    head: CheckpointId | None
+    asked: bool
+    unfinished: tuple[str, ...] = ()
+    unapplied: bool = False
+    held: str | None = None
+    held_since: bool = False
+    starting: bool = False
+    missing: tuple[str, ...] = ()
+    halted: Halt | None = None
+
+    @property
+    def failed_run(self) -> str | None:
+        """The orchestrator's run that coordinated last, if it did not end well."""
+        holder = self.holder
+        return holder.run_id if holder is not None and (self.died or holder.outcome in _NOT_WELL) else None
+
+    @property
+    def died(self) -> bool:
+        """Whether there is a coordinator that did not end by itself, be it alive or dead."""
+        return self.holder is not None and not self.holder.stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a sensor remembers between its ticks; its cursor.
+
+    tick: how many there were. generation, counter, since, observer: the heartbeat last seen, and when it was new, in
+    seconds on that host's monotonic clock. resumed: the last generation whose death was answered with a restore.
+    runs, run_tick, run_head: how many runs in a row were asked for on top of the same head, and at which tick the last.
+    cancelled: the last run whose cancelling was noted.
+    """
+
+    tick: int = 0
+    generation: Generation | None = None
+    counter: int = -1
+    since: float = 0.0
+    observer: str = ""
+    resumed: Generation | None = None
+    runs: int = 0
+    run_tick: int = 0
+    run_head: CheckpointId | None = None
+    cancelled: str | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | None) -> Memory:
+        return cls(**lease.known(cls, json.loads(text))) if text else cls()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do, why in words for a person, and what to remember.
+
+    key: of the run; the same key is never run twice. gone: a run that the orchestrator counts as running, though the
+    process of its coordinator is gone: it blocks its successors until somebody ends it.
+    """
+
+    action: Action
+    reason: str
+    memory: Memory
+    key: str | None = None
+    gone: str | None = None
+
+
+def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = ()) -> Sight:
+    """Look at the pipeline; reads only."""
+    storage, registry = runtime.open_storage(pipeline, settings)
+    holder = lease.read(storage)
+    # The lease is read before the head: a coordinator that ends in between is seen alive, which the next tick corrects.
+    alive, head = lease.alive(holder), registry.head()
+    sources = readers(pipeline, settings)
+    noted = hold_causes.standing(storage, head, sources)
+    waiting = runtime.lag(pipeline, settings, head)
+    return Sight(
+        holder=holder,
+        alive=alive,
+        waiting=sum(waiting.values()),
+        head=head.id if head else None,
+        asked=any(request.kind == "barrier" for request in requests.pending(storage)),
+        unfinished=tuple(unfinished),
+        unapplied=bool(runtime.unapplied(head)),
+        held=None if noted is None else _why_held(noted),
+        held_since=noted is not None and hold_causes.is_since(noted, holder),
+        starting=holder is not None and (head is None or head.generation < holder.generation),
+        missing=tuple(runtime.missing(sources, waiting).values()),
+        halted=suspension.read(storage),
+    )
+
+
+def _why_held(noted: Held) -> str:
+    """What holds the pipeline, and what a person does about it."""
+    message = noted.message.splitlines()
+    if noted.by_gate:
+        return f"{message[0]}. Repair the input or correct the gate, then Materialize"
+    mended = {
+        "InputError": "Once that is repaired or moved away it goes on by itself",
+        "DamageError": "Once that is put back it goes on by itself; or go back with `weir rewind` (docs/playbooks/corrupt-checkpoint.md)",
+    }.get(noted.error, "A person has to look at it")
+    return f"{noted.subject}: {message[0]} {mended}. Materialize or `weir run` tries again at once"
+
+
+def watched(sight: Sight, memory: Memory) -> tuple[Memory, bool]:
+    """What to remember of a look at the lease, and whether its holder lives, as far as looks until now can tell."""
+    now = time.monotonic()
+    memory = _watched(memory, sight.holder, socket.gethostname(), now)
+    return memory, _lives(sight, memory, now)
+
+
+def silent_for(sight: Sight, memory: Memory) -> float:
+    """For how many seconds the heart of a coordinator whose process exists has not beaten, if for too long; else 0. memory: as `watched`
+    returned it: only looks that lie far enough apart can tell."""
+    if sight.holder is None or not sight.alive:
+        return 0.0
+    silent = time.monotonic() - memory.since
+    return silent if silent > DEAD_AFTER_HEARTBEATS * sight.holder.heartbeat_seconds else 0.0
+
+
+def note_cancelled(pipeline: Pipeline, settings: Settings, memory: Memory, run_id: str, *, alone: bool) -> Memory:
+    """A person has cancelled the newest run of this pipeline: nobody but a person begins again. Once for each run.
+
+    alone: no other run is queued or running; else it was only one too many.
+    """
+    if memory.cancelled != run_id and alone:
+        storage, _ = runtime.open_storage(pipeline, settings)
+        suspension.write(storage, Halt("cancelled", f"run {run_id[:8]}"))
+    return replace(memory, cancelled=run_id)
+
+
+def ask(pipeline: Pipeline, settings: Settings, decision: Decision) -> Request:
+    """Leave the barrier request that was decided on."""
+    storage, _ = runtime.open_storage(pipeline, settings)
+    return requests.send(
+        storage, Request("barrier", trigger="sensor", reason=decision.reason, tick=str(decision.memory.tick))
+    )
+
+
+def decide(
+    sight: Sight, memory: Memory, max_lag: int, *, observer: str | None = None, now: float | None = None
+) -> Decision:
+    """What this tick does. max_lag: files that may wait. observer, now: host and monotonic clock; default: this one's."""
+    observer = socket.gethostname() if observer is None else observer
+    now = time.monotonic() if now is None else now
+    memory = _watched(replace(memory, tick=memory.tick + 1), sight.holder, observer, now)
+    behind = sight.waiting > max_lag
+    if _lives(sight, memory, now):
+        return _with_coordinator(sight, memory, behind)
+    holder, died = sight.holder, sight.died
+    gone = holder.run_id if holder is not None and died and holder.run_id in sight.unfinished else None
+    others = [run for run in sight.unfinished if run != gone]
+    if others:
+        return Decision(Action.WAIT, f"run {others[0][:8]} of this pipeline is queued or starting", memory, gone=gone)
+    if sight.halted is not None:
+        reason = (
+            f"{sight.halted.how} by a person ({sight.halted.why}), {_files(sight.waiting)} waiting: it begins again with "
+            "Materialize, `weir run` or `weir resume`"
+        )
+        return Decision(Action.WAIT, reason, memory, gone=gone)
+    if sight.held is not None and (sight.held_since or not died):
+        return Decision(Action.WAIT, f"held: {sight.held}", memory, gone=gone)
+    if not (behind or sight.unapplied or died):
+        return Decision(Action.WAIT, f"nothing to do: {_idle(sight)}, no coordinator needed", memory, gone=gone)
+    due = memory.run_tick + min(2**memory.runs, _LONGEST_PAUSE)
+    if memory.runs and memory.run_head == sight.head and memory.tick < due:
+        times = "once" if memory.runs == 1 else f"{memory.runs} times"
+        return Decision(
+            Action.WAIT,
+            f"{_files(sight.waiting)} waiting, but a run was asked for {times} and brought no checkpoint; asking again in "
+            f"{due - memory.tick} ticks. Look at the last run; Materialize runs at once",
+            memory,
+            gone=gone,
+        )
+    generation = holder.generation if holder else Generation(0)
+    key = f"g{generation}-c{sight.head or 0}-f{sight.waiting}-t{memory.tick}"
+    if holder is not None and died:
+        reason = (
+            f"the coordinator of generation {generation} (process {holder.pid} on {holder.host}) died: "
+            f"restore and resume, {_files(sight.waiting)} waiting"
+        )
+        if memory.resumed != generation:
+            memory, key = replace(memory, resumed=generation), restore_key(generation)
+    else:
+        reason = f"{_files(sight.waiting)} new" if behind else "a stage has rows of earlier epochs to apply"
+    return _run(sight, memory, reason, key, gone)
+
+
+def _with_coordinator(sight: Sight, memory: Memory, behind: bool) -> Decision:
+    holder = sight.holder
+    assert holder is not None
+    if not behind:
+        who = f"the coordinator (process {holder.pid} on {holder.host}) is running"
+        return Decision(Action.WAIT, f"nothing to do: {_idle(sight)}; {who}", memory)
+    if sight.asked and sight.starting:
+        reason = f"{_files(sight.waiting)} waiting; the running coordinator is starting, first epoch"
+        return Decision(Action.WAIT, reason, memory)
+    if sight.asked:
+        reason = f"{_files(sight.waiting)} waiting; the running coordinator was asked already and has not come to its barrier"
+        return Decision(Action.WAIT, reason, memory)
+    return Decision(Action.BARRIER, f"{_files(sight.waiting)} new", memory)
+
+
+def _run(sight: Sight, memory: Memory, reason: str, key: str, gone: str | None) -> Decision:
+    again = memory.runs + 1 if memory.runs and memory.run_head == sight.head else 1
+    memory = replace(memory, runs=again, run_tick=memory.tick, run_head=sight.head)
+    return Decision(Action.RESTORE if sight.died else Action.RUN, reason, memory, key, gone)
+
+
+def restore_key(generation: int) -> str:
+    """Of the run that restores after a coordinator's death, whoever asks for it: one a generation."""
+    return f"restore-g{generation}"
+
+
+def _watched(memory: Memory, holder: Lease | None, observer: str, now: float) -> Memory:
+    """Note when the heartbeat was last seen to change. Clocks of two hosts, or of two boots, are never compared."""
+    if holder is None:
+        return memory
+    seen = (memory.generation, memory.counter, memory.observer) == (holder.generation, holder.counter, observer)
+    if seen and memory.since <= now:
+        return memory
+    return replace(memory, generation=holder.generation, counter=holder.counter, since=now, observer=observer)
+
+
+def _lives(sight: Sight, memory: Memory, now: float) -> bool:
+    if sight.alive is not None or sight.holder is None:
+        return bool(sight.alive)
+    return now - memory.since < DEAD_AFTER_HEARTBEATS * sight.holder.heartbeat_seconds
+
+
+def _files(count: int) -> str:
+    return f"{count} file" if count == 1 else f"{count} files"
+
+
+def _idle(sight: Sight) -> str:
+    if sight.waiting:
+        return f"{_files(sight.waiting)} waiting, as many as may"
+    return f"{' and '.join(sight.missing)} does not exist" if sight.missing else "no file is waiting"

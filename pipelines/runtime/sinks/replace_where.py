@@ -1,0 +1,209 @@
+"""Replacing the rows of a range of event time in a sink's table, as one commit: those of the table go, others come.
+
+Tables need no partitions for it. A file whose rows all lie in the range goes; one with some of them is written anew without them; null is in
+no range. That is done while the commit is made, on the very version that it follows, so whatever others have done to the table since is
+respected. A try that was cut off leaves files that no log names, which are removed once one has landed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake.exceptions import CommitFailedError
+
+from pipelines.runtime.sinks.delta import CHECKPOINT, RANGE, branch_of, check_demands, file_path, table_path
+from pipelines.runtime.sources.footers import times
+from state_ops.arrow.parquet import staged_writer
+from state_ops.checkpoints.checkpoint import Checkpoint, StateFile, from_micros, to_micros
+from state_ops.checkpoints.registry import Publication
+from state_ops.delta import fenced_table
+from state_ops.delta.log_entries import DataFile, active_files
+from state_ops.errors import DamageError, WeirError, plainly
+from state_ops.ids import epoch_dir, new_attempt_id
+from state_ops.storage.storage import Storage
+from state_ops.storage.transfers import together
+
+_MAX_RACES = 20
+_DAY = 86_400_000_000  # microseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Event times from `start` on, up to and without `end`: microseconds since 1970 UTC."""
+
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{from_micros(self.start):%Y-%m-%d %H:%M} to {from_micros(self.end):%Y-%m-%d %H:%M}"
+
+    def of(self, table: pa.Table, column: str) -> pa.Array:
+        """Which rows lie in it; never null."""
+        times = table.column(column)
+        bounds = [_as(times.type, one) for one in (self.start, self.end)]
+        found = pc.and_(pc.greater_equal(times, bounds[0]), pc.less(times, bounds[1]))
+        return pc.fill_null(found, False)
+
+
+def overlaps(text: str, wanted: Range) -> bool:
+    """Whether a range that a table's log has as text, of whole minutes, may share rows with another one; True if it cannot be read."""
+    try:
+        start, end = (
+            to_micros(datetime.strptime(part, "%Y-%m-%d %H:%M").replace(tzinfo=UTC)) for part in text.split(" to ")
+        )
+    except ValueError:
+        return True
+    return start < wanted.end and wanted.start < end
+
+
+def check_bounds(table: str, schema: pa.Schema, column: str, wanted: Range) -> None:
+    """Raises WeirError where a table knows days and the range begins or ends within one."""
+    if pa.types.is_date(schema.field(column).type) and (wanted.start % _DAY or wanted.end % _DAY):
+        raise WeirError(
+            f"The range {wanted} begins or ends within a day, and the table {table} knows only days ({column}).",
+            next="Choose whole days in UTC, or replace all since then (backfill.replaces: since).",
+        )
+
+
+def _as(type: pa.DataType, micros: int) -> pa.Scalar:
+    moment = from_micros(micros)
+    if pa.types.is_date(type):
+        return pa.scalar(moment.date(), type)
+    return pa.scalar(moment if type.tz is not None else moment.replace(tzinfo=None), type)
+
+
+def only(local: Path, target: Path, column: str, wanted: Range, inside: bool) -> int:
+    """Write the rows of a Parquet file that lie in a range, or outside it, to another one; returns how many those are."""
+    rows = 0
+    with pq.ParquetFile(local) as source, staged_writer(target, source.schema_arrow) as writer:
+        for batch in source.iter_batches(use_threads=False):
+            table = pa.Table.from_batches([batch])
+            found = wanted.of(table, column)
+            kept = table.filter(found if inside else pc.invert(found))
+            writer.write_table(kept)
+            rows += kept.num_rows
+    return rows
+
+
+def overwrite(
+    storage: Storage, app_id: str, table: str, checkpoint: Checkpoint, files: Sequence[StateFile], scratch: Path
+) -> Publication:
+    """Carry out a promotion of a range that is committed, on one table, exactly once however often this is called.
+
+    files: the rows of the range that come. scratch: a directory for the table's files, one for each transfer at a time. Raises DamageError when
+    the table is not where the registry says.
+    """
+    started = time.perf_counter()
+    decided, sink_app, prefix = checkpoint.sinks[table], f"{app_id}/{table}", f"{table_path(table)}/"
+    wanted, column = Range(decided["start"], decided["end"]), decided["column"]
+    adds = [DataFile(file.path.removeprefix(prefix), file.bytes, file.rows or 0) for file in files]
+    last = ""
+    for _ in range(_MAX_RACES):
+        handle = fenced_table.open_table(storage, table_path(table))
+        version = handle.transaction_version(sink_app)
+        if version is not None and version >= checkpoint.id:
+            return _published(checkpoint, table, handle.version(), len(adds), 0, started)
+        if version != decided["before"]:
+            raise _unreachable(storage, table, f"its last published checkpoint is {version}, not {decided['before']}")
+        check_demands(handle, table, checkpoint.id)
+        active = active_files(handle)
+        goes, rests = _apart(storage, table, checkpoint, active, column, wanted, scratch)
+        try:
+            metadata = {CHECKPOINT: str(checkpoint.id), RANGE: f"{column}: {wanted}", **branch_of(decided)}
+            fenced_table.commit(handle, sink_app, checkpoint.id, [*rests, *adds], goes, metadata)
+        except CommitFailedError as error:
+            last = plainly(error)
+            continue
+        _remove_left(storage, table, checkpoint, [*adds, *rests])
+        rows = sum(file.rows for file in (*adds, *rests)) - sum(file.rows for file in goes)
+        return _published(checkpoint, table, handle.version() + 1, len(goes) + len(adds) + len(rests), rows, started)
+    raise _unreachable(storage, table, f"{_MAX_RACES} commits in a row failed ({last})")
+
+
+def touched(storage: Storage, table: str, active: Sequence[DataFile], column: str, wanted: Range, scratch: Path) -> int:
+    """How many rows of a table lie in a range; reads the files that have some. scratch: as `overwrite` takes it."""
+
+    def one(file: DataFile, _: object) -> int:
+        path = file_path(table, file)
+        if _within(storage, path, column, wanted) is False:
+            return 0
+        with storage.fetched(path, scratch) as local:
+            found = wanted.of(pq.read_table(local, columns=[column], use_threads=False), column)
+            return int(pc.sum(found).as_py() or 0)
+
+    return sum(together(one, list(active), at_once=storage.transfers))
+
+
+def _apart(
+    storage: Storage,
+    table: str,
+    checkpoint: Checkpoint,
+    active: Sequence[DataFile],
+    column: str,
+    wanted: Range,
+    scratch: Path,
+) -> tuple[list[DataFile], list[DataFile]]:
+    """The files that go, and what comes instead of those that have rows outside of the range as well."""
+    attempt = new_attempt_id()
+    directory = f"data/{epoch_dir(checkpoint.generation, checkpoint.id)}"
+
+    def one(numbered: tuple[int, DataFile], _: object) -> tuple[DataFile | None, DataFile | None]:
+        number, file = numbered
+        within = _within(storage, file_path(table, file), column, wanted)
+        if within is not None:
+            return (file if within else None), None
+        with storage.fetched(file_path(table, file), scratch) as local:
+            rest = local.with_name("rest")
+            rows, before = only(local, rest, column, wanted, inside=False), pq.read_metadata(local).num_rows
+            if rows == before:
+                return None, None
+            if not rows:
+                return file, None
+            path = f"{directory}/{number}-{attempt}.parquet"
+            size, _digest = storage.put_file(rest, f"{table_path(table)}/{path}")
+            return file, DataFile(path, size, rows)
+
+    # Numbers above those of the rows that come: names are unique by the attempt, and a subtask's number is read by people.
+    found = together(one, list(enumerate(active)), at_once=storage.transfers)
+    return [goes for goes, _ in found if goes is not None], [rest for _, rest in found if rest is not None]
+
+
+def _within(storage: Storage, path: str, column: str, wanted: Range) -> bool | None:
+    """Whether all rows of a file lie in a range (True) or none does (False), by its statistics; None: its rows have to be looked at."""
+    footer = storage.parquet_footer(path)
+    if footer.num_rows == 0:
+        return False
+    found = times(footer, column)
+    if found is None:
+        return None
+    if found.greatest < wanted.start or found.least >= wanted.end:
+        return False
+    whole = wanted.start <= found.least and found.greatest < wanted.end and not found.nulls
+    return True if whole else None
+
+
+def _remove_left(storage: Storage, table: str, checkpoint: Checkpoint, kept: Sequence[DataFile]) -> None:
+    """Remove what other tries have written and no log names. Only once the commit has landed: until then one of them may still land."""
+    directory = f"{table_path(table)}/data/{epoch_dir(checkpoint.generation, checkpoint.id)}"
+    named = {f"{table_path(table)}/{file.path}" for file in kept}
+    storage.delete_files([file.path for file in storage.list(directory, unfinished=True) if file.path not in named])
+
+
+def _published(checkpoint: Checkpoint, table: str, version: int, files: int, rows: int, started: float) -> Publication:
+    ms = round((time.perf_counter() - started) * 1000, 3)
+    return Publication(checkpoint.id, table, version, files, rows, datetime.now(UTC), ms)
+
+
+def _unreachable(storage: Storage, table: str, why: str) -> DamageError:
+    return DamageError(
+        f"A range of the table {table} cannot be replaced: {why}.",
+        where=storage.full(table_path(table)),
+        next="Nothing was changed in it. Was it dropped, restored or written by someone else? Put it back first.",
+    )

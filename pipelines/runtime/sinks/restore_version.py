@@ -1,0 +1,231 @@
+"""Taking a sink's table back to what it was after an earlier checkpoint, as one commit.
+
+    version    12 (checkpoint 3)   13 (4)   14 (5)   15 (rewind 6, to 3): removes what 13 and 14 added, and says that 6 is published
+
+The commit carries the rewind's id as the transaction version, so whoever still wants to publish 4 or 5 finds that done. Delta keeps
+the versions in between for as long as its log and its files are kept. Files that somebody removed meanwhile come back if they are there
+still. What others commit after the rewind was decided stays.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+import structlog
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from pipelines.runtime.sinks.delta import BRANCH, CHECKPOINT, RANGE, branch_of, check_demands, file_path, table_path
+from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
+from state_ops.checkpoints.registry import Publication
+from state_ops.delta import fenced_table
+from state_ops.delta.log_entries import DataFile, active_files
+from state_ops.errors import DamageError, plainly
+from state_ops.storage.storage import Storage
+from state_ops.storage.transfers import together
+
+log = structlog.get_logger("weir.rewind")
+
+_MAX_RACES = 20
+REWIND = "weir.rewind_to"
+_HARMLESS = frozenset({"SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "VACUUM START", "VACUUM END"})  # they change no rows
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """A promotion that a table has published, as its log says.
+
+    Attributes:
+        checkpoint: Its id.
+        version: Of the table, which it made.
+        branch: The id of its branch. None: it is of an earlier release, or no promotion but a rewind, which one of these does not tell.
+        range: Of event time, whose rows alone it replaced, as text. None: all since its branch's base.
+    """
+
+    checkpoint: int
+    version: int
+    branch: str | None
+    range: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TableRewind:
+    """What a rewind does to one table. version: the one that it is decided on; then: the one whose rows come back, None: no rows.
+
+    goes, comes: files. unknown: commits of others that lie between, as version and operation. vacuumed: files that would have to come
+    back, and are not there. promoted: what was promoted into it in between and would be taken back, oldest first.
+    """
+
+    table: str
+    version: int
+    then: int | None
+    goes: tuple[DataFile, ...]
+    comes: tuple[DataFile, ...]
+    unknown: tuple[tuple[int, str], ...]
+    vacuumed: tuple[str, ...]
+    promoted: tuple[Promoted, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are fewer afterwards."""
+        return sum(file.rows for file in self.goes) - sum(file.rows for file in self.comes)
+
+
+def planned(storage: Storage, table: str, to: int | None) -> TableRewind | None:
+    """What it takes to bring a table back to where checkpoint `to`, None for none, had been published; None: there is no table.
+
+    Raises DamageError when the table's log does not reach back so far.
+    """
+    try:
+        handle = fenced_table.open_table(storage, table_path(table))
+    except TableNotFoundError:
+        return None
+    then, between = _since(storage, handle, table, to)
+    goes, comes, vacuumed = _difference(storage, table, active_files(handle), files_at(storage, table, then))
+    foreign = [entry for entry in between if CHECKPOINT not in entry and entry.get("operation") not in _HARMLESS]
+    unknown = tuple((int(entry["version"]), str(entry.get("operation"))) for entry in foreign)
+    return TableRewind(table, handle.version(), then, goes, comes, unknown, vacuumed, tuple(_promoted(between)))
+
+
+def _promoted(between: Sequence[dict]) -> list[Promoted]:
+    """The promotions, and rewinds that may be some, among entries of a table's log, oldest first; without those that were taken back."""
+    found: list[Promoted] = []
+    taken_back: list[range] = []
+    for entry in sorted(between, key=lambda entry: int(entry["version"]), reverse=True):
+        id = int(entry.get(CHECKPOINT, 0))
+        if any(id in ids for ids in taken_back):
+            continue
+        if RANGE in entry or REWIND in entry:
+            text = entry[RANGE].partition(": ")[2] if RANGE in entry else None
+            found.append(Promoted(id, int(entry["version"]), entry.get(BRANCH), text))
+        if REWIND in entry:
+            taken_back.append(range(int(entry[REWIND]) + 1, id))
+    return found[::-1]
+
+
+def rewind(
+    storage: Storage, app_id: str, table: str, checkpoint: Checkpoint, files: Sequence[StateFile] = ()
+) -> Publication:
+    """Carry out a rewind or a promotion that is committed, on one table, exactly once however often this is called.
+
+    files: a branch's rows, which come in the same commit.
+    """
+    started = time.perf_counter()
+    prefix = f"{table_path(table)}/"
+    adds = [DataFile(file.path.removeprefix(prefix), file.bytes, file.rows or 0) for file in files]
+    decided = checkpoint.sinks[table]
+    sink_app = f"{app_id}/{table}"
+    last = ""
+    for _ in range(_MAX_RACES):
+        handle = fenced_table.open_table(storage, table_path(table))
+        version = handle.transaction_version(sink_app)
+        if version is not None and version >= checkpoint.id:
+            return _published(checkpoint, table, handle.version(), (), (), started)
+        if version != decided["before"]:
+            raise _unreachable(storage, table, f"its last published checkpoint is {version}, not {decided['before']}")
+        if adds:  # what comes back was in this very table
+            check_demands(handle, table, checkpoint.id)
+        then, _ = _since(storage, handle, table, decided["to"])
+        now, wanted = active_files(handle), files_at(storage, table, then)
+        active = {file.path for file in now}
+        goes, comes, vacuumed = _difference(storage, table, files_at(storage, table, decided["at"]), wanted)
+        if any(file.path not in active for file in goes):
+            # Its rows are in other files by now, so only the whole version can come back.
+            log.warning("what others committed since a rewind was decided is taken back too", table=table)
+            goes, comes, vacuumed = _difference(storage, table, now, wanted)
+        comes = tuple(_described(storage, table, file) for file in comes if file.path not in active)
+        if vacuumed:
+            log.warning("files that a rewind would bring back are vacuumed", table=table, files=list(vacuumed))
+        try:
+            metadata = {CHECKPOINT: str(checkpoint.id), REWIND: str(decided["to"] or 0), **branch_of(decided)}
+            fenced_table.commit(handle, sink_app, checkpoint.id, [*comes, *adds], goes, metadata)
+        except CommitFailedError as error:
+            last = plainly(error)
+            continue
+        return _published(checkpoint, table, handle.version() + 1, goes, adds, started)
+    raise _unreachable(storage, table, f"{_MAX_RACES} commits in a row failed ({last})")
+
+
+def kept_for(storage: Storage, table: str) -> timedelta | None:
+    """How long a table's log reaches back at least, so how old a checkpoint may be that it can be taken back to; None: there is no
+    table, or its property is of a form that Delta does not document.
+    """
+    try:
+        handle = fenced_table.open_table(storage, table_path(table))
+    except TableNotFoundError:
+        return None
+    text = handle.metadata().configuration.get("delta.logRetentionDuration", "interval 30 days")
+    found = re.fullmatch(r"(?:interval\s+)?(\d+)\s+(second|minute|hour|day|week)s?", text.strip().lower())
+    return timedelta(**{f"{found[2]}s": int(found[1])}) if found else None
+
+
+def _described(storage: Storage, table: str, file: DataFile) -> DataFile:
+    """A file as the log is to name it again: with its number of rows, and without bounds, of which only half are known here."""
+    rows = storage.parquet_footer(file_path(table, file)).num_rows
+    return replace(file, rows=rows, bounds=())
+
+
+def _published(
+    checkpoint: Checkpoint,
+    table: str,
+    version: int,
+    goes: Sequence[DataFile],
+    adds: Sequence[DataFile],
+    started: float,
+) -> Publication:
+    ms = round((time.perf_counter() - started) * 1000, 3)
+    rows = sum(file.rows for file in adds) - sum(file.rows for file in goes)
+    return Publication(checkpoint.id, table, version, len(goes) + len(adds), rows, datetime.now(UTC), ms)
+
+
+def _since(storage: Storage, handle: DeltaTable, table: str, to: int | None) -> tuple[int | None, list[dict]]:
+    """The version that published a checkpoint, None for before all, and the entries after it that came before the handle's version."""
+    history = [entry for entry in handle.history() if entry["version"] <= handle.version()]
+    own = [int(entry["version"]) for entry in history if CHECKPOINT in entry]
+    found = [int(entry["version"]) for entry in history if entry.get(CHECKPOINT) == str(to)]
+    if to is not None and not found:
+        raise _unreachable(storage, table, f"its log does not reach back to checkpoint {to}")
+    if to is None and own and (first := min(int(entry["version"]) for entry in history)):
+        raise _unreachable(storage, table, f"its log begins with version {first}")
+    then = found[0] if found else min(own) - 1 if own else handle.version()
+    return then, [entry for entry in history if entry["version"] > then]
+
+
+def files_at(storage: Storage, table: str, version: int | None) -> list[DataFile]:
+    """The files of a version of a table; none for None. Raises DamageError when it cannot be read any more."""
+    if version is None:
+        return []
+    try:
+        return active_files(fenced_table.open_table(storage, table_path(table), version))
+    except DeltaError as error:
+        raise _unreachable(
+            storage, table, f"its version {version} cannot be read any more: {plainly(error)}"
+        ) from error
+
+
+def _difference(
+    storage: Storage, table: str, now: Sequence[DataFile], then: Sequence[DataFile]
+) -> tuple[tuple[DataFile, ...], tuple[DataFile, ...], tuple[str, ...]]:
+    """The files that go, those that come back, and those that would have to and are not there."""
+    known, wanted = {file.path for file in now}, {file.path for file in then}
+    back = [file for file in then if file.path not in known]
+
+    def there(file: DataFile, _: object) -> bool:
+        return storage.size(file_path(table, file)) is not None
+
+    found = together(there, back, at_once=storage.transfers)
+    comes = tuple(file for file, here in zip(back, found, strict=True) if here)
+    vacuumed = tuple(file.path for file, here in zip(back, found, strict=True) if not here)
+    return tuple(file for file in now if file.path not in wanted), comes, vacuumed
+
+
+def _unreachable(storage: Storage, table: str, why: str) -> DamageError:
+    return DamageError(
+        f"The table {table} cannot be taken back: {why}.",
+        where=storage.full(table_path(table)),
+        next="Nothing was changed in it. Rewind to a newer checkpoint; or start another pipeline from a savepoint: weir run NEW --from PIPELINE:NAME.",
+    )

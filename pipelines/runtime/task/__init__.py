@@ -1,0 +1,4 @@
+"""What one subtask does in an epoch.
+
+Imports `operators` and `sources`.
+"""

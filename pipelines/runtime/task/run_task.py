@@ -1,0 +1,490 @@
+"""The keyed task: one subtask of one stage in one epoch. It runs inside a Spark task and knows nothing of Spark.
+
+    fork the base snapshot -> run the operator over the batches -> barrier -> flush and snapshot (sync phase)
+    -> one ack, which hands new SSTs and staged rows over to whoever uploads them
+
+Rows never travel back through the JVM: what a stage hands out is staged as Parquet by the task itself.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from threading import Event
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from polars.exceptions import PanicException
+
+from pipelines.runtime.definition import ROW, Epoch, Stage
+from pipelines.runtime.operators import FunctionOperator, Operator, Progress, Shapes, build, event_time_of
+from pipelines.runtime.operators.compatibility import timers_left
+from pipelines.runtime.task.async_snapshot import Freezer
+from pipelines.runtime.task.attempt_cache import Caching
+from state_ops.arrow import frames
+from state_ops.arrow.parquet import staged_writer
+from state_ops.backends import composite
+from state_ops.backends.base import Backend, BackendOptions
+from state_ops.backends.loader import DEFAULT, named
+from state_ops.checkpoints.checkpoint import (
+    CHANNEL,
+    OUTPUT,
+    Ack,
+    Handover,
+    LocalSnapshot,
+    Snapshot,
+    StagedFile,
+    from_micros,
+)
+from state_ops.coordination.restore_progress import BEAT_SECONDS, RestoreProgress, Restoring
+from state_ops.errors import InputError, LocalBaseError, PipelineError, StageError, TransientError, WeirError, to_report
+from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir, new_attempt_id
+from state_ops.keyed.keyed_state import GROUP
+from state_ops.keyed.state_cache import CacheSizes
+from state_ops.keyed.timers import are_set
+from state_ops.keyed.ttl import Forgotten
+from state_ops.rows.resident_table import Residence
+from state_ops.schema.key_groups import group_range
+from state_ops.snapshots import rescale, snapshot, stage_upload
+from state_ops.snapshots.attempt import Attempt
+from state_ops.snapshots.object_cache import ObjectCache
+from state_ops.snapshots.stage_upload import MAIN, REST
+from state_ops.snapshots.sweep import sweep
+from state_ops.storage.storage import Storage
+from state_ops.storage.transfers import together
+
+POSITIONS = "positions"  # output: of each row that a tracked stage hands out, where it comes from
+_DISCARD_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class KeyedTask:
+    """All that the subtasks of one stage need for one epoch; shipped to the executors by value.
+
+    bases: by subtask, the snapshot to build on. tables: by output name, the table that gets it; an output without one
+    is staged as a channel if `channel`, else dropped. resident_mb: MiB of rows that a subtask keeps as a resident table. warm_mb:
+    MiB that entries of state caches may take in a worker process between epochs. full: the snapshot is to depend on no other.
+    stages: uids of all stages of the pipeline, the only ones whose local files are kept; none: nothing is known of others. seconds: what the epoch has left when its task begins; transfers stop then. swept: by subtask, where the sweep of expired state goes on.
+    forgotten: what a TTL has let expire before this epoch.
+    untold_timers: the stage has no on_timer, and what it builds on does not say whether timers are set.
+    origin: the epoch whose rows these are, and whose time and progress the others say, if not this one. patience: seconds after which
+    the subtask stops between two batches, and leaves the rest; None: it applies all rows. unfinished: the origin has further rows.
+    reread: rows for the next stages may be read again after this epoch.
+    asynchronous: a snapshot may be written after the barrier, where the coordinator shares the disk. objects: those that this host keeps. keep: attempts whose local directories are still needed, besides the bases'. here: a file of the coordinator's: a subtask that sees it
+    shares its disk, and leaves the uploads to it; None: each subtask uploads by itself.
+    """
+
+    stage: Stage
+    shapes: Shapes
+    epoch: CheckpointId
+    generation: Generation
+    now: datetime
+    progress: Progress
+    parallelism: int
+    max_parallelism: int
+    storage: Storage
+    work_dir: Path
+    bases: Mapping[int, Snapshot | LocalSnapshot]
+    tables: Mapping[str, str]
+    channel: bool
+    event_time: str | None
+    backend: str = DEFAULT
+    options: BackendOptions = field(default_factory=BackendOptions)
+    cache: CacheSizes | None = None
+    resident_mb: int = 64
+    warm_mb: int = 256
+    full: bool = False
+    stages: tuple[str, ...] = ()
+    seconds: float | None = None
+    swept: Mapping[int, str] = field(default_factory=dict)
+    forgotten: Forgotten | None = None
+    keep: frozenset[AttemptId] = frozenset()
+    here: Path | None = None
+    origin: CheckpointId | None = None
+    patience: float | None = None
+    unfinished: bool = False
+    reread: bool = False
+    asynchronous: bool = False
+    objects: ObjectCache | None = None
+    untold_timers: bool = False
+
+
+@dataclass
+class _Counters:
+    rows_in: int = 0
+    rows_out: int = 0
+    rows_null_key: int = 0
+    max_event_time: int | None = None
+    entries: int | None = None
+    ms: dict[str, float] = field(default_factory=dict)
+
+
+def run(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Ack:
+    """Run one subtask to its ack. A failure is an ack too, a decline with the typed error in it; nothing is raised."""
+    attempt = Attempt(
+        task.stage.uid,
+        subtask,
+        task.generation,
+        task.epoch,
+        new_attempt_id(),
+        task.work_dir / task.stage.uid / str(subtask),
+    )
+    counters = _Counters()
+    where = f"stage {task.stage.uid}, epoch {task.epoch}, subtask {subtask}"
+    declined: WeirError
+    try:
+        return _run(task, attempt, batches, counters)
+    except WeirError as error:
+        declined = error
+    except OSError as error:
+        declined = TransientError(
+            f"{type(error).__name__}: {error}",
+            where=where,
+            next="The epoch was declined and will be replayed. Look at disk space and at the storage.",
+        )
+    except (Exception, PanicException) as error:
+        # Not foreseen: say all there is to say, and do not let Spark try it four times. A panic of Polars' is no Exception.
+        declined = StageError(
+            f"The stage {task.stage.uid} failed: {type(error).__name__}: {error}",
+            where=where,
+            next="The epoch was declined; state, offsets and tables are as they were. The trace above says where.",
+            traceback=traceback.format_exc(),
+        )
+    shutil.rmtree(attempt.directory, ignore_errors=True)
+    return Ack(task.stage.uid, subtask, attempt.id, task.epoch, task.generation, error=to_report(declined))
+
+
+def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], counters: _Counters) -> Ack:
+    deadline = None if task.seconds is None else time.monotonic() + task.seconds
+    base = task.bases.get(attempt.subtask)
+    keep = task.keep.union(*(_local_owners(known) for known in task.bases.values()))
+    sweep(attempt, keep, task.stages, task.parallelism)
+    clock = time.perf_counter()
+    kind = named(task.backend)
+    is_immutable = composite.is_immutable(kind)
+    shared = task.here is not None and task.here.exists()
+    freezer = Freezer(task.asynchronous and shared, task.backend, task.stage.uid, attempt.subtask, task.warm_mb << 20)
+    held = freezer.claim(base)
+    progress = _progress(task, attempt)
+    forked = snapshot.fork(
+        task.storage, attempt, base, deadline, is_immutable, task.objects, read=held is None, progress=progress
+    )
+    if progress.fetched and task.seconds is not None:  # which has taken nothing of the epoch's time
+        deadline = time.monotonic() + task.seconds
+    with snapshot.healing(forked):
+        where = f"stage {task.stage.uid}, epoch {task.epoch}, subtask {attempt.subtask}"
+        options = replace(task.options, where=where)
+        backend = held.thaw(options) if held is not None else composite.opened(kind, forked.db, options)
+        clock = _lap(counters, "open", clock)
+        staged = _Staged(task, attempt)
+        with _closed(backend, staged):
+            watermark = None if task.progress.before is None else from_micros(task.progress.before)
+            epoch = Epoch(task.origin or task.epoch, task.now, watermark, attempt.subtask, task.parallelism)
+            groups = group_range(attempt.subtask, task.parallelism, task.max_parallelism)
+            moved = isinstance(base, Snapshot) and base.rescaled
+            if isinstance(base, Snapshot) and moved:
+                rescale.settle(backend, base, groups)
+                clock = _lap(counters, "rescale", clock)
+            if task.untold_timers and are_set(backend, groups):
+                left = timers_left(task.stage.uid)
+                raise PipelineError(f"{left.what.capitalize()}.", where=where, next=left.next)
+            residence = Residence(forked.source, attempt.directory, task.resident_mb << 20, groups, fresh=base is None)
+            swept = task.swept.get(attempt.subtask)
+            caching = Caching(task.cache, task.stage.uid, attempt.subtask, base, task.warm_mb << 20)
+            operator = build(
+                task.stage,
+                task.shapes,
+                backend,
+                epoch,
+                task.progress,
+                groups,
+                swept,
+                caching.open,
+                residence,
+                task.epoch,
+                task.forgotten,
+            )
+            arriving = _Patient(batches, task.patience)
+            for rows in _data(task, arriving, counters):
+                for output, table in operator.process(rows):
+                    counters.rows_out += staged.write(output, table)
+                if counters.rows_in > operator.rows_deferred:
+                    arriving.applied()
+            stopped = staged.leave(_as_seen(batch) for batch in arriving.rest())
+            for output, table in operator.pause() if stopped or task.unfinished else operator.barrier():
+                if output == REST:
+                    staged.leave([table.drop_columns([GROUP])])
+                    counters.rows_in -= table.num_rows
+                else:
+                    counters.rows_out += staged.write(output, table)
+            clock = _lap(counters, "process", clock)
+            caching.barrier()
+            changed = backend.written or moved or (task.full and base is not None)
+            counters.entries = backend.approximate_entries()
+            frozen = freezer.freeze(backend)
+            taken = snapshot.take(attempt, backend) if changed and frozen is None else []
+            _lap(counters, "sync", clock)
+    prepared: LocalSnapshot | None = None
+    if changed and frozen is not None:
+        prepared = snapshot.begin(attempt, forked, frozen, is_immutable)
+    elif changed:
+        prepared = snapshot.prepare(attempt, forked, taken, is_immutable)
+    else:
+        shutil.rmtree(forked.db, ignore_errors=True)
+    handed = Handover(base.attempt if base else None, prepared, staged.files(), str(attempt.directory))
+    ack = _ack(task, attempt, handed, operator, counters, caching)
+    if not shared:
+        ack = _uploaded(task, attempt, base, ack, deadline)
+    for kept in (caching, freezer):
+        kept.keep(attempt.id if changed else base.attempt if base else None)
+    return ack
+
+
+def _progress(task: KeyedTask, attempt: Attempt) -> RestoreProgress:
+    """Tells the coordinator that the subtask's state is being fetched, often enough for the epoch's time."""
+    about = Restoring("epoch", task.stage.uid, attempt.subtask, task.generation, task.epoch)
+    seconds = BEAT_SECONDS if task.seconds is None else min(BEAT_SECONDS, max(0.0, task.seconds) / 5 + 0.05)
+    return RestoreProgress(task.storage, about, seconds)
+
+
+def _local_owners(base: Snapshot | LocalSnapshot) -> set[AttemptId]:
+    """The attempts in whose local directories a base's files may lie."""
+    if isinstance(base, Snapshot) and base.rescaled:
+        return {base.attempt, *(file.snapshot or file.attempt for file in base.files)}
+    return {base.attempt}
+
+
+def _uploaded(
+    task: KeyedTask, attempt: Attempt, base: Snapshot | LocalSnapshot | None, ack: Ack, deadline: float | None
+) -> Ack:
+    """The ack of a subtask that uploads by itself: nobody else sees this disk."""
+    if isinstance(base, LocalSnapshot):
+        raise LocalBaseError(
+            "The epoch before is still being uploaded by a coordinator that does not see this disk.",
+            where=str(attempt.directory),
+            next="The stage runs again as soon as it is in storage.",
+        )
+    bases = {} if base is None else {attempt.subtask: base}
+    with _discarded_on_failure(task, attempt, ack):
+        (durable,) = stage_upload.upload(
+            task.storage, [ack], bases, full=task.full, channels=partial(_for_stages, task), deadline=deadline
+        )
+    stage_upload.clear([ack])
+    return durable
+
+
+def _for_stages(task: KeyedTask, file: StagedFile) -> bool:
+    """Whether a stage, or the coordinator, may read these rows from storage. What goes to a table can be read there, in this epoch."""
+    return file.name in (REST, POSITIONS) or (task.channel and (task.reread or MAIN not in task.tables))
+
+
+@contextmanager
+def _closed(backend: Backend, staged: _Staged) -> Iterator[None]:
+    """Close both at the end. On a full disk closing fails as well: that must not replace the error that says so."""
+    try:
+        yield
+    except BaseException:
+        for close in (backend.close, staged.close):
+            with suppress(Exception):
+                close()
+        raise
+    backend.close()
+    staged.close()
+
+
+@contextmanager
+def _discarded_on_failure(task: KeyedTask, attempt: Attempt, ack: Ack) -> Iterator[None]:
+    """Leave no object of an attempt that will not ack, as far as storage still answers; the coordinator does the rest."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError, WeirError):
+            together(
+                _discard,
+                [(task.storage, attempt, [file.path for file in _staged_of(ack)])],
+                at_once=1,
+                deadline=time.monotonic() + _DISCARD_SECONDS,
+                grace=0,
+            )
+        raise
+
+
+def _staged_of(ack: Ack) -> list[StagedFile]:
+    """Everything that an attempt may have uploaded beside its snapshot."""
+    channels = [file for file in stage_upload.for_stages(ack) if isinstance(file, StagedFile)]
+    return [*(ack.handover.staged if ack.handover else ()), *channels]
+
+
+def _discard(own: tuple[Storage, Attempt, list[str]], cancelled: Event) -> None:
+    storage, attempt, staged = own
+    snapshot.discard(storage, attempt)
+    for path in staged:
+        if not cancelled.is_set():
+            storage.delete(path)
+
+
+def _ack(
+    task: KeyedTask,
+    attempt: Attempt,
+    handed: Handover,
+    operator: Operator,
+    counters: _Counters,
+    caching: Caching,
+) -> Ack:
+    return Ack(
+        task.stage.uid,
+        attempt.subtask,
+        attempt.id,
+        task.epoch,
+        task.generation,
+        rows_in=counters.rows_in,
+        rows_out=counters.rows_out,
+        rows_late=operator.rows_late,
+        rows_null_key=counters.rows_null_key,
+        max_event_time=counters.max_event_time,
+        closed_upto=operator.closed_upto,
+        swept=operator.swept if isinstance(operator, FunctionOperator) else None,
+        ms=counters.ms,
+        cache=caching.figures,
+        entries=counters.entries,
+        timers=operator.has_timers if isinstance(operator, FunctionOperator) else None,
+        handover=handed,
+    )
+
+
+class _Patient:
+    """The batches until the time is up, counted from the first one, but not before something has been applied; then the rest."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], seconds: float | None) -> None:
+        self._batches, self._seconds = batches, seconds
+        self._applied = False
+
+    def applied(self) -> None:
+        self._applied = True
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        began: float | None = None
+        for batch in self._batches:
+            began = time.monotonic() if began is None and batch.num_rows else began
+            yield batch  # whoever takes the next one is done with this
+            if self._seconds is None or began is None or not self._applied:
+                continue
+            if time.monotonic() >= began + self._seconds:
+                return
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        return (batch for batch in self._batches if batch.num_rows)
+
+
+def _as_seen(batch: pa.RecordBatch) -> pa.Table:
+    """Rows as the stage's function would see them; those with null keys are treated when they are applied."""
+    return frames.canonical(pa.Table.from_batches([batch])).drop_columns([GROUP])
+
+
+def _data(task: KeyedTask, batches: Iterable[pa.RecordBatch], counters: _Counters) -> Iterator[pa.Table]:
+    """The batches in canonical types, null keys treated by policy."""
+    for batch in batches:
+        rows = frames.canonical(pa.Table.from_batches([batch]))
+        rows = _without_null_keys(task, rows, counters)
+        if not rows.num_rows:
+            continue
+        counters.rows_in += rows.num_rows
+        if task.event_time is not None and task.event_time in rows.column_names:
+            newest = event_time_of(rows, task.event_time)
+            if newest is not None:
+                seen = counters.max_event_time
+                counters.max_event_time = newest if seen is None else max(newest, seen)
+        yield rows
+
+
+def _without_null_keys(task: KeyedTask, rows: pa.Table, counters: _Counters) -> pa.Table:
+    for name in task.stage.key:
+        missing = rows.column(name).null_count
+        if not missing:
+            continue
+        if task.stage.null_keys == "fail":
+            raise InputError(
+                f"{missing} rows of a batch have no {name!r}, which is a key of {task.stage.uid}.",
+                where=f"stage {task.stage.uid}, epoch {task.epoch}",
+                next=f'Leave them out and count them: where="{name} IS NOT NULL", or null_keys="drop" on the stage.',
+            )
+        counters.rows_null_key += missing
+        rows = rows.filter(pc.is_valid(rows.column(name)))
+    return rows
+
+
+def _lap(counters: _Counters, phase: str, since: float) -> float:
+    now = time.perf_counter()
+    counters.ms[phase] = round((now - since) * 1000, 3)
+    return now
+
+
+class _Staged:
+    """The rows that one attempt hands out: a Parquet file for each output, written locally, to be uploaded whole."""
+
+    def __init__(self, task: KeyedTask, attempt: Attempt) -> None:
+        self._task, self._attempt = task, attempt
+        self._writers: dict[str, pq.ParquetWriter] = {}
+        self._rows: dict[str, int] = {}
+        self._rest: list[StagedFile] = []
+
+    def write(self, output: str, table: pa.Table) -> int:
+        """Stage rows; returns how many count as the stage's output (side outputs do not)."""
+        if not table.num_rows:
+            return 0
+        if output == MAIN and self._task.shapes.tracked:
+            self._write(POSITIONS, table.select([ROW]))
+            table = table.drop_columns([ROW])
+        counted = table.num_rows if output == MAIN else 0
+        if output not in self._task.tables and not (output == MAIN and self._task.channel):
+            return counted
+        self._write(output, table)
+        return counted
+
+    def _write(self, output: str, table: pa.Table) -> None:
+        if output not in self._writers:
+            self._writers[output] = staged_writer(self._local(output), table.schema)
+        self._writers[output].write_table(table)
+        self._rows[output] = self._rows.get(output, 0) + table.num_rows
+
+    def leave(self, tables: Iterable[pa.Table]) -> bool:
+        """Stage rows of the input that have not been applied, a file for each batch; returns whether there were any."""
+        before = len(self._rest)
+        for table in tables:
+            name = f"{len(self._rest):06}"
+            local = self._local(f"{REST}-{name}")
+            with staged_writer(local, table.schema) as writer:
+                writer.write_table(table)
+            path = f"{self._place(f'channels/{self._attempt.operator}')}/{name}.parquet"
+            self._rest.append(StagedFile(CHANNEL, REST, str(local), path, local.stat().st_size, None, table.num_rows))
+        return len(self._rest) > before
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+    def files(self) -> tuple[StagedFile, ...]:
+        return (*(self._file(output) for output in sorted(self._writers)), *self._rest)
+
+    def _file(self, output: str) -> StagedFile:
+        table = self._task.tables.get(output)
+        place = self._place(f"tables/{table}/data" if table else f"channels/{self._attempt.operator}")
+        path = f"{place}/{POSITIONS}.parquet" if output == POSITIONS else f"{place}.parquet"
+        kind = OUTPUT if table else CHANNEL
+        local = self._local(output)
+        return StagedFile(kind, output, str(local), path, local.stat().st_size, table, self._rows[output])
+
+    def _place(self, directory: str) -> str:
+        attempt = self._attempt
+        return f"{directory}/{epoch_dir(attempt.generation, attempt.epoch)}/{attempt.subtask}-{attempt.id}"
+
+    def _local(self, output: str) -> Path:
+        return self._attempt.directory / f"{output}.parquet"

@@ -1,0 +1,39 @@
+"""How long each phase of an epoch took, and which one bounded it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+
+def lap(ms: dict[str, float], phase: str, since: float) -> float:
+    now = time.perf_counter()
+    ms[phase] = round((now - since) * 1000, 3)
+    return now
+
+
+_LANES = {
+    "gate": "gates",
+    "upload": "uploads",
+    "seal": "commits",
+    "commits_before": "commits",
+    "publishing_before": "publishing",
+    "pruning_before": "pruning",
+}  # by phase, but for stages' own
+
+
+def bottleneck(ms: Mapping[str, float]) -> str | None:
+    """What an epoch kept busy longest, hence what bounds how many there can be: a stage by its uid, "gates", "uploads", "commits",
+    "publishing" or "pruning".
+
+    ms: a checkpoint's. Publishing and pruning are those of epochs before, and so is what commits take beside sealing: each is done one after the other.
+    """
+    lanes: dict[str, float] = {}
+    for phase, took in ms.items():
+        if phase == "seal:gates":  # a part of "seal"
+            continue
+        kind, _, uid = phase.partition(":")
+        lane = _LANES.get(kind, uid if kind in ("stage", "quarantine") else None)
+        if lane is not None:
+            lanes[lane] = lanes.get(lane, 0.0) + took
+    return max(lanes, key=lambda lane: lanes[lane], default=None)

@@ -1,0 +1,227 @@
+"""Whether anything depends on how the input is cut into epochs, batches and subtasks: trials by chance, compared with the plainest."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from pipelines.runtime.definition import MAX_PARALLELISM, FileSource, Pipeline, Stage, source_of
+from pipelines.runtime.operators import EPOCH
+from pipelines.runtime.sources.row_order import ordered
+from pipelines.testing.stage_run import FIRST_NOW, PipelineRun, Rows, StageRun, canonical, stacked, table_of
+from state_ops.schema.state_class import State
+
+_CLOSE = 1e-9  # relative; sums of floats differ in their last bits with the order of adding
+
+
+@dataclass(frozen=True, slots=True)
+class _Slicing:
+    """How one trial cuts its rows. cuts: where epochs end, as shares of the rows."""
+
+    cuts: tuple[float, ...]
+    batch_rows: int
+    parallelism: int
+    seed: int
+
+    def sizes(self, rows: int) -> list[int]:
+        ends = [round(cut * rows) for cut in self.cuts] + [rows]
+        return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    tables: dict[str, pl.DataFrame]
+    states: dict[str, dict[Any, State]]
+
+
+def assert_slicing_does_not_matter(
+    target: Stage | Pipeline,
+    rows: Rows | Mapping[str, Rows],
+    *,
+    state: Mapping[Any, State] | None = None,
+    trials: int = 10,
+    seed: int = 0,
+    schema: pa.Schema | Mapping[str, pa.DataType] | None = None,
+) -> None:
+    """Check that a stage or a pipeline gives the same rows and the same final state however its input is cut.
+
+    Where epochs and batches end, and how many subtasks there are, is chance in production, so nothing may depend on it.
+    Each trial cuts the rows at random places into epochs, some of them empty, and into batches, for 1 to 4 subtasks, and
+    closes every window at the end; it must agree with one epoch in one batch on one subtask. Epochs get the rows in the
+    order of `order_by`, or of event time without it; rows that tie, and all rows of an epoch where the stage declares no
+    order, come in any order, as from Spark. `epoch.now` is always the same. Floats may differ in their last bits.
+
+    state: what a stage's keys have at first. Raises AssertionError with the first difference and the slicing behind it.
+    """
+    played = _player(target, rows, state or {}, schema)
+    plain = played(_Slicing((), 1 << 30, 1, seed))
+    chance = random.Random(seed)
+    for trial in range(trials):
+        slicing = _slicing(chance, trial)
+        try:
+            found = _difference(plain, played(slicing))
+        except Exception as error:
+            error.add_note(f"slicing: {_said(slicing)} (trial {trial}, seed {seed})")
+            raise
+        if found:
+            raise AssertionError(
+                f"{target.uid if isinstance(target, Stage) else target.name} depends on how its input is sliced.\n"
+                f"  first difference: {found}\n"
+                f"  slicing: {_said(slicing)} (trial {trial}, seed {seed}); compared with one epoch in one batch on one subtask"
+            )
+
+
+def _slicing(chance: random.Random, trial: int) -> _Slicing:
+    if trial == 0:  # batches of one row: where most functions that look around in their batch give themselves away
+        return _Slicing((), 1, 1, chance.randrange(1 << 30))
+    if trial == 1:
+        return _Slicing((0.5,), 1 << 30, 2, chance.randrange(1 << 30))
+    cuts = sorted(chance.random() for _ in range(chance.randint(0, 6)))
+    if cuts and chance.random() < 0.5:
+        cuts = sorted([*cuts, chance.choice(cuts)])  # an empty epoch
+    batch = chance.choice([1, 2, 3, chance.randint(4, 50), 1 << 30])
+    return _Slicing(tuple(cuts), batch, chance.randint(1, 4), chance.randrange(1 << 30))
+
+
+def _said(slicing: _Slicing) -> str:
+    shares = [f"{100 * cut:.1f} %" for cut in slicing.cuts]
+    epochs = f"epochs that end after {', '.join(shares)} and 100 % of the rows" if shares else "one epoch"
+    batches = "whole" if slicing.batch_rows == 1 << 30 else f"in batches of at most {slicing.batch_rows}"
+    return f"{epochs}, {batches}, {slicing.parallelism} subtask{'s' if slicing.parallelism > 1 else ''}"
+
+
+def _player(target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], schema: Any) -> Any:
+    """What plays the target with one slicing, as a function of it."""
+    if isinstance(target, Stage):
+        readers = {"rows": [target]}
+        given = {"rows": rows}
+    else:
+        names = [source.name for source in target.sources]
+        readers = {
+            name: [s for s in target.stages if isinstance(s.input, FileSource) and s.input.name == name]
+            for name in names
+        }
+        given = dict(rows) if isinstance(rows, Mapping) else {names[0]: rows}
+    fixed = None if schema is None else canonical(pa.schema(schema))
+    tables = {name: table for name, one in given.items() if (table := table_of(one, fixed)) is not None}
+
+    def play(slicing: _Slicing) -> _Result:
+        chance = random.Random(slicing.seed)
+        epochs = {name: _cut(table, readers[name], slicing, chance) for name, table in tables.items()}
+        number = len(slicing.cuts) + 1
+        if isinstance(target, Stage):
+            one = StageRun(target, state, slicing.parallelism, MAX_PARALLELISM, slicing.batch_rows, fixed)
+            outs, lates = [], []
+            for index in range(number + 1):
+                drain = index == number
+                outs.append(
+                    one.epoch(() if drain else epochs["rows"][index] if epochs else (), now=FIRST_NOW, drain=drain)
+                )
+                lates.append(one.late)
+            states = {} if target.window else {target.uid: dict(one.state)}
+            one.close()
+            return _Result({"output": _newest(target, stacked(outs)), "late": stacked(lates)}, states)
+        several = PipelineRun(target, slicing.parallelism, slicing.batch_rows, fixed)
+        for index in range(number):
+            several.epoch({name: parts[index] for name, parts in epochs.items()}, now=FIRST_NOW)
+        several.epoch({}, now=FIRST_NOW, drain=True)
+        made = several.tables
+        for stage in target.stages:
+            if stage.sink is not None:
+                made[stage.sink.table] = _newest(stage, made[stage.sink.table])
+        result = _Result(made, {uid: dict(states) for uid, states in several.states.items()})
+        for one in several.stages.values():
+            one.close()
+        return result
+
+    return play
+
+
+def _newest(stage: Stage, rows: pl.DataFrame) -> pl.DataFrame:
+    """What is to be compared of a stage's rows: of running aggregates, which come once an epoch, each key's newest row."""
+    if stage.aggregation is None or not rows.width:
+        return rows
+    return rows.sort(EPOCH).unique(list(stage.key), keep="last", maintain_order=True).drop(EPOCH)
+
+
+def _cut(table: pa.Table, readers: Sequence[Stage], slicing: _Slicing, chance: random.Random) -> list[pa.Table]:
+    order_by = next((stage.order_by for stage in readers if stage.order_by), ())
+    event_time = source_of(readers[0]).event_time
+    if not order_by and event_time is None:
+        event_time = readers[0].on
+    columns = list(order_by) or ([event_time] if event_time and event_time in table.column_names else [])
+    table = table.take(_shuffled(table.num_rows, chance))
+    if columns:
+        table = table.take(ordered(table, columns))
+    parts, start = [], 0
+    for size in slicing.sizes(table.num_rows):
+        parts.append(table.slice(start, size).take(_shuffled(size, chance)))
+        start += size
+    return parts
+
+
+def _shuffled(number: int, chance: random.Random) -> np.ndarray:
+    order = list(range(number))
+    chance.shuffle(order)
+    return np.array(order, np.int64)
+
+
+def _difference(plain: _Result, other: _Result) -> str | None:
+    for name, table in plain.tables.items():
+        found = _rows_differ(table, other.tables[name])
+        if found:
+            return f"{name}: {found}"
+    for uid, states in plain.states.items():
+        for key in [*states, *(other.states[uid].keys() - states.keys())]:
+            mine, others = states.get(key), other.states[uid].get(key)
+            if mine is None or others is None:
+                return f"state of {key!r} in {uid}: {others}, expected {mine}"
+            for field, value in mine.as_dict().items():
+                if not _same(value, others.as_dict()[field]):
+                    return f"state of {key!r} in {uid}: {field} is {others.as_dict()[field]!r}, expected {value!r}"
+    return None
+
+
+def _rows_differ(expected: pl.DataFrame, found: pl.DataFrame) -> str | None:
+    columns = expected.columns or found.columns
+    mine, others = sorted(expected.rows(), key=_sortable), sorted(found.rows(), key=_sortable)
+    if len(mine) == len(others) and all(all(map(_same, a, b)) for a, b in zip(mine, others, strict=True)):
+        return None
+    here, there = Counter(map(_sortable, mine)), Counter(map(_sortable, others))
+    missing = next((row for row in mine if here[_sortable(row)] > there[_sortable(row)]), None)
+    extra = next((row for row in others if there[_sortable(row)] > here[_sortable(row)]), None)
+    said = []
+    if missing is not None:
+        said.append(f"the row {dict(zip(columns, missing, strict=True))} is missing")
+    if extra is not None:
+        said.append(
+            f"the row {dict(zip(columns, extra, strict=True))} is there instead"
+            if said
+            else f"the row {dict(zip(columns, extra, strict=True))} is too many"
+        )
+    return "; ".join(said) + f" ({len(others)} rows, expected {len(mine)})"
+
+
+def _sortable(row: tuple) -> tuple[str, str]:
+    exact = [None if isinstance(value, float) else value for value in row]
+    return repr(exact), repr([f"{value:.8g}" for value in row if isinstance(value, float)])
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=_CLOSE, abs_tol=_CLOSE) or (math.isnan(a) and math.isnan(b))
+    if isinstance(a, State) and type(a) is type(b):
+        return _same(a.as_dict(), b.as_dict())
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(one, b[key]) for key, one in a.items())
+    return type(a) is type(b) and a == b

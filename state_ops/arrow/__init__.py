@@ -1,0 +1,4 @@
+"""Arrow tables, frames, types and casts.
+
+Imports no other room.
+"""

@@ -1,0 +1,367 @@
+"""Frames in and out: any frame becomes one canonical Arrow table, and an Arrow table becomes what a function asked for."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import re
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+
+from state_ops.arrow.columns import array_of_fixed, fixed_values, nulls_of
+from state_ops.arrow.nested import elements
+from state_ops.errors import PipelineError, StageError
+
+_SIGNED = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.int64(),
+}
+_OFFSET = re.compile(r"[zZ]|[+-]\d\d(:?\d\d)?")
+_STORABLE = frozenset(
+    {
+        pa.int8(),
+        pa.int16(),
+        pa.int32(),
+        pa.int64(),
+        pa.float32(),
+        pa.float64(),
+        pa.bool_(),
+        pa.string(),
+        pa.binary(),
+        pa.date32(),
+        pa.timestamp("us"),
+        pa.timestamp("us", tz="UTC"),
+    }
+)
+
+
+_PASSABLE = _STORABLE | {pa.time64("ns"), pa.duration("us"), pa.null()}
+
+
+def canonical_type(type: pa.DataType) -> pa.DataType:
+    """The type that Weir stores for `type`: no views, dictionaries, extensions, large offsets, fixed sizes, unsigned
+    numbers or units but microseconds. A time of day, which no table holds, has nanoseconds, as Spark hands it out."""
+    if isinstance(type, pa.BaseExtensionType):
+        return canonical_type(type.storage_type)
+    if type in _SIGNED:
+        return _SIGNED[type]
+    if pa.types.is_large_string(type) or pa.types.is_string_view(type):
+        return pa.string()
+    if pa.types.is_large_binary(type) or pa.types.is_binary_view(type) or pa.types.is_fixed_size_binary(type):
+        return pa.binary()
+    if pa.types.is_dictionary(type):
+        return canonical_type(type.value_type)
+    if pa.types.is_timestamp(type):
+        return pa.timestamp("us", tz="UTC")
+    if pa.types.is_date64(type):
+        return pa.date32()
+    if pa.types.is_decimal(type) and type.precision <= 38:
+        return pa.decimal128(type.precision, type.scale)
+    if pa.types.is_time(type):
+        return pa.time64("ns")
+    if pa.types.is_duration(type):
+        return pa.duration("us")
+    if _is_sequence(type):
+        return pa.list_(canonical_type(type.value_type))
+    if pa.types.is_map(type):
+        return pa.map_(canonical_type(type.key_type), canonical_type(type.item_type))
+    if pa.types.is_struct(type):
+        return pa.struct([(field.name, canonical_type(field.type)) for field in type])
+    return type
+
+
+def common_type(type: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """What two canonical types have in common where a column, or a part of it, that is all null has none in one of them; None if they differ."""
+    if type == other or pa.types.is_null(other):
+        return type
+    if pa.types.is_null(type):
+        return other
+    if type.id != other.id or type.num_fields != other.num_fields or not pa.types.is_nested(type):
+        return None
+    parts = [(type.field(part), other.field(part)) for part in range(type.num_fields)]
+    found = [common_type(one.type, another.type) for one, another in parts]
+    if any(part is None for part in found):
+        return None
+    if pa.types.is_struct(type):
+        same = all(one.name == another.name for one, another in parts)
+        return pa.struct([(one.name, part) for (one, _), part in zip(parts, found, strict=True)]) if same else None
+    return pa.map_(*found) if pa.types.is_map(type) else pa.list_(*found)
+
+
+def _is_sequence(type: pa.DataType) -> bool:
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(kind(type) for kind in (*kinds, pa.types.is_list_view, pa.types.is_large_list_view))
+
+
+def unreadable(type: pa.DataType) -> pa.DataType | None:
+    """The canonical type itself, or the part of it, that cannot pass from a file to a stage; None if all of it can."""
+    return unstorable(type, storable=_PASSABLE)
+
+
+def unstorable(
+    type: pa.DataType, in_map: bool = False, storable: frozenset[pa.DataType] = _STORABLE
+) -> pa.DataType | None:
+    """The canonical type itself, or the part of it, that neither Delta nor Spark has; None if all of it can be stored.
+
+    storable: the types without parts that can be, beside decimals of up to 38 digits.
+    """
+    if in_map and type == pa.timestamp("us"):
+        return type  # delta-rs does not declare the table feature that it needs there, and then refuses the table
+    if type in storable or (pa.types.is_decimal128(type) and 0 <= type.scale <= type.precision):
+        return None
+    if pa.types.is_map(type):
+        parts, in_map = [type.key_type, type.item_type], True
+    elif pa.types.is_list(type):
+        parts = [type.value_type]
+    elif pa.types.is_struct(type):
+        parts = [field.type for field in type]
+    else:
+        return type
+    return next((found for part in parts if (found := unstorable(part, in_map, storable)) is not None), None)
+
+
+def canonical_schema(schema: pa.Schema) -> pa.Schema:
+    """`schema` with canonical types, same names and order, no metadata."""
+    return pa.schema([(field.name, canonical_type(field.type)) for field in schema])
+
+
+def canonical(table: pa.Table) -> pa.Table:
+    """`table` with canonical types, same names and order, no metadata. Nanoseconds are cut to microseconds."""
+    schema = canonical_schema(table.schema)
+    if table.schema.equals(schema, check_metadata=True):
+        return table
+    for at, field in enumerate(table.schema):
+        if _is_cut(field.type):
+            chunks = [with_leaves(chunk, _cut) for chunk in table.column(at).chunks]
+            table = table.set_column(
+                at, field.name, pa.chunked_array(chunks, None if chunks else schema.field(at).type)
+            )
+    return table.cast(schema)
+
+
+def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of a canonical schema by name, in its order and types, of rows that may have them in another one.
+
+    Files of one table may: a deploy can hand out the same columns in another order, and a compaction writes other Arrow types. Columns that
+    the rows lack are null; those that the schema lacks are left out.
+    """
+    rows = canonical(table)
+    columns = [
+        rows.column(field.name) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.table(columns, names=schema.names).cast(schema)
+
+
+def with_leaves(array: pa.Array, leaf: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """The array with all that is no list, map or struct replaced, in the order in which a Parquet file has its columns.
+
+    Dictionaries, extensions and views of lists become what they hold; the names and the nullability of what lists and maps hold are lost.
+    """
+    type = array.type
+    if isinstance(type, pa.BaseExtensionType):
+        return with_leaves(array.storage, leaf)
+    if pa.types.is_dictionary(type):
+        return with_leaves(array.dictionary_decode(), leaf)
+    mask = array.is_null() if array.null_count else None
+    if pa.types.is_struct(type):
+        parts = [with_leaves(part, leaf) for part in array.flatten()]
+        fields = [pa.field(field.name, part.type) for field, part in zip(type, parts, strict=True)]
+        return pa.StructArray.from_arrays(parts, fields=fields, mask=mask)
+    if not _is_sequence(type) and not pa.types.is_map(type):
+        return leaf(array)
+    values, counts = elements(array)
+    values = with_leaves(values, leaf)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+    if pa.types.is_map(type):
+        return pa.MapArray.from_arrays(offsets, *values.flatten(), mask=mask)
+    return pa.ListArray.from_arrays(offsets, values, mask=mask)
+
+
+def _is_cut(type: pa.DataType) -> bool:
+    """Whether Arrow's own cast does not know the way to the canonical type, or refuses what it loses."""
+    if pa.types.is_timestamp(type) or pa.types.is_duration(type):
+        return bool(type.unit == "ns")
+    if isinstance(type, pa.BaseExtensionType) or pa.types.is_list_view(type) or pa.types.is_large_list_view(type):
+        return True
+    if pa.types.is_dictionary(type):
+        return _is_cut(type.value_type)
+    return any(_is_cut(type.field(part).type) for part in range(type.num_fields))
+
+
+def _cut(leaf: pa.Array) -> pa.Array:
+    """Nanoseconds cut down to microseconds. Arrow refuses to lose any, or cuts up before 1970."""
+    type = leaf.type
+    if not ((pa.types.is_timestamp(type) or pa.types.is_duration(type)) and type.unit == "ns"):
+        return leaf
+    cut = pa.timestamp("us", tz=type.tz) if pa.types.is_timestamp(type) else pa.duration("us")
+    return array_of_fixed(cut, fixed_values(leaf) // 1000, nulls_of(leaf))
+
+
+def schema_to_json(schema: pa.Schema) -> dict[str, Any]:
+    """A schema as people read it (`columns`) and as programs read it back exactly (`ipc`, Arrow's own bytes in base64)."""
+    columns = {field.name: str(field.type) for field in schema}
+    return {"columns": columns, "ipc": base64.b64encode(schema.serialize().to_pybytes()).decode()}
+
+
+def schema_from_json(raw: dict[str, Any]) -> pa.Schema:
+    """The inverse of `schema_to_json`, in the types that are canonical now."""
+    written = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(raw["ipc"])))
+    return canonical_schema(written)
+
+
+def arrow(frame: Any, where: str = "") -> pa.Table:
+    """A canonical Arrow table from a pyarrow, Polars or pandas frame, or from anything with the Arrow PyCapsule interface."""
+    if isinstance(frame, pa.Table):
+        return canonical(frame)
+    if isinstance(frame, pa.RecordBatch):
+        return canonical(pa.Table.from_batches([frame]))
+    if isinstance(frame, pl.DataFrame):
+        return canonical(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
+    if isinstance(frame, pd.DataFrame):
+        return canonical(pa.Table.from_pandas(frame, preserve_index=False))
+    if hasattr(frame, "__arrow_c_stream__"):
+        return canonical(pa.table(frame))
+    raise StageError(
+        f"A frame was expected, not {type(frame).__name__}.",
+        where=where,
+        next="Return a polars.DataFrame, a pandas.DataFrame or a pyarrow.Table.",
+    )
+
+
+def polars(frame: Any) -> pl.DataFrame:
+    """A Polars frame from any frame."""
+    return frame if isinstance(frame, pl.DataFrame) else pl.from_arrow(arrow(frame))  # type: ignore[return-value]
+
+
+def from_arrow(table: pa.Table) -> pl.DataFrame:
+    """An Arrow table as a Polars frame. Times with a fixed offset are in UTC there: Polars knows only zones that have names."""
+    schema = pa.schema([field.with_type(_named_zones(field.type)) for field in table.schema])
+    return pl.from_arrow(table if schema == table.schema else table.cast(schema))  # type: ignore[return-value]
+
+
+def _named_zones(type: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(type):
+        return pa.timestamp(type.unit, tz="UTC") if type.tz and _OFFSET.fullmatch(type.tz) else type
+    if pa.types.is_struct(type):
+        return pa.struct([field.with_type(_named_zones(field.type)) for field in type])
+    if pa.types.is_map(type):
+        key, item = (field.with_type(_named_zones(field.type)) for field in (type.key_field, type.item_field))
+        return pa.map_(key, item)
+    if pa.types.is_fixed_size_list(type):
+        return pa.list_(type.value_field.with_type(_named_zones(type.value_type)), type.list_size)
+    if pa.types.is_list(type) or pa.types.is_large_list(type):
+        item = type.value_field.with_type(_named_zones(type.value_type))
+        return pa.list_(item) if pa.types.is_list(type) else pa.large_list(item)
+    return type
+
+
+def polars_type(type: pa.DataType) -> pl.DataType:
+    """The Polars type of a column of an Arrow type."""
+    return from_arrow(pa.table({"": pa.array([], type)})).dtypes[0]
+
+
+def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """A column for people: as `to_pylist` gives it, but text for a time or date that Python's years 1 to 9999 do not reach."""
+    try:
+        return column.to_pylist()
+    except OverflowError:
+        return [_python_value(value) for value in column]
+
+
+def python_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """A table for people, a dict a row; see `python_values`."""
+    columns = [python_values(column) for column in table.columns]
+    return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _python_value(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except OverflowError:
+        if isinstance(value, pa.StructScalar):
+            return {name: _python_value(part) for name, part in value.items()}
+        if isinstance(value, pa.MapScalar):
+            return [(_python_value(entry["key"]), _python_value(entry["value"])) for entry in value.values]
+        if isinstance(value, pa.ListScalar):
+            return [_python_value(part) for part in value.values]
+        # By NumPy: the text of Arrow has years of 16 bits.
+        if pa.types.is_timestamp(value.type):
+            text = str(np.datetime64(value.value, value.type.unit)).replace("T", " ")
+            return text + "Z" if value.type.tz else text
+        if pa.types.is_date(value.type):
+            return str(np.datetime64(value.value, "D" if pa.types.is_date32(value.type) else "ms").astype("M8[D]"))
+        return value.cast(pa.string()).as_py()
+
+
+def stored(frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:
+    """The columns of `schema` in exactly its types, which need not be canonical: state keeps unsigned numbers, nanoseconds,
+    time zones and fixed sizes. Raises ArrowInvalid for a value that its type cannot hold."""
+    return frame.select(schema.names).to_arrow(compat_level=pl.CompatLevel.oldest()).cast(schema)
+
+
+def _to_pandas(table: pa.Table) -> pd.DataFrame:
+    return table.to_pandas(types_mapper=_pandas_type)
+
+
+def _pandas_type(type: pa.DataType) -> Any:
+    """The pandas dtype of a column; None for NumPy's own (floats, timestamps).
+
+    With NumPy's, an integer or boolean column changes its dtype, and integers above 2**53 their value, where a batch holds
+    a null; and a column of objects has no type where a batch is empty. The same rows would not give the same results.
+    Floats stay NumPy's, in which a null is NaN, so a NaN comes back as a null: dtypes that tell the two apart fail in np.where, and
+    their isna and fillna pass over NaN.
+    """
+    if pa.types.is_signed_integer(type):
+        return {8: pd.Int8Dtype, 16: pd.Int16Dtype, 32: pd.Int32Dtype, 64: pd.Int64Dtype}[type.bit_width]()
+    if pa.types.is_boolean(type):
+        return pd.BooleanDtype()
+    if pa.types.is_string(type):
+        return pd.StringDtype("pyarrow")
+    return None if pa.types.is_floating(type) or pa.types.is_timestamp(type) else pd.ArrowDtype(type)
+
+
+def _to_arrow(table: pa.Table) -> pa.Table:
+    return table
+
+
+_BY_ANNOTATION: dict[Any, Callable[[pa.Table], Any]] = {
+    pl.DataFrame: from_arrow,
+    pd.DataFrame: _to_pandas,
+    pa.Table: _to_arrow,
+}
+_BY_TEXT = {
+    "pl.DataFrame": from_arrow,
+    "polars.DataFrame": from_arrow,
+    "pd.DataFrame": _to_pandas,
+    "pandas.DataFrame": _to_pandas,
+    "pa.Table": _to_arrow,
+    "pyarrow.Table": _to_arrow,
+}
+
+
+def converter(function: Callable[..., Any], parameter: int = 0) -> Callable[[pa.Table], Any]:
+    """What turns an Arrow table into the frame that a parameter of the function, by default its first, is annotated with."""
+    parameters = list(inspect.signature(function).parameters.values())[parameter:]
+    written = parameters[0].annotation if parameters else inspect.Parameter.empty
+    try:
+        hint = typing.get_type_hints(function).get(parameters[0].name, written) if parameters else written
+    except NameError:  # names imported for type checking only
+        hint = written
+    found = _BY_TEXT.get(hint) if isinstance(hint, str) else _BY_ANNOTATION.get(hint)
+    if found is None:
+        raise PipelineError(
+            f"Weir cannot tell which frame {function.__name__}() wants.",
+            where=f"{function.__module__}.{function.__qualname__}",
+            next=f"Annotate its {'second' if parameter else 'first'} parameter with pl.DataFrame, pd.DataFrame or pa.Table"
+            f"{', or with list[dict]' if parameter else ''}.",
+        )
+    return found

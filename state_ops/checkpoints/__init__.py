@@ -1,0 +1,4 @@
+"""Checkpoints: their records, the coordinator that completes them, the registry, retention.
+
+Imports `storage`, `delta` and `coordination`.
+"""

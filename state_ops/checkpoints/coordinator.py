@@ -1,0 +1,325 @@
+"""The coordinator's decisions, without Spark, clock or I/O: when to cut a barrier, what an ack means, what may be committed.
+
+    trigger -> pending -> every subtask acked -> begin_commit -> completed      in id order, never a newer one first
+                  |                                   |
+                  +-- declined, timed out, gate ... --+-> abort: it, and every pending epoch that was built on it
+
+Epoch n+1 may start while n is pending. It continues n (`parent_id`), but its files name only objects of checkpoints that
+are confirmed, from its `base` on; `needed` says which of those pruning must leave for it. So n may fall at any time.
+
+Times are seconds on any clock that the caller likes; one that goes back is taken for one that stood still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from state_ops.checkpoints.checkpoint import OUTPUT, STATE, Ack, Checkpoint, StateFile
+from state_ops.checkpoints.pending_checkpoint import (
+    Aborted,
+    AckOutcome,
+    FailureReason,
+    PendingCheckpoint,
+    Received,
+    Refusal,
+    Trigger,
+    misreference,
+    owns,
+)
+from state_ops.errors import DamageError
+from state_ops.ids import CheckpointId, Generation
+
+_LONGEST_RETRY = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How often barriers are cut, and how much may go wrong. Times in seconds.
+
+    interval: between barriers while data waits, None = only on request. min_pause: least time since the last epoch began or
+    ended. timeout: from trigger to commit. tolerable_failures: in a row. num_retained: completed checkpoints to keep.
+    """
+
+    interval: float | None = None
+    min_pause: float = 0.0
+    timeout: float = 600.0
+    max_concurrent: int = 1
+    tolerable_failures: int = 0
+    num_retained: int = 1
+
+
+class Coordinator:
+    """What is pending, what is confirmed, what has failed.
+
+    retained: the registry's checkpoints, oldest first, whose last one is continued. listings: their files, by id.
+    last_id: the highest id that any coordinator of this pipeline has begun. now: seconds.
+
+    Raises DamageError where a retained checkpoint lacks its listing: what it names could not be told from garbage.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        generation: Generation,
+        retained: Sequence[Checkpoint],
+        listings: Mapping[CheckpointId, Sequence[StateFile]],
+        last_id: CheckpointId,
+        now: float,
+    ) -> None:
+        self.policy, self.generation = policy, generation
+        self.head = max(retained, key=lambda row: row.id, default=None)
+        self.failures = 0
+        self._pending: list[PendingCheckpoint] = []
+        self._aborted: set[CheckpointId] = set()
+        self._confirmed = {row.id: _objects(row, listings.get(row.id, ())) for row in retained}
+        self._last_id = CheckpointId(next_id(self.head, [last_id]) - 1)
+        self._first_id = self._last_id + 1
+        self._seen, self._lost, self._last = now, 0.0, now
+
+    # -- barriers
+
+    @property
+    def pending(self) -> tuple[PendingCheckpoint, ...]:
+        """Oldest first."""
+        return tuple(self._pending)
+
+    @property
+    def failed_for_good(self) -> bool:
+        return self.failures > self.policy.tolerable_failures
+
+    def due(self, now: float, *, backlog: bool, requested: bool, catching_up: bool) -> bool:
+        """Whether to cut a barrier. A request keeps the min pause, too; who catches up waits only after a failure."""
+        at = self._clock(now)
+        if not (backlog or requested) or self._held(at, catching_up) is not None:
+            return False
+        interval = self.policy.interval
+        return catching_up or requested or (interval is not None and at - self._last >= interval)
+
+    def trigger(
+        self, now: float, trigger: Trigger, expected: Mapping[str, int], *, catching_up: bool = False
+    ) -> PendingCheckpoint | Refusal:
+        """Begin the next epoch, with an id above every one that was ever begun. expected: number of subtasks by operator."""
+        at = self._clock(now)
+        held = self._held(at, catching_up or trigger in (Trigger.SAVEPOINT, Trigger.DRAIN))
+        if held is not None:
+            return Refusal(held)
+        self._last_id, self._last = next_id(self.head, [self._last_id]), at
+        newest = self._pending[-1] if self._pending else self.head
+        parent = newest.id if newest is not None else None
+        deadline = at + self.policy.timeout
+        begun = PendingCheckpoint(self._last_id, parent, self.head, self.generation, trigger, dict(expected), deadline)
+        self._pending.append(begun)
+        return begun
+
+    def _held(self, at: float, at_once: bool) -> str | None:
+        """Why no epoch may begin, in words. at_once: the min pause does not matter."""
+        if self.failed_for_good:
+            return f"{self.failures} epochs failed in a row, {self.policy.tolerable_failures} are tolerated"
+        if len(self._pending) >= self.policy.max_concurrent:
+            ids = ", ".join(str(pending.id) for pending in self._pending)
+            return f"max concurrent reached: {ids} pending, {self.policy.max_concurrent} may be"
+        for pending in self._pending:
+            if pending.declines:
+                return f"epoch {pending.id}, which it would continue, has been declined"
+        pause, why = (0.0, "") if at_once else (self.policy.min_pause, "min pause")
+        if self.failures:
+            pause, why = max(self.policy.min_pause, retry_pause(self.failures)), f"pause after failure {self.failures}"
+        left = self._last + pause - at
+        return f"{why}: {left:.3g} s of {pause:g} s left" if left > 0 else None
+
+    # -- acks
+
+    def receive(self, ack: Ack) -> Received:
+        """What an ack means. Files to discard lie under its attempt's own prefix, and nothing that counts names them."""
+        if ack.generation != self.generation:
+            return Received(AckOutcome.FENCED)
+        if not self._first_id <= ack.epoch <= self._last_id:
+            return Received(AckOutcome.FOREIGN)
+        pending = next((pending for pending in self._pending if pending.id == ack.epoch), None)
+        if pending is None:
+            return Received(AckOutcome.LATE, discard=self._discardable(ack))
+        if ack.error is None and (stray := self._unconfirmed(pending, ack)) is not None:
+            ack = replace(ack, error=misreference(ack, stray))
+        outcome = pending.record(ack)
+        if outcome is AckOutcome.ACCEPTED:
+            return Received(outcome)
+        if outcome is AckOutcome.DUPLICATE and pending.acks[ack.operator, ack.subtask].attempt == ack.attempt:
+            return Received(outcome)
+        error = ack.error if outcome is AckOutcome.DECLINED else None
+        return Received(outcome, error, self._discardable(ack))
+
+    def _unconfirmed(self, pending: PendingCheckpoint, ack: Ack) -> StateFile | None:
+        """The first file that is neither the attempt's own nor an object that a checkpoint from the epoch's base on confirms."""
+        confirmed = [self._confirmed[id] for id in self._needed_by(pending)]
+        for file in ack.files:
+            if owns(ack, file):
+                continue
+            if file.new or file.kind != STATE or all(named.get(file.path) != file.digest for named in confirmed):
+                return file
+        return None
+
+    def _discardable(self, ack: Ack) -> tuple[StateFile, ...]:
+        own = [file for file in ack.files if owns(ack, file)]
+        if ack.epoch not in self._aborted and ack.epoch not in self._confirmed and not self._is_pending(ack.epoch):
+            # It has completed and was pruned: whose rows were published then is not known any more.
+            own = [file for file in own if file.kind != OUTPUT]
+        return self._unnamed(own)
+
+    def _unnamed(self, files: Sequence[StateFile]) -> tuple[StateFile, ...]:
+        """Those that no accepted ack and no confirmed checkpoint names."""
+        if not files:
+            return ()
+        accepted = {file.path for pending in self._pending for file in pending.files()}
+        return tuple(
+            file
+            for file in files
+            if file.path not in accepted and all(file.path not in named for named in self._confirmed.values())
+        )
+
+    # -- ends
+
+    def expire(self, now: float) -> tuple[Aborted, ...]:
+        """Abort the oldest epoch whose time is up, and its successors; one that is being committed has no deadline any more."""
+        at = self._clock(now)
+        for pending in self._pending:
+            if at >= pending.deadline and not pending.committing:
+                return self.abort(now, pending.id, FailureReason.TIMEOUT)
+        return ()
+
+    def abort(self, now: float, id: CheckpointId, reason: FailureReason) -> tuple[Aborted, ...]:
+        """Abort an epoch and all that continue it: one failure. Nothing, if it was aborted before.
+
+        Of one that is being committed only the registry knows: FailureReason.COMMIT says that it was asked, and has no row.
+        Raises ValueError for that, and for an epoch that has completed or was never begun.
+        """
+        if id in self._aborted:
+            return ()
+        if not self._is_pending(id):
+            raise ValueError(f"Epoch {id} is not pending: it has completed, or this coordinator never began it.")
+        if self._pending[0].id == id and self._pending[0].committing and reason is not FailureReason.COMMIT:
+            raise ValueError(f"Epoch {id} is being committed: only the registry can tell that it failed.")
+        fallen = self._drop([pending for pending in self._pending if pending.id >= id], id, reason)
+        self._count_failure(now)
+        return fallen
+
+    def prolong(self, now: float, id: CheckpointId) -> None:
+        """An epoch has waited for an earlier one until now: its time begins anew."""
+        at = self._clock(now)
+        for pending in self._pending:
+            if pending.id == id:
+                pending.deadline = max(pending.deadline, at + self.policy.timeout)
+
+    def count(self, now: float, failures: int) -> None:
+        """Say how many failures in a row there are by now, where several epochs have failed for one reason."""
+        self.failures, self._last = failures, self._clock(now)
+
+    def failed(self, now: float) -> None:
+        """Count an attempt that failed before it could trigger an epoch, as one whose slice could not be planned."""
+        self._count_failure(now)
+
+    def begin_commit(self) -> PendingCheckpoint | None:
+        """The oldest pending epoch if all its acks are in: it is to be committed now. None otherwise, whatever newer ones have."""
+        oldest = self._pending[0] if self._pending else None
+        if oldest is None or not oldest.complete:
+            return None
+        oldest.committing = True
+        return oldest
+
+    def completed(self, now: float, checkpoint: Checkpoint, carried: Sequence[StateFile] = ()) -> None:
+        """The registry has the checkpoint's row: it is the head now. carried: files of its listing that no ack has brought.
+
+        Raises ValueError unless it was being committed.
+        """
+        oldest = self._pending[0] if self._pending else None
+        if (
+            oldest is None
+            or not oldest.committing
+            or (checkpoint.id, checkpoint.parent_id) != (oldest.id, oldest.parent_id)
+        ):
+            raise ValueError(f"Checkpoint {checkpoint.id}, parent {checkpoint.parent_id}, was not being committed.")
+        self._confirmed[checkpoint.id] = _objects(checkpoint, [*oldest.files(), *carried])
+        self._pending.remove(oldest)
+        self.head, self.failures, self._last = checkpoint, 0, self._clock(now)
+
+    def renew(self, generation: Generation) -> tuple[Aborted, ...]:
+        """Go on under a generation that this coordinator has claimed itself. What is pending carries the old one and falls."""
+        if generation == self.generation:
+            return ()
+        fallen = self._drop(list(self._pending), None, FailureReason.RENEWED)
+        self.generation, self._first_id = generation, self._last_id + 1
+        return fallen
+
+    def _drop(
+        self, fallen: list[PendingCheckpoint], first: CheckpointId | None, reason: FailureReason
+    ) -> tuple[Aborted, ...]:
+        ids = {pending.id for pending in fallen}
+        self._pending = [pending for pending in self._pending if pending.id not in ids]
+        self._aborted |= ids
+        others = reason if first is None else FailureReason.PREDECESSOR
+        return tuple(
+            Aborted(
+                pending,
+                reason if pending.id == first else others,
+                self._unnamed([file for ack in pending.acks.values() for file in ack.files if owns(ack, file)]),
+            )
+            for pending in fallen
+        )
+
+    def _count_failure(self, now: float) -> None:
+        self.failures, self._last = self.failures + 1, self._clock(now)
+
+    # -- retention
+
+    def needed(self) -> dict[CheckpointId, list[str]]:
+        """Why pruning must leave checkpoints although newer ones have completed: epochs in flight may name their objects."""
+        found: dict[CheckpointId, list[str]] = {}
+        for pending in self._pending:
+            for id in self._needed_by(pending):
+                found.setdefault(id, []).append(f"epoch {pending.id} is in flight")
+        return found
+
+    def _needed_by(self, pending: PendingCheckpoint) -> list[CheckpointId]:
+        base = pending.base.id if pending.base else 0
+        return [id for id in sorted(self._confirmed) if id >= base]
+
+    @property
+    def confirmed(self) -> frozenset[CheckpointId]:
+        """Ids of the retained checkpoints, as far as it was told."""
+        return frozenset(self._confirmed)
+
+    def pruned(self, ids: Iterable[CheckpointId]) -> None:
+        """The registry has dropped these."""
+        for id in ids:
+            self._confirmed.pop(id, None)
+
+    # -- the state's small print
+
+    def _is_pending(self, id: CheckpointId) -> bool:
+        return any(pending.id == id for pending in self._pending)
+
+    def _clock(self, now: float) -> float:
+        """The time that has passed; a clock set back by an hour neither ends a wait early nor makes it an hour longer."""
+        self._lost += max(0.0, self._seen - now)
+        self._seen = now
+        return now + self._lost
+
+
+def next_id(head: Checkpoint | None, begun: Iterable[CheckpointId]) -> CheckpointId:
+    """The next checkpoint id: above the head and above every id that was ever begun, completed or not."""
+    return CheckpointId(max([head.id if head else 0, *begun]) + 1)
+
+
+def retry_pause(failures: int) -> float:
+    """Least seconds before the next try after so many failures in a row: 1, 2, 4 ... 30."""
+    return min(2.0 ** min(failures - 1, 10), _LONGEST_RETRY)
+
+
+def _objects(checkpoint: Checkpoint, files: Sequence[StateFile]) -> dict[str, str]:
+    """Path and digest of all that a checkpoint names."""
+    if len(files) != checkpoint.files:
+        raise DamageError(
+            f"Checkpoint {checkpoint.id} has {checkpoint.files} files, but {len(files)} are listed.",
+            next="Nothing was deleted. Do not go on from an older checkpoint by hand: that would lose what this one holds.",
+        )
+    return {file.path: file.digest for file in files}

@@ -1,0 +1,153 @@
+"""An epoch between its trigger and its completion: what it waits for, what an ack means to it, why it may fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, STATE, Ack, Checkpoint, StateFile
+from state_ops.errors import DamageError
+from state_ops.ids import CheckpointId, Generation, epoch_dir
+
+
+class Trigger(StrEnum):
+    """Why an epoch's barrier was cut. CATCH_UP: by a run from the shell of its own accord, as input had waited; MANUAL: somebody asked."""
+
+    INTERVAL = "interval"
+    SENSOR = "sensor"
+    CATCH_UP = "catch_up"
+    MANUAL = "manual"
+    SAVEPOINT = "savepoint"
+    SLICE_LIMIT = "slice_limit"
+    DRAIN = "drain"
+
+
+class AckOutcome(StrEnum):
+    """What the coordinator made of an ack. Every ack gets one; only ACCEPTED counts.
+
+    DUPLICATE: of a subtask that has acked, by the same or by another attempt. LATE: of an epoch that has completed or was
+    aborted. UNKNOWN: of no operator or subtask of its epoch. FENCED: of another generation. FOREIGN: of an epoch that this
+    coordinator never began.
+    """
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    DECLINED = "declined"
+    LATE = "late"
+    UNKNOWN = "unknown"
+    FENCED = "fenced"
+    FOREIGN = "foreign"
+
+
+class FailureReason(StrEnum):
+    """Why an epoch did not complete."""
+
+    PLANNING = "its slice could not be planned"
+    JOB = "a stage's job failed"
+    DECLINED = "a subtask declined"
+    MISSING_ACKS = "acks are missing"
+    GATE = "a gate failed"
+    TIMEOUT = "it took too long"
+    COMMIT = "its commit failed"
+    PREDECESSOR = "the epoch that it continues failed"
+    RENEWED = "the coordinator claimed a new generation"
+
+
+@dataclass(slots=True)
+class PendingCheckpoint:
+    """An epoch between its trigger and its completion.
+
+    parent_id: what it continues, pending or confirmed. base: the newest confirmed checkpoint at its trigger. expected:
+    number of subtasks by operator uid. deadline: on the coordinator's clock. committing: only the registry can tell now.
+    """
+
+    id: CheckpointId
+    parent_id: CheckpointId | None
+    base: Checkpoint | None
+    generation: Generation
+    trigger: Trigger
+    expected: Mapping[str, int]
+    deadline: float
+    acks: dict[tuple[str, int], Ack] = field(default_factory=dict)
+    declines: list[Ack] = field(default_factory=list)
+    committing: bool = False
+
+    def record(self, ack: Ack) -> AckOutcome:
+        """Of an ack of this epoch and generation. The first one of a subtask is the winner among its attempts; the same attempt's
+        ack comes again when what it handed over has been uploaded.
+        """
+        key = (ack.operator, ack.subtask)
+        if not 0 <= ack.subtask < self.expected.get(ack.operator, 0):
+            return AckOutcome.UNKNOWN
+        if ack.error is not None and not self.committing:
+            self.declines.append(ack)
+            return AckOutcome.DECLINED
+        known = self.acks.get(key)
+        uploaded = known is not None and known.attempt == ack.attempt and known.handover is not None
+        if known is not None and (not uploaded or ack.handover is not None):
+            return AckOutcome.DUPLICATE
+        self.acks[key] = ack
+        return AckOutcome.ACCEPTED
+
+    def missing(self, operator: str) -> list[int]:
+        """Subtasks of one operator that have not acked."""
+        return [index for index in range(self.expected[operator]) if (operator, index) not in self.acks]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every subtask has acked, and all that their acks stand for is in storage."""
+        acked = not self.declines and all(not self.missing(operator) for operator in self.expected)
+        return acked and all(ack.handover is None for ack in self.acks.values())
+
+    def acks_of(self, operator: str) -> list[Ack]:
+        return [ack for (name, _), ack in sorted(self.acks.items()) if name == operator]
+
+    def files(self) -> tuple[StateFile, ...]:
+        return tuple(file for _, ack in sorted(self.acks.items()) for file in ack.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why no barrier is cut now."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What became of an ack. error: of a decline, as in `Ack.error`. discard: objects of its attempt that nothing names."""
+
+    outcome: AckOutcome
+    error: dict[str, Any] | None = None
+    discard: tuple[StateFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """An epoch that will never complete. discard: objects that its accepted acks had named, and nothing else does."""
+
+    pending: PendingCheckpoint
+    reason: FailureReason
+    discard: tuple[StateFile, ...]
+
+
+def owns(ack: Ack, file: StateFile) -> bool:
+    """Whether an object lies under the prefix of the very attempt that acks: nobody else ever writes there."""
+    place = f"{epoch_dir(ack.generation, ack.epoch)}/{ack.subtask}-{ack.attempt}"
+    below = {STATE: f"state/{ack.operator}", CHANNEL: f"channels/{ack.operator}", OUTPUT: f"tables/{file.sink}/data"}
+    prefix = f"{below.get(file.kind)}/{place}"
+    return file.path.startswith((f"{prefix}/", f"{prefix}.")) and ".." not in file.path.split("/")
+
+
+def misreference(ack: Ack, file: StateFile) -> dict[str, Any]:
+    """The decline that an ack becomes which names an object that it must not."""
+    return {
+        "kind": DamageError.__name__,
+        "what": f"Subtask {ack.subtask} of {ack.operator} acked with {file.path}, which is neither its attempt's own "
+        "nor an object that a retained, confirmed checkpoint names.",
+        "where": f"epoch {ack.epoch}, attempt {ack.attempt}",
+        "next": "The epoch was declined. If it happens again, report it with the executors' logs: it must not.",
+        "traceback": "",
+    }

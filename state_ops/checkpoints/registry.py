@@ -1,0 +1,571 @@
+"""The registry: Delta tables that record completed checkpoints and every file they name. The ONLY commit point.
+
+    registry/checkpoints/    one row per completed checkpoint. A row here = the checkpoint exists
+    registry/state_files/    partitioned by checkpoint, a full listing each time. Written first, meaningless without the row
+    registry/publications/   which Delta version made which checkpoint's output visible in which sink
+    registry/pins/           savepoints and branches: checkpoints that retention leaves alone, by name
+
+`checkpoints` is read first and decides. Rows of `state_files` count only if their `commit_id` is the one in the
+checkpoint's row, which also carries their number: a mismatch is damage and stops every deletion. All four tables are
+claimed by a coordinator in that order and committed through `FencedTable` alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake.exceptions import DeltaError
+
+from state_ops.checkpoints.checkpoint import NEWEST_FORMAT, Checkpoint, StateFile, to_micros
+from state_ops.delta.fenced_table import DataFile, FencedTable, fenced, probe_conditional_put, remove_probes
+from state_ops.delta.log_entries import Known
+from state_ops.errors import ConfigurationError, DamageError, FencedError, PrunedError, WeirError
+from state_ops.ids import CheckpointId, Generation
+from state_ops.storage.paths import is_registry_data
+from state_ops.storage.storage import Storage
+from state_ops.storage.transfers import at_once, together
+
+_TIME = pa.timestamp("us", tz="UTC")
+_JSON_COLUMNS = ("offsets", "slice", "watermarks", "operators", "sinks", "inputs", "ms", "totals", "lineage")
+
+CHECKPOINTS = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("parent_id", pa.int64()),
+        ("kind", pa.string()),
+        ("generation", pa.int64()),
+        ("commit_id", pa.string()),
+        ("triggered_at", _TIME),
+        ("completed_at", _TIME),
+        ("epoch_now", _TIME),
+        ("trigger", pa.string()),
+        ("reason", pa.string()),
+        *[(name, pa.string()) for name in _JSON_COLUMNS],
+        ("files", pa.int64()),
+        ("bytes_total", pa.int64()),
+        ("bytes_new", pa.int64()),
+        ("run_id", pa.string()),
+        ("format_version", pa.int64()),
+        ("digest", pa.string()),
+    ]
+)
+STATE_FILES = pa.schema(
+    [
+        ("checkpoint_id", pa.int64()),
+        ("commit_id", pa.string()),
+        ("operator", pa.string()),
+        ("subtask", pa.int64()),
+        ("kind", pa.string()),
+        ("name", pa.string()),
+        ("path", pa.string()),
+        ("bytes", pa.int64()),
+        ("digest", pa.string()),
+        ("new", pa.bool_()),
+        ("attempt", pa.string()),
+        ("snapshot", pa.string()),
+        ("sink", pa.string()),
+        ("rows", pa.int64()),
+    ]
+)
+PUBLICATIONS = pa.schema(
+    [
+        ("checkpoint_id", pa.int64()),
+        ("sink", pa.string()),
+        ("delta_version", pa.int64()),
+        ("files", pa.int64()),
+        ("rows", pa.int64()),
+        ("published_at", _TIME),
+        ("ms", pa.float64()),
+        ("digest", pa.string()),
+    ]
+)
+PINS = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("name", pa.string()),
+        ("checkpoint_id", pa.int64()),
+        ("commit_id", pa.string()),
+        ("created_at", _TIME),
+        ("reason", pa.string()),
+        ("digest", pa.string()),
+    ]
+)
+
+# What a row's digest is of: no other columns and in this order, for ever, since other releases compute it too. A column that comes later
+# needs a digest column of its own. It finds rows that somebody or something altered; who alters on purpose can make a new one,
+# as with the digests of objects: storage has to be guarded, nothing here authenticates.
+_DIGESTED = {
+    "checkpoints": (
+        *(
+            "id",
+            "parent_id",
+            "kind",
+            "generation",
+            "commit_id",
+            "triggered_at",
+            "completed_at",
+            "epoch_now",
+            "trigger",
+            "reason",
+        ),
+        *("offsets", "slice", "watermarks", "operators", "sinks", "inputs", "ms", "totals", "lineage"),
+        *("files", "bytes_total", "bytes_new", "run_id", "format_version"),
+    ),
+    "publications": ("checkpoint_id", "sink", "delta_version", "files", "rows", "published_at", "ms"),
+    "pins": ("kind", "name", "checkpoint_id", "commit_id", "created_at", "reason"),
+}
+_NAMED_BY = {"checkpoints": ("id",), "publications": ("checkpoint_id", "sink"), "pins": ("kind", "name")}
+
+SAVEPOINT, BRANCH = "savepoint", "branch"
+_ID_DIGITS = 20  # in the names of listings and rows, so that they sort by checkpoint
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pin:
+    """A checkpoint has a name, so retention never touches it. kind: savepoint, or branch, which reads from it."""
+
+    kind: str
+    name: str
+    checkpoint_id: CheckpointId
+    commit_id: str
+    created_at: datetime
+    reason: str
+    digest: str | None = dataclasses.field(default=None, compare=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stray:
+    """A listing without its checkpoint. path: of the listing's file in its table."""
+
+    path: str
+    checkpoint_id: CheckpointId
+    commit_id: str
+    files: tuple[StateFile, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Publication:
+    """One checkpoint's output became visible in one sink as this Delta version. ms: how long that took."""
+
+    checkpoint_id: CheckpointId
+    sink: str
+    delta_version: int
+    files: int
+    rows: int
+    published_at: datetime
+    ms: float
+    digest: str | None = dataclasses.field(default=None, compare=False)
+
+
+Row = TypeVar("Row")
+
+
+class _Rows(Generic[Row]):
+    """The rows of a whole table as values. Files never change, so each is read, checked against its digest and parsed once."""
+
+    def __init__(self, table: FencedTable, parse: Callable[[dict[str, Any]], Row]) -> None:
+        self._table, self._parse, self._name = table, parse, table.path.rpartition("/")[2]
+        self._read: dict[str, tuple[Row, ...]] = {}
+        self._written: dict[str, pa.Table] = {}
+
+    def all(self, own: bool) -> list[Row]:
+        read = self._table.read(self._of, own=own)
+        newest = max(read, default="")  # files are numbered: what comes after it is to be committed yet
+        self._read, self._written = read, {path: rows for path, rows in list(self._written.items()) if path > newest}
+        return [row for rows in read.values() for row in rows]
+
+    def write(self, rows: Sequence[dict[str, Any]], path: str, bounds: Sequence[tuple[str, int]]) -> DataFile:
+        """Write rows as one file of the table; it counts once committed, and need not be read back."""
+        table = pa.Table.from_pylist(list(rows), schema=self._table.file_schema)
+        digests = [self._digest(row) for row in table.to_pylist()]  # as they will be read
+        at = table.schema.get_field_index("digest")
+        table = table.set_column(at, table.schema.field(at), pa.array(digests, pa.string()))
+        file = self._table.write_table(table, path, bounds=bounds)
+        self._written[file.path] = table
+        return file
+
+    def of(self, file: DataFile) -> tuple[Row, ...]:
+        """The rows of one of the table's files."""
+        known = self._read.get(file.path)
+        if known is not None:
+            return known
+        written = self._written.get(file.path)
+        rows = self._table.read_rows([file]) if written is None else written.to_pylist()
+        for row in rows:
+            self._check(row, file)
+        return tuple(map(self._parse, rows))
+
+    def _digest(self, row: Mapping[str, Any]) -> str:
+        content = json.dumps([row.get(column) for column in _DIGESTED[self._name]], default=to_micros)
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def _check(self, row: Mapping[str, Any], file: DataFile) -> None:
+        if row["digest"] is None or row["digest"] == self._digest(row):  # rows of older releases have none
+            return
+        named = ", ".join(f"{column} {row[column]}" for column in _NAMED_BY[self._name])
+        raise DamageError(
+            f"A row of the registry is not what was committed, its digest is another one: {self._name}, {named}.",
+            where=self._table.storage.full(f"{self._table.path}/{file.path}"),
+            next="Nothing was used or deleted. Find out who altered it, and bring the table back from a backup of the bucket.",
+        )
+
+    def _of(self, files: list[DataFile]) -> dict[str, tuple[Row, ...]]:
+        storage = self._table.storage
+        if storage.is_local:
+            rows = [self.of(file) for file in files]
+        else:  # a file for each retained checkpoint, and each waits for storage
+            rows = together(lambda file, _: self.of(file), files, at_once=storage.transfers)
+        return {file.path: own for file, own in zip(files, rows, strict=True)}
+
+
+class Registry:
+    """One pipeline's registry. storage: rooted at the pipeline; app_id: constant for pipeline and branch."""
+
+    def __init__(self, storage: Storage, app_id: str) -> None:
+        def table(name: str, schema: pa.Schema, row: type, partition: Sequence[str] = ()) -> FencedTable:
+            return FencedTable(storage, f"registry/{name}", schema, app_id, partition, _optional(row))
+
+        self._checkpoints = table("checkpoints", CHECKPOINTS, Checkpoint)
+        self._files = table("state_files", STATE_FILES, StateFile, ["checkpoint_id"])
+        self._publications = table("publications", PUBLICATIONS, Publication)
+        self._pins = table("pins", PINS, Pin)
+        self._completed = _Rows(self._checkpoints, self._parse_checkpoint)
+        self._published = _Rows(self._publications, lambda row: Publication(**_written(row, Publication)))
+        self._named = _Rows(self._pins, lambda row: Pin(**_written(row, Pin)))
+        self._listings: dict[str, tuple[StateFile, ...]] = {}
+
+    @property
+    def _tables(self) -> tuple[FencedTable, ...]:
+        """In the order in which they are claimed."""
+        return self._checkpoints, self._files, self._publications, self._pins
+
+    # -- reading: no right needed, no JVM
+    # own: for the owner of the generation, without asking storage: what this object itself has seen or committed last. It is all
+    # there is as long as nobody took over, and what is decided from it takes effect by the owner's next commit or after `prove`.
+
+    def generation(self) -> Generation:
+        return self._checkpoints.generation()
+
+    def checkpoints(self, *, own: bool = False) -> list[Checkpoint]:
+        """All retained checkpoints, oldest first."""
+        return sorted(self._completed.all(own), key=lambda row: row.id)
+
+    def head(self) -> Checkpoint | None:
+        """The newest completed checkpoint, on which the next epoch builds."""
+        completed = self.checkpoints()
+        return completed[-1] if completed else None
+
+    def files(self, checkpoint: Checkpoint) -> tuple[StateFile, ...]:
+        """The full listing of one checkpoint; DamageError unless it is exactly the one that was committed with it."""
+        if checkpoint.commit_id in self._listings:
+            return self._listings[checkpoint.commit_id]
+        if checkpoint.files == 0:
+            return ()
+        rows = self._files.read(
+            lambda files: self._files.read_table([file for file in files if _is_listing(file, checkpoint)])
+        )
+        rows = rows.filter(pc.equal(rows["commit_id"], checkpoint.commit_id))
+        if len(rows) != checkpoint.files:
+            if not self.holds(checkpoint):
+                raise PrunedError(f"Checkpoint {checkpoint.id} was pruned while it was being read.", next="Look again.")
+            raise self._damaged(checkpoint, f"it has {checkpoint.files} files, but {len(rows)} are listed")
+        listing = _to_files(rows)
+        self._listings[checkpoint.commit_id] = listing
+        return listing
+
+    def publications(self, *, own: bool = False) -> list[Publication]:
+        return sorted(self._published.all(own), key=lambda row: (row.checkpoint_id, row.sink))
+
+    def pins(self, *, own: bool = False) -> list[Pin]:
+        """Savepoints and branches, oldest first."""
+        return sorted(self._named.all(own), key=lambda pin: (pin.created_at, pin.name))
+
+    def pinned(self, kind: str, name: str) -> Pin | None:
+        """The pin of that name, None if there is none."""
+        return next((pin for pin in self.pins() if (pin.kind, pin.name) == (kind, name)), None)
+
+    def strays(self, *, own: bool = False) -> list[Stray]:
+        """Listings whose checkpoint has no row: a prune or a commit was cut off, or a running restore still reads them."""
+        named = {_listing_path(row) for row in self.checkpoints(own=own)}
+
+        def read(files: list[DataFile]) -> list[Stray]:
+            return [self._stray(file) for file in files if file.path not in named]
+
+        return self._files.read(read, own=own)
+
+    def _stray(self, file: DataFile) -> Stray:
+        commit_id = file.path.rpartition("/")[2][_ID_DIGITS + 1 :].removesuffix(".parquet")
+        files = self._listings.get(commit_id)
+        if files is None:
+            files = _to_files(self._files.read_table([file]))
+        return Stray(file.path, CheckpointId(int(dict(file.partition)["checkpoint_id"])), commit_id, files)
+
+    # -- writing: the owner of the generation alone
+
+    def prove(self, generation: Generation) -> None:
+        """Right before something is deleted: FencedError unless `generation` still owns the registry."""
+        owner = self.generation()
+        if owner != generation:
+            raise fenced(self._checkpoints.path, generation, owner)
+
+    def take_over(self, after: Generation | None = None) -> Generation:
+        """Claim the next generation, before anything else is read, cleaned or published.
+
+        after: the generation that must own the registry now. A coordinator that only wants to renew its own claim gives
+        it, and gets FencedError where somebody took over meanwhile, instead of taking the pipeline away from who lives.
+        """
+        self._probe()
+        for table in self._tables:
+            table.ensure()
+        generation = self._checkpoints.claim(after=after)
+        for table in self._tables[1:]:
+            table.claim(generation)
+        for table in self._tables:
+            table.upgrade(generation)
+        return generation
+
+    def _probe(self) -> None:
+        before = self.generation()
+        try:
+            probe_conditional_put(self._checkpoints.storage, before)
+        except (ConfigurationError, DeltaError, OSError) as error:
+            if (now := self.generation()) == before:
+                raise
+            # Who took over meanwhile takes our probe for one that was left: what it met says nothing about the storage.
+            raise FencedError(
+                f"Another coordinator took the pipeline over at the same moment, with generation {now}.",
+                where=self._checkpoints.storage.full(self._checkpoints.path),
+                next="Nothing to do: that one runs the pipeline.",
+            ) from error
+
+    def commit(self, checkpoint: Checkpoint, files: Sequence[StateFile], *, newest: CheckpointId | None = None) -> None:
+        """Make the checkpoint exist: its listing first, then its row, which is the commit point.
+
+        The row goes in only while the table's head is the checkpoint's parent and we own the generation. newest: of a rewind, the head
+        that it leaves.
+        """
+        head = checkpoint.parent_id if newest is None else newest
+        # Both files at once, which count for nothing yet; then the entries that name them, one after the other.
+        writes = [lambda: self._write_row(checkpoint), lambda: self._write_listing(checkpoint, files)]
+        data, *listing = at_once(writes if files else writes[:1])
+        if listing:
+            self._files.commit(checkpoint.generation, listing)
+        with suppress(_Landed):  # an earlier try of this very commit is there, although it was reported as a conflict
+            self._checkpoints.commit(checkpoint.generation, [data], check=_head_is(head, data.path))
+        self._listings[checkpoint.commit_id] = tuple(files)
+
+    def _write_listing(self, checkpoint: Checkpoint, files: Sequence[StateFile]) -> DataFile:
+        rows = _to_table(files, self._files.file_schema, checkpoint.commit_id)
+        return self._files.write_table(rows, _listing_path(checkpoint), (("checkpoint_id", str(checkpoint.id)),))
+
+    def _write_row(self, checkpoint: Checkpoint) -> DataFile:
+        row = {name: getattr(checkpoint, name) for name in CHECKPOINTS.names}
+        row |= {name: json.dumps(row[name]) for name in _JSON_COLUMNS}
+        return self._completed.write([row], f"data/{_numbered(checkpoint)}", [("id", checkpoint.id)])
+
+    def holds(self, checkpoint: Checkpoint) -> bool:
+        """Whether this very try of the checkpoint is in the registry: what decides after a commit that reported an error."""
+        return any(row.commit_id == checkpoint.commit_id for row in self.checkpoints())
+
+    def record_publications(self, generation: Generation, publications: Sequence[Publication]) -> None:
+        """In one commit; a file for each checkpoint, which goes with it."""
+        rows: dict[CheckpointId, list[dict[str, Any]]] = {}
+        for row in publications:
+            rows.setdefault(row.checkpoint_id, []).append(dataclasses.asdict(row))
+        data = [
+            self._published.write(own, f"data/{id:020d}-{uuid.uuid4().hex}.parquet", [("checkpoint_id", id)])
+            for id, own in sorted(rows.items())
+        ]
+        if data:
+            self._publications.commit(generation, data)
+
+    def pin(self, generation: Generation, pin: Pin) -> None:
+        """Give a checkpoint a name. Raises WeirError when the name is taken, PrunedError when the checkpoint is gone."""
+        taken = self.pinned(pin.kind, pin.name)
+        if taken is not None and taken.commit_id == pin.commit_id:
+            return  # an earlier try of this very request
+        if taken is not None:
+            raise WeirError(
+                f"There is a {pin.kind} {pin.name!r} already, of checkpoint {taken.checkpoint_id}.",
+                where=self._pins.storage.full(self._pins.path),
+                next=f"Choose another name, or drop that {pin.kind} first.",
+            )
+        if all(row.commit_id != pin.commit_id for row in self.checkpoints()):
+            raise PrunedError(
+                f"Checkpoint {pin.checkpoint_id} is not retained.", next="`weir checkpoints` lists what is."
+            )
+        data = self._named.write(
+            [dataclasses.asdict(pin)],
+            f"data/{pin.checkpoint_id:020d}-{uuid.uuid4().hex}.parquet",
+            [("checkpoint_id", pin.checkpoint_id)],
+        )
+        self._pins.commit(generation, [data])
+
+    def unpin(self, generation: Generation, kind: str, name: str) -> bool:
+        """Take a name away; False if there is none. The checkpoint is from then on retained like any other."""
+        named = self.pinned(kind, name)
+
+        def chosen(file: DataFile) -> bool:
+            return any((pin.kind, pin.name) == (kind, name) for pin in self._named.of(file))
+
+        if named is not None:
+            self._pins.storage.delete_files(_removed(self._pins, generation, chosen))
+        return named is not None
+
+    def drop_rows(self, generation: Generation, ids: Iterable[CheckpointId]) -> list[str]:
+        """Remove checkpoints' rows: from then on they do not exist. Their listings and objects are still there.
+
+        Returns the files that the table names no more, for the caller to delete.
+        """
+        gone = set(ids)
+        return _removed(self._checkpoints, generation, lambda file: _bound(file, "id") in gone) if gone else []
+
+    def drop_listings(self, generation: Generation, strays: Iterable[Stray]) -> list[str]:
+        """Remove listings that no row names, and publications of checkpoints that have no row. No object is deleted.
+
+        Returns the files that the tables name no more, for the caller to delete: with what the listings named, since it is proved
+        meanwhile that the generation owns the registry.
+        """
+        gone = {stray.path for stray in strays}
+        # First, for the next checkpoint may be committed and published meanwhile: what is here is of those in `kept`, or of none.
+        published = {file.path for file in self._publications.read(list, own=True)}
+        kept = {row.id: row.commit_id for row in self.checkpoints(own=True)}
+
+        def is_gone(file: DataFile) -> bool:
+            return file.path in published and _bound(file, "checkpoint_id") not in kept
+
+        steps: list[Callable[[], list[str] | None]] = [
+            lambda: _removed(self._files, generation, lambda file: file.path in gone),
+            lambda: _removed(self._publications, generation, is_gone),
+            lambda: self.prove(generation),
+        ]
+        unnamed = at_once(steps)
+        # One that is committed meanwhile is read anew, at worst.
+        for commit_id in self._listings.keys() - kept.values():
+            self._listings.pop(commit_id, None)
+        return [path for paths in unnamed for path in paths or ()]
+
+    @property
+    def upkeep_due(self) -> bool:
+        """Whether a table's log is to be shortened, after so many commits of this object."""
+        return any(table.upkeep_due for table in self._tables)
+
+    def keep_up(self, generation: Generation) -> None:
+        """Shorten the tables' logs where that is due. For the owner, now and then, beside its commits."""
+        at_once([partial(table.keep_up, generation) for table in self._tables if table.upkeep_due])
+
+    def remove_unnamed(self, generation: Generation) -> None:
+        """Delete files in the registry's directories that no table names: left by a crash beside a commit, or by a probe.
+
+        For the owner of the generation, while it commits nothing. Older generations are fenced and cannot name them any more.
+        """
+        for table in self._tables:
+            written = [file.path for file in table.storage.list(table.path, unfinished=True)]
+            named = {f"{table.path}/{file.path}" for file in table.read(list)}
+            unnamed = [path for path in written if is_registry_data(path) and path not in named]
+            if unnamed:
+                # Listed first, owned still: so none of them is a successor's, which is about to name it.
+                table.commit(generation)
+            table.storage.delete_files(unnamed)
+        remove_probes(self._checkpoints.storage, generation)
+
+    # -- rows
+
+    def _parse_checkpoint(self, row: dict[str, Any]) -> Checkpoint:
+        if row["format_version"] > NEWEST_FORMAT:
+            raise DamageError(
+                f"Checkpoint {row['id']} has format {row['format_version']}; this Weir reads up to {NEWEST_FORMAT}.",
+                where=self._checkpoints.storage.full(self._checkpoints.path),
+                next="Upgrade Weir to the release that wrote it.",
+            )
+        row |= {name: json.loads(row[name]) for name in _JSON_COLUMNS if row[name] is not None}
+        return Checkpoint(**_written(row, Checkpoint))
+
+    def _damaged(self, checkpoint: Checkpoint, how: str) -> DamageError:
+        return DamageError(
+            f"The listing of checkpoint {checkpoint.id} is damaged: {how}.",
+            where=self._files.storage.full(f"{self._files.path}/checkpoint_id={checkpoint.id}"),
+            next="Nothing was deleted. `weir checkpoints` shows which older checkpoints are retained.",
+        )
+
+
+def _removed(table: FencedTable, generation: Generation, chosen: Callable[[DataFile], bool]) -> list[str]:
+    """Commit that the table names these files no more; returns their paths."""
+    removes = table.read(lambda files: [file for file in files if chosen(file)], own=True)
+    if removes:
+        table.commit(generation, removes=removes)
+    return [f"{table.path}/{file.path}" for file in removes]
+
+
+def _optional(row: type) -> frozenset[str]:
+    """Columns that were added to a row after the first release: they have a default, for the rows without them."""
+    defaults = {field.name for field in dataclasses.fields(row) if field.default is not dataclasses.MISSING}
+    defaults |= {field.name for field in dataclasses.fields(row) if field.default_factory is not dataclasses.MISSING}
+    return frozenset(defaults - {"format_version"})
+
+
+def _written(row: dict[str, Any], kind: type) -> dict[str, Any]:
+    """The row without the optional columns that were not written, so that their defaults hold."""
+    return {name: value for name, value in row.items() if value is not None or name not in _optional(kind)}
+
+
+def _to_table(files: Sequence[StateFile], schema: pa.Schema, commit_id: str) -> pa.Table:
+    """A listing by columns: a hundred thousand files would be slow as dicts."""
+    columns = [
+        pa.repeat(pa.scalar(commit_id), len(files))
+        if field.name == "commit_id"
+        else pa.array(list(map(attrgetter(field.name), files)), field.type)
+        for field in schema
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _to_files(table: pa.Table) -> tuple[StateFile, ...]:
+    columns = [table.column(field.name).to_pylist() for field in dataclasses.fields(StateFile)]
+    return tuple(map(StateFile, *columns))
+
+
+def _numbered(checkpoint: Checkpoint) -> str:
+    return f"{checkpoint.id:0{_ID_DIGITS}d}-{checkpoint.commit_id}.parquet"
+
+
+def _listing_path(checkpoint: Checkpoint) -> str:
+    return f"checkpoint_id={checkpoint.id}/{_numbered(checkpoint)}"
+
+
+def _is_listing(file: DataFile, checkpoint: Checkpoint) -> bool:
+    return dict(file.partition).get("checkpoint_id") == str(checkpoint.id)
+
+
+def _bound(file: DataFile, column: str) -> int | None:
+    return dict(file.bounds).get(column)
+
+
+class _Landed(Exception):
+    """The row that is to be committed is in the table."""
+
+
+def _head_is(parent: CheckpointId | None, row: str) -> Callable[[Known], None]:
+    def check(version: Known) -> None:
+        if row in version.files:
+            raise _Landed
+        ids = [_bound(file, "id") for file in version.files.values()]
+        head = max((number for number in ids if number is not None), default=None)
+        if head != parent:
+            raise FencedError(
+                f"The newest checkpoint is {head}, not {parent} on which this epoch was built.",
+                next="Nothing to do: another coordinator committed; this epoch is discarded.",
+            )
+
+    return check

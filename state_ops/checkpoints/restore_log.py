@@ -1,0 +1,177 @@
+"""`registry/restores`: what every restore found, for who asks whether restores work and how long they take.
+
+Nobody decides anything from it, so it needs no right: a look from any host appends its row, whoever owns the pipeline. Every row comes in a
+file of its own, so now and then whoever appends one puts the newest `KEPT` of them into one file, and the others go.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import structlog
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from configs.redaction import scrubbing
+from state_ops.delta import fenced_table, log_cleanup
+from state_ops.delta.log_entries import DataFile, active_files
+from state_ops.errors import plainly
+from state_ops.ids import CheckpointId
+from state_ops.storage.storage import Storage
+from state_ops.storage.transfers import together
+
+log = structlog.get_logger("weir.restore")
+
+PATH = "registry/restores"
+KEPT = 1000
+"""Rows that stay when the table is compacted: the newest."""
+FILES = 100
+"""Files above which it is compacted."""
+SCHEMA = pa.schema(
+    [
+        ("restored_at", pa.timestamp("us", tz="UTC")),
+        ("checkpoint_id", pa.int64()),
+        ("commit_id", pa.string()),
+        ("purpose", pa.string()),
+        ("valid", pa.bool_()),
+        ("problem", pa.string()),
+        ("files", pa.int64()),
+        ("bytes_total", pa.int64()),
+        ("bytes_fetched", pa.int64()),
+        ("bytes_cached", pa.int64()),
+        ("bytes_local", pa.int64()),
+        ("fetch_ms", pa.float64()),
+        ("check_ms", pa.float64()),
+        ("expectations", pa.int64()),
+        ("host", pa.string()),
+        ("pid", pa.int64()),
+        ("run_id", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """One restore. purpose: restore, run, rewind, drill. problem: why the checkpoint is not valid, None if it is.
+
+    bytes_fetched, bytes_cached, bytes_local: of its state, where they came from. expectations: how many were evaluated. bytes_unread: of what
+    was on this host, whose size alone was compared in storage; the table does not record it.
+    """
+
+    checkpoint_id: CheckpointId
+    commit_id: str
+    purpose: str
+    valid: bool
+    problem: str | None
+    files: int
+    bytes_total: int
+    bytes_fetched: int = 0
+    bytes_cached: int = 0
+    bytes_local: int = 0
+    fetch_ms: float = 0.0
+    check_ms: float = 0.0
+    expectations: int = 0
+    bytes_unread: int = 0
+    run_id: str | None = None
+    host: str = dataclasses.field(default_factory=socket.gethostname)
+    pid: int = dataclasses.field(default_factory=os.getpid)
+    restored_at: datetime = dataclasses.field(default_factory=lambda: datetime.now(UTC))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**dataclasses.asdict(self), "restored_at": self.restored_at.isoformat()}
+
+
+def record(storage: Storage, restored: Restored) -> None:
+    """Append a row. That it cannot be written is logged: it must not hide what the restore found."""
+    try:
+        fenced_table.ensure_table(storage, PATH, SCHEMA)
+        with scrubbing():
+            write_deltalake(
+                storage.full(PATH),
+                pa.Table.from_pylist([dataclasses.asdict(restored)], schema=SCHEMA),
+                mode="append",
+                storage_options=storage.delta_options,
+                commit_properties=CommitProperties(max_commit_retries=10),
+            )
+    except (OSError, DeltaError) as error:
+        log.warning("a restore could not be recorded", checkpoint=int(restored.checkpoint_id), error=plainly(error))
+        return
+    try:
+        _compact(storage)
+    except (OSError, DeltaError) as error:  # another restore was recorded at the same moment, or storage is away
+        log.info("the record of restores stays as it is until the next one", error=plainly(error))
+
+
+def _compact(storage: Storage) -> None:
+    """Put the newest rows into one file, where there are many files, and delete what they were in.
+
+    The commit is the one right after the version that was read, or none: a row that somebody appends meanwhile is not lost. Who reads the
+    version before it misses the rows whose files are gone, and nothing depends on them.
+    """
+    handle = fenced_table.open_table(storage, PATH)
+    files = _newest_first(handle)
+    if len(files) <= FILES:
+        return
+    before = accumulate((file.rows for file in files), initial=0)  # rows in newer files than each
+    rows = _in_order(storage, [file for file, newer in zip(files, before, strict=False) if newer < KEPT])[-KEPT:]
+    with scrubbing():
+        write_deltalake(
+            handle,
+            pa.Table.from_pylist([dataclasses.asdict(row) for row in rows], schema=SCHEMA),
+            mode="overwrite",
+            commit_properties=CommitProperties(max_commit_retries=0),
+        )
+        log_cleanup.write_checkpoint(fenced_table.open_table(storage, PATH))
+    storage.delete_files([f"{PATH}/{file.path}" for file in files])
+    log_cleanup.clean_up(storage, PATH)
+
+
+def newest(storage: Storage) -> Restored | None:
+    """The restore that was recorded last, by one file; None if there was none."""
+    try:
+        handle = fenced_table.open_table(storage, PATH)
+    except TableNotFoundError:
+        return None
+    return next(reversed(_in_order(storage, _newest_first(handle)[:1])), None)
+
+
+def recorded(storage: Storage) -> Sequence[Restored]:
+    """All restores that were recorded, oldest first."""
+    try:
+        handle = fenced_table.open_table(storage, PATH)
+    except TableNotFoundError:
+        return []
+    return _in_order(storage, active_files(handle))
+
+
+def _newest_first(handle: DeltaTable) -> list[DataFile]:
+    actions = pa.table(handle.get_add_actions(flatten=True))
+    written = dict(zip(actions["path"].to_pylist(), actions["modification_time"].to_pylist(), strict=True))
+    return sorted(active_files(handle), key=lambda file: (written[file.path], file.path), reverse=True)
+
+
+def _in_order(storage: Storage, files: Sequence[DataFile]) -> list[Restored]:
+    def rows(file: DataFile, _: object) -> list[Restored]:
+        return _rows(storage, file)
+
+    found = together(rows, files, at_once=storage.transfers)
+    return sorted((row for part in found for row in part), key=lambda row: row.restored_at)
+
+
+def _rows(storage: Storage, file: DataFile) -> list[Restored]:
+    data = storage.read_bytes(f"{PATH}/{file.path}")
+    if data is None:
+        return []
+    known = {field.name for field in dataclasses.fields(Restored)}
+    rows = pq.read_table(pa.BufferReader(data), use_threads=False).to_pylist()
+    return [Restored(**{name: value for name, value in row.items() if name in known}) for row in rows]

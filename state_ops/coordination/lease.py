@@ -1,0 +1,222 @@
+"""The coordinator's lease, and the requests that others leave for it.
+
+    coordinator/lease.json             who coordinates, and a counter that a heartbeat raises
+    coordinator/requests/<uuid>.json   barrier and stop requests, in the order of their time
+
+A lease says whether a coordinator lives; it grants no right, only the generation does. No wall clocks are compared:
+a coordinator is dead when its counter did not change for 3 heartbeats on the observer's own monotonic clock. On the
+coordinator's own host a vanished process is seen at once, unless a container or a boot lies between: its number says nothing there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import structlog
+
+from state_ops.coordination.processes import born, pid_namespace, process_lives
+from state_ops.errors import DamageError, first_line, plainly
+from state_ops.ids import CheckpointId, Generation
+from state_ops.storage.storage import Storage
+from state_ops.storage.store import UNFINISHED
+
+LEASE = "coordinator/lease.json"
+DEAD_AFTER_HEARTBEATS = 3
+_LAST_SECONDS = 5.0
+log = structlog.get_logger("weir.lease")
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """last_id: the highest checkpoint id this coordinator has begun; a successor starts above it.
+
+    born: tells the process from a later one of the same pid. pids: among which processes that pid counts (`pid_namespace`). stopped: it
+    ended by itself; outcome says how: "stopped" or "drained" as it was asked to, "interrupted" by a signal, "ended" because there was
+    nothing more to do, or "failed".
+    """
+
+    generation: Generation
+    counter: int
+    last_id: CheckpointId
+    host: str
+    pid: int
+    born: str
+    heartbeat_seconds: float
+    run_id: str | None
+    stopped: bool = False
+    outcome: str | None = None
+    pids: str = ""  # as older releases wrote it
+
+    @property
+    def process(self) -> tuple[str, int, str]:
+        """Which process holds it; the generation may change while it does."""
+        return self.host, self.pid, self.born
+
+
+def read(storage: Storage) -> Lease | None:
+    """The lease as it stands. Raises DamageError for one that cannot be read."""
+    raw = storage.read_bytes(LEASE)
+    if raw is None:
+        return None
+    try:
+        return record(Lease, raw)
+    except ValueError as error:
+        raise unreadable(
+            storage,
+            LEASE,
+            error,
+            "Bring it back from a backup, or from an older version of the object. If there is none, and no coordinator of this pipeline runs "
+            "anywhere, delete it: the next run goes on from the newest checkpoint.",
+        ) from error
+
+
+def record(kind: type[Record], data: bytes) -> Record:
+    """A row of facts from a JSON object, of which fields that this release does not know are left out.
+
+    Raises ValueError for what is no such object: a machine that lost its power may leave zeros, or half of one.
+    """
+    raw = json.loads(data)
+    if not isinstance(raw, dict):
+        raise ValueError(f"it is no JSON object but {type(raw).__name__}")
+    hints = get_type_hints(kind)
+    for name, value in known(kind, raw).items():
+        if not _fits(value, hints[name]):
+            raise ValueError(f"{name} is {value!r:.100}")
+    try:
+        return kind(**known(kind, raw))
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if isinstance(hint, UnionType):
+        return any(_fits(value, one) for one in get_args(hint))
+    plain = getattr(hint, "__supertype__", get_origin(hint) or hint)
+    if plain in (int, float):
+        return isinstance(value, int | plain) and not isinstance(value, bool)
+    return isinstance(value, plain)
+
+
+def unreadable(storage: Storage, path: str, error: Exception, advice: str) -> DamageError:
+    """A note of the coordinator's that cannot be read. advice: what a person does then."""
+    return DamageError(f"{path} cannot be read: {first_line(error)}.", where=storage.full(path), next=advice)
+
+
+def known(kind: type, raw: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a row of facts that this release knows: a newer one, on another host, may have written more."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in raw.items() if name in names}
+
+
+def remove_unfinished(storage: Storage) -> None:
+    """Delete what a killed coordinator had written of its lease, on a local disk; for the owner, before its own first beat."""
+    for file in storage.list(Path(LEASE).parent.as_posix(), unfinished=True) if storage.is_local else ():
+        if file.path.startswith(f"{Path(LEASE).parent}/{UNFINISHED}"):
+            storage.delete(file.path)
+
+
+def alive(lease: Lease | None) -> bool | None:
+    """True, False, or None when only watching the counter can tell (the coordinator runs on another host, or in a container)."""
+    if lease is None or lease.stopped:
+        return False
+    return process_lives(lease.host, lease.pid, lease.born, lease.pids)
+
+
+def watch(storage: Storage) -> bool:
+    """Whether a coordinator lives, watching its counter for 3 heartbeats where nothing faster can tell."""
+    first = read(storage)
+    known = alive(first)
+    if known is not None or first is None:
+        return bool(known)
+    deadline = time.monotonic() + DEAD_AFTER_HEARTBEATS * first.heartbeat_seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(1.0, first.heartbeat_seconds / 2))
+        now = read(storage)
+        if now is None or now.stopped:
+            return False
+        if (now.generation, now.counter) != (first.generation, first.counter):
+            return True
+    return False
+
+
+class Heartbeat:
+    """Keeps the lease of the running coordinator fresh from a daemon thread; `with` it around the run.
+
+    outcome: what the lease will say of an end without an error.
+    """
+
+    def __init__(
+        self, storage: Storage, generation: Generation, last_id: CheckpointId, seconds: float, run_id: str | None
+    ) -> None:
+        self._storage, self._seconds = storage, seconds
+        self._lease = Lease(
+            generation=generation,
+            counter=0,
+            last_id=last_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            born=born(os.getpid()),
+            heartbeat_seconds=seconds,
+            run_id=run_id,
+            pids=pid_namespace(),
+        )
+        self.outcome = "ended"
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="weir-heartbeat", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._done.set()
+        self._thread.join(timeout=self._seconds + _LAST_SECONDS)
+        if kind is not None and not issubclass(kind, GeneratorExit):
+            self.outcome = "failed" if issubclass(kind, Exception) else "interrupted"
+        try:
+            self._write(stopped=True, outcome=self.outcome)
+        except OSError as error:  # must not replace the error that ended the run
+            log.warning("the lease could not be given back", error=plainly(error))
+
+    def renew(self, generation: Generation) -> None:
+        """Go on under a generation that the coordinator claimed meanwhile."""
+        if generation != self._lease.generation:
+            self._write(generation=generation)
+
+    def begin(self, epoch: CheckpointId) -> None:
+        """Write down that this id is taken, before anything is staged under it."""
+        self._write(last_id=epoch)
+
+    def _beat(self) -> None:
+        while not self._done.wait(self._seconds):
+            try:
+                self._write()
+            except OSError as error:  # a missed beat is visible to observers, which is what it is for
+                log.warning("heartbeat failed", error=plainly(error))
+
+    def _write(self, **changes: Any) -> None:
+        # Behind a write that hangs nobody waits for ever, least of all the end of the run.
+        if not self._lock.acquire(timeout=self._seconds + _LAST_SECONDS):
+            raise TimeoutError("an earlier write of the lease does not end")
+        try:
+            # An unreadable one is written anew: the lease grants no right, and a successor writes its own over ours at its next beat.
+            with suppress(DamageError):
+                current = read(self._storage)
+                if current is not None and current.generation > self._lease.generation:
+                    return  # a successor holds the lease; the registry will tell us that we are fenced
+            self._lease = replace(self._lease, counter=self._lease.counter + 1, **changes)
+            self._storage.put_bytes(LEASE, json.dumps(asdict(self._lease)).encode())
+        finally:
+            self._lock.release()

@@ -1,0 +1,54 @@
+"""Whether the process that holds a lease is alive, as far as this host can tell."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+
+
+def process_lives(host: str, pid: int, began: str, pids: str) -> bool | None:
+    """Whether a process lives; None if that cannot be seen from here. began, pids: what `born` and `pid_namespace` said of it."""
+    if host != socket.gethostname() or not pids or pids != pid_namespace():
+        return None
+    try:
+        # A killed process that its parent has not collected yet is still listed, and does nothing any more.
+        if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return False
+        return born(pid) == began
+    except (psutil.Error, OSError):
+        return False
+
+
+def born(pid: int) -> str:
+    """What tells a process from a later one with the same pid; on Linux it does not move when the clock is set."""
+    stat = Path(f"/proc/{pid}/stat")
+    if stat.exists():
+        ticks = stat.read_text().rsplit(")", 1)[1].split()[19]
+        return f"{_boot()}/{ticks}"
+    return f"{psutil.Process(pid).create_time():.0f}"
+
+
+def is_of_earlier_boot(host: str, began: str) -> bool:
+    """Whether a process of this host began before it was booted, if hosts of one name are one. began: what `born` said of it."""
+    return host == socket.gethostname() and "/" in began and began.partition("/")[0] != _boot()
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def pid_namespace() -> str:
+    """Among which processes the pids that this one sees count; "" where that cannot be told. Containers may share a host's name but not
+    its pids, and a machine of the same name may be another one, or the same after a boot."""
+    if sys.platform != "linux":
+        return sys.platform
+    try:
+        if Path("/proc/self").readlink().name != str(os.getpid()):
+            return ""  # what is mounted there shows another namespace's processes
+        return f"{_boot()}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return ""

@@ -1,0 +1,586 @@
+"""Delta tables that Weir's control plane commits, through delta-rs and without a JVM.
+
+Two rules live here, both found by playing the failing sequence:
+
+- `FencedTable`: every commit is the entry right after a version whose recorded transaction version equals our generation, with
+  the same app id, and is put only if no entry is there (`log_entries`). So the check and the commit share one version of the
+  table, every time, retries included. And a commit counts only when the version before it is there still: a coordinator that
+  stood still in the middle of a commit may put its entry where upkeep has cleaned one away. Claims and changes of the table
+  itself, once a run, are delta-rs' commits, on the handle that read the old generation. delta-rs lets a refreshed handle commit
+  an equal or lower version, rebases a commit with another app id or none, and does not refresh a handle by its own commit.
+- Tables are read file by file with pyarrow, without its threads: a process that ends right after a threaded read is
+  sometimes aborted by Arrow (apache/arrow#34314), and a command that succeeded would exit with 134.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import wraps
+from threading import RLock
+from typing import ParamSpec, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import structlog
+from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from configs.redaction import scrubbed, scrubbing
+from state_ops.delta import log_cleanup, log_entries
+from state_ops.delta.log_entries import DataFile, Known, active_files
+from state_ops.errors import ConfigurationError, DamageError, FencedError, first_line, plainly
+from state_ops.ids import Generation
+from state_ops.storage.storage import Storage
+
+log = structlog.get_logger("weir.delta_log")
+
+T = TypeVar("T")
+Params = ParamSpec("Params")
+
+_MAX_RACES = 20
+_MAX_OPENS = 3
+_MAX_CREATES = 5
+PROBE = ".probe-"
+_CONFIGURATION = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "100"}
+_NO_UPKEEP = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+_TRY = "weir.try"
+_FORGETS = "delta.setTransactionRetentionDuration"
+
+
+class Table(DeltaTable):
+    """delta-rs' handle of a table. Its errors hold what a server has answered, so they are scrubbed wherever a method asks storage.
+
+    What `alter` returns, and delta-rs' functions, are called inside `scrubbing()`.
+    """
+
+    __init__ = scrubbed(DeltaTable.__init__)
+    create_checkpoint = scrubbed(DeltaTable.create_checkpoint)
+    create_write_transaction = scrubbed(DeltaTable.create_write_transaction)
+    get_add_actions = scrubbed(DeltaTable.get_add_actions)
+    history = scrubbed(DeltaTable.history)
+    restore = scrubbed(DeltaTable.restore)
+    to_pyarrow_dataset = scrubbed(DeltaTable.to_pyarrow_dataset)
+    to_pyarrow_table = scrubbed(DeltaTable.to_pyarrow_table)
+    transaction_version = scrubbed(DeltaTable.transaction_version)
+    update_incremental = scrubbed(DeltaTable.update_incremental)
+    vacuum = scrubbed(DeltaTable.vacuum)
+
+
+@contextmanager
+def _committing() -> Iterator[None]:
+    """Around a commit of delta-rs. CommitFailedError: there is another entry, or the store was busy with that very object (S3's 409).
+
+    delta-rs takes a 409 for an entry, and then does not find it.
+    """
+    try:
+        with scrubbing():
+            yield
+    except DeltaError as error:
+        if "Invalid table version" not in str(error):
+            raise
+        raise CommitFailedError(f"The store was busy with the entry: {first_line(error)}") from error
+
+
+@scrubbing()
+def is_table(uri: str, options: dict[str, str] | None) -> bool:
+    """Whether there is a Delta table at a URI. options: of its storage."""
+    return DeltaTable.is_deltatable(uri, options)
+
+
+def exists(storage: Storage, path: str) -> bool:
+    """Whether there is a Delta table at `path`."""
+    return is_table(storage.full(path), storage.delta_options)
+
+
+def open_table(storage: Storage, path: str, version: int | None = None) -> Table:
+    """A handle on the table at `path`, relative to the storage's root. Raises TableNotFoundError."""
+    return Table(storage.full(path), version=version, storage_options=storage.delta_options)
+
+
+def ensure_table(
+    storage: Storage,
+    path: str,
+    schema: pa.Schema,
+    partition_by: Sequence[str] = (),
+    configuration: dict | None = None,
+) -> None:
+    """Create the table unless it exists."""
+    for left in reversed(range(_MAX_CREATES)):
+        if exists(storage, path):
+            return
+        try:
+            with _committing():
+                DeltaTable.create(
+                    storage.full(path),
+                    schema=schema,
+                    mode="ignore",
+                    partition_by=list(partition_by),
+                    configuration=_CONFIGURATION | (configuration or {}),
+                    storage_options=storage.delta_options,
+                )
+            return
+        except CommitFailedError:
+            # Somebody else created it at the same moment, or the store was busy with that very object (S3's 409): look again.
+            if not left and not exists(storage, path):
+                raise
+
+
+def commit(
+    handle: DeltaTable,
+    app_id: str,
+    version: int,
+    adds: Sequence[DataFile] = (),
+    removes: Sequence[DataFile] = (),
+    metadata: dict | None = None,
+    upkeep: PostCommitHookProperties | None = None,
+) -> None:
+    """One commit on exactly this handle; raises CommitFailedError when another commit with this app id came between.
+
+    upkeep: what delta-rs itself does to the log afterwards; by default nothing.
+    """
+    with _committing():
+        handle.create_write_transaction(
+            [file.add_action() for file in adds] + [file.remove_action() for file in removes],
+            mode="append",
+            schema=handle.schema(),
+            partition_by=handle.metadata().partition_columns or None,
+            commit_properties=_properties(app_id, version, metadata),
+            post_commithook_properties=upkeep or _NO_UPKEEP,
+        )
+
+
+def _properties(app_id: str, version: int, metadata: dict | None = None) -> CommitProperties:
+    return CommitProperties(
+        custom_metadata=metadata, app_transactions=[Transaction(app_id, version)], max_commit_retries=3
+    )
+
+
+def probe_conditional_put(storage: Storage, after: Generation) -> None:
+    """Make sure that the store refuses a second conditional put: fencing stands and falls with that.
+
+    Two handles of a scratch table commit the same version; exactly one may win. Raises ConfigurationError otherwise.
+    after: the generation that owns the registry now. Owners of later ones may delete the scratch table (`remove_probes`).
+    """
+    path = f"registry/{PROBE}g{after}-{uuid.uuid4().hex}"
+    try:
+        ensure_table(storage, path, pa.schema([("probe", pa.int64())]))
+        first, second = open_table(storage, path), open_table(storage, path)
+        for left in reversed(range(_MAX_CREATES)):
+            try:
+                commit(first, "probe", 1)
+                break
+            except (
+                CommitFailedError
+            ):  # S3's 409, which says nothing of what is there, or our own entry, whose answer was lost
+                if storage.read_bytes(log_entries.entry_path(path, 1)) is not None:
+                    break
+                if not left:
+                    raise
+        # delta-rs looks for newer versions before it writes one: only a put of our own shows what the store does.
+        storage.create(f"{path}/put", b"first")
+        if not storage.create(f"{path}/put", b"second"):
+            try:
+                commit(second, "probe", 1)
+            except CommitFailedError:
+                return
+        raise ConfigurationError(
+            "This storage lets two writers commit the same table version.",
+            where=storage.uri,
+            next="Use a store with conditional puts (a local or NFSv4 disk, S3, GCS, ABFS): without them nothing fences a zombie.",
+        )
+    finally:
+        storage.delete_tree(path)
+
+
+def remove_probes(storage: Storage, generation: Generation) -> None:
+    """Delete scratch tables of probes that were killed, for the owner of `generation`.
+
+    Those that began under it stay: a taker may be at work in one of them.
+    """
+    current = f"{PROBE}g{generation}-"
+    for name in storage.list_dirs("registry"):
+        if name.startswith(PROBE) and not name.startswith(current):
+            storage.delete_tree(f"registry/{name}")
+
+
+def _alone(method: Callable[Params, T]) -> Callable[Params, T]:
+    """One thread at a time: epochs are committed beside the publishing and pruning of older ones, on the same tables."""
+
+    @wraps(method)
+    def locked(*args: Params.args, **options: Params.kwargs) -> T:
+        with args[0]._lock:  # type: ignore[attr-defined]
+            return method(*args, **options)
+
+    return locked
+
+
+class FencedTable:
+    """A Delta table that only the coordinator with the current generation can commit to.
+
+    storage: the pipeline's storage; path: the table's directory in it; app_id: constant for the registry.
+    optional: columns that an older release did not write; take-over adds them, and rows without them have nulls there.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        path: str,
+        schema: pa.Schema,
+        app_id: str,
+        partition_by: Sequence[str] = (),
+        optional: Collection[str] = (),
+    ):
+        self.storage, self.path, self.schema, self.app_id = storage, path, schema, app_id
+        self._partition_by, self._optional = tuple(partition_by), frozenset(optional)
+        self._known: Known | None = None
+        self._lock = RLock()
+        self.upkeep_due = False  # by a commit of this object
+
+    def ensure(self) -> None:
+        ensure_table(self.storage, self.path, self.schema, self._partition_by, log_cleanup.PROPERTIES)
+
+    # -- reading
+
+    @_alone
+    def newest(self) -> Known | None:
+        """The table's newest version, or None if the table does not exist yet."""
+        if self._known is not None:
+            self._known = log_entries.newest_after(self._known, self.app_id)
+        for left in reversed(range(_MAX_OPENS)):
+            if self._known is not None:
+                break
+            try:
+                self._known = self._opened()
+            except TableNotFoundError:
+                return None
+            except (DeltaError, FileNotFoundError) as error:  # upkeep may overtake a slow opener, but not for ever
+                if not left:
+                    raise self._unreadable(error) from error
+        return self._known
+
+    def _opened(self) -> Known:
+        handle = open_table(self.storage, self.path)
+        self._check_columns(handle)
+        found = log_entries.known(self.storage, self.path, handle, self.app_id, active_files(handle))
+        # Only now: an entry that stands where another one was cleaned away is a zombie's.
+        if found is None or log_cleanup.may_be_cleaned(log_cleanup.log_names(self.storage, self.path), found.number):
+            raise FileNotFoundError(self.storage.full(log_entries.entry_path(self.path, handle.version())))
+        return found
+
+    @_alone
+    def last_known(self) -> Known | None:
+        """The version that this object saw or made last, without a request.
+
+        For the owner of the generation, whose commits are the only ones: what it decides from this takes effect by a commit right
+        after this very version, or once it has proved that it owns the table still.
+        """
+        return self._known if self._known is not None else self.newest()
+
+    def look(self, see: Callable[[Known], T]) -> T | None:
+        """What `see` makes of the newest version; None if there is no table.
+
+        Pruning deletes files and upkeep log entries at once, so a reader that loses that race looks again. Raises
+        DamageError when something is missing although nobody has committed meanwhile.
+        """
+        while True:
+            version = self.newest()
+            if version is None:
+                return None
+            try:
+                return see(version)
+            except (DeltaError, FileNotFoundError) as error:
+                if not self._has_moved(version.number):
+                    raise self._unreadable(error) from error
+
+    def read(self, read: Callable[[list[DataFile]], T], *, own: bool = False) -> T:
+        """What `read` makes of the newest version's files; of none if there is no table. As `look`.
+
+        own: of the last known version's, as `last_known` says.
+        """
+        if own and (known := self.last_known()) is not None:
+            with suppress(FileNotFoundError):  # a successor has pruned: look at what there is now
+                return read(list(known.files.values()))
+
+        def see(version: Known) -> tuple[T]:
+            return (read(list(version.files.values())),)
+
+        seen = self.look(see)
+        return seen[0] if seen is not None else read([])
+
+    def generation(self) -> Generation:
+        """The generation that owns the table now; 0 if nobody ever claimed it."""
+        return Generation(self.look(lambda version: version.transaction_version(self.app_id) or 0) or 0)
+
+    @_alone
+    def _has_moved(self, version: int) -> bool:
+        """Whether the table has a newer version than this one; it is opened anew."""
+        self._known = None
+        newest = self.newest()
+        return newest is not None and newest.number > version
+
+    # -- writing
+
+    @_alone
+    def claim(self, generation: Generation | None = None, *, after: Generation | None = None) -> Generation:
+        """Take the table over: commit `generation` (default: one more than the recorded) on the handle that read the old one.
+
+        Of two takers on the same old generation exactly one wins; the other gets FencedError. With a given generation, which
+        won elsewhere, a rival that is late with a lower one only delays us. after: the recorded one, else FencedError.
+
+        A claim is ours only if the newest version is the very one that we made: a taker that stood still meanwhile may have
+        put it where the winner's upkeep had cleaned one away, and both would go by the same number.
+
+        Each try has an id in its entry. A store that reports an error may have put the entry all the same, and what is put
+        again, by delta-rs or by whoever retries, then meets it: the id says that it is ours.
+        """
+        expected = after
+        for _ in range(_MAX_RACES):
+            handle = open_table(self.storage, self.path)
+            version = handle.version()
+            attempt = uuid.uuid4().hex
+            try:
+                old = handle.transaction_version(self.app_id) or 0
+                if after is not None and old != after:
+                    raise fenced(self.path, after, Generation(old))
+                if generation is None and expected is not None and old != expected:
+                    break
+                mine = Generation(old + 1) if generation is None else generation
+                if generation is not None and old == mine:
+                    return mine  # nobody else has this number: an earlier try landed, although an error was reported
+                if mine <= old:
+                    raise fenced(self.path, mine, Generation(old))
+                expected = Generation(old)
+                commit(handle, self.app_id, mine, metadata={_TRY: attempt})
+            except (DeltaError, OSError) as error:
+                entry = self.storage.read_bytes(log_entries.entry_path(self.path, version + 1))
+                if entry is None and isinstance(error, CommitFailedError):
+                    continue  # the store was busy with that very object (S3's 409): there is nobody's entry
+                if entry is None and not self._has_moved(version):
+                    raise
+                if entry is None or attempt.encode() not in entry:
+                    if generation is None:
+                        break
+                    continue
+            self._known = None
+            if self.look(lambda newest: newest.number) == version + 1:
+                return mine
+            if generation is None:
+                break
+        raise FencedError(
+            f"Another coordinator took {self.path} over at the same moment.",
+            next="Nothing to do: that one runs the pipeline.",
+        )
+
+    @_alone
+    def commit(
+        self,
+        generation: Generation,
+        adds: Sequence[DataFile] = (),
+        removes: Sequence[DataFile] = (),
+        check: Callable[[Known], None] | None = None,
+    ) -> None:
+        """Commit under our generation, after `check` has looked at the very version that the commit follows.
+
+        Raises FencedError when a higher generation owns the table. Any other exception means: outcome unknown.
+        """
+        made = self._appended(generation, adds, removes, check)
+        self.upkeep_due = self.upkeep_due or log_cleanup.is_due(made.number)
+
+    def _appended(
+        self,
+        generation: Generation,
+        adds: Sequence[DataFile],
+        removes: Sequence[DataFile],
+        check: Callable[[Known], None] | None,
+    ) -> Known:
+        """Put an entry after the last version, as often as other commits come between; returns the version that it made."""
+        for race in range(_MAX_RACES):
+            before = self.newest() if race else self.last_known()
+            assert before is not None, f"{self.path} was not ensured"
+            try:
+                self._check_owner(before, generation)
+                if check is not None:
+                    check(before)
+            except FencedError:
+                if race:
+                    raise
+                continue  # nobody is told that from what was known a while ago
+            self._known = None  # whatever happens now: only what is confirmed is known
+            try:
+                made = log_entries.append(before, self.app_id, generation, adds, removes)
+                if log_entries.still_there(before):
+                    self._known = made
+                    return made
+            except CommitFailedError:
+                pass  # somebody else committed: look again, with the same rules
+        raise self._raced()
+
+    def _check_owner(self, version: Known | DeltaTable, generation: Generation) -> None:
+        owner = Generation(version.transaction_version(self.app_id) or 0)
+        if owner != generation:
+            raise fenced(self.path, generation, owner)
+
+    def _raced(self) -> FencedError:
+        return FencedError(
+            f"{_MAX_RACES} commits to {self.path} in a row met another writer.",
+            next="Find out who else writes to the registry; it belongs to the coordinator alone.",
+        )
+
+    @_alone
+    def _alter(self, generation: Generation, act: Callable[[DeltaTable], None]) -> None:
+        """Let `act` commit through delta-rs, on a handle on which we own the table."""
+        for _ in range(_MAX_RACES):
+            handle = open_table(self.storage, self.path)
+            self._check_owner(handle, generation)
+            try:
+                act(handle)
+            except CommitFailedError:
+                continue
+            except (DeltaError, FileNotFoundError):
+                if not self._has_moved(handle.version()):
+                    raise
+                continue  # so many others committed that entries which this handle needs have been cleaned away
+            self._known = None
+            newest = self.newest()  # it counts if the newest version is ours still, as in `claim`
+            assert newest is not None
+            self._check_owner(newest, generation)
+            return
+        raise self._raced()
+
+    # -- upkeep, by the owner
+
+    def keep_up(self, generation: Generation) -> None:
+        """Shorten the log, beside commits. Whatever fails in it is done by the next upkeep. Raises FencedError when a higher generation owns
+        the table."""
+        try:
+            with self._lock:
+                self.upkeep_due = False
+                newest = self.newest()
+                assert newest is not None, f"{self.path} was not ensured"
+                self._check_owner(newest, generation)
+            log_cleanup.write_checkpoint(open_table(self.storage, self.path, newest.number))
+            log_cleanup.clean_up(self.storage, self.path)
+        except (DeltaError, OSError) as error:
+            log.warning("the log of a registry table was not cleaned up", table=self.path, error=plainly(error))
+
+    def upgrade(self, generation: Generation) -> None:
+        """Give a table of an older release this one's properties and columns, and its log the upkeep that it lacks."""
+        handle = open_table(self.storage, self.path)
+        properties = handle.metadata().configuration
+        if properties.get(_FORGETS):
+            raise ConfigurationError(
+                f"The table {self.path} forgets transaction versions ({_FORGETS}).",
+                where=self.storage.full(self.path),
+                next="Unset that property: the version is the generation, which keeps zombies out.",
+            )
+        if any(properties.get(name) != value for name, value in log_cleanup.PROPERTIES.items()):
+            self._alter(generation, lambda handle: _set_properties(handle, self.app_id, generation))
+        present = {field.name for field in handle.schema().fields}
+        lacking = [Field.from_arrow(field) for field in self.schema if field.name not in present]
+        if lacking:
+            self._alter(generation, lambda handle: _add_columns(handle, self.app_id, generation, lacking))
+        if log_cleanup.is_overdue(log_cleanup.log_names(self.storage, self.path)):
+            self.keep_up(generation)
+
+    def _check_columns(self, handle: DeltaTable) -> None:
+        present = {field.name for field in handle.schema().fields}
+        lacking = [name for name in self.schema.names if name not in present and name not in self._optional]
+        if lacking:
+            raise DamageError(
+                f"The registry's table {self.path} has no column {', '.join(lacking)}.",
+                where=self.storage.full(self.path),
+                next="Find out who rewrote it: Weir never drops a column. Bring the table back from a backup of the bucket.",
+            )
+
+    def _unreadable(self, error: Exception) -> Exception:
+        """A missing file is damage; whatever else Delta says is passed on."""
+        if isinstance(error, FileNotFoundError) or "not found" in str(error).lower():
+            return DamageError(
+                "A file of the registry is missing from storage.",
+                where=f"{self.storage.full(self.path)}: {plainly(error)}",
+                next="Nothing was deleted. Bring the file back from a backup of the bucket.",
+            )
+        return error
+
+    # -- rows
+
+    def write_rows(
+        self, rows: Sequence[dict], path: str, partition: tuple[tuple[str, str], ...] = (), bounds=()
+    ) -> DataFile:
+        """Write rows (dicts by column) as one Parquet file inside the table's directory; it counts once committed."""
+        return self.write_table(pa.Table.from_pylist(list(rows), schema=self.file_schema), path, partition, bounds)
+
+    def write_table(
+        self, table: pa.Table, path: str, partition: tuple[tuple[str, str], ...] = (), bounds=()
+    ) -> DataFile:
+        """Write a table of `file_schema` as one Parquet file inside the table's directory; it counts once committed."""
+        data = pa.BufferOutputStream()
+        pq.write_table(
+            table, data, compression="zstd", compression_level=1, write_statistics=False, write_page_checksum=True
+        )
+        content = data.getvalue().to_pybytes()
+        self.storage.put_bytes(f"{self.path}/{path}", content)
+        return DataFile(path, len(content), table.num_rows, partition, tuple(bounds))
+
+    @property
+    def file_schema(self) -> pa.Schema:
+        """The columns that stand in the table's files: all but those of the partition."""
+        return pa.schema([field for field in self.schema if field.name not in self._partition_by])
+
+    def read_rows(self, files: Sequence[DataFile]) -> list[dict]:
+        """The rows of some of the table's files, partition values left out."""
+        return self.read_table(files).to_pylist()
+
+    def read_table(self, files: Sequence[DataFile]) -> pa.Table:
+        """The rows of some of the table's files, in the columns of `file_schema`."""
+        return pa.concat_tables([self.file_schema.empty_table(), *(self._read_file(file) for file in files)])
+
+    def _read_file(self, file: DataFile) -> pa.Table:
+        data = self.storage.read_bytes(f"{self.path}/{file.path}")
+        if data is None:
+            raise FileNotFoundError(self.storage.full(f"{self.path}/{file.path}"))
+        try:
+            # `read_table` would make a dataset of it first, which takes longer than the rest.
+            with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as opened:
+                table = opened.read(use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            raise DamageError(
+                f"A file of the registry is damaged: {first_line(error)}",
+                where=self.storage.full(f"{self.path}/{file.path}"),
+                next="Nothing was deleted. Bring the file back from a backup of the bucket.",
+            ) from error
+        for field in self.file_schema:
+            if field.name not in table.column_names:
+                if field.name not in self._optional:
+                    raise DamageError(
+                        f"A file of the registry has no column {field.name}.",
+                        where=self.storage.full(f"{self.path}/{file.path}"),
+                        next="Weir never writes such a file: bring the table back from a backup of the bucket.",
+                    )
+                table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+        return table.select(self.file_schema.names).cast(self.file_schema)
+
+
+@_committing()
+def _set_properties(handle: DeltaTable, app_id: str, generation: Generation) -> None:
+    handle.alter.set_table_properties(
+        log_cleanup.PROPERTIES,
+        commit_properties=_properties(app_id, generation),
+        post_commithook_properties=_NO_UPKEEP,
+    )
+
+
+@_committing()
+def _add_columns(handle: DeltaTable, app_id: str, generation: Generation, columns: list[Field]) -> None:
+    handle.alter.add_columns(
+        columns, commit_properties=_properties(app_id, generation), post_commithook_properties=_NO_UPKEEP
+    )
+
+
+def fenced(path: str, mine: Generation, owner: Generation) -> FencedError:
+    return FencedError(
+        f"This coordinator has generation {mine}, but {path} belongs to generation {owner}.",
+        next="Nothing to do: a newer coordinator runs the pipeline; this one stops and deletes nothing.",
+    )

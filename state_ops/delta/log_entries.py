@@ -1,0 +1,217 @@
+"""Entries of a Delta log that Weir itself writes and follows: in its registry, and in tables as it left them.
+
+    version v, as it is known  --put v+1, unless it is there-->  look at v once more: unchanged  =  committed
+
+The put is the question whether v is the newest version, so nothing is asked before it; delta-rs lists the log before and after
+each commit and reads it again. Entries are cleaned away oldest first, so as long as v's entry is there, byte for byte, none after it
+was cleaned away, and what was put or found there is the table's history. docs/adr/0022-requests.md plays the sequences.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, RemoveAction
+
+from state_ops.storage.storage import Storage
+
+_OURS = {"commitInfo", "txn", "add", "remove"}
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One Parquet file of a table: path relative to the table, size in bytes, rows, partition values, min/max by column."""
+
+    path: str
+    bytes: int
+    rows: int
+    partition: tuple[tuple[str, str], ...] = ()
+    bounds: tuple[tuple[str, int], ...] = ()
+
+    def stats(self) -> str:
+        found: dict[str, Any] = {"numRecords": self.rows}
+        if self.bounds:
+            found |= {"minValues": dict(self.bounds), "maxValues": dict(self.bounds)}
+        return json.dumps(found)
+
+    def add_action(self) -> AddAction:
+        return AddAction(self.path, self.bytes, dict(self.partition), _now(), True, self.stats())
+
+    def remove_action(self) -> RemoveAction:
+        return RemoveAction(
+            path=self.path,
+            data_change=True,
+            deletion_timestamp=_now(),
+            size=self.bytes,
+            partition_values=dict(self.partition) or None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of one version of a table; it never changes, whatever becomes of the table.
+
+    table_uri: of the table; entry: the version's own in the log, byte for byte; owners: transaction versions by app id, of one
+    app id alone; files: by path.
+    """
+
+    storage: Storage
+    path: str
+    number: int
+    entry: bytes
+    owners: Mapping[str, int]
+    files: Mapping[str, DataFile]
+
+    @property
+    def table_uri(self) -> str:
+        return self.storage.full(self.path)
+
+    def version(self) -> int:
+        return self.number
+
+    def transaction_version(self, app_id: str) -> int | None:
+        return self.owners.get(app_id)
+
+
+def entry_path(table: str, version: int) -> str:
+    return f"{table}/_delta_log/{version:020d}.json"
+
+
+def known(storage: Storage, path: str, handle: DeltaTable, app_id: str, files: Sequence[DataFile]) -> Known | None:
+    """What a handle that was just opened shows; None if its version's entry is gone already, so that it cannot be told again."""
+    owner = handle.transaction_version(app_id)
+    entry = storage.read_bytes(entry_path(path, handle.version()))
+    if entry is None:
+        return None
+    owners = {} if owner is None else {app_id: owner}
+    return Known(storage, path, handle.version(), entry, owners, {file.path: file for file in files})
+
+
+def still_there(version: Known) -> bool:
+    """Whether the version's entry has not been cleaned away, and with it none after it."""
+    return version.storage.read_bytes(entry_path(version.path, version.number)) == version.entry
+
+
+def newest_after(version: Known, app_id: str) -> Known | None:
+    """The table's newest version, from one that was known; None if it has to be opened anew.
+
+    Entries are read first, and only then it is asked whether the one that they follow is there still.
+    """
+    newest: Known | None = version
+    while newest is not None:
+        entry = version.storage.read_bytes(entry_path(version.path, newest.number + 1))
+        if entry is None:
+            return newest if still_there(version) else None
+        newest = _followed(newest, entry, app_id)
+    return None
+
+
+def append(
+    version: Known,
+    app_id: str,
+    number: int,
+    adds: Sequence[DataFile] = (),
+    removes: Sequence[DataFile] = (),
+    metadata: Mapping[str, str] | None = None,
+) -> Known:
+    """Put the entry after `version`; returns the version that it makes, if `still_there(version)` says so afterwards.
+
+    number: the transaction version. metadata: texts for the table's history.
+    Raises CommitFailedError when there is another entry. Any other exception means: outcome unknown.
+    """
+    entry = _written(app_id, number, adds, removes, metadata or {})
+    path = entry_path(version.path, version.number + 1)
+    # A put whose answer was lost is tried again, and finds what it has put itself.
+    if not version.storage.create(path, entry) and version.storage.read_bytes(path) != entry:
+        raise CommitFailedError(f"{version.path} has a version {version.number + 1} already.")
+    made = _followed(version, entry, app_id)
+    assert made is not None
+    return made
+
+
+def _written(
+    app_id: str, number: int, adds: Sequence[DataFile], removes: Sequence[DataFile], metadata: Mapping[str, str]
+) -> bytes:
+    now = _now()
+    # The id makes each try an entry of its own.
+    info = {"timestamp": now, "operation": "WRITE", "operationParameters": {"mode": "Append"}, "try": uuid.uuid4().hex}
+    lines: list[dict[str, Any]] = [{"commitInfo": {**info, **metadata}}]
+    lines.append({"txn": {"appId": app_id, "version": number}})
+    for file in adds:
+        fields = {"path": quote(file.path, safe="/="), "partitionValues": dict(file.partition), "size": file.bytes}
+        lines.append({"add": {**fields, "modificationTime": now, "dataChange": True, "stats": file.stats()}})
+    for file in removes:
+        fields = {
+            "path": quote(file.path, safe="/="),
+            "deletionTimestamp": now,
+            "dataChange": True,
+            "extendedFileMetadata": True,
+        }
+        lines.append({"remove": {**fields, "partitionValues": dict(file.partition), "size": file.bytes}})
+    return "\n".join(map(json.dumps, lines)).encode()
+
+
+def _followed(before: Known, entry: bytes, app_id: str) -> Known | None:
+    """The version that an entry makes of the one before; None if it does what only delta-rs understands."""
+    owners, files = dict(before.owners), dict(before.files)
+    try:
+        actions = [json.loads(line) for line in entry.splitlines()]
+        if any(action.keys() - _OURS for action in actions):
+            return None
+        for action in actions:
+            if "remove" in action:
+                files.pop(unquote(action["remove"]["path"]), None)
+            elif "add" in action:
+                file = _data_file(action["add"])
+                files[file.path] = file
+            elif action.get("txn", {}).get("appId") == app_id:
+                owners[app_id] = action["txn"]["version"]
+    except (ValueError, KeyError, TypeError, AttributeError):  # a damaged entry: delta-rs says what is wrong with it
+        return None
+    return Known(before.storage, before.path, before.number + 1, entry, owners, files)
+
+
+def _data_file(add: Mapping[str, Any]) -> DataFile:
+    stats = json.loads(add.get("stats") or "{}")
+    bounds = tuple((name, value) for name, value in stats.get("minValues", {}).items() if isinstance(value, int))
+    partition = tuple((add.get("partitionValues") or {}).items())
+    return DataFile(unquote(add["path"]), add["size"], stats.get("numRecords") or 0, partition, bounds)
+
+
+def active_files(handle: DeltaTable) -> list[DataFile]:
+    """The files of the handle's version, from the log alone."""
+    actions = pa.table(handle.get_add_actions(flatten=True))
+    columns = {name: actions.column(name).to_pylist() for name in actions.column_names if _is_used(name)}
+    partitions = [name for name in columns if name.startswith("partition.")]
+    bounds = [name for name in columns if name.startswith("min.")]
+    return [
+        DataFile(
+            columns["path"][row],
+            columns["size_bytes"][row],
+            columns["num_records"][row] or 0,
+            tuple((name.removeprefix("partition."), str(columns[name][row])) for name in partitions),
+            tuple(
+                (name.removeprefix("min."), columns[name][row])
+                for name in bounds
+                if isinstance(columns[name][row], int)
+            ),
+        )
+        for row in range(actions.num_rows)
+    ]
+
+
+def _is_used(column: str) -> bool:
+    return column in ("path", "size_bytes", "num_records") or column.startswith(("partition.", "min."))
+
+
+def _now() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,287 @@
+"""Lists, maps and timers of one key, for functions that are called once per key.
+
+Each stands on the handle for whole batches: what the calls change is collected here, by the key's number in the batch, and
+handed over at once by `end`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from state_ops.arrow import frames
+from state_ops.errors import StageError
+from state_ops.keyed.keyed_state import KeyedState
+from state_ops.keyed.timers import MOMENT
+from state_ops.schema.descriptors import Collection
+from state_ops.schema.python_rows import Row, RowReader, beside, columns, own, tuples, typed, widened
+from state_ops.schema.state_schema import Field
+
+_GONE: Any = object()
+_MOMENT = "__weir_moment"
+
+
+class KeyList:
+    """A list of the current key: `state.<name>`."""
+
+    def __init__(self, declared: Collection, where: str) -> None:
+        self._declared, self._where = declared, where
+        self._reader = RowReader(declared.fields, where)
+
+    def begin(self, handle: KeyedState, frame: pl.DataFrame, keys: Sequence[Any]) -> None:
+        self._handle, self._frame, self._keys = getattr(handle, self._declared.name), frame, keys
+        self._batch = handle.batch
+        self._loaded: list[list[Any]] | None = None
+        self._appended: dict[int, list[Any]] = {}
+        self._read: dict[int, list[Any]] = {}  # of what is appended, as far as it was read
+        self._cleared: set[int] = set()
+        self.index = 0
+
+    def append(self, value: Any) -> None:
+        """Append an element: a value, or an instance of the list's State class."""
+        self._appended.setdefault(self.index, []).append(_kept(value, self._declared, self._where))
+
+    def get(self) -> list[Any]:
+        """All elements, in the order in which they were appended; a list of the caller's own."""
+        stored = [] if self.index in self._cleared else self._stored()[self.index]
+        read = self._read.setdefault(self.index, [])
+        for value in self._appended.get(self.index, ())[len(read) :]:
+            read.append(_as_read(value, self._declared, self._reader, self._keys[self.index]))
+        return [_given(value, self._declared) for value in (*stored, *read)]
+
+    def clear(self) -> None:
+        """Forget all elements."""
+        self._cleared.add(self.index)
+        self._appended.pop(self.index, None)
+        self._read.pop(self.index, None)
+
+    def __len__(self) -> int:
+        return len(self.get())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.get())
+
+    def end(self) -> None:
+        if self._cleared:
+            self._handle.clear(self._frame[sorted(self._cleared)])
+        owners = [index for index, values in self._appended.items() for _ in values]
+        if owners:
+            rows = [_row(value, self._declared) for values in self._appended.values() for value in values]
+            table = columns(
+                self._declared.fields, rows, lambda number: _of(self._keys[owners[number]], self._declared), self._where
+            )
+            self._handle.append(beside(self._frame, owners, table))
+
+    def _stored(self) -> list[list[Any]]:
+        """The lists of all keys of the batch, read when the first of them is asked for."""
+        if self._loaded is None:
+            self._loaded = [[] for _ in self._keys]
+            found = self._handle.get(self._frame)
+            owners = self._batch.codes(
+                frames.from_arrow(found.select(self._frame.columns)), f"state.{self._declared.name}"
+            )
+            for owner, row in zip(owners.tolist(), tuples(typed(found, self._declared.fields)), strict=True):
+                self._loaded[owner].append(_value(row, self._declared))
+        return self._loaded
+
+
+class KeyMap:
+    """A map of the current key: `state.<name>`. Reading one entry costs a look-up of its own, whatever the map's size.
+
+    An entry is the same under every spelling of its key, as it is once it is stored: a datetime without a zone and the one in UTC, a date
+    and its midnight, a number of NumPy's and Python's.
+    """
+
+    def __init__(self, declared: Collection, where: str) -> None:
+        assert declared.key is not None
+        self._declared, self._where = declared, where
+        self._key = Field(declared.key_column, declared.key, False, None)
+        self._reader, self._key_reader = RowReader(declared.fields, where), RowReader([self._key], where)
+
+    def begin(self, handle: KeyedState, frame: pl.DataFrame, keys: Sequence[Any]) -> None:
+        self._handle, self._frame, self._keys = getattr(handle, self._declared.name), frame, keys
+        self._changed: dict[tuple[int, Any], Any] = {}  # by keys as they are stored; _GONE: deleted
+        self._cleared: set[int] = set()
+        self.index = 0
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The value of an entry; `default` where there is none."""
+        key = self._spelled(key)
+        if (self.index, key) in self._changed:
+            value = self._read(key)
+            return default if value is _GONE else _given(value, self._declared)
+        if self.index in self._cleared:
+            return default
+        asked = self._addressed([(self.index, key)])
+        if not self._handle.contains(asked)[0].as_py():
+            return default
+        (row,) = tuples(typed(self._handle.get(asked), self._declared.fields))
+        return _given(_value(row, self._declared), self._declared)
+
+    def items(self) -> list[tuple[Any, Any]]:
+        """All entries, in the order of their keys."""
+        found: dict[Any, Any] = {}
+        if self.index not in self._cleared:
+            table = self._handle.all(self._frame[[self.index]])
+            keys = table.column(self._declared.key_column).to_pylist()
+            values = [_value(row, self._declared) for row in tuples(typed(table, self._declared.fields))]
+            found = dict(zip(keys, values, strict=True))
+        for index, key in self._changed:
+            if index == self.index:
+                found[key] = self._read(key)
+        return [(key, _given(found[key], self._declared)) for key in sorted(found) if found[key] is not _GONE]
+
+    def clear(self) -> None:
+        """Forget all entries."""
+        self._cleared.add(self.index)
+        self._changed = {one: value for one, value in self._changed.items() if one[0] != self.index}
+
+    def __getitem__(self, key: Any) -> Any:
+        value = self.get(key, _GONE)
+        if value is _GONE:
+            raise KeyError(key)
+        return value
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._changed[self.index, self._spelled(key)] = _kept(value, self._declared, self._where)
+
+    def __delitem__(self, key: Any) -> None:
+        self._changed[self.index, self._spelled(key)] = _GONE
+
+    def __contains__(self, key: Any) -> bool:
+        return self.get(key, _GONE) is not _GONE
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([key for key, _ in self.items()])
+
+    def end(self) -> None:
+        if self._cleared:
+            self._handle.clear(self._frame[sorted(self._cleared)])
+        if gone := [one for one, value in self._changed.items() if value is _GONE]:
+            self._handle.delete(self._addressed(gone))
+        if kept := [one for one, value in self._changed.items() if value is not _GONE]:
+            rows = [_row(self._changed[one], self._declared) for one in kept]
+            table = columns(
+                self._declared.fields,
+                rows,
+                lambda number: _of(self._keys[kept[number][0]], self._declared),
+                self._where,
+            )
+            entries = self._addressed(kept)
+            self._handle.put(widened(entries, table))
+
+    def _spelled(self, key: Any) -> Any:
+        """A map's key as it is stored."""
+        owner = self._keys[self.index]
+        return self._key_reader.read((key,), lambda: _of(owner, self._declared))[0]
+
+    def _read(self, key: Any) -> Any:
+        """What an entry was changed to, as it is read once it is stored, and kept so: once more costs less then."""
+        value = self._changed[self.index, key]
+        if value is not _GONE:
+            value = _as_read(value, self._declared, self._reader, self._keys[self.index])
+            self._changed[self.index, key] = value
+        return value
+
+    def _addressed(self, entries: Sequence[tuple[int, Any]]) -> pa.Table:
+        keys = columns(
+            [self._key],
+            [(key,) for _, key in entries],
+            lambda number: _of(self._keys[entries[number][0]], self._declared),
+            self._where,
+        )
+        return beside(self._frame, [index for index, _ in entries], keys)
+
+
+class KeyTimers:
+    """The timers of the current key: `state.timers`."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def begin(self, handle: KeyedState, frame: pl.DataFrame, keys: Sequence[Any]) -> None:
+        self._handle, self._frame, self._keys = handle.timers, frame, keys
+        self._at: dict[int, list[datetime | int]] = {}
+        self._after: dict[str | timedelta, list[int]] = {}
+        self._cleared: set[int] = set()
+        self.index = 0
+
+    def set(self, at: datetime | None = None, *, after: str | timedelta | None = None) -> None:
+        """Have `on_timer` called for the key: at a moment of event time, or after e.g. "15m" of processing time."""
+        if (at is None) == (after is None):
+            raise StageError(
+                f"state.timers.set needs a moment, for the key {self._keys[self.index]!r}.",
+                where=self._where,
+                next='Say either at=datetime or after="15m".',
+            )
+        if at is not None:
+            if not isinstance(at, datetime | np.datetime64) or at != at:  # NaT alone is not itself
+                raise StageError(
+                    f"state.timers.set was given {at!r:.200} for the key {self._keys[self.index]!r}.",
+                    where=self._where,
+                    next="Give a datetime; one without a time zone is in UTC.",
+                )
+            # Arrow takes no np.datetime64 for a column with a zone; a number of microseconds it does.
+            moment = at.astype("M8[us]").astype(int).item() if isinstance(at, np.datetime64) else at
+            self._at.setdefault(self.index, []).append(moment)
+        else:
+            self._after.setdefault(after, []).append(self.index)  # type: ignore[arg-type]
+
+    def clear(self) -> None:
+        """Take back all timers of the key."""
+        self._cleared.add(self.index)
+        self._at.pop(self.index, None)
+        for owners in self._after.values():
+            owners[:] = [owner for owner in owners if owner != self.index]
+
+    def end(self) -> None:
+        if self._cleared:
+            self._handle.clear(self._frame[sorted(self._cleared)])
+        if owners := [index for index, moments in self._at.items() for _ in moments]:
+            moments = pa.array([one for moments in self._at.values() for one in moments], MOMENT)
+            self._handle.set(beside(self._frame, owners, pa.table({_MOMENT: moments})), at=_MOMENT)
+        for after, owners in self._after.items():
+            if owners:
+                self._handle.set(self._frame[owners], after=after)
+
+
+def _value(row: Row, declared: Collection) -> Any:
+    """An element as it is kept: a plain value, or a row as a dict."""
+    if declared.row is None:
+        return row[0]
+    return dict(zip([field.name for field in declared.fields], row, strict=True))
+
+
+def _kept(value: Any, declared: Collection, where: str) -> Any:
+    """An element as it is kept until it is written: a copy, as a dict if it is a row."""
+    if declared.row is not None and type(value) is not declared.row:
+        raise StageError(
+            f"state.{declared.name} was given {value!r:.200}.",
+            where=where,
+            next=f"Give an instance of {declared.row.__name__}.",
+        )
+    return own(value)
+
+
+def _row(value: Any, declared: Collection) -> Row:
+    """An element as its fields."""
+    return (value,) if declared.row is None else tuple([value[field.name] for field in declared.fields])
+
+
+def _as_read(value: Any, declared: Collection, reader: RowReader, key: Any) -> Any:
+    """An element that waits to be written, as it is read once it is."""
+    return _value(reader.read(_row(value, declared), lambda: _of(key, declared)), declared)
+
+
+def _given(value: Any, declared: Collection) -> Any:
+    """An element as the author gets it: a copy, or an instance of its State class."""
+    return own(value) if declared.row is None else declared.row(**own(value))
+
+
+def _of(key: Any, declared: Collection) -> str:
+    return f"state.{declared.name} of the key {key!r}"

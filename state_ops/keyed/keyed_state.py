@@ -1,0 +1,141 @@
+"""What a stage's function gets as `state`: everything that is kept for the keys of the batch.
+
+    state.get(rows), state.put(rows), state.lag(rows, ...), state.fold(rows, ...)    the key's typed row: see `value`
+    state.recent.append(rows), state.spent.all(rows)                               lists and maps: see `lists`, `maps`
+    state.timers.set(rows, after="15m")                                            see `timers`
+
+Reads see what the batch wrote. What a batch changed is written as one after its function returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from state_ops.arrow import frames
+from state_ops.backends.base import Backend
+from state_ops.errors import PipelineError, StageError
+from state_ops.keyed.key_batch import Convert
+from state_ops.keyed.list_state import ListState, ends_schema
+from state_ops.keyed.map_state import MapState
+from state_ops.keyed.timers import TimerState
+from state_ops.keyed.ttl import Expiry
+from state_ops.keyed.value_state import ValueState, scan_values
+from state_ops.rows.entry_buffer import write
+from state_ops.rows.resident_table import Residence
+from state_ops.schema.descriptors import (
+    GROUP,
+    LIST,
+    LIST_ENDS,
+    LIST_STATE,
+    MAP_STATE,
+    VALUE_STATE,
+    WINDOW_STATE,
+    Collection,
+)
+from state_ops.schema.state_schema import StateSchema
+
+__all__ = [
+    "GROUP",
+    "VALUE_STATE",
+    "WINDOW_STATE",
+    "KeyedState",
+    "ValueState",
+    "check_names",
+    "scan_values",
+    "sorts",
+]
+
+
+class KeyedState(ValueState):
+    """The typed row of each key, with its lists and maps as attributes of their names, and its `timers`."""
+
+    timers: TimerState
+
+    def __init__(
+        self,
+        backend: Backend,
+        schema: StateSchema,
+        keys: pa.Schema,
+        where: str,
+        convert: Convert = frames.from_arrow,
+        expiry: Expiry | None = None,
+        *,
+        collections: Sequence[Collection] = (),
+        timers: TimerState | None = None,
+        residence: Residence | None = None,
+    ) -> None:
+        """schema, collections: with the hidden field of `ttl.stamped` if there is an expiry."""
+        super().__init__(backend, schema, keys, where, convert, expiry, residence)
+        self._timers = timers or TimerState(backend, keys, where, now=0, epoch=0, allowed=False)
+        self.timers = self._timers
+        self._collections = {
+            one.name: (ListState if one.kind == LIST else MapState)(backend, one, keys, where, convert, expiry)
+            for one in collections
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        named = self.__dict__.get("_collections", {})
+        if name in named:
+            return named[name]
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise StageError(
+            f"The state has no list or map {name!r}.",
+            where=self._where,
+            next=f"Its lists and maps are: {', '.join(named) or 'none'}. Fields are read with state.get and state.join.",
+        )
+
+    def begin(self, batch: pl.DataFrame) -> None:
+        super().begin(batch)
+        known = self._known()
+        for one in (*self._collections.values(), self._timers):
+            one.begin(known)
+
+    def flush(self) -> None:
+        super().flush()
+        waiting = [entries for one in (*self._collections.values(), self._timers) for entries in one.changes()]
+        write(self._backend, waiting)
+
+    def clear(self, frame: Any) -> None:
+        """Forget all that is kept for each row's key: its row, lists, maps and timers."""
+        self.delete(frame)
+        for one in self._collections.values():
+            one.clear(frame)
+        if self._timers.allowed:
+            self._timers.clear(frame)
+
+
+def check_names(collections: Sequence[Collection], keys: Sequence[str], where: str) -> None:
+    """PipelineError for a list or map whose name is taken by the handle, or whose columns are key columns."""
+    for one in collections:
+        if one.name in _TAKEN:
+            raise PipelineError(
+                f"The {one.kind} {one.name!r} would hide state.{one.name}.",
+                where=where,
+                next="Rename it in the State class.",
+            )
+        for name in (one.name, *one.columns):
+            if name in keys:
+                raise PipelineError(
+                    f"{name!r} is a key column and a column of the {one.kind} {one.name!r}.",
+                    where=where,
+                    next="Rename one of the two: rows of keys and elements have both.",
+                )
+
+
+_TAKEN = frozenset(name for name in dir(KeyedState) if not name.startswith("_")) | {"timers"}
+
+
+def sorts(schema: StateSchema, collections: Sequence[Collection]) -> dict[bytes, StateSchema]:
+    """The schema of every sort of entry that has rows, by what stands between its key group and its key."""
+    found = {bytes([VALUE_STATE]): schema}
+    for one in collections:
+        tag = (one.tag + (1 << 31)).to_bytes(4, "big")
+        found[bytes([LIST_STATE if one.kind == LIST else MAP_STATE]) + tag] = one.schema
+        if one.kind == LIST:
+            found[bytes([LIST_ENDS]) + tag] = ends_schema(one.schema)
+    return found

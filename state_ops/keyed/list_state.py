@@ -1,0 +1,279 @@
+"""List state: the elements of a key, each an entry of its own, in the order in which they were appended.
+
+    group | LIST_STATE | tag | key | number (int64)  ->  the element's row
+    group | LIST_ENDS  | tag | key                   ->  first, next: the numbers that are taken
+
+An append writes its elements and the two ends; what the list has already is not touched. Since the ends say which numbers
+there are, elements are found by one multi-get for all keys of a batch, without a scan. An element beyond the ends is none:
+it is what a TTL has forgotten and the sweep has not reached yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from state_ops.arrow import frames
+from state_ops.backends.base import Backend
+from state_ops.errors import DamageError, StageError
+from state_ops.keyed import ttl
+from state_ops.keyed.key_batch import Batch, Convert, given_columns
+from state_ops.keyed.ttl import Expiry
+from state_ops.keyed.value_state import check_nulls
+from state_ops.rows.entry_buffer import Entries, of_tag
+from state_ops.schema.descriptors import LIST_ENDS, LIST_STATE, Collection
+from state_ops.schema.key_codec import decode_keys, last_int64
+from state_ops.schema.state_schema import TOUCHED, StateSchema
+
+_CODE, _FIRST, _NEXT = "__weir_code", "__weir_first", "__weir_next"
+_MANY = 64  # numbers that are cheaper to ask for than a scan, which takes 15-20 us
+_PLAIN_ENDS = StateSchema.build([("first", pa.int64(), False, 0), ("next", pa.int64(), False, 0)])
+_STAMPED_ENDS = ttl.stamped(_PLAIN_ENDS)
+
+
+class ListState:
+    """The list `name` of each key: `state.<name>`. Methods take a frame with the key columns, whose keys are of the batch.
+
+    declared: with the hidden field of `ttl.stamped` in its schema if there is an expiry.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        declared: Collection,
+        keys: pa.Schema,
+        where: str,
+        convert: Convert,
+        expiry: Expiry | None = None,
+    ) -> None:
+        self._declared, self._keys, self._where, self._convert, self._expiry = declared, keys, where, convert, expiry
+        self._schema, self._ends_schema = declared.schema, ends_schema(declared.schema)
+        all_types = dict(frames.from_arrow(declared.schema.arrow.empty_table()).schema)
+        self._types = {field.name: all_types[field.name] for field in declared.fields}
+        self._nullable = {field.name: field.nullable for field in declared.fields}
+        # Where there is or was a TTL, the sweep has deleted elements that the ends still know of.
+        self._swept = any(TOUCHED in one.arrow.names for one in (declared.schema, *declared.schema.older))
+        self._elements, self._ends = Entries(backend), Entries(backend)
+        self._name = f"state.{declared.name}"
+        self._batch: Batch | None = None
+        self._first: np.ndarray | None = None
+
+    # -- the runtime's half
+
+    def begin(self, batch: Batch) -> None:
+        self._batch, self._first = batch, None
+
+    def changes(self) -> list[Entries]:
+        """What the batch changed and is not written yet."""
+        if self._first is not None and self._moved.any():
+            codes = np.flatnonzero(self._moved)
+            empty = self._first[codes] >= self._next[codes]
+            keys = self._known().encoded(LIST_ENDS, codes[~empty], [self._declared.tag])
+            ends = pl.DataFrame({"first": self._first[codes[~empty]], "next": self._next[codes[~empty]]})
+            self._ends.put(keys, ttl.encoded(self._ends_schema, ends, self._expiry))
+            self._ends.delete(self._known().encoded(LIST_ENDS, codes[empty], [self._declared.tag]))
+            self._moved[:] = False
+        return [self._elements, self._ends]
+
+    # -- the author's half
+
+    def append(self, frame: Any, **columns: str) -> None:
+        """Append each row to its key's list, in the order of the rows.
+
+        An element's fields are the columns of their names, or `field="column"`; a field without a column has its default.
+        """
+        method = f"{self._name}.append"
+        given = frames.polars(frame)
+        batch, codes = self._codes(given, method)
+        fields = given_columns(given, self._types, columns, method, self._where)
+        if not fields:
+            raise StageError(
+                f"{method} got no column named like a field of an element: {', '.join(self._types)}.",
+                where=self._where,
+                next=f'Rename one, or say which: {method}(frame, {next(iter(self._types))}="column").',
+            )
+        check_nulls(fields, self._nullable, codes, batch, method)
+        if not len(codes):
+            return
+        self._load()
+        rows = pl.DataFrame(
+            [
+                fields.get(f.name, _constant(f.name, f.default, self._types[f.name], len(given)))
+                for f in self._declared.fields
+            ]
+        )
+        numbers = self._next[codes] + _position(codes)
+        self._put(codes, numbers, rows)
+        self._next += np.bincount(codes, minlength=len(batch))
+        self._moved[codes] = True
+
+    def get(self, frame: Any) -> Any:
+        """All elements of the frame's keys: key columns and the elements' fields, a row an element; keys in the order of
+        their first row, elements in that of the list."""
+        given = frames.polars(frame)
+        return self._read(self._distinct(given, f"{self._name}.get"), None)
+
+    def last(self, frame: Any, n: int = 1) -> Any:
+        """As `get`, but only the last n elements of each key, or as many as there are."""
+        if n < 1:
+            raise StageError(
+                f"{self._name}.last(frame, {n}) asks for nothing.", where=self._where, next="Say n=1 or more."
+            )
+        return self._read(self._distinct(frames.polars(frame), f"{self._name}.last"), n)
+
+    def trim(self, frame: Any, keep: int) -> None:
+        """Drop all but the last `keep` elements of each of the frame's keys."""
+        if keep < 0:
+            raise StageError(f"{self._name}.trim(frame, {keep}) cannot be.", where=self._where, next="Keep 0 or more.")
+        codes = self._distinct(frames.polars(frame), f"{self._name}.trim")
+        self._load()
+        self._advance(codes, None)
+        first = np.maximum(self._first[codes], self._next[codes] - keep)  # type: ignore[index]
+        self._elements.delete(self._entry_keys(*_expanded(codes, self._first[codes], first)))  # type: ignore[index]
+        moved = first > self._first[codes]  # type: ignore[index]
+        self._first[codes] = first  # type: ignore[index]
+        self._moved[codes[moved]] = True
+
+    def clear(self, frame: Any) -> None:
+        """Forget the lists of the frame's keys."""
+        self.trim(frame, keep=0)
+
+    # -- how
+
+    def _known(self) -> Batch:
+        assert self._batch is not None, "state is used outside a batch"
+        return self._batch
+
+    def _codes(self, frame: pl.DataFrame, method: str) -> tuple[Batch, np.ndarray]:
+        batch = self._known()
+        return batch, batch.codes(frame, method)
+
+    def _distinct(self, frame: pl.DataFrame, method: str) -> np.ndarray:
+        return pl.Series(self._codes(frame, method)[1]).unique(maintain_order=True).to_numpy()
+
+    def _load(self) -> None:
+        """The ends of the lists of all keys of the batch."""
+        if self._first is not None:
+            return
+        batch = self._known()
+        self._first, self._next = np.zeros(len(batch), np.int64), np.zeros(len(batch), np.int64)
+        self._moved = np.zeros(len(batch), bool)
+        values = self._ends.get(batch.encoded(LIST_ENDS, None, [self._declared.tag]))
+        here = np.flatnonzero(np.fromiter((value is not None for value in values), bool, len(values)))
+        # Ends carry a stamp for the sweep alone: which elements live is for these to say.
+        rows, _ = ttl.decoded(self._ends_schema, [value for value in values if value is not None], None)
+        self._first[here], self._next[here] = rows["first"].to_numpy(), rows["next"].to_numpy()
+
+    def _advance(self, codes: np.ndarray, n: int | None) -> None:
+        """Move `first` to the first element that is stored, where many numbers, or many of the last n, would be asked for: the
+        sweep takes elements away without the ends, and appends alone never read what is before them."""
+        assert self._first is not None
+        sizes = self._next[codes] - self._first[codes]
+        if not self._swept or not (many := (sizes if n is None else np.minimum(sizes, n)) > _MANY).any():
+            return
+        codes = codes[many]
+        starts, ends = self._entry_keys(codes, self._first[codes]), self._entry_keys(codes, self._next[codes])
+        for code, start, end in zip(codes.tolist(), starts, ends, strict=True):
+            found = self._elements.first(start, end)
+            number = int(self._next[code]) if found is None else last_int64(found)
+            self._moved[code] |= number > self._first[code]
+            self._first[code] = number
+
+    def _read(self, codes: np.ndarray, n: int | None) -> Any:
+        self._load()
+        self._advance(codes, n)
+        assert self._first is not None
+        first, after = self._first[codes], self._next[codes]
+        if n is not None:
+            first = np.maximum(first, after - n)
+        owners, numbers = _expanded(codes, first, after)
+        values = self._elements.get(self._entry_keys(owners, numbers))
+        here = np.fromiter((value is not None for value in values), bool, len(values))
+        if not here.all() and not self._swept:
+            raise DamageError(
+                f"{int((~here).sum())} elements of the list {self._declared.name!r} are missing (keys: "
+                f"{self._known().sample(owners[~here])}).",
+                where=self._where,
+                next="Restore from the last checkpoint; weir fsck finds what else is damaged.",
+            )
+        rows, alive = ttl.decoded(self._schema, [value for value in values if value is not None], self._expiry)
+        owners, numbers = owners[here][alive], numbers[here][alive]
+        rows = rows.filter(pl.Series(alive))
+        if self._expiry is not None:
+            # Elements expire in order: what is before a living one need never be asked for again.
+            oldest = self._next.copy()
+            np.minimum.at(oldest, owners, numbers)
+            gone = codes[oldest[codes] > first]
+            self._first[gone] = oldest[gone]
+            self._moved[gone] = True
+            touched = self._expiry.touched_by_reading(rows[TOUCHED])
+            self._put(owners[touched], numbers[touched], rows.filter(pl.Series(touched)))
+            self._moved[owners[touched]] = True
+        elements = rows.select(list(self._types))
+        return self._convert(frames.arrow(pl.concat([self._known().of(owners), elements], how="horizontal")))
+
+    def _put(self, codes: np.ndarray, numbers: np.ndarray, rows: pl.DataFrame) -> None:
+        self._elements.put(self._entry_keys(codes, numbers), ttl.encoded(self._schema, rows, self._expiry))
+
+    def _entry_keys(self, codes: np.ndarray, numbers: np.ndarray) -> list[bytes]:
+        return self._known().encoded(LIST_STATE, codes, [self._declared.tag], [pa.array(numbers, pa.int64())])
+
+
+def ends_schema(elements: StateSchema) -> StateSchema:
+    """The schema of a list's ends, and those that they had before: a TTL came and went for them when it did for elements."""
+    older = [_of_ends(one) for one in elements.older]
+    return _of_ends(elements).reading(older)
+
+
+def _of_ends(elements: StateSchema) -> StateSchema:
+    return _STAMPED_ENDS if any(field.name == TOUCHED for field in elements.fields) else _PLAIN_ENDS
+
+
+def _position(codes: np.ndarray) -> np.ndarray:
+    """How many rows of the same code come before each row."""
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    begins = np.flatnonzero(np.diff(ordered, prepend=-1))
+    position = np.empty(len(codes), np.int64)
+    position[order] = np.arange(len(codes)) - np.repeat(begins, np.diff(begins, append=len(codes)))
+    return position
+
+
+def _expanded(codes: np.ndarray, first: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers first <= number < after of each code, one after the other, with their codes."""
+    sizes = np.maximum(after - first, 0)
+    ends = np.cumsum(sizes)
+    return np.repeat(codes, sizes), np.arange(sizes.sum()) - np.repeat(ends - sizes - first, sizes)
+
+
+def _constant(name: str, value: Any, type: Any, number: int) -> pl.Series:
+    return pl.Series(name, [value], dtype=type).new_from_index(0, number)
+
+
+def scan_list(
+    backend: Backend, declared: Collection, keys: pa.Schema, groups: range, expiry: Expiry | None = None
+) -> Iterator[pa.Table]:
+    """The lists in some key groups, in key order: key columns, then an element's fields; one table a key group."""
+    schema, of_ends = declared.schema, ends_schema(declared.schema)
+    types = [pa.int32(), *keys.types]
+    for group in groups:
+        ends = of_tag(backend, group, LIST_ENDS, declared.tag)
+        elements = of_tag(backend, group, LIST_STATE, declared.tag)
+        if not ends or not elements:
+            continue
+        _, columns = decode_keys([key for key, _ in ends], types)
+        bounds, _ = ttl.decoded(of_ends, [value for _, value in ends], None)
+        owners = pl.DataFrame(pl.from_arrow(pa.table(columns[1:], names=keys.names)))
+        # Key columns may have any names, "first" and "next" too.
+        owners = owners.with_columns(bounds["first"].alias(_FIRST), bounds["next"].alias(_NEXT))
+        _, columns = decode_keys([key for key, _ in elements], [*types, pa.int64()])
+        rows, alive = ttl.decoded_table(schema, [value for _, value in elements], expiry)
+        found = pl.DataFrame(pl.from_arrow(pa.table(columns[1:], names=[*keys.names, _CODE])))
+        bounded = found.join(owners, on=keys.names, how="left", maintain_order="left")
+        within = bounded.select((pl.col(_CODE) >= pl.col(_FIRST)) & (pl.col(_CODE) < pl.col(_NEXT))).to_series()
+        table = pa.table([*columns[1:-1], *rows.columns], names=[*keys.names, *rows.column_names])
+        yield table.filter(pa.array(alive & within.fill_null(False).to_numpy()))

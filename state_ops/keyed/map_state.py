@@ -1,0 +1,244 @@
+"""Map state: the entries of a key's map, each an entry of its own in the backend.
+
+    group | MAP_STATE | tag | key | map key  ->  the value's row
+
+Changing one entry touches no other. Given map keys are found by one multi-get; all entries of a key are one range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from state_ops.arrow import frames
+from state_ops.backends.base import Backend
+from state_ops.errors import StageError
+from state_ops.keyed import ttl
+from state_ops.keyed.key_batch import Batch, Convert, given_columns
+from state_ops.keyed.ttl import Expiry
+from state_ops.keyed.value_state import check_foldable, check_nulls
+from state_ops.rows import key_aggregation
+from state_ops.rows.aggregates import Agg
+from state_ops.rows.entry_buffer import Entries, of_tag
+from state_ops.rows.row_store import rows_of
+from state_ops.schema.descriptors import MAP_STATE, Collection
+from state_ops.schema.key_codec import decode_keys
+from state_ops.schema.state_schema import TOUCHED
+
+_CODE = "__weir_code"
+_ENTRY = "__weir_entry"
+
+
+class MapState:
+    """The map `name` of each key: `state.<name>`. Methods take a frame with the key columns, whose keys are of the batch.
+
+    declared: with the hidden field of `ttl.stamped` in its schema if there is an expiry. Where a method is about single
+    entries, the column `<name>_key`, or `<name>_key="column"`, has their map keys.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        declared: Collection,
+        keys: pa.Schema,
+        where: str,
+        convert: Convert,
+        expiry: Expiry | None = None,
+    ) -> None:
+        self._declared, self._keys, self._where, self._convert, self._expiry = declared, keys, where, convert, expiry
+        self._schema = declared.schema
+        all_types = dict(frames.from_arrow(declared.schema.arrow.empty_table()).schema)
+        self._types = {field.name: all_types[field.name] for field in declared.fields}
+        self._nullable = {field.name: field.nullable for field in declared.fields}
+        assert declared.key is not None
+        self._key_type = declared.key
+        self._map_key = {
+            declared.key_column: frames.from_arrow(pa.table({"key": pa.array([], declared.key)})).dtypes[0]
+        }
+        self._entries = Entries(backend)
+        self._name = f"state.{declared.name}"
+        self._batch: Batch | None = None
+
+    # -- the runtime's half
+
+    def begin(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def changes(self) -> list[Entries]:
+        """What the batch changed and is not written yet."""
+        return [self._entries]
+
+    # -- the author's half
+
+    def put(self, frame: Any, **columns: str) -> None:
+        """Set each row's entry. A value's fields are the columns of their names, or `field="column"`; fields without a
+        column stay as they are, and are the defaults in a new entry. One row an entry."""
+        method = f"{self._name}.put"
+        given, codes, keys = self._addressed(frame, columns, method)
+        fields = given_columns(given, self._types, _without(columns, self._map_key), method, self._where)
+        if not fields:
+            raise StageError(
+                f"{method} got no column named like a field of a value: {', '.join(self._types)}.",
+                where=self._where,
+                next=f'Rename one, or say which: {method}(frame, {next(iter(self._types))}="column").',
+            )
+        encoded = self._encoded(codes, keys)
+        if len(set(encoded)) < len(encoded):
+            twice = pl.Series(encoded, dtype=pl.Binary).is_duplicated().to_numpy()
+            raise self._known().misuse(
+                f"{method} got several rows for one entry",
+                codes[twice],
+                f"Reduce the frame to one row per key and map key first, or use {self._name}.fold.",
+            )
+        check_nulls(fields, self._nullable, codes, self._known(), method)
+        if len(fields) == len(self._types):
+            rows = pl.DataFrame([fields[name] for name in self._types])
+        else:
+            rows = self._rows(encoded)[0].with_columns(**fields)
+        self._put(encoded, rows)
+
+    def get(self, frame: Any, **columns: str) -> Any:
+        """The value of each row's entry, row by row; the fields' defaults where there is none."""
+        _, codes, keys = self._addressed(frame, columns, f"{self._name}.get", only_keys=True)
+        encoded = self._encoded(codes, keys)
+        rows, present = self._rows(encoded)
+        self._touch(encoded, rows, present)
+        return self._convert(frames.arrow(rows.select(list(self._types))))
+
+    def contains(self, frame: Any, **columns: str) -> Any:
+        """Whether each row's entry is there: a column of booleans, row by row."""
+        _, codes, keys = self._addressed(frame, columns, f"{self._name}.contains", only_keys=True)
+        encoded = self._encoded(codes, keys)
+        rows, present = self._rows(encoded)
+        self._touch(encoded, rows, present)
+        return self._convert(pa.table({self._declared.name: pa.array(present)}))[self._declared.name]
+
+    def all(self, frame: Any) -> Any:
+        """All entries of the frame's keys: key columns, `<name>_key` and the values' fields; keys in the order of their
+        first row, entries in that of their map keys."""
+        codes = pl.Series(self._known().codes(frames.polars(frame), f"{self._name}.all")).unique(maintain_order=True)
+        encoded, values = self._below(codes.to_numpy())
+        _, columns = decode_keys(encoded, [pa.int32(), *self._keys.types, self._key_type])
+        rows, alive = ttl.decoded(self._schema, values, self._expiry)
+        keyed = frames.from_arrow(pa.table(columns[1:], names=[*self._keys.names, *self._map_key]))
+        keyed = pl.concat([keyed, rows], how="horizontal")
+        self._touch(encoded, keyed, alive)
+        place = np.full(len(self._known()), -1, np.int64)
+        place[codes.to_numpy()] = np.arange(len(codes))
+        owners = place[self._known().codes(keyed, f"{self._name}.all")]
+        order = np.argsort(owners[alive], kind="stable")
+        found = keyed.filter(pl.Series(alive))[order].select([*self._keys.names, *self._map_key, *self._types])
+        return self._convert(frames.arrow(found))
+
+    def fold(self, frame: Any, **arguments: Agg | str) -> Any:
+        """Merge aggregates of this frame's rows into their entries, in fields of the aggregates' names; returns key
+        columns, `<name>_key` and the new values, a row an entry. Beside aggregates only `<name>_key="column"` is taken."""
+        method = f"{self._name}.fold"
+        aggregates = {name: one for name, one in arguments.items() if isinstance(one, Agg)}
+        columns = {name: one for name, one in arguments.items() if isinstance(one, str)}
+        given, codes, keys = self._addressed(frame, columns, method, only_keys=True)
+        check_foldable(aggregates, self._nullable, given, method, self._where)
+        if not aggregates:
+            raise StageError(f"{method} got no aggregate.", where=self._where, next="Add e.g. total=agg.sum(...).")
+        by = [_CODE, _ENTRY]
+        wanted, given = key_aggregation.fitting(aggregates, given, self._types, method, self._where)
+        coded = given.with_columns(pl.Series(_CODE, codes), keys.alias(_ENTRY))
+        fresh = key_aggregation.partials(wanted, coded, by, self._where).sort(by)
+        owners = fresh[_CODE].to_numpy()
+        encoded = self._encoded(owners, fresh[_ENTRY])
+        rows = self._rows(encoded)[0]
+        merged = key_aggregation.merged(wanted, rows, fresh, self._where)
+        check_nulls({name: merged[name] for name in aggregates}, self._nullable, owners, self._known(), method)
+        self._put(encoded, rows.with_columns([merged[name] for name in aggregates]))
+        keyed = self._known().of(owners).with_columns(fresh[_ENTRY].alias(self._declared.key_column))
+        return self._convert(frames.arrow(pl.concat([keyed, merged], how="horizontal")))
+
+    def delete(self, frame: Any, **columns: str) -> None:
+        """Forget each row's entry."""
+        _, codes, keys = self._addressed(frame, columns, f"{self._name}.delete", only_keys=True)
+        self._entries.delete(self._encoded(codes, keys))
+
+    def clear(self, frame: Any) -> None:
+        """Forget the maps of the frame's keys."""
+        codes = np.unique(self._known().codes(frames.polars(frame), f"{self._name}.clear"))
+        self._entries.delete(self._below(codes)[0])
+
+    # -- how
+
+    def _known(self) -> Batch:
+        assert self._batch is not None, "state is used outside a batch"
+        return self._batch
+
+    def _addressed(
+        self, frame: Any, columns: dict[str, str], method: str, only_keys: bool = False
+    ) -> tuple[pl.DataFrame, np.ndarray, pl.Series]:
+        """The frame, the code of each row's key, and each row's map key."""
+        given = frames.polars(frame)
+        codes = self._known().codes(given, method)
+        known = self._map_key if only_keys else {**self._map_key, **self._types}
+        for name in columns:
+            if name not in known:
+                raise StageError(
+                    f"{method} knows no {name!r}.", where=self._where, next=f"Its columns are: {', '.join(known)}."
+                )
+        mine = {name: column for name, column in columns.items() if name in self._map_key}
+        name = self._declared.key_column
+        found = given_columns(given, self._map_key, mine, method, self._where)
+        if name not in found:
+            raise StageError(
+                f"{method} needs the map keys: the frame has no column {name!r}.",
+                where=self._where,
+                next=f'Say which it is: {method}(frame, {name}="column").',
+            )
+        if found[name].null_count():
+            raise self._known().misuse(
+                f"{method} got {found[name].null_count()} null(s) for map keys",
+                codes[found[name].is_null().to_numpy()],
+                "A null is no key: leave the rows out, or fill the column.",
+            )
+        return given, codes, found[name]
+
+    def _encoded(self, codes: np.ndarray, keys: pl.Series) -> list[bytes]:
+        column = frames.arrow(keys.to_frame("key")).column(0).cast(self._key_type)
+        return self._known().encoded(MAP_STATE, codes, [self._declared.tag], [column])
+
+    def _below(self, codes: np.ndarray) -> tuple[list[bytes], list[bytes]]:
+        """The entries of some keys, in key order."""
+        found = list(self._entries.below(self._known().encoded(MAP_STATE, codes, [self._declared.tag])))
+        return [key for key, _ in found], [value for _, value in found]
+
+    def _rows(self, encoded: list[bytes]) -> tuple[pl.DataFrame, np.ndarray]:
+        """The rows of entries, the defaults where there is none; and where there is one."""
+        rows, present = rows_of(self._schema, self._entries.get(encoded))
+        return ttl.unexpired(self._schema, rows, present, self._expiry)
+
+    def _touch(self, encoded: list[bytes], rows: pl.DataFrame, present: np.ndarray) -> None:
+        """What the author has read, where that counts."""
+        if self._expiry is not None:
+            touched = np.flatnonzero(self._expiry.touched_by_reading(rows[TOUCHED]) & present)
+            self._put([encoded[index] for index in touched.tolist()], rows[touched])
+
+    def _put(self, encoded: list[bytes], rows: pl.DataFrame) -> None:
+        self._entries.put(encoded, ttl.encoded(self._schema, rows, self._expiry))
+
+
+def _without(columns: dict[str, str], keys: dict[str, Any]) -> dict[str, str]:
+    return {name: column for name, column in columns.items() if name not in keys}
+
+
+def scan_map(
+    backend: Backend, declared: Collection, keys: pa.Schema, groups: range, expiry: Expiry | None = None
+) -> Iterator[pa.Table]:
+    """The maps in some key groups: key columns, `<name>_key`, then a value's fields, in key order; one table a key group."""
+    assert declared.key is not None
+    for group in groups:
+        entries = of_tag(backend, group, MAP_STATE, declared.tag)
+        if entries:
+            _, columns = decode_keys([key for key, _ in entries], [pa.int32(), *keys.types, declared.key])
+            rows, alive = ttl.decoded_table(declared.schema, [value for _, value in entries], expiry)
+            names = [*keys.names, declared.key_column, *rows.column_names]
+            yield pa.table([*columns[1:], *rows.columns], names=names).filter(pa.array(alive))

@@ -1,0 +1,274 @@
+"""Timers: moments at which a key wants to be called again, by event time or by processing time.
+
+    group | EVENT_TIMERS or PROCESSING_TIMERS               | at (int64 us) | key  ->  held
+    group | EVENT_TIMERS_OF_KEY or PROCESSING_TIMERS_OF_KEY | key | at (int64 us)  ->  nothing
+
+The first gives what is due as one range of a key group, in order of time; the second what a key has. A timer is its key and
+its time, so that setting the same one again changes nothing. held: minus the id of the epoch in whose barrier it does not fire
+(int64, big endian), or 0; see `TimerState.firing`. Earlier releases wrote the id itself, and pipelines of theirs have ids twice: those that were
+started from a savepoint counted from 1 again, and a promotion could have a lower one than its branch. So a positive number holds nothing
+any more: the barrier in which it did is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from state_ops.arrow import frames
+from state_ops.backends.base import Backend
+from state_ops.durations import micros
+from state_ops.errors import StageError
+from state_ops.keyed.key_batch import Batch
+from state_ops.rows.entry_buffer import Entries
+from state_ops.schema.descriptors import (
+    EVENT_TIMERS,
+    EVENT_TIMERS_OF_KEY,
+    GROUP,
+    PROCESSING_TIMERS,
+    PROCESSING_TIMERS_OF_KEY,
+)
+from state_ops.schema.key_codec import decode_keys, encode_int64, group_prefix
+
+AT, DOMAIN = "at", "domain"
+EVENT, PROCESSING = "event", "processing"
+MOMENT = pa.timestamp("us", tz="UTC")
+
+_KINDS = {EVENT: (EVENT_TIMERS, EVENT_TIMERS_OF_KEY), PROCESSING: (PROCESSING_TIMERS, PROCESSING_TIMERS_OF_KEY)}
+_MAX = (1 << 63) - 1
+
+
+class TimerState:
+    """The timers of each key: `state.timers`. now: processing time of the epoch, in microseconds; epoch: its id."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        keys: pa.Schema,
+        where: str,
+        now: int,
+        epoch: int,
+        allowed: bool,
+        event_time: bool = True,
+    ) -> None:
+        self._backend, self._keys, self._where, self._now, self._epoch = backend, keys, where, now, epoch
+        self.allowed, self._event_time = allowed, event_time
+        self._timers = Entries(backend)
+        self._batch: Batch | None = None
+        self._firing: tuple[str, np.ndarray, int] | None = None
+        self.disturbed = False
+
+    # -- the runtime's half
+
+    def begin(self, batch: Batch) -> None:
+        self._batch, self._firing = batch, None
+
+    def firing(self, domain: str, at: np.ndarray, clock: int) -> None:
+        """The batch is of keys whose timers fire, one of each, at these moments. clock: what makes others due.
+
+        What is set now fires in the same barrier if it is due and later than the timer that set it: in order, and not for
+        ever. Any other timer of this domain that is set now is held until the next epoch. `disturbed` then says whether
+        timers that are due have changed.
+        """
+        self._firing, self.disturbed = (domain, at, clock), False
+
+    def changes(self) -> list[Entries]:
+        """What the batch changed and is not written yet."""
+        return [self._timers]
+
+    # -- the author's half
+
+    def set(self, frame: Any, *, at: str | None = None, after: str | timedelta | None = None) -> None:
+        """Have `on_timer` called for each row's key, at a moment of event time or after a while of processing time.
+
+        at: a column of timestamps; the timer fires at the first barrier whose watermark has reached it; a row without one
+        sets none. after: e.g. "15m" from `epoch.now`; it fires at the first barrier whose `epoch.now` has reached that.
+        Several moments for one key are several timers; the same one twice is one.
+        """
+        given, codes = self._given(frame, "state.timers.set")
+        if (at is None) == (after is None):
+            raise StageError(
+                "state.timers.set needs a moment.",
+                where=self._where,
+                next='Say either at="column" (event time) or after="15m" (processing time).',
+            )
+        if at is not None and not self._event_time:
+            raise StageError(
+                f"state.timers.set: nothing would ever fire at={at!r}, since the stage's source has no event time.",
+                where=self._where,
+                next='Name the column at the source: files(..., event_time="..."), or say after="15m" (processing time).',
+            )
+        if at is not None:
+            moments = self._moments(given, at, "state.timers.set")
+            known = moments.is_not_null().to_numpy()
+            self._set(EVENT, codes[known], moments.drop_nulls().to_numpy())
+        else:
+            assert after is not None
+            moment = self._now + micros(after, f"{self._where}, state.timers.set", "after")
+            self._set(PROCESSING, codes, np.full(len(codes), moment, np.int64))
+
+    def clear(self, frame: Any, *, at: str | None = None) -> None:
+        """Take back all timers of each row's key, or with `at`, a column, the event-time one at that moment."""
+        given, codes = self._given(frame, "state.timers.clear")
+        if at is not None:
+            moments = self._moments(given, at, "state.timers.clear")
+            known = moments.is_not_null().to_numpy()
+            self._forget(EVENT, codes[known], moments.drop_nulls().to_numpy())
+            return
+        codes = np.unique(codes)
+        for domain, (_, of_key) in _KINDS.items():
+            assert self._batch is not None
+            found = [key for key, _ in self._timers.below(self._batch.encoded(of_key, codes))]
+            columns = decode_keys(found, [*self._keys.types, pa.int64()])[1]
+            owners: pl.DataFrame = pl.from_arrow(pa.table(columns[:-1], names=self._keys.names))  # type: ignore[assignment]
+            self._forget(domain, self._batch.codes(owners, "state.timers.clear"), columns[-1].to_numpy())
+
+    # -- how
+
+    def _given(self, frame: Any, method: str) -> tuple[pl.DataFrame, np.ndarray]:
+        assert self._batch is not None, "state is used outside a batch"
+        if not self.allowed:
+            raise StageError(
+                f"{method}: nothing is called when a timer fires.",
+                where=self._where,
+                next="Give the stage a function for it: @stage(..., on_timer=function).",
+            )
+        given = frames.polars(frame)
+        return given, self._batch.codes(given, method)
+
+    def _moments(self, frame: pl.DataFrame, column: str, method: str) -> pl.Series:
+        if column not in frame.columns:
+            raise StageError(
+                f"{method}: at={column!r}, but the frame has no column {column!r}.",
+                where=self._where,
+                next=f"Its columns are: {', '.join(frame.columns)}.",
+            )
+        found = frame[column]
+        if not isinstance(found.dtype, pl.Datetime):
+            raise StageError(
+                f"{method}: the column {column!r} is {found.dtype}, not a timestamp.",
+                where=self._where,
+                next="Cast it to a timestamp first.",
+            )
+        return found.dt.epoch("us")
+
+    def _set(self, domain: str, codes: np.ndarray, at: np.ndarray) -> None:
+        timers, of_key = self._encoded(domain, codes, at)
+        held = np.zeros(len(codes), np.int64)
+        if self._firing is not None and (self._firing[0] == domain or domain == EVENT):
+            fires, firing, clock = self._firing
+            # Event time has had its turn when processing time fires, also where the epoch's barrier comes once more.
+            due = (at <= clock) & (at > firing[codes]) & (fires == domain)
+            self.disturbed |= bool(due.any())
+            # One that is set already stays what it is: a drain fires what was set before, and nothing that was held.
+            now = -self._epoch
+            before = [now if value is None else _held_by(value) for value in self._timers.get(timers)]
+            held = np.where(due, 0, np.array(before, np.int64))
+        self._timers.put(timers, held.astype(">i8").view("V8").tolist())
+        self._timers.put(of_key, [b""] * len(of_key))
+
+    def _forget(self, domain: str, codes: np.ndarray, at: np.ndarray) -> None:
+        timers, of_key = self._encoded(domain, codes, at)
+        self.disturbed |= bool(timers)
+        self._timers.delete(timers)
+        self._timers.delete(of_key)
+
+    def _encoded(self, domain: str, codes: np.ndarray, at: np.ndarray) -> tuple[list[bytes], list[bytes]]:
+        assert self._batch is not None
+        by_time, of_key = _KINDS[domain]
+        moments = pa.array(at, pa.int64())
+        return self._batch.encoded(by_time, codes, [moments]), self._batch.encoded(of_key, codes, [], [moments])
+
+
+class Due:
+    """The timers of one domain that are due, in pieces: what the barrier fires.
+
+    upto: the clock, in microseconds; None: all there are. most: timers in one piece.
+    """
+
+    def __init__(
+        self, backend: Backend, keys: pa.Schema, domain: str, groups: range, upto: int | None, epoch: int, most: int
+    ) -> None:
+        self._backend, self._keys, self._domain, self._groups = backend, keys, domain, groups
+        self._upto, self._epoch, self._most = upto, epoch, most
+        self._at = 0  # before this position in `groups` nothing is due any more
+
+    def piece(self) -> pl.DataFrame:
+        """The next timers: key columns, key group and `at` (microseconds), of each key in order of time; empty: no more.
+
+        Only what has not been fired since is in it, so ask again for what is due after an author's function set timers.
+        """
+        found: list[tuple[bytes, bytes]] = []
+        for position in range(self._at, len(self._groups)):
+            start, end = self._range(self._groups[position])
+            entries = (one for one in self._backend.scan(start, end) if not self._held(one[1]))
+            found += islice(entries, self._most - len(found))
+            if len(found) == self._most:
+                break
+            if not found:
+                self._at = position + 1
+        groups, columns = decode_keys([key for key, _ in found], [pa.int64(), *self._keys.types])
+        table = pa.table(
+            [*columns[1:], pa.array(groups.astype(np.int32)), columns[0]], names=[*self._keys.names, GROUP, AT]
+        )
+        timers: pl.DataFrame = pl.from_arrow(table)  # type: ignore[assignment]
+        return timers.sort([AT, *self._keys.names])
+
+    def _range(self, group: int) -> tuple[bytes, bytes]:
+        by_time = _KINDS[self._domain][0]
+        start = group_prefix(group, by_time)
+        if self._upto is None or self._upto == _MAX:
+            return start, group_prefix(group, by_time + 1)
+        return start, start + encode_int64(self._upto + 1)
+
+    def _held(self, value: bytes) -> bool:
+        return _held_by(value) == -self._epoch
+
+    def fired(self, timers: pl.DataFrame) -> None:
+        """Forget timers, which are fired now."""
+        by_time, of_key = _KINDS[self._domain]
+        batch = Batch(timers, self._keys, "")
+        moments = pa.array(timers[AT].to_numpy(), pa.int64())
+        codes = batch.codes(timers, "")
+        self._backend.write(
+            [], [*batch.encoded(by_time, codes, [moments]), *batch.encoded(of_key, codes, [], [moments])]
+        )
+
+
+def _held_by(value: bytes) -> int:
+    return int.from_bytes(value, "big", signed=True)
+
+
+def waves(timers: pl.DataFrame, keys: list[str]) -> Iterator[pl.DataFrame]:
+    """Timers as frames that have a key at most once: first each key's first timer, then each key's second, and so on."""
+    number = timers.select(pl.int_range(pl.len()).over(keys)).to_series() if len(timers) else None
+    if number is None:
+        return
+    for wave in range(int(number.max()) + 1):  # type: ignore[arg-type]
+        yield timers.filter(number == wave)
+
+
+def are_set(backend: Backend, groups: range) -> bool:
+    """Whether any timer is set in some key groups."""
+    return any(
+        True
+        for group in groups
+        for _ in backend.scan(group_prefix(group, EVENT_TIMERS), group_prefix(group, PROCESSING_TIMERS + 1))
+    )
+
+
+def scan_timers(backend: Backend, keys: pa.Schema, groups: range) -> Iterator[pa.Table]:
+    """The timers that are set in some key groups: key columns, `at` and `domain` ("event" or "processing")."""
+    for group in groups:
+        for domain, (by_time, _) in _KINDS.items():
+            found = [key for key, _ in backend.scan(group_prefix(group, by_time), group_prefix(group, by_time + 1))]
+            if found:
+                _, columns = decode_keys(found, [pa.int64(), *keys.types])
+                names = pa.array([domain] * len(found))
+                yield pa.table([*columns[1:], columns[0].cast(MOMENT), names], names=[*keys.names, AT, DOMAIN])

@@ -1,0 +1,216 @@
+"""Aggregates that can be kept as state: each has a partial over a batch, a merge of two partials, and a result.
+
+    from state_ops.rows import aggregates as agg
+    agg.count(), agg.sum("dep_delay"), agg.mean("dep_delay"), agg.min(...), agg.max(...), agg.first(...), agg.last(...)
+
+`count` counts rows. Nulls are left out of all others; over nothing a sum is 0, the others are null. Sums of integers and
+booleans are int64 and sums of decimals decimal128(38, scale); one that does not fit is refused, never wrapped. Means are
+float64. A NaN counts in min and max only where there is nothing else.
+
+`first` and `last` have two meanings. In `aggregate` and `window` they have an order (`ordered`): they are the value of
+the row where the order columns are smallest or largest among all rows that ever came, so that slicing cannot change
+them; rows with a null in the value or in an order column are left out, and of rows that tie the smallest value is first
+and the largest last; lists, maps and structs go by their first parts that differ. Without one, in `state.fold`, rows count in the order in which they come, and `last` takes the last
+row's value even if it is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import polars as pl
+import pyarrow as pa
+
+from state_ops.errors import PipelineError
+
+
+@dataclass(frozen=True, slots=True)
+class Agg:
+    """One aggregate over the rows of a key. kind: count, sum, mean, min, max, first or last; column: what of.
+
+    order_by: what first and last are by; empty where rows come in order.
+    """
+
+    kind: str
+    column: str | None = None
+    order_by: tuple[str, ...] = ()
+
+    def ordered(self, order_by: tuple[str, ...]) -> Agg:
+        """This aggregate, by these columns if it is one that needs an order."""
+        return replace(self, order_by=order_by) if self.kind in ("first", "last") else self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The input columns that it reads."""
+        return (*(() if self.column is None else (self.column,)), *self.order_by)
+
+    def check(self, name: str, schema: pa.Schema, where: str) -> None:
+        """PipelineError unless the columns exist and can be aggregated so."""
+        for column in self.columns:
+            if column not in schema.names:
+                by = f" by {', '.join(self.order_by)}" if self.order_by else ""
+                raise PipelineError(
+                    f"{name} = {self.kind}({self.column!r}){by}, but the input has no column {column!r}.",
+                    where=where,
+                    next=f"Its columns are: {', '.join(schema.names)}.",
+                )
+        if self.column is None:
+            return
+        kind = schema.field(self.column).type
+        if self.kind in ("min", "max") and pa.types.is_nested(kind):
+            raise PipelineError(
+                f"{name} = {self.kind}({self.column!r}), but that column is {kind}, which has no order.",
+                where=where,
+                next="Take first or last of it, or what is in it as a column of its own, in transform=.",
+            )
+        if self.kind not in ("sum", "mean"):
+            return
+        numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal128)
+        if not any(is_number(kind) for is_number in numbers):
+            raise PipelineError(f"{name} = {self.kind}({self.column!r}), but that column is {kind}.", where=where)
+
+    def parts(self, name: str, schema: pa.Schema) -> list[tuple[str, pa.DataType, bool, object]]:
+        """The state fields that hold this aggregate: (field, type, nullable, value before the first row)."""
+        if self.kind == "count":
+            return [(name, pa.int64(), False, 0)]
+        assert self.column is not None
+        kind = schema.field(self.column).type
+        if self.kind == "sum":
+            if pa.types.is_decimal(kind):
+                return [(name, pa.decimal128(38, kind.scale), False, 0)]
+            return [(name, pa.float64(), False, 0.0) if pa.types.is_floating(kind) else (name, pa.int64(), False, 0)]
+        if self.kind == "mean":
+            return [(f"{name}__sum", pa.float64(), False, 0.0), (f"{name}__count", pa.int64(), False, 0)]
+        by = zip(self._by(name), self.order_by, strict=True)
+        return [(name, kind, True, None), *((field, schema.field(column).type, True, None) for field, column in by)]
+
+    def fields(self, name: str) -> list[str]:
+        """The names of `parts`."""
+        return [f"{name}__sum", f"{name}__count"] if self.kind == "mean" else [name, *self._by(name)]
+
+    # -- partials: expressions over one key's rows of a batch, one for each of `parts`
+
+    def partial(self, name: str, rows: Mapping[str, pl.DataType]) -> list[pl.Expr]:
+        """From the rows themselves, whose schema is given. Sums of integers are 128 bits wide: what does not fit into
+        state is seen when it is stored, instead of wrapping around in silence."""
+        if self.kind == "count":
+            return [pl.len().cast(pl.Int64).alias(name)]
+        assert self.column is not None
+        column = pl.col(self.column)
+        if self.kind == "sum":
+            return [column.cast(_wider(rows[self.column])).sum().alias(name)]
+        if self.kind == "mean":
+            return [
+                column.cast(pl.Float64).sum().alias(f"{name}__sum"),
+                column.count().cast(pl.Int64).alias(f"{name}__count"),
+            ]
+        if self.order_by:
+            taken = zip(self.fields(name), self.columns, strict=True)
+            return [pl.col(source).get(self._row(name)).alias(field) for field, source in taken]
+        if self.kind == "first":
+            return [column.drop_nulls().first().alias(name)]
+        return [getattr(column, self.kind)().alias(name)]
+
+    def combine(self, name: str) -> list[pl.Expr]:
+        """From earlier partials. First and last need their order."""
+        if self.kind in ("count", "sum", "mean"):
+            return [pl.col(field).sum() for field in self.fields(name)]
+        if self.kind in ("min", "max"):
+            return [getattr(pl.col(name), self.kind)()]
+        return [pl.col(field).get(self._row(name)) for field in self.fields(name)]
+
+    def rank_columns(self, name: str) -> tuple[list[str], list[str]]:
+        """What rows are ranked by for `partial`, and partials for `combine`, in a column `rank_of(name)`; none if empty."""
+        if not self.order_by:
+            return [], []
+        assert self.column is not None
+        return [*self.order_by, self.column], [*self._by(name), name]
+
+    def merge(self, name: str, old: str, new: str, ranked: bool = False) -> list[pl.Expr]:
+        """Expressions that merge the fields `<old>name` with the partials `<new>name`. Null means: nothing yet.
+
+        ranked: of first and last, to go by the column `rank_of(name)` of both sides. Fields that are lists, maps and structs can be
+        sorted, but an expression cannot compare two of them.
+        """
+        if self.kind in ("count", "sum", "mean"):
+            return [
+                (pl.col(old + field).fill_null(0) + pl.col(new + field)).alias(field) for field in self.fields(name)
+            ]
+        if self.kind in ("min", "max"):
+            pick = pl.min_horizontal if self.kind == "min" else pl.max_horizontal
+            return [pick(pl.col(old + name), pl.col(new + name)).alias(name)]
+        if self.order_by:
+            better = self._better(name, old, new, ranked)
+            return [
+                pl.when(better).then(pl.col(new + field)).otherwise(pl.col(old + field)).alias(field)
+                for field in self.fields(name)
+            ]
+        if self.kind == "first":
+            return [pl.coalesce(pl.col(old + name), pl.col(new + name)).alias(name)]
+        return [pl.col(new + name).alias(name)]
+
+    def result(self, name: str) -> pl.Expr:
+        """The aggregate's value from its fields."""
+        if self.kind == "mean":
+            total, number = pl.col(f"{name}__sum"), pl.col(f"{name}__count")
+            return pl.when(number > 0).then(total / number).alias(name)
+        return pl.col(name)
+
+    # -- how
+
+    def _by(self, name: str) -> list[str]:
+        return [f"{name}__by{number}" for number in range(1, len(self.order_by) + 1)]
+
+    def _row(self, name: str) -> pl.Expr:
+        rank = pl.col(rank_of(name))
+        return rank.arg_min() if self.kind == "first" else rank.arg_max()
+
+    def _better(self, name: str, old: str, new: str, ranked: bool) -> pl.Expr:
+        """Whether the new row comes before the old one (first), or after it (last)."""
+        better: pl.Expr = pl.lit(False)
+        for field in [rank_of(name)] if ranked else reversed([*self._by(name), name]):
+            mine, other = pl.col(new + field), pl.col(old + field)
+            ahead = mine < other if self.kind == "first" else mine > other
+            better = ahead | ((mine == other) & better)
+        return pl.col(new + name).is_not_null() & (pl.col(old + name).is_null() | better)
+
+
+def _wider(type: pl.DataType) -> pl.DataType:
+    """The type in which values are added: Polars adds 32-bit numbers in 32 bits, and wraps around."""
+    if isinstance(type, pl.Decimal):
+        return pl.Decimal(38, type.scale)
+    return pl.Float64() if type.is_float() else pl.Int128()
+
+
+def rank_of(name: str) -> str:
+    """The column with each row's place in the order of the aggregate `name`; null where it does not take part."""
+    return f"__weir_rank_{name}"
+
+
+def count() -> Agg:
+    return Agg("count")
+
+
+def sum(column: str) -> Agg:
+    return Agg("sum", column)
+
+
+def mean(column: str) -> Agg:
+    return Agg("mean", column)
+
+
+def min(column: str) -> Agg:
+    return Agg("min", column)
+
+
+def max(column: str) -> Agg:
+    return Agg("max", column)
+
+
+def first(column: str) -> Agg:
+    return Agg("first", column)
+
+
+def last(column: str) -> Agg:
+    return Agg("last", column)

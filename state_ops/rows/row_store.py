@@ -1,0 +1,341 @@
+"""Rows of a keyed state, found and changed by columns of keys: what every vectorised operator reads and writes through.
+
+    pending    what this epoch has changed, in memory; written to the backend once, at the barrier, in key order
+    resident   all rows, where they fit and pay: a file beside the local snapshot, mapped into whichever process needs it
+    backend    the truth
+
+A look-up asks them in this order. Measured per key: 3 us to get it from RocksDB in key order and 4.5 us in any other, 0.2 us
+to find it in a resident table; writing in key order takes a quarter of the time of any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from state_ops.arrow import frames
+from state_ops.arrow.columns import contiguous, fixed_values, is_variable, items, variable_values
+from state_ops.backends.base import Backend, Run
+from state_ops.rows.hash_table import CollisionError, HashedTable
+from state_ops.rows.resident_table import Residence
+from state_ops.schema.descriptors import GROUP
+from state_ops.schema.key_codec import decode_keys, encode_keys, group_prefix
+from state_ops.schema.key_groups import xxhash64
+from state_ops.schema.row_codec import decode_rows, encode_rows
+from state_ops.schema.state_schema import StateSchema
+
+_PRESENT = "__weir_present"
+_PENDING_BYTES = 32 << 20
+_WRITE_BYTES, _GET_KEYS = 16 << 20, 50_000  # at a time: as entries, rows take several times as much
+_SCAN_PER_GET = 4  # entries that a scan passes in the time of one get, a table for the epochs to come included
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The keys that were asked for last: most are put next, so what was found out about them is not found out again.
+
+    keys: the very frame that was given; order: of its rows by their hashes; hashes, typed: in that order; at: their places in
+    `table`, if they were looked for in one.
+    """
+
+    keys: pl.DataFrame
+    order: np.ndarray
+    hashes: np.ndarray
+    typed: pl.DataFrame
+    table: HashedTable | None = None
+    at: np.ndarray | None = None
+
+    def places(self, hashes: np.ndarray, table: HashedTable) -> np.ndarray | None:
+        """Where in a table the keys with these very hashes are; None if that is not known."""
+        return self.at if hashes is self.hashes and table is self.table else None
+
+
+class Rows:
+    """One state of one subtask in one epoch.
+
+    keys: the key columns; state_id: which state of the stage it is. residence: where a resident table comes from and goes
+    to; None keeps none. Frames of keys have the key columns and the key group, and distinct keys.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        schema: StateSchema,
+        keys: pa.Schema,
+        state_id: int,
+        residence: Residence | None = None,
+    ) -> None:
+        self._backend, self._schema, self._keys, self._state_id = backend, schema, keys, state_id
+        self._names = (GROUP, *keys.names)
+        self._fields = schema.arrow.names
+        self._default = frames.from_arrow(defaults(schema, 1))
+        self._types: dict[str, pl.DataType] = {GROUP: pl.UInt16(), **frames.from_arrow(keys.empty_table()).schema}
+        self._empty = pl.concat([pl.DataFrame(schema=self._types), self._default.clear()], how="horizontal")
+        self._shape = f"{schema.schema_id.hex()} {keys}"
+        self._residence = residence
+        self._resident: HashedTable | None = None
+        self._begun = False
+        self._pending: HashedTable | None = HashedTable.empty(
+            self._empty.with_columns(pl.lit(True).alias(_PRESENT)), self._names
+        )
+        self._asked: _Asked | None = None
+        self._touched = 0
+        self._scan_tried = False
+
+    def get(self, keys: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
+        """The rows of these keys, in their order, with the fields' defaults where there is none; and bool[n], where there is."""
+        self._begin()
+        self._asked = asked = self._ordered(keys)
+        try:
+            whole, at = self._found(asked)
+        except CollisionError:
+            self._go_without_tables()
+            stored, here = self._stored(asked.typed)
+            whole, at = stored.with_columns(pl.Series(_PRESENT, here)), np.arange(len(stored))
+        back = np.empty(len(at), np.int64)
+        back[asked.order] = at
+        return whole.select(self._fields)[back], whole[_PRESENT].to_numpy()[back]
+
+    def put(self, keys: pl.DataFrame, rows: pl.DataFrame, present: np.ndarray) -> None:
+        """Set the rows of these keys; where `present` is false, forget them."""
+        if not len(keys):
+            return
+        self._begin()
+        if self._pending is None:
+            self._write(pl.concat([self._typed(keys), rows.select(self._fields)], how="horizontal"), present, _pairs)
+            return
+        known = self._asked if self._asked is not None and self._asked.keys is keys else self._ordered(keys)
+        fields = rows.select(*self._fields, pl.lit(pl.Series(_PRESENT, present)))[known.order]
+        try:
+            newer = HashedTable.sorted(known.hashes, pl.concat([known.typed, fields], how="horizontal"), self._names)
+            self._pending = self._pending.merged(newer)
+        except CollisionError:
+            self._go_without_tables()
+            self.put(keys, rows, present)
+        else:
+            if self._pending.rows.estimated_size() > _PENDING_BYTES:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write what is pending: after that the backend has everything."""
+        self._flush(_pairs)
+
+    def _flush(self, puts: Callable[[list[bytes], list[bytes]], Sequence[tuple[bytes, bytes]]]) -> None:
+        if self._pending is None or not len(self._pending):
+            return
+        pending, self._pending = self._pending, HashedTable.empty(self._pending.rows, self._names)
+        present = pending.rows[_PRESENT].to_numpy()
+        self._write(pending.rows, present, puts)
+        self._touched += len(pending)
+        if self._resident is not None and self._residence is not None:
+            newer = HashedTable(pending.hashes, pending.rows.drop(_PRESENT), self._names)
+            places = self._asked.places(pending.hashes, self._resident) if self._asked is not None else None
+            try:
+                self._resident = self._resident.merged(newer, present, places)
+            except CollisionError:
+                self._go_without_tables()
+                return
+            if self._resident.rows.estimated_size() > self._residence.most_bytes:
+                self._resident = None
+
+    def barrier(self) -> None:
+        """The epoch's changes are complete: write them, and leave the resident table to the next epoch where that pays."""
+        self._flush(Run)
+        if self._touched and self._resident is not None and self._residence is not None:
+            self._residence.save(str(self._state_id), self._shape, self._resident, self._touched)
+
+    # -- how
+
+    def _begin(self) -> None:
+        if self._residence is not None and not self._begun:
+            self._resident = self._residence.load(str(self._state_id), self._shape, self._empty, self._names)
+        self._begun = True
+
+    def _ordered(self, keys: pl.DataFrame) -> _Asked:
+        typed = self._typed(keys)
+        hashes = self._hashes(typed)
+        order = np.argsort(hashes)
+        return _Asked(keys, order, hashes[order], typed[order])
+
+    def _found(self, asked: _Asked) -> tuple[pl.DataFrame, np.ndarray]:
+        """Rows of fields, and whether they are there, the defaults among them; and int64[n], which of them is each key's."""
+        hashes, keys = asked.hashes, asked.typed
+        at = np.full(len(keys), -1, np.int64)  # of each key, its row in all parts
+        missing = np.arange(len(keys))
+        parts: list[pl.DataFrame] = []
+        size = 0
+        for table in (self._pending, self._resident):
+            if table is None or not len(missing):
+                continue
+            if len(missing) < len(keys):
+                found = table.find(hashes[missing], keys[missing])
+            else:
+                found = table.find(hashes, keys)
+                asked.table, asked.at = table, found
+            hit = found >= 0
+            here = pl.col(_PRESENT) if table is self._pending else pl.lit(True).alias(_PRESENT)
+            part = table.rows.select(*self._fields, here)[found[hit]]
+            parts.append(part)
+            at[missing[hit]] = size + np.arange(len(part))
+            size, missing = size + len(part), missing[~hit]
+        if len(missing) and self._resident is None and self._worth_a_scan(len(missing)):
+            self._resident = self._scanned()
+            if self._resident is not None:
+                return self._found(asked)
+        if len(missing) and self._resident is None:
+            stored, known = self._stored(keys[missing])
+            parts.append(stored.with_columns(pl.Series(_PRESENT, known)))
+            at[missing] = size + np.arange(len(missing))
+            size += len(missing)
+        whole = pl.concat([*parts, self._default.with_columns(pl.lit(False).alias(_PRESENT))])
+        at[at < 0] = size
+        at[~whole[_PRESENT].to_numpy()[at]] = size  # what was deleted in this epoch has the defaults too
+        return whole, at
+
+    def _worth_a_scan(self, asked: int) -> bool:
+        """Whether reading everything costs about as much as these gets. It is tried once an epoch."""
+        if self._residence is None or not self._residence.most_bytes or self._scan_tried or self._pending is None:
+            return False
+        if asked * _SCAN_PER_GET < self._backend.approximate_entries():
+            return False
+        self._scan_tried = True
+        return True
+
+    def _scanned(self) -> HashedTable | None:
+        """All rows that are stored; None if they do not fit."""
+        assert self._residence is not None
+        tables: list[pl.DataFrame] = []
+        size = 0
+        for group in self._residence.groups:
+            entries = list(
+                self._backend.scan(group_prefix(group, self._state_id), group_prefix(group, self._state_id + 1))
+            )
+            if not entries:
+                continue
+            groups, columns = decode_keys([key for key, _ in entries], self._keys.types)
+            rows = decode_rows(self._schema, [value for _, value in entries])
+            table = pa.table([groups, *columns, *rows.columns], names=[*self._names, *self._fields])
+            tables.append(frames.from_arrow(table))
+            size += int(tables[-1].estimated_size())
+            if size > self._residence.most_bytes:
+                return None
+        whole = pl.concat([self._empty, *tables], rechunk=True)
+        return HashedTable.of(self._hashes(whole), whole, self._names)
+
+    def _stored(self, keys: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
+        """As `get`, from the backend."""
+        columns, order = self._in_key_order(keys)
+        encoded = self._encoded(columns, keys, order)
+        starts = range(0, max(1, len(encoded)), _GET_KEYS)
+        parts = [rows_of(self._schema, self._backend.multi_get(encoded[at : at + _GET_KEYS])) for at in starts]
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return pl.concat([rows for rows, _ in parts])[back], np.concatenate([present for _, present in parts])[back]
+
+    def _write(
+        self,
+        rows: pl.DataFrame,
+        present: np.ndarray,
+        puts: Callable[[list[bytes], list[bytes]], Sequence[tuple[bytes, bytes]]],
+    ) -> None:
+        """puts: of ascending keys and their values, what the backend is given."""
+        columns, order = self._in_key_order(rows)
+        keys = self._encoded(columns, rows, order)
+        if any(
+            is_variable(type) for type in self._keys.types
+        ):  # in order but for what begins alike: that is fast to sort
+            exactly = sorted(range(len(keys)), key=keys.__getitem__)
+            order, keys = order[exactly], [keys[index] for index in exactly]
+        parts = self._entries(rows, present, order, keys)
+        for written, values, gone in [_joined(parts)] if puts is Run else parts:
+            self._backend.write(puts(written, values), gone)
+
+    def _entries(
+        self, rows: pl.DataFrame, present: np.ndarray, order: np.ndarray, keys: list[bytes]
+    ) -> Iterator[tuple[list[bytes], list[bytes], list[bytes]]]:
+        """Some rows at a time: keys and values of those that are there, and the keys of the others. keys: in this order."""
+        parts = int(rows.estimated_size()) // _WRITE_BYTES + 1
+        step = -(-len(keys) // parts)
+        for at in range(0, len(keys), step):
+            some, names = order[at : at + step], keys[at : at + step]
+            kept = present[some]
+            fields = rows.select(self._fields)[some[kept]]
+            values = encode_rows(self._schema, frames.stored(fields, self._schema.arrow))
+            if kept.all():
+                yield names, values, []
+            else:
+                written, gone = np.flatnonzero(kept).tolist(), np.flatnonzero(~kept).tolist()
+                yield [names[index] for index in written], values, [names[index] for index in gone]
+
+    def _go_without_tables(self) -> None:
+        """Two keys have one hash: from here on everything goes to the backend at once."""
+        pending, self._pending, self._resident = self._pending, None, None
+        if pending is not None and len(pending):
+            self._write(pending.rows, pending.rows[_PRESENT].to_numpy(), _pairs)
+
+    def _typed(self, keys: pl.DataFrame) -> pl.DataFrame:
+        return keys.select([pl.col(name).cast(kind) for name, kind in self._types.items()])
+
+    def _arrays(self, keys: pl.DataFrame) -> list[pa.Array]:
+        return [contiguous(column) for column in frames.arrow(keys.select(self._keys.names)).cast(self._keys).columns]
+
+    def _hashes(self, keys: pl.DataFrame) -> np.ndarray:
+        return xxhash64(self._arrays(keys))
+
+    def _in_key_order(self, keys: pl.DataFrame) -> tuple[list[pa.Array], np.ndarray]:
+        """The key columns, and int64[n]: the rows in the order of their encoded keys, or close to it if there is a text."""
+        arrays = self._arrays(keys)
+        words = [word for array in arrays for word in _words(array)]
+        if any(is_variable(array.type) for array in arrays):
+            words = words[:2]
+        order = np.argsort(words.pop())
+        for word in [*reversed(words), keys[GROUP].to_numpy()]:  # two bytes are sorted stably by radix
+            order = order[np.argsort(word[order], kind="stable")]
+        return arrays, order
+
+    def _encoded(self, columns: Sequence[pa.Array], keys: pl.DataFrame, order: np.ndarray) -> list[bytes]:
+        groups = keys[GROUP].to_numpy().astype(np.uint16)[order]
+        return encode_keys([column.take(pa.array(order)) for column in columns], groups, self._state_id)
+
+
+def _pairs(keys: list[bytes], values: list[bytes]) -> list[tuple[bytes, bytes]]:
+    return list(zip(keys, values, strict=True))
+
+
+def _joined(parts: Iterator[tuple[list[bytes], list[bytes], list[bytes]]]) -> tuple[list[bytes], ...]:
+    return tuple(list(chain.from_iterable(lists)) for lists in zip(*parts, strict=True))
+
+
+def rows_of(schema: StateSchema, values: Sequence[bytes | None]) -> tuple[pl.DataFrame, np.ndarray]:
+    """The rows of values, in their order, with the fields' defaults where there is none; and bool[n], where there is one."""
+    present = np.fromiter((value is not None for value in values), bool, len(values))
+    stored = decode_rows(schema, [value for value in values if value is not None])
+    at = np.where(present, np.cumsum(present) - 1, stored.num_rows)
+    return frames.from_arrow(pa.concat_tables([stored, defaults(schema, 1)]))[at], present
+
+
+def defaults(schema: StateSchema, number: int) -> pa.Table:
+    """That many rows with the fields' defaults."""
+    return pa.table([pa.array([field.default] * number, field.type) for field in schema.fields], schema=schema.arrow)
+
+
+def _words(array: pa.Array) -> list[np.ndarray]:
+    """Numbers whose order is the order of the values, as far as their first 16 bytes tell."""
+    if not is_variable(array.type):
+        values = fixed_values(array)
+        return [values.view("<i8")[1::2], values.view("<u8")[::2]] if values.dtype.itemsize == 16 else [values]
+    data, starts, lengths = variable_values(array)
+    padded = np.concatenate([data, np.zeros(16, np.uint8)])
+    words = []
+    for offset in (0, 8):
+        word = items(padded, 8)[np.minimum(starts + offset, len(data))].view(">u8").astype(np.uint64)
+        # What follows a shorter text in the buffer is not its own.
+        own = np.clip(lengths - offset, 0, 8).astype(np.uint64)
+        mask = np.where(own == 0, np.uint64(0), ~np.uint64(0) << (np.uint64(8) * (np.uint64(8) - np.maximum(own, 1))))
+        words.append(word & mask)
+    return words

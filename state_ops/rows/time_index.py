@@ -1,0 +1,52 @@
+"""An index of keys by a moment: of all that is kept for keys, what is due is one range of each key group.
+
+    group | MOMENTS | moment (int64, microseconds since 1970) | key  ->  nothing
+
+It is for operators that keep one moment a key, and know it: they delete the old entry when they put another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+import pyarrow as pa
+
+from state_ops.backends.base import Backend
+from state_ops.schema.key_codec import decode_keys, encode_int64, encode_keys, group_prefix
+
+MOMENTS = 16
+
+
+def entries(moments: np.ndarray, keys: Sequence[pa.Array | pa.ChunkedArray], groups: np.ndarray) -> list[bytes]:
+    """The index's keys for int64[n] moments of n keys, whose groups are uint16[n]."""
+    return encode_keys([pa.array(moments, pa.int64()), *keys], groups, MOMENTS)
+
+
+def due(backend: Backend, groups: range, upto: int | None, most: int) -> Iterator[list[bytes]]:
+    """The entries up to a moment, or all of them, in pieces of at most `most`. Those of a piece must be deleted before the
+    next is asked for."""
+    found: list[bytes] = []
+    for group in groups:
+        while True:
+            found += first(backend, group, upto, most - len(found))
+            if len(found) < most:
+                break  # nothing more of this group; what there is waits for the next one's
+            yield found
+            found = []
+    if found:
+        yield found
+
+
+def first(backend: Backend, group: int, upto: int | None, most: int) -> list[bytes]:
+    """At most so many entries of a group up to a moment, or of all of them, the earliest first."""
+    start = group_prefix(group, MOMENTS)
+    end = group_prefix(group, MOMENTS + 1) if upto is None else start + encode_int64(upto + 1)
+    return [key for key, _ in islice(backend.scan(start, end), most)]
+
+
+def owners(found: Sequence[bytes], keys: pa.Schema) -> tuple[np.ndarray, pa.Table]:
+    """The groups, uint16[n], and the key columns of entries."""
+    groups, columns = decode_keys(found, [pa.int64(), *keys.types])
+    return groups, pa.table(columns[1:], schema=keys)

@@ -1,0 +1,149 @@
+"""What an annotation of a state class says: an Arrow type, whether it can be null, and what older rows read as."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import pyarrow as pa
+
+from state_ops.arrow.types import PYTHON_TYPES, parts, python_type, stored_type, type_name, zero_of
+from state_ops.schema.state_schema import Field, Part, StateSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """The names that a field had before."""
+
+    names: tuple[str, ...]
+
+
+def renamed_from(*names: str) -> Renamed:
+    """Declares what a field of a state class was called before, so that the rows stored then keep its values:
+
+        flights: Annotated[int, renamed_from("legs")] = 0
+
+    It can go as soon as one checkpoint was completed with it.
+    """
+    return Renamed(names)
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """Of an annotation. default: of a field that is given none; renamed, parts, and required of such a field: as of `Field`."""
+
+    type: pa.DataType
+    nullable: bool = False
+    default: Any = None
+    renamed: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
+    required: bool = True
+
+
+def meaning_of(hint: Any) -> Meaning:
+    """What an annotation says. Raises ValueError, saying which part of it, for one that cannot be stored."""
+    if typing.get_origin(hint) is Annotated:
+        python, *extras = typing.get_args(hint)
+        renamed = tuple(name for extra in extras if isinstance(extra, Renamed) for name in extra.names)
+        arrow = next((extra for extra in extras if isinstance(extra, pa.DataType)), None)
+        found = meaning_of(python) if arrow is None else _annotated(hint, python, arrow)
+        return replace(found, renamed=(*found.renamed, *renamed))
+    bare, nullable = _without_none(hint)
+    if nullable:
+        return replace(meaning_of(bare), nullable=True, default=None, required=False)
+    if isinstance(schema := getattr(hint, "__weir_schema__", None), StateSchema):
+        return _struct(hint, schema)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is list:
+        element = meaning_of(args[0])
+        type = pa.list_(pa.field("item", element.type, element.nullable))
+        return Meaning(type, default=[], parts=_below("item", element.parts))
+    if origin is dict:
+        key, value = meaning_of(args[0]), meaning_of(args[1])
+        if key.nullable:
+            raise ValueError(f"the keys of {shown(hint)} cannot be None")
+        type = pa.map_(key.type, pa.field("value", value.type, value.nullable))
+        return Meaning(type, default={}, parts=(*_below("key", key.parts), *_below("value", value.parts)))
+    if hint not in PYTHON_TYPES:
+        raise ValueError(f"the type {shown(hint)} cannot be stored")
+    type = PYTHON_TYPES[hint]
+    return Meaning(type, default=zero_of(type))
+
+
+def field_of(name: str, hint: Any, default: Any) -> Field:
+    """The field of an annotation and its default, `...` where there is none. Raises ValueError as `meaning_of`."""
+    meant = meaning_of(hint)
+    required = default is ... and meant.required
+    if default is ...:
+        default = meant.default
+    elif default is None and not meant.nullable:
+        raise ValueError("its default is None but its type is not nullable: add `| None`")
+    if (kind := _strange_to_frames(meant.type)) is not None:
+        raise ValueError(f"no frame can hold {kind} and all its values for a stage's function")
+    return Field(name, meant.type, meant.nullable, default, meant.renamed, meant.parts, required)
+
+
+def nested_state(hint: Any) -> Any:
+    """The state class that an annotation is, perhaps `| None`; None of any other annotation."""
+    bare, _ = _without_none(typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint)
+    return bare if isinstance(getattr(bare, "__weir_schema__", None), StateSchema) else None
+
+
+def _annotated(hint: Any, python: Any, arrow: pa.DataType) -> Meaning:
+    bare, nullable = _without_none(python)
+    type = stored_type(arrow)
+    if type_name(type) is None or (typing.get_origin(bare) or bare) is not python_type(type):
+        raise ValueError(f"{shown(hint)} cannot be stored")
+    return Meaning(type, nullable, None if nullable else zero_of(type), required=not nullable)
+
+
+def _struct(cls: type, schema: StateSchema) -> Meaning:
+    if not schema.fields:
+        raise ValueError(f"the class {shown(cls)} has no fields")
+    if getattr(cls, "__weir_collections__", ()):
+        raise ValueError(f"the class {shown(cls)} has lists or maps of its own, and they cannot be nested")
+    known = [
+        part
+        for f in schema.fields
+        for part in (Part((f.name,), f.default, f.renamed, f.required), *_below(f.name, f.parts))
+    ]
+    return Meaning(
+        pa.struct(list(schema.arrow)),
+        default={f.name: f.default for f in schema.fields},
+        parts=tuple(known),
+        required=any(f.required for f in schema.fields),
+    )
+
+
+def _below(name: str, parts: Iterable[Part]) -> tuple[Part, ...]:
+    return tuple(replace(part, path=(name, *part.path)) for part in parts)
+
+
+def _strange_to_frames(type: pa.DataType) -> pa.DataType | None:
+    """The type, or the part of it, that the frames of a stage's function have no equal of: Polars has none, or `frames` makes
+    it one of fewer values (unsigned numbers become signed, timestamps and durations microseconds)."""
+    if pa.types.is_interval(type) or pa.types.is_decimal256(type) or (pa.types.is_decimal(type) and type.scale < 0):
+        return type
+    if pa.types.is_uint64(type) or _is_nanos(type):
+        return type
+    return next((found for part in parts(type) if (found := _strange_to_frames(part.type)) is not None), None)
+
+
+def _is_nanos(type: pa.DataType) -> bool:
+    return (pa.types.is_timestamp(type) or pa.types.is_duration(type)) and bool(type.unit == "ns")
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        rest = [arg for arg in typing.get_args(hint) if arg is not types.NoneType]
+        if len(rest) == 1:
+            return rest[0], True
+    return hint, False
+
+
+def shown(hint: Any) -> str:
+    """An annotation as an author wrote it."""
+    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)

@@ -1,0 +1,122 @@
+"""What a stage keeps per key beside its typed row: lists and maps, declared in the `State` class, and timers.
+
+    class Rider(State):
+        rides: int = 0
+        recent: ListOf[Ride]            # Ride: another State class, or a type that a field can have
+        spent: MapOf[str, float]        # by keys of any key type
+
+Each kind of state has a number of its own behind the key group, and each list and map a tag behind that:
+
+    key group  uint16, big endian
+    kind       uint8, of the constants here
+    tag        4 bytes, lists and maps only: blake2b of the field's name. It depends on nothing else, so that two branches of
+               one pipeline never give one tag to two fields
+    ...        value: the key columns; list: these and the element's number; map: these and the map's key;
+               timers: see `state_ops.keyed.timers`
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import pyarrow as pa
+
+from state_ops.errors import PipelineError
+from state_ops.schema.key_codec import check_key_type
+from state_ops.schema.state_schema import TOUCHED, Field, StateSchema
+
+VALUE_STATE, WINDOW_STATE = 1, 2
+LIST_STATE, LIST_ENDS, MAP_STATE = 3, 4, 5
+EVENT_TIMERS, PROCESSING_TIMERS = 6, 7
+EVENT_TIMERS_OF_KEY, PROCESSING_TIMERS_OF_KEY = 8, 9
+
+GROUP = "__weir_group"
+
+LIST, MAP = "list", "map"
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+ListOf = Annotated[list[T], "weir", LIST]
+"""Elements in the order in which they were appended, each an entry of its own in the backend."""
+
+MapOf = Annotated[dict[K, V], "weir", MAP]
+"""Values by map key, each an entry of its own in the backend."""
+
+EMPTY = {LIST: list, MAP: dict}
+"""What a key without elements has in an instance of its State class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """A list or map of each key. kind: "list" or "map"; key: type of a map's keys; schema: one element's or value's row.
+
+    row: the State class of an element or value; None where they are plain values, in one field of the collection's name.
+    """
+
+    name: str
+    kind: str
+    key: pa.DataType | None
+    schema: StateSchema
+    row: Any
+
+    @property
+    def key_column(self) -> str:
+        """The column of a map's keys, in frames given and returned."""
+        return f"{self.name}_key"
+
+    @property
+    def tag(self) -> int:
+        """As the int32 whose order-preserving bytes are the tag."""
+        return int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=4).digest(), "big") - (1 << 31)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields of an element or value, without a hidden one."""
+        return tuple(field for field in self.schema.fields if field.name != TOUCHED)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of its elements."""
+        names = tuple(field.name for field in self.fields)
+        return (self.key_column, *names) if self.kind == MAP else names
+
+
+def marked(hint: Any) -> str | None:
+    """ "list" or "map" for an annotation made by ListOf or MapOf, else None."""
+    extras: tuple[Any, ...] = getattr(hint, "__metadata__", ())
+    return extras[-1] if len(extras) == 2 and extras[0] == "weir" else None
+
+
+def collection(name: str, kind: str, key: pa.DataType | None, element: StateSchema | Field, row: Any) -> Collection:
+    """A declared list or map. Raises PipelineError for a key type that cannot be one, or for names that clash."""
+    if key is not None:
+        check_key_type(f"{name}_key", key)
+    schema = element if isinstance(element, StateSchema) else StateSchema((element,))
+    made = Collection(name, kind, key, schema, row)
+    if len(set(made.columns)) < len(made.columns):
+        raise PipelineError(
+            f"The values of the map {name!r} have a field {made.key_column!r}, which is the column of its keys.",
+            next="Rename the field.",
+        )
+    return made
+
+
+def checked(collections: tuple[Collection, ...], fields: tuple[str, ...]) -> tuple[Collection, ...]:
+    """PipelineError for a name that is a field's too, or for two names with one tag, which would share their entries."""
+    by_tag: dict[int, str] = {}
+    for one in collections:
+        if one.name in fields:
+            raise PipelineError(f"{one.name!r} is both a field and a {one.kind}.", next="Rename one of the two.")
+        other = by_tag.setdefault(one.tag, one.name)
+        if other != one.name:
+            raise PipelineError(f"The names {other!r} and {one.name!r} have the same hash.", next="Rename one of them.")
+    return collections
+
+
+def collections_of(state: type) -> tuple[Collection, ...]:
+    """The lists and maps of a `State` subclass, in the order of their definition."""
+    return getattr(state, "__weir_collections__", ())

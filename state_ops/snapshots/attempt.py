@@ -1,0 +1,29 @@
+"""One attempt of a subtask at an epoch: the directory that it works in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try of one subtask: whose state it is, and where its local files are."""
+
+    operator: str
+    subtask: int
+    generation: Generation
+    epoch: CheckpointId
+    id: AttemptId
+    home: Path
+
+    @property
+    def directory(self) -> Path:
+        return self.home / f"{epoch_dir(self.generation, self.epoch)}-{self.id}"
+
+    @property
+    def prefix(self) -> str:
+        """Where this attempt's objects go; nobody else ever writes there."""
+        return f"state/{self.operator}/{epoch_dir(self.generation, self.epoch)}/{self.subtask}-{self.id}"

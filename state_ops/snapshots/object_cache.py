@@ -1,0 +1,211 @@
+"""Objects of state that this host has fetched, by their digest, for whoever needs them next: another subtask after its parallelism
+changed, a restore that was prepared, a look into an older checkpoint, a fork.
+
+    <work>/objects/<sha256>      the object; SSTs only, which nobody changes in place, so they are hard links in every database
+
+What is here has been verified when it came, and is hashed again before a process uses it for the first time: disks rot. A process does
+not read it twice, because blocks of an SST have checksums of their own: where one is found to be wrong, what is here is read again, and what
+has rotted goes (`drop_rotten`). The directory is bounded: those unused for longest go, which frees room once no database links them any more.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from state_ops.checkpoints.checkpoint import StateFile
+from state_ops.errors import DamageError
+from state_ops.storage.storage import Arrived, Cancelled, CancelledError, Storage
+
+_LOCK_SECONDS, _PATIENCE_SECONDS = 0.01, 30.0
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_PART = ".part"
+_MOST_NOTED = 100_000
+_verified: dict[tuple[int, int], tuple[int, int, str]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectCache:
+    """directory: on the disk of the databases. most_bytes: what it may hold; 0: nothing is kept."""
+
+    directory: Path
+    most_bytes: int
+
+    def holds(self, file: StateFile) -> bool:
+        """Whether an object is here, by name and size."""
+        with suppress(OSError):
+            return self._at(file).stat().st_size == file.bytes
+        return False
+
+    def drop(self, digests: Iterable[str]) -> None:
+        """Keep no object of these digests, and trust no file that was read before: damage was found in one."""
+        _verified.clear()
+        for digest in digests:
+            if _DIGEST.fullmatch(digest):
+                (self.directory / digest).unlink(missing_ok=True)
+
+    def drop_rotten(self, files: Iterable[StateFile]) -> bool:
+        """Read again what is here of some objects, and keep none that has rotted; whether there was one."""
+        _verified.clear()
+        has_rotten = False
+        for file in files:
+            with suppress(FileNotFoundError):  # not here, or evicted this very moment
+                if not is_object(self._at(file), file):
+                    self._at(file).unlink()
+                    has_rotten = True
+        return has_rotten
+
+    def _at(self, file: StateFile) -> Path:
+        if not _DIGEST.fullmatch(file.digest):
+            raise DamageError(
+                f"The registry names {file.digest!r} as the digest of a file.",
+                where=file.path,
+                next="Weir never writes such a digest: find out who altered the registry before you go on.",
+            )
+        return self.directory / file.digest
+
+    def fetch(
+        self,
+        storage: Storage,
+        file: StateFile,
+        target: Path,
+        cancelled: Cancelled,
+        arrived: Arrived | None = None,
+        part: Path | None = None,
+    ) -> bool:
+        """Bring an object to `target`, as a link to what is here, fetched once however many ask; whether it had to be fetched.
+
+        arrived: as in `Storage.get_file`, where it had to be. part: where it arrives if it is not to come here, beside `target`.
+        Raises DamageError when it is missing from storage or is not what the checkpoint recorded.
+        """
+        if not self.most_bytes:
+            download(storage, file, target, cancelled, arrived, part)
+            return True
+        kept = self._at(file)
+        with self._alone(storage, file, cancelled) as alone:
+            if self._take(kept, file, target):
+                return False
+            if not alone:  # whoever has it may be stuck
+                download(storage, file, target, cancelled, arrived, part)
+                return True
+            arriving = kept.with_name(kept.name + _PART)
+            storage.get_file(
+                file.path, arriving, digest=file.digest, cancelled=cancelled, size=file.bytes, arrived=arrived
+            )
+            _note(arriving, file.digest)
+            os.link(arriving, target)
+            arriving.rename(kept)
+        self._make_room()
+        return True
+
+    def _take(self, kept: Path, file: StateFile, target: Path) -> bool:
+        try:
+            os.link(kept, target)
+        except FileNotFoundError:
+            return False
+        if not is_object(target, file):
+            target.unlink()
+            kept.unlink(missing_ok=True)
+            return False
+        with suppress(OSError):  # evicted this very moment
+            os.utime(kept, ns=(time.time_ns(), target.stat().st_mtime_ns))
+        return True
+
+    @contextmanager
+    def _alone(self, storage: Storage, file: StateFile, cancelled: Cancelled) -> Iterator[bool]:
+        """Nobody on this host fetches the same object meanwhile, or False after some patience. A process that dies lets go."""
+        until = time.monotonic() + _PATIENCE_SECONDS
+        with self._lock(file.digest) as lock:
+            while not (locked := _locked(lock)) and time.monotonic() < until:
+                if cancelled.is_set():
+                    raise CancelledError("A download was cancelled.", where=storage.full(file.path))
+                time.sleep(_LOCK_SECONDS)
+            try:
+                yield locked
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open too
+
+    def _lock(self, digest: str) -> IO[str]:
+        locks = self.directory / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        return (locks / digest[:3]).open("w")
+
+    def _drop_left(self, part: Path) -> None:
+        """Remove a download that nobody is at: its process was killed."""
+        with self._lock(part.name) as lock:
+            if _locked(lock):
+                part.unlink(missing_ok=True)
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+    def _make_room(self) -> None:
+        """Drop those unused for longest. Downloads that were broken off count too: whoever asks next goes on with them."""
+        found = []
+        with os.scandir(self.directory) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    if entry.is_file():
+                        known = entry.stat()
+                        found.append((known.st_atime_ns, known.st_size, Path(entry.path)))
+        over = sum(size for _, size, _ in found) - self.most_bytes
+        for _, size, path in sorted(found):
+            if over <= 0:
+                break
+            if path.name.endswith(_PART):
+                self._drop_left(path)
+            else:
+                path.unlink(missing_ok=True)
+            over -= size
+
+
+def download(
+    storage: Storage,
+    file: StateFile,
+    target: Path,
+    cancelled: Cancelled,
+    arrived: Arrived | None = None,
+    part: Path | None = None,
+) -> None:
+    """Bring an object from storage, its digest checked. part: where it arrives, and where a download that was broken off goes on."""
+    if part is None:
+        storage.get_file(file.path, target, digest=file.digest, cancelled=cancelled, arrived=arrived)
+        return
+    storage.get_file(file.path, part, digest=file.digest, cancelled=cancelled, size=file.bytes, arrived=arrived)
+    part.rename(target)
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_object(path: Path, file: StateFile) -> bool:
+    """Whether a local file that nobody changes in place is an object that a checkpoint names: read once by this process, however many links
+    to it there are."""
+    known = path.stat()
+    if known.st_size != file.bytes:
+        return False
+    if _verified.get((known.st_dev, known.st_ino)) == (known.st_size, known.st_mtime_ns, file.digest):
+        return True
+    with path.open("rb") as opened:
+        if hashlib.file_digest(opened, "sha256").hexdigest() != file.digest:
+            return False
+    _note(path, file.digest)
+    return True
+
+
+def _note(path: Path, digest: str) -> None:
+    known = path.stat()
+    if len(_verified) > _MOST_NOTED:
+        _verified.clear()
+    _verified[known.st_dev, known.st_ino] = (known.st_size, known.st_mtime_ns, digest)

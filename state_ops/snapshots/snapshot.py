@@ -1,0 +1,597 @@
+"""Local snapshots of one subtask's state: fork, take, prepare, upload what is new or everything, restore.
+
+    <work>/<pipeline>/<operator uid>/<subtask>/
+        g2-e17-<attempt>/            one attempt's directory, never shared, never opened by another attempt
+            db/                      working copy: hard links of the base's immutable files, copies of the others
+            snapshot/                the files that the backend made at the barrier; RocksDB's are hard links
+            .snapshot/, .writing     while an asynchronous snapshot is written (`writing`)
+            manifest.json            snapshot file -> object in storage; written last, so it vouches for the rest
+        .restoring-<attempt>/        a snapshot that is being fetched; what is there is not fetched again if that breaks off
+
+    <root>/<pipeline>/state/<operator uid>/g2-e17/<subtask>-<attempt>/<file>     immutable, unique names
+
+Why each step is safe:
+- RocksDB never reuses a file number within one lineage (its MANIFEST counts on), and an attempt's directory is forked
+  from exactly one base. So a file that still is the very inode that was linked in is the base's file; a file of the same
+  name and size from another attempt (a replay produces those, with other content) is never taken for it.
+- Only files that the base checkpoint's row names are re-referenced, by that row's object path. A full snapshot
+  re-references nothing, so no later pruning of another checkpoint concerns it; the next incremental one builds on either.
+- Only files that the backend calls immutable are linked. Of RocksDB's these are SSTs: it appends to MANIFEST and replaces CURRENT
+  in place.
+- A base directory is used only if its manifest says what the checkpoint's row says: the attempt, and for every file the
+  object and the digest. Else everything is fetched, each digest checked on the way.
+- An epoch may build on a snapshot that is still being uploaded (`LocalSnapshot`): the coordinator names the attempt whose ack it
+  has, and the names and sizes in that ack must be what lies there. What such a fork inherits is uploaded only after the epoch
+  before is confirmed, and refers to the objects that the confirmed checkpoint names.
+- Local disks rot too. The digests of copied files are checked at every fork. A linked file is only checked for its size,
+  because hashing the whole state at every epoch would cost more than the epoch; its backend finds damage when it reads it.
+  RocksDB verifies the checksum of each block that it reads, compactions included, and on opening an SST the unique id that
+  MANIFEST recorded.
+  What is never read is never uploaded either (its object in storage is whole), but by a full snapshot, which compares.
+  Damage that is found this way costs the base's local directory: the replay fetches it from storage (`healing`).
+
+A base that has to be fetched becomes a local directory first, which the attempt then forks like any other: a subtask that writes
+nothing, or whose epoch is declined, would fetch it again for the next attempt. What stays on a host, and for how long, is in `sweep`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from state_ops.backends.base import Backend, Frozen
+from state_ops.backends.rocksdb import is_table
+from state_ops.checkpoints.checkpoint import STATE, LocalFile, LocalSnapshot, Snapshot, StateFile
+from state_ops.coordination.restore_progress import RestoreProgress
+from state_ops.errors import DamageError, LocalBaseError, PipelineError, TransientError
+from state_ops.ids import AttemptId, epoch_dir
+from state_ops.snapshots import async_writer
+from state_ops.snapshots.attempt import Attempt
+from state_ops.snapshots.object_cache import ObjectCache, download, is_object
+from state_ops.snapshots.sweep import RESTORING, attempts, directories, owner
+from state_ops.storage.storage import Arrived, CancelledError, Storage
+from state_ops.storage.temp_dirs import resumable, scratch
+from state_ops.storage.transfers import together
+
+_MANIFEST = "manifest.json"
+_PART = ".part-"
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A working copy of the base.
+
+    inherited: local name -> inode, of the base's immutable files. source: the local directory that it was linked from; None if it
+    came from storage, digests checked, or starts empty. only: that directory is the only place where the base is. fetched: what was looked
+    for in storage and among what this host has; operator: the local directory of the operator's subtasks.
+    """
+
+    db: Path
+    inherited: dict[str, int]
+    source: Path | None = None
+    only: bool = False
+    objects: ObjectCache | None = None
+    fetched: Snapshot | None = None
+    operator: Path | None = None
+
+
+def fork(
+    storage: Storage,
+    attempt: Attempt,
+    base: Snapshot | LocalSnapshot | None,
+    deadline: float | None = None,
+    is_immutable: Callable[[str], bool] = is_table,
+    objects: ObjectCache | None = None,
+    *,
+    read: bool = True,
+    progress: RestoreProgress | None = None,
+) -> Fork:
+    """Make the attempt's working copy: by hard links where the base's local files are still there, else from storage.
+
+    is_immutable: which files the backend never changes in place (`BackendFactory.is_immutable`), so that they may be linked. objects:
+    as for `fetch`. read: false where the base is in memory already (`Frozen`): the working copy stays empty. A base that is still being
+    written is waited for until `deadline`, on time.monotonic(). One that has to be fetched takes its time, which `progress` tells whoever waits;
+    an attempt that breaks off leaves what it has for the next one.
+    Raises DamageError that names the file when an object is missing or is not what the checkpoint recorded, and LocalBaseError when a base
+    that is nowhere but on a local disk is not there, or not whole.
+    """
+    db = attempt.directory / "db"
+    db.mkdir(parents=True)
+    if base is None:
+        return Fork(db, {})
+    for name in (base.attempt, *(file.name for file in base.files)):
+        _check_name(name)
+    if isinstance(base, LocalSnapshot):
+        source = next((found for found in attempts(attempt.home) if owner(found) == base.attempt), None)
+        if read and (
+            source is None
+            or not _is_settled(source, base, deadline)
+            or not _link_all(source, base.files, db, is_immutable)
+        ):
+            raise LocalBaseError(
+                f"The snapshot of attempt {base.attempt}, which is still being uploaded, is not on this host's disk.",
+                where=str(attempt.home),
+                next="The stage runs again as soon as it is in storage.",
+            )
+    else:
+        source = _local_directory(attempt.home, base)
+        if read and (source is None or not _link_all(source, base.files, db, is_immutable)):
+            source = None
+            epoch = epoch_dir(attempt.generation, attempt.epoch)
+            _brought(storage, attempt.home, base, epoch, is_immutable, objects, progress)
+            brought = _local_directory(attempt.home, base)
+            if brought is None or not _link_all(brought, base.files, db, is_immutable):
+                raise TransientError(
+                    "A state that was fetched is not on the disk any more.",
+                    where=str(attempt.home),
+                    next="The epoch was declined and will be replayed. Look at that disk if it happens again.",
+                )
+    inherited = {file.name: (db / file.name).stat().st_ino for file in base.files if read and is_immutable(file.name)}
+    fetched = base if isinstance(base, Snapshot) and source is None else None
+    return Fork(db, inherited, source, isinstance(base, LocalSnapshot), objects, fetched, attempt.home.parent)
+
+
+def _is_settled(source: Path, base: LocalSnapshot, deadline: float | None) -> bool:
+    """Whether all of a snapshot has been written, after the wait for that. If not, its own upload says why."""
+    try:
+        if any(file.writing for file in base.files):
+            async_writer.settle(source, deadline)
+    except (TransientError, FileNotFoundError):
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Where the bytes of a snapshot came from: storage, this host's objects, or local snapshots of the same operator."""
+
+    stored: int = 0
+    cached: int = 0
+    local: int = 0
+
+    def __add__(self, other: Fetched) -> Fetched:
+        return Fetched(self.stored + other.stored, self.cached + other.cached, self.local + other.local)
+
+
+def fetch(
+    storage: Storage,
+    base: Snapshot,
+    target: Path,
+    deadline: float | None = None,
+    is_immutable: Callable[[str], bool] = is_table,
+    objects: ObjectCache | None = None,
+    operator: Path | None = None,
+    arrived: Arrived | None = None,
+) -> Fetched:
+    """Bring a snapshot's files in parallel into `target`, every digest checked. What is there of an earlier try is not fetched again.
+
+    objects: this host's, where immutable files are looked for and left. operator: the local directory of the operator's subtasks, whose
+    snapshots are linked, as in a fork, where they vouch for the very object. arrived: is told of all bytes as they come, wherever from.
+    """
+    copies = dict(_copies(operator)) if operator is not None else {}
+    count: Arrived = arrived or (lambda _: None)
+
+    def one(file: StateFile, cancelled: Event) -> Fetched:
+        if cancelled.is_set():
+            raise CancelledError("A download was cancelled.", where=storage.full(file.path))
+        local, part = target / file.name, target / f"{_PART}{file.name}"
+        if local.exists():
+            if is_object(local, file):
+                count(file.bytes)
+                return Fetched(local=file.bytes)
+            local.unlink()
+        if not is_immutable(file.name):
+            download(storage, file, local, cancelled, count, part)
+            return Fetched(stored=file.bytes)
+        copy = copies.get((file.path, file.digest))
+        if copy is not None and _linked(copy, local, file):
+            count(file.bytes)
+            return Fetched(local=file.bytes)
+        if objects is None:
+            download(storage, file, local, cancelled, count, part)
+        elif not objects.fetch(storage, file, local, cancelled, count, part):
+            count(file.bytes)
+            return Fetched(cached=file.bytes)
+        return Fetched(stored=file.bytes)
+
+    for file in base.files:
+        _check_name(file.name)
+    # What this host has comes first: what is fetched may push it out.
+    files = sorted(base.files, key=lambda file: objects is None or not objects.holds(file))
+    return sum(together(one, files, at_once=storage.transfers, deadline=deadline), Fetched())
+
+
+def _copies(operator: Path) -> Iterator[tuple[tuple[str, str], Path]]:
+    """The files of all local snapshots of an operator that vouch for objects, each with its object and digest."""
+    for home in directories(operator):
+        for directory in attempts(home):
+            manifest = _read_manifest(directory)
+            for name, (_, path, digest) in (manifest["files"] if manifest else {}).items():
+                yield (path, digest), directory / "snapshot" / name
+
+
+def _linked(copy: Path, local: Path, file: StateFile) -> bool:
+    """Link another snapshot's file, unless it is not the object: damage in it may be why this one is fetched."""
+    with suppress(OSError):
+        if is_object(copy, file):
+            os.link(copy, local)
+            return True
+    return False
+
+
+def _brought(
+    storage: Storage,
+    home: Path,
+    base: Snapshot,
+    epoch: str,
+    is_immutable: Callable[[str], bool],
+    objects: ObjectCache | None,
+    progress: RestoreProgress | None = None,
+    arrived: Arrived | None = None,
+    check: Callable[[Path], None] | None = None,
+) -> Fetched:
+    """Leave a snapshot in a subtask's home as if it had been taken there, instead of one that was not to be trusted.
+
+    What was fetched before this broke off stays in `.restoring-<attempt>`, and whoever comes next goes on with it.
+    """
+    with ExitStack() as stack:
+        own = stack.enter_context(resumable(home, RESTORING, base.attempt))
+        if own is None:  # another process is at it, which may be stuck
+            own = stack.enter_context(scratch(home, ".")) / "kept"
+        files = own / "snapshot"
+        files.mkdir(parents=True, exist_ok=True)
+        if progress is not None:
+            arrived = stack.enter_context(progress.fetching(sum(file.bytes for file in base.files)))
+        fetched = fetch(storage, base, files, None, is_immutable, objects, home.parent, arrived)
+        if check is not None:
+            try:
+                with scratch(home, ".") as looked_at:
+                    _duplicate(base, files, looked_at, is_immutable)
+                    check(looked_at)
+            except DamageError:
+                shutil.rmtree(own, ignore_errors=True)
+                raise
+        _settle(own, home, base, epoch)
+        return fetched
+
+
+def _duplicate(base: Snapshot, source: Path, target: Path, is_immutable: Callable[[str], bool]) -> None:
+    for file in base.files:
+        bring = os.link if is_immutable(file.name) else shutil.copyfile
+        bring(source / file.name, target / file.name)
+
+
+def _settle(kept: Path, home: Path, base: Snapshot, epoch: str) -> None:
+    vouch(kept, base)
+    for directory in attempts(home):
+        if owner(directory) == base.attempt:
+            shutil.rmtree(directory, ignore_errors=True)
+    try:
+        kept.rename(home / f"{epoch}-{base.attempt}")
+    except OSError:  # another attempt of this epoch was faster
+        shutil.rmtree(kept, ignore_errors=True)  # else it is no longer ours: somebody may have begun it anew
+
+
+def is_here(home: Path, base: Snapshot) -> bool:
+    """Whether a subtask's home has a snapshot whole, as far as one can see without reading it."""
+    source = _local_directory(home, base)
+    if source is None:
+        return False
+    with suppress(FileNotFoundError):
+        return all((source / "snapshot" / file.name).stat().st_size == file.bytes for file in base.files)
+    return False
+
+
+def is_sound(home: Path, base: Snapshot) -> bool:
+    """Whether a subtask's home has a snapshot with the recorded digests, read again; one that has others is removed."""
+    source = _local_directory(home, base)
+    if source is None:
+        return False
+    with suppress(FileNotFoundError):  # a run on this host has just swept it
+        if all(_digest(source / "snapshot" / file.name) == file.digest for file in base.files):
+            return True
+        _drop(source)
+    return False
+
+
+def bring_home(
+    storage: Storage,
+    home: Path,
+    base: Snapshot,
+    epoch: str,
+    check: Callable[[Path], None],
+    is_immutable: Callable[[str], bool],
+    objects: ObjectCache,
+    arrived: Arrived | None = None,
+) -> Fetched:
+    """Leave a snapshot in a subtask's home as if it had been taken here, for the next fork.
+
+    epoch: name for the directory's beginning, as of an attempt. check: called with a working copy, before anything vouches for it.
+    Raises what `fetch` and `check` raise. What is whole by then is not fetched again, unless something is damaged.
+    """
+    for again in (False, True):
+        try:
+            return _brought(storage, home, base, epoch, is_immutable, objects, arrived=arrived, check=check)
+        except DamageError:
+            if again or not drop_rotten(base, objects, home.parent):
+                raise
+    raise AssertionError("the second try returns or raises")
+
+
+def _link_all(
+    source: Path, files: Sequence[StateFile | LocalFile], db: Path, is_immutable: Callable[[str], bool]
+) -> bool:
+    """Fill `db` from a local directory; False, with `db` empty, if that visibly is not what was recorded."""
+    try:
+        if all(_bring(source / "snapshot" / file.name, file, db, is_immutable(file.name)) for file in files):
+            return True
+    except FileNotFoundError:  # never there, or swept away by another attempt this very moment
+        pass
+    _empty(db)
+    return False
+
+
+def _bring(local: Path, file: StateFile | LocalFile, db: Path, immutable: bool) -> bool:
+    """Bring one file of the base into the working copy; False if it visibly is not what the checkpoint recorded."""
+    estimated = isinstance(file, LocalFile) and file.writing
+    if local.stat().st_size != file.bytes and not estimated:
+        return False
+    if immutable:
+        os.link(local, db / file.name)
+        return True
+    shutil.copyfile(local, db / file.name)
+    return _digest(db / file.name) == file.digest
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _local_directory(home: Path, base: Snapshot) -> Path | None:
+    wanted = _manifest(base)
+    for directory in attempts(home):
+        if owner(directory) == base.attempt and _read_manifest(directory) == wanted:
+            return directory
+    return None
+
+
+@contextmanager
+def healing(forked: Fork) -> Iterator[None]:
+    """While a working copy is used: damage in one that was linked from local files is cured by dropping those.
+
+    Raises TransientError instead of DamageError then: the replay fetches the base from storage, and verifies it. Where they are the
+    only copy nothing is dropped, and LocalBaseError says so: what was not read may be whole, and is not to be lost. Of a base that was fetched,
+    a part may have been linked from what this host has of its objects: that is read again, and what has rotted is dropped.
+    """
+    try:
+        yield
+    except DamageError as error:
+        if forked.source is None:
+            if forked.fetched is not None and forked.operator is not None:
+                raise_if_rotten(error, forked.fetched, forked.objects, forked.operator)
+            raise
+        if forked.only:
+            raise LocalBaseError(
+                f"The local copy of a state that is still being uploaded is damaged. {error.what}",
+                where=error.where or str(forked.source),
+                next="The stage runs again as soon as the state is in storage, and fetches it from there.",
+            ) from error
+        if forked.objects is not None:  # which has the very files of this snapshot
+            manifest = _read_manifest(forked.source)
+            forked.objects.drop(digest for _, _, digest in (manifest["files"].values() if manifest else ()))
+        _drop(forked.source)
+        raise TransientError(
+            f"The local copy of the state is damaged and was removed. {error.what}",
+            where=error.where or str(forked.source),
+            next="The replay fetches the state from storage. If this comes back, look at the disk.",
+        ) from error
+
+
+def raise_if_rotten(error: DamageError, base: Snapshot, objects: ObjectCache | None, operator: Path) -> None:
+    """Raise TransientError if the damage is in files of this host, which are dropped; else it is elsewhere, and nothing happens."""
+    if drop_rotten(base, objects, operator):
+        raise TransientError(
+            f"What this host had of the state was damaged and was removed. {error.what}",
+            where=error.where or str(operator),
+            next="The replay fetches it from storage. If this comes back, look at the disk.",
+        ) from error
+
+
+def drop_rotten(base: Snapshot, objects: ObjectCache | None, operator: Path) -> bool:
+    """Read again all that this host has of a snapshot's objects, and drop what has rotted since it was read; whether there was any.
+
+    Args:
+        base: The snapshot in storage.
+        objects: The objects that this host keeps.
+        operator: The local directory of the operator's subtasks, whose snapshots may be linked from.
+    """
+    has_rotten = objects is not None and objects.drop_rotten(base.files)
+    files = {(file.path, file.digest): file for file in base.files}
+    for named, copy in list(_copies(operator)):
+        with suppress(FileNotFoundError):  # swept this very moment
+            if named in files and not is_object(copy, files[named]):
+                _drop(copy.parent.parent)
+                has_rotten = True
+    return has_rotten
+
+
+def distrust(home: Path, attempt: AttemptId | None) -> None:
+    """Remove an attempt's directory from a subtask's home, as something in it is damaged."""
+    for directory in attempts(home):
+        if owner(directory) == attempt:
+            _drop(directory)
+
+
+def _drop(directory: Path) -> None:
+    (directory / _MANIFEST).unlink(missing_ok=True)  # first: without it nothing else is trusted
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def take(attempt: Attempt, backend: Backend) -> list[Path]:
+    """The sync phase: the backend writes, or links, its files. Returns those that are needed to open the snapshot.
+
+    Raises PipelineError for a file that could not be restored under its name: after the commit it would be too late.
+    """
+    return _plain(attempt, backend, backend.snapshot, attempt.directory / async_writer.WHOLE)
+
+
+def _plain(
+    attempt: Attempt, maker: Backend | Frozen, write: Callable[[Path], Sequence[Path]], target: Path
+) -> list[Path]:
+    files = sorted(set(write(target)))
+    for file in files:
+        if file.parent != target or file.name.startswith(".") or not file.is_file():
+            raise PipelineError(
+                f"The state backend {type(maker).__name__} breaks its contract: {file} is no plain file of its snapshot.",
+                where=f"stage {attempt.operator}, epoch {attempt.epoch}, subtask {attempt.subtask}",
+                next="snapshot(target) returns files directly in target, whose names begin with no dot.",
+            )
+    return files
+
+
+def begin(
+    attempt: Attempt, forked: Fork, frozen: Frozen, is_immutable: Callable[[str], bool] = is_table
+) -> LocalSnapshot:
+    """In place of `take` and `prepare`: the files are written from now on, by a thread, and whoever needs them waits (`writing.settle`).
+
+    Raises PipelineError for files that could not be linked unread: nobody has their digests yet.
+    """
+
+    def written(target: Path) -> None:
+        found = [file.name for file in _plain(attempt, frozen, frozen.write, target)]
+        if found != sorted(frozen.files):
+            raise _broken(attempt, frozen, f"it said {sorted(frozen.files)}, and wrote {found}")
+
+    for name in frozen.files:
+        _check_name(name)
+        if not is_immutable(name):
+            raise _broken(attempt, frozen, f"{name} is changed in place, and has no digest before it is written")
+    shutil.rmtree(forked.db, ignore_errors=True)
+    size = frozen.file_bytes // max(1, len(frozen.files))
+    begun = tuple(LocalFile(name, size, None, False, writing=True) for name in sorted(frozen.files))
+    async_writer.begin(attempt.directory, written)
+    return LocalSnapshot(attempt.subtask, attempt.id, begun)
+
+
+def _broken(attempt: Attempt, frozen: Frozen, how: str) -> PipelineError:
+    return PipelineError(
+        f"The state backend's {type(frozen).__name__} breaks its contract: {how}.",
+        where=f"stage {attempt.operator}, epoch {attempt.epoch}, subtask {attempt.subtask}",
+        next="Set state.asynchronous_snapshots to false, and report it to whoever wrote the backend.",
+    )
+
+
+def prepare(
+    attempt: Attempt, forked: Fork, files: Sequence[Path], is_immutable: Callable[[str], bool] = is_table
+) -> LocalSnapshot:
+    """The files that `take` returned, as the next epoch and `upload` need to know them; the working copy, closed, goes."""
+
+    def described(file: Path) -> LocalFile:
+        found = file.stat()
+        digest = None if is_immutable(file.name) else _digest(file)
+        return LocalFile(file.name, found.st_size, digest, forked.inherited.get(file.name) == found.st_ino)
+
+    prepared = LocalSnapshot(attempt.subtask, attempt.id, tuple(described(file) for file in files))
+    shutil.rmtree(forked.db, ignore_errors=True)
+    return prepared
+
+
+def upload(
+    storage: Storage,
+    attempt: Attempt,
+    local: LocalSnapshot,
+    base: Snapshot | None,
+    *,
+    full: bool = False,
+    deadline: float | None = None,
+) -> Snapshot:
+    """Upload what the base does not have, re-reference what it has, write the local manifest last.
+
+    base: what the attempt was forked from, as a confirmed checkpoint names it. full: upload everything, so that the snapshot depends
+    on no other. deadline: on time.monotonic().
+    Raises the first failure, after the other transfers have stopped; what was uploaded by then is for `discard`.
+    """
+
+    def one(file: LocalFile, cancelled: Event) -> StateFile:
+        return sent(storage, attempt, file, base, full, cancelled)
+
+    listed = tuple(together(one, local.files, at_once=storage.transfers, deadline=deadline))
+    snapshot = Snapshot(attempt.subtask, attempt.id, listed)
+    vouch(attempt.directory, snapshot)
+    return snapshot
+
+
+def sent(
+    storage: Storage, attempt: Attempt, file: LocalFile, base: Snapshot | None, full: bool, cancelled: Event
+) -> StateFile:
+    """One file of a snapshot, uploaded, or as the base names it."""
+    local, known = attempt.directory / "snapshot" / file.name, None
+    if file.writing:
+        async_writer.settle(attempt.directory, cancelled=cancelled)
+    if file.inherited:
+        known = next((of_base for of_base in base.files if of_base.name == file.name), None) if base else None
+        if known is None:
+            raise DamageError(f"{file.name} was inherited from a base that does not have it.", where=str(local))
+        if not full:
+            return replace(known, new=False, snapshot=attempt.id)
+    path = f"{attempt.prefix}/{file.name}"
+    size, digest = storage.put_file(local, path, cancelled=cancelled)
+    expected = known.digest if known else file.digest
+    if expected is not None and digest != expected:  # else rot on the local disk would get a digest that vouches for it
+        raise DamageError("A local state file is not what it was when it was new.", where=str(local))
+    return StateFile(
+        attempt.operator, attempt.subtask, STATE, file.name, path, size, digest, True, attempt.id, attempt.id
+    )
+
+
+def discard(storage: Storage, attempt: Attempt) -> None:
+    """Delete the state that an attempt without an ack has uploaded: nothing can name what lies under its own prefix."""
+    storage.delete_tree(attempt.prefix)
+
+
+def _manifest(snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "attempt": snapshot.attempt,
+        "files": {file.name: [file.attempt, file.path, file.digest] for file in snapshot.files},
+    }
+
+
+def vouch(directory: Path, snapshot: Snapshot) -> None:
+    """Say in an attempt's directory which objects its files are: from now on the base of a confirmed checkpoint is taken from it."""
+    staging = directory / f".{_MANIFEST}"
+    staging.write_text(json.dumps(_manifest(snapshot)))
+    staging.rename(directory / _MANIFEST)
+
+
+def _read_manifest(directory: Path) -> Any:
+    try:
+        return json.loads((directory / _MANIFEST).read_bytes())
+    except (OSError, ValueError):  # not there, unreadable, or cut off by a power failure: not to be trusted
+        return None
+
+
+def unchanged(base: Snapshot | None) -> tuple[StateFile, ...]:
+    """The listing of a subtask that wrote nothing: the base's files, none of them new."""
+    return tuple(replace(file, new=False) for file in base.files) if base else ()
+
+
+def _check_name(name: str) -> None:
+    if not name or "/" in name or "\\" in name or name.startswith("."):
+        raise DamageError(
+            f"The registry names {name!r} as a local state file or its directory.",
+            next="Weir never writes such a name.",
+        )
+
+
+def _empty(directory: Path) -> None:
+    for file in directory.iterdir():
+        file.unlink()

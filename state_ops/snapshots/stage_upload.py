@@ -1,0 +1,152 @@
+"""From the disk of a host into storage: what the subtasks of one stage have left at the barrier.
+
+The coordinator uploads, so that a worker is free for the next epoch at once, where both see the same disk. Elsewhere a subtask
+does it itself before it acks. docs/adr/0020-epochs-overlap.md says why.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+
+from state_ops.checkpoints.checkpoint import CHANNEL, Ack, LocalFile, Snapshot, StagedFile, StateFile
+from state_ops.errors import DamageError, TransientError
+from state_ops.ids import epoch_dir
+from state_ops.snapshots import snapshot
+from state_ops.snapshots.attempt import Attempt
+from state_ops.storage.storage import Storage
+from state_ops.storage.transfers import together
+
+MAIN, REST = "main", "rest"  # outputs: a stage's rows, and what it has not applied of its input
+
+
+def upload(
+    storage: Storage,
+    acks: Sequence[Ack],
+    bases: Mapping[int, Snapshot],
+    *,
+    full: bool,
+    channels: Callable[[StagedFile], bool],
+    deadline: float | None,
+) -> list[Ack]:
+    """The acks with their files in storage; one that has handed nothing over stays as it is.
+
+    bases: by subtask, what they were built on as a confirmed checkpoint names it. full: as in `snapshot.upload`. channels: which
+    of `for_stages` are to be read from storage. deadline: on time.monotonic().
+    Raises the first failure, after the other transfers have stopped.
+    """
+    started = time.perf_counter()
+    todo: list[tuple[Ack, LocalFile | StagedFile]] = []
+    for ack in acks:
+        if ack.handover is not None:
+            _check_base(ack, bases.get(ack.subtask))
+            todo += [(ack, file) for file in ack.handover.snapshot.files] if ack.handover.snapshot else []
+            todo += [(ack, file) for file in ack.handover.staged if file.kind != CHANNEL]
+            todo += [(ack, file) for file in for_stages(ack) if isinstance(file, StagedFile) and channels(file)]
+
+    damaged: list[Ack] = []
+
+    def one(item: tuple[Ack, LocalFile | StagedFile], cancelled: Event) -> StateFile:
+        ack, file = item
+        if isinstance(file, LocalFile):
+            try:
+                return snapshot.sent(storage, attempt_of(ack), file, bases.get(ack.subtask), full, cancelled)
+            except DamageError:
+                damaged.append(ack)
+                raise
+        size, digest = storage.put_file(Path(file.local), file.path, cancelled=cancelled)
+        own = (file.kind, file.name, file.path, size, digest, True, ack.attempt, None, file.sink, file.rows)
+        return StateFile(ack.operator, ack.subtask, *own)
+
+    try:
+        moved = together(one, todo, at_once=storage.transfers * max(1, len(acks)), deadline=deadline)
+    except DamageError as error:  # only now: the other transfers have stopped, which read the same directories
+        raise _healed(damaged, error) from error
+    by_subtask: dict[int, list[StateFile]] = {}
+    for file in moved:
+        by_subtask.setdefault(file.subtask, []).append(file)
+    took = round((time.perf_counter() - started) * 1000, 3)
+    return [_durable(ack, bases.get(ack.subtask), by_subtask.get(ack.subtask, []), took) for ack in acks]
+
+
+def _check_base(ack: Ack, base: Snapshot | None) -> None:
+    assert ack.handover is not None
+    if ack.handover.base != (base.attempt if base else None):
+        raise DamageError(
+            f"Subtask {ack.subtask} of {ack.operator} has built on the snapshot {ack.handover.base}, but its predecessor was "
+            f"confirmed with {base.attempt if base else 'none'}.",
+            where=f"epoch {ack.epoch}, attempt {ack.attempt}",
+            next="The epoch was declined. If it happens again, report it: it must not.",
+        )
+
+
+def _healed(acks: Sequence[Ack], error: DamageError) -> TransientError:
+    """After damage in local files: neither their directories nor those that they were linked from are taken for a base again."""
+    for ack in acks:
+        assert ack.handover is not None
+        for attempt in (ack.attempt, ack.handover.base):
+            snapshot.distrust(Path(ack.handover.directory).parent, attempt)
+    return TransientError(
+        f"The local copy of the state is damaged and was removed. {error.what}",
+        where=error.where,
+        next="The replay fetches the state from storage. If this comes back, look at the disk.",
+    )
+
+
+def _durable(ack: Ack, base: Snapshot | None, files: Sequence[StateFile], took: float) -> Ack:
+    if ack.handover is None:
+        return ack
+    if ack.handover.snapshot is not None:
+        own = tuple(file for file in files if file.snapshot is not None)
+        snapshot.vouch(Path(ack.handover.directory), Snapshot(ack.subtask, ack.attempt, own))
+        listed = tuple(files)
+    else:
+        listed = (*snapshot.unchanged(base), *files)
+    return replace(ack, files=listed, handover=None, ms={**ack.ms, "upload": took})
+
+
+def attempt_of(ack: Ack) -> Attempt:
+    """The attempt that handed something over, where its files are."""
+    assert ack.handover is not None
+    home = Path(ack.handover.directory).parent
+    return Attempt(ack.operator, ack.subtask, ack.generation, ack.epoch, ack.attempt, home)
+
+
+def for_stages(ack: Ack) -> list[StagedFile | StateFile]:
+    """What a subtask leaves for stages: its rows for the next ones, and the rest of its own input. In channels, of which each object is Weir's
+    alone: rows that go to a table too are uploaded to a channel as well.
+    """
+    if ack.handover is None:
+        return [file for file in ack.files if file.kind == CHANNEL]
+    place = f"channels/{ack.operator}/{epoch_dir(ack.generation, ack.epoch)}/{ack.subtask}-{ack.attempt}.parquet"
+    return [
+        file if file.kind == CHANNEL else replace(file, kind=CHANNEL, path=place, sink=None)
+        for file in ack.handover.staged
+        if file.kind == CHANNEL or file.name == MAIN
+    ]
+
+
+def read_by_next(ack: Ack) -> list[StagedFile | StateFile]:
+    """The rows that the stages downstream read: each once, from a channel where it is in one."""
+    own = [file for file in for_stages(ack) if file.name == MAIN]
+    return own or ack.staged(MAIN)
+
+
+def locals_of(ack: Ack) -> Collection[str]:
+    """Where the rows that a subtask has handed over lie on this disk."""
+    return [file.local for file in ack.handover.staged] if ack.handover is not None else []
+
+
+def clear(acks: Sequence[Ack]) -> None:
+    """Remove what nobody reads any more when an epoch has ended: local copies of rows, and all of an attempt that wrote no state."""
+    for ack in acks:
+        if ack.handover is None:
+            continue
+        for file in ack.handover.staged:
+            Path(file.local).unlink(missing_ok=True)
+        if ack.handover.snapshot is None:
+            shutil.rmtree(ack.handover.directory, ignore_errors=True)

@@ -1,0 +1,80 @@
+"""The directories that attempts leave on a host: find them, and remove those that nothing can need.
+
+What stays of a subtask is the newest confirmed snapshot, those of the epochs in flight, and the running attempt, which all share
+their SSTs. A confirmed one goes when a later checkpoint is confirmed, never before: if that one is declined, it is forked again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from state_ops.ids import AttemptId, CheckpointId, Generation, parse_epoch_dir
+from state_ops.storage.temp_dirs import remove_left
+
+if TYPE_CHECKING:
+    from state_ops.snapshots.attempt import Attempt
+
+RESTORING = ".restoring-"
+
+
+def sweep(attempt: Attempt, bases: Collection[AttemptId], stages: Collection[str], parallelism: int) -> None:
+    """Remove local directories that nothing can need, before the attempt makes its own.
+
+    bases: the attempts whose directories stay: what this epoch of the stage builds on, what it would be replayed from, and what
+    of earlier epochs is being uploaded. stages: the uids
+    of the pipeline's stages; none: nothing is known of other stages. parallelism: of the stage.
+    Of the attempt's own subtask, everything goes that is older than this epoch; so it does of subtasks and stages that
+    are no more. Of other subtasks of the stage, only lower generations: an earlier epoch may be in flight there. Another
+    attempt of this very epoch may be alive (speculation), so its directory stays.
+    """
+    mine = (attempt.generation, attempt.epoch)
+    operator = attempt.home.parent
+    for home in directories(operator):
+        if not home.name.isdigit():
+            continue
+        subtask = int(home.name)
+        settled = subtask == attempt.subtask or subtask >= parallelism
+        _sweep_home(home, mine if settled else (attempt.generation, CheckpointId(0)), bases)
+    removed = [path for path in directories(operator.parent) if path.name not in stages] if stages else []
+    for other in removed:
+        homes = [home for home in directories(other) if home.name.isdigit()]
+        for home in homes:
+            _sweep_home(home, mine, ())
+            _remove_if_empty(home)
+        if homes:
+            _remove_if_empty(other)
+
+
+def _sweep_home(home: Path, before: tuple[Generation, CheckpointId], bases: Collection[AttemptId]) -> None:
+    for directory in attempts(home):
+        made = parse_epoch_dir(directory.name.rpartition("-")[0])
+        if made is not None and made < before and owner(directory) not in bases:
+            shutil.rmtree(directory, ignore_errors=True)
+    for directory in home.glob(f"{RESTORING}*"):
+        if directory.name.removeprefix(RESTORING) not in bases:
+            remove_left(directory)
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with suppress(OSError):
+        directory.rmdir()
+
+
+def attempts(home: Path) -> list[Path]:
+    """The directories of attempts in a subtask's home."""
+    return [path for path in directories(home) if parse_epoch_dir(path.name.rpartition("-")[0]) is not None]
+
+
+def owner(directory: Path) -> AttemptId:
+    return AttemptId(directory.name.rpartition("-")[2])
+
+
+def directories(path: Path) -> list[Path]:
+    try:
+        return sorted(entry for entry in path.iterdir() if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):  # another attempt has just swept it
+        return []

@@ -1,0 +1,411 @@
+"""Durable storage of one pipeline, by URI: what the engine asks of storage, and the rules that hold for every store.
+
+Every path that this module takes or returns is relative to the pipeline's root, uses `/`, and is checked to stay
+under the root (`check_path`, and on local disks links too): registries are data, and data may be damaged or hostile.
+
+Retries are here and nowhere else: what may pass (`UnavailableError`) is tried again, a bounded number of times and
+seconds, with growing pauses; everything else is raised at once. delta-rs, which opens Delta tables itself, is told
+the same bounds.
+
+A local root is as durable as the page cache (nothing is fsynced: the Delta log on a local disk is not either);
+it survives the death of every process. Machines that may die want an object store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import stamina
+
+from state_ops.errors import DamageError, MissingError, TransientError
+from state_ops.storage.branches import PARENT, inherited, is_inherited, parent_uri
+from state_ops.storage.filesystem_store import FileSystemStore
+from state_ops.storage.instrumented_store import Counted, Traffic
+from state_ops.storage.opening import default_s3, open_store
+from state_ops.storage.store import CHUNK, LOCAL_CHUNK, UNFINISHED, StoredFile, UnavailableError
+from state_ops.storage.temp_dirs import scratch
+
+if TYPE_CHECKING:
+    from configs.settings import S3Settings
+
+__all__ = ["CancelledError", "Storage", "StoredFile", "UnavailableError", "check_path"]
+
+_DAMAGED = "`weir fsck PIPELINE` says what else is damaged and what is intact; docs/how-to/fsck.md says what to do."
+_RETRY_SECONDS = 120.0
+_TRANSFERS = 4
+_FOOTER = 1 << 16  # bytes; as much as Arrow itself reads at first, and most footers fit
+_Names = list[str]  # inside `Storage`, `list` is a method
+_T = TypeVar("_T")
+
+
+class CancelledError(TransientError):
+    """Nothing to do: a transfer was given up because its result is not wanted any more."""
+
+
+class Cancelled(Protocol):
+    """A threading.Event, or what has its `is_set`."""
+
+    def is_set(self) -> bool: ...
+
+
+def check_path(path: str) -> str:
+    """Return `path` if it is a plain relative path below the root, else raise DamageError."""
+    pure = PurePosixPath(path)
+    if not path or pure.is_absolute() or "\\" in path or "\0" in path or ":" in path or ".." in pure.parts:
+        raise DamageError(
+            f"The path {path!r} leaves the pipeline's storage root.",
+            next="Weir never writes such a path: find out who altered the registry before you go on.",
+        )
+    return path
+
+
+class Arrived(Protocol):
+    """Is told how many bytes more of a download are here."""
+
+    def __call__(self, bytes: int, /) -> object: ...
+
+
+def _nobody(_: int, /) -> None:
+    """Nobody asks."""
+
+
+class _Arriving:
+    """A file that is being downloaded. size: as in `Storage.get_file`; without it every try begins anew."""
+
+    def __init__(self, local: Path, size: int | None, arrived: Arrived) -> None:
+        self._size, self._arrived = size, arrived
+        self._hash, self._here, self._told = hashlib.sha256(), 0, 0
+        self.resumed = False
+        self._file = local.open("r+b" if size is not None and local.exists() else "w+b")
+        while size is not None and (chunk := self._file.read(LOCAL_CHUNK)):
+            self._count(chunk)
+        if size is not None and self._here > size:
+            self.anew()
+
+    def __enter__(self) -> _Arriving:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def whole(self) -> bool:
+        return self._here == self._size and self._here > 0
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def begin(self) -> int:
+        """The byte from which on a try has to read."""
+        if self._size is None and self._here:
+            self.anew()
+        self.resumed |= self._here > 0
+        return self._here
+
+    def add(self, chunk: bytes) -> None:
+        self._file.write(chunk)
+        self._count(chunk)
+
+    def anew(self) -> None:
+        """Throw away what is here."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._hash, self._here, self.resumed = hashlib.sha256(), 0, False
+
+    def _count(self, chunk: bytes) -> None:
+        self._hash.update(chunk)
+        self._here += len(chunk)
+        if self._here > self._told:  # not twice, where it had to begin anew
+            self._arrived(self._here - self._told)
+            self._told = self._here
+
+
+class Storage:
+    """Files below one root.
+
+    uri: a directory, or a URI: `file:///data/weir`, `s3://bucket/prefix`; gs, abfs and hdfs go through the same
+    libraries, untested. s3: how S3 is reached; secrets are references, looked up in each process that opens the storage.
+    traffic: what this object has requested; a copy in another process begins at zero.
+
+    A branch's storage reads objects of the pipeline that it was forked from as `parent/<path>`, and refuses to write or delete them.
+
+    Errors: OSError, of which UnavailableError was tried again in vain; ConfigurationError; DamageError for a path that
+    leaves the root or content that is not what was recorded.
+    """
+
+    def __init__(self, uri: str, s3: S3Settings | None = None, traffic: Traffic | None = None) -> None:
+        self.uri = uri.rstrip("/")
+        store = open_store(self.uri, s3)
+        self.traffic = Traffic() if traffic is None else traffic
+        self.store = Counted(store, self.traffic)
+        self.is_local = not store.remote
+        self._s3 = None if self.is_local else s3 or default_s3()
+        if "://" not in uri and isinstance(store, FileSystemStore):
+            self.uri = store.root
+        above = parent_uri(self.uri)
+        self._parent = Storage(above, s3, self.traffic) if above is not None else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Storage, (self.uri, self._s3)
+
+    def __repr__(self) -> str:
+        return f"Storage({self.uri!r})"
+
+    @property
+    def delta_options(self) -> dict[str, str] | None:
+        """Storage options for delta-rs, with secrets: pass them on, keep them nowhere. None on local disks."""
+        from state_ops.storage.s3 import delta_options, is_s3
+
+        return delta_options(self._s3) if self._s3 and is_s3(self.uri) else None
+
+    @property
+    def transfers(self) -> int:
+        """How many files one subtask may transfer at a time."""
+        return self._s3.transfers if self._s3 else _TRANSFERS
+
+    def below(self, path: str) -> Storage:
+        """Storage rooted at a directory of this one."""
+        return Storage(f"{self.uri}/{check_path(path)}", self._s3)
+
+    def full(self, path: str) -> str:
+        """The path or URI by which other libraries (delta-rs, Spark) open `path`."""
+        if self._parent is not None and is_inherited(path):
+            return self._parent.full(path.removeprefix(PARENT))
+        return f"{self.uri}/{check_path(path)}"
+
+    def path_of(self, full: str) -> str | None:
+        """The inverse of `full`; None if that is no path in this storage."""
+        if full.startswith(f"{self.uri}/"):
+            return full.removeprefix(f"{self.uri}/") or None
+        above = self._parent.path_of(full) if self._parent is not None else None
+        return inherited(above) if above is not None else None
+
+    def _there(self, path: str) -> tuple[Counted, str]:
+        """The store in which a path is read, and the path there."""
+        if self._parent is not None and is_inherited(path):
+            return self._parent._there(path.removeprefix(PARENT))
+        return self.store, check_path(path)
+
+    def _own(self, path: str) -> str:
+        """A path that is written or deleted."""
+        if self._parent is not None and is_inherited(path):
+            raise DamageError(
+                f"The path {path!r} leaves the branch: what it was forked from is only read.",
+                where=self.uri,
+                next="Weir never does that: report it, with what was running.",
+            )
+        return check_path(path)
+
+    # -- writing
+
+    def put_file(self, local: Path, path: str, *, cancelled: Cancelled | None = None) -> tuple[int, str]:
+        """Copy a local file to `path`, whole or not at all; returns its size in bytes and sha256, computed on the way.
+
+        cancelled: looked at before every chunk and every try; once set, nothing becomes visible and CancelledError is raised.
+        """
+        return self._retried(path, lambda: self._send(local, path, cancelled))
+
+    def _send(self, local: Path, path: str, cancelled: Cancelled | None) -> tuple[int, str]:
+        digest, sent = hashlib.sha256(), 0
+
+        def chunks() -> Iterator[bytes]:
+            nonlocal sent
+            with local.open("rb") as source:
+                while True:
+                    self._check(cancelled, path)
+                    chunk = source.read(LOCAL_CHUNK if self.is_local else CHUNK)
+                    if not chunk:
+                        return
+                    digest.update(chunk)
+                    sent += len(chunk)
+                    yield chunk
+
+        self.store.write(self._own(path), chunks(), local.stat().st_size)
+        return sent, digest.hexdigest()
+
+    def put_bytes(self, path: str, data: bytes) -> None:
+        """Write `data` (bytes or a buffer) to `path`, whole or not at all, over what is there."""
+        self._retried(path, lambda: self.store.write(self._own(path), iter((data,)), len(data)))
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Put `data` at `path` unless a file is there; False if there is one, which an earlier try of this call may have put."""
+        return self._retried(path, lambda: self.store.create(self._own(path), data))
+
+    # -- reading
+
+    def get_file(
+        self,
+        path: str,
+        local: Path,
+        *,
+        digest: str | None = None,
+        cancelled: Cancelled | None = None,
+        size: int | None = None,
+        arrived: Arrived | None = None,
+    ) -> None:
+        """Copy `path` to a local file; with `digest` (sha256), raise DamageError if the content is another one.
+
+        cancelled: as in `put_file`; what has arrived by then is left in `local`. size: how many bytes it has, of an object that never changes:
+        then a download that broke off, in this call or in an earlier one that left `local`, goes on where it was. arrived: is told of
+        each piece how many bytes it has, of what `local` had already too.
+        """
+        with _Arriving(local, size, arrived or _nobody) as arriving:
+            try:
+                self._retried(path, lambda: self._receive(path, arriving, cancelled))
+                if digest is not None and arriving.digest != digest and arriving.resumed:
+                    arriving.anew()  # what was there may not have been its beginning
+                    self._retried(path, lambda: self._receive(path, arriving, cancelled))
+            except FileNotFoundError as error:
+                raise self._missing(path) from error
+        if digest is not None and arriving.digest != digest:
+            raise self._altered(path)
+
+    def prove(self, path: str, digest: str) -> None:
+        """Read all of `path`; DamageError if it is gone, or its sha256 is another one."""
+        found = self.digest(path)
+        if found is None:
+            raise self._missing(path)
+        if found != digest:
+            raise self._altered(path)
+
+    def _missing(self, path: str) -> DamageError:
+        return MissingError(
+            "A file of a completed checkpoint is missing from storage.", where=self.full(path), next=_DAMAGED
+        )
+
+    def _altered(self, path: str) -> DamageError:
+        return DamageError(
+            "A file of a completed checkpoint was altered or truncated: its sha256 is not the recorded one.",
+            where=self.full(path),
+            next=_DAMAGED,
+        )
+
+    @contextmanager
+    def fetched(self, path: str, within: Path, *, digest: str | None = None) -> Iterator[Path]:
+        """A copy of an object for a while, alone in a new directory below `within`, where others may be put beside it. Raises as `get_file`."""
+        with scratch(within, "weir-fetched-") as own:
+            local = own / "file"
+            self.get_file(path, local, digest=digest)
+            yield local
+
+    def _receive(self, path: str, arriving: _Arriving, cancelled: Cancelled | None) -> None:
+        store, place = self._there(path)
+        start = arriving.begin()
+        if arriving.whole:
+            return
+        try:
+            for chunk in store.read(place, start):
+                self._check(cancelled, path)
+                arriving.add(chunk)
+        except OSError as error:
+            if not start or isinstance(error, UnavailableError | FileNotFoundError | PermissionError):
+                raise
+            arriving.anew()  # the object ends before that byte
+            self._receive(path, arriving, cancelled)
+
+    def _check(self, cancelled: Cancelled | None, path: str) -> None:
+        if cancelled is not None and cancelled.is_set():
+            raise CancelledError("A transfer was cancelled.", where=self.full(path))
+
+    def read_bytes(self, path: str) -> bytes | None:
+        """The content of `path`, or None if there is no such file."""
+        try:
+            store, place = self._there(path)
+            return self._retried(path, lambda: b"".join(store.read(place)))
+        except FileNotFoundError:
+            return None
+
+    def digest(self, path: str) -> str | None:
+        """The sha256 of the content of `path`, read in pieces; None if there is no such file."""
+
+        store, place = self._there(path)
+
+        def whole() -> str:
+            seen = hashlib.sha256()
+            for chunk in store.read(place):
+                seen.update(chunk)
+            return seen.hexdigest()
+
+        try:
+            return self._retried(path, whole)
+        except FileNotFoundError:
+            return None
+
+    def parquet_footer(self, path: str) -> pq.FileMetaData:
+        """The footer of a Parquet file; reads its end only. Raises FileNotFoundError, and pyarrow.ArrowException if it is none."""
+        return self.parquet_end(path)[0]
+
+    def parquet_end(self, path: str) -> tuple[pq.FileMetaData, int]:
+        """The footer of a Parquet file, and the file's size in bytes, mostly with one request. Raises as `parquet_footer` does."""
+        store, place = self._there(path)
+        end, size = self._retried(path, lambda: store.tail(place, _FOOTER))
+        needed = int.from_bytes(end[-8:-4], "little") + 8
+        if end[-4:] == b"PAR1" and needed > len(end):
+            end, size = self._retried(path, lambda: store.tail(place, needed))
+        try:
+            return pq.read_metadata(pa.BufferReader(end)), size
+        except OSError as error:  # Arrow's word for a footer that is garbled, which is no fault of the storage
+            raise pa.ArrowInvalid(str(error)) from error
+
+    def size(self, path: str) -> int | None:
+        """Size in bytes, or None if there is no such file."""
+        store, place = self._there(path)
+        return self._retried(path, lambda: store.size(place))
+
+    def stamp(self, path: str) -> str | None:
+        """What is another one once the file has been written anew, even with the same content; None if there is no such file."""
+        store, place = self._there(path)
+        return self._retried(path, lambda: store.stamp(place))
+
+    # -- what is there
+
+    def list(self, path: str = "", *, unfinished: bool = False) -> Iterator[StoredFile]:
+        """All files below `path`, in no order; nothing if there is no such directory. Complete, or an error: what is
+        deleted is decided from it.
+
+        unfinished: also what a killed process left half-written on a local disk.
+        """
+        found = self._retried(path, lambda: list(self.store.list(_directory(path))))
+        return (file for file in found if unfinished or not PurePosixPath(file.path).name.startswith(UNFINISHED))
+
+    def list_dirs(self, path: str) -> _Names:
+        """Names of the directories directly below `path`."""
+        return self._retried(path, lambda: list(self.store.list_dirs(_directory(path))))
+
+    # -- deleting
+
+    def delete(self, path: str) -> bool:
+        """Delete one file; False if it is known that it was not there, which object stores do not tell."""
+        return self._retried(path, lambda: self.store.delete(self._own(path)))
+
+    def delete_files(self, paths: Sequence[str]) -> None:
+        """Delete files, in no order, in as few requests as the store can; those that are not there are no error."""
+        if paths:
+            self._retried(paths[0], lambda: self.store.delete_files([self._own(path) for path in paths]))
+
+    def delete_tree(self, path: str) -> int:
+        """Delete everything below `path`; returns how many files that were, half-written ones left out."""
+        files = list(self.list(self._own(path), unfinished=True))
+        self._retried(path, lambda: self.store.delete_all(path, files))
+        return sum(1 for file in files if not PurePosixPath(file.path).name.startswith(UNFINISHED))
+
+    def _retried(self, path: str, call: Callable[[], _T]) -> _T:
+        if self._s3 is None:  # a disk that fails does not get better within seconds
+            return call()
+        for attempt in stamina.retry_context(
+            on=UnavailableError, attempts=self._s3.max_attempts, timeout=_RETRY_SECONDS, wait_initial=0.1, wait_max=5.0
+        ):
+            with attempt:
+                return call()
+        raise AssertionError(f"{path}: the last attempt raises")
+
+
+def _directory(path: str) -> str:
+    return check_path(path) if path else ""
