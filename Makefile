@@ -9,7 +9,7 @@ STAMP := $(VENV)/.stamp
 # What pyproject.toml's requires-python says, and able to make a virtual environment.
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help venv demo demo-clean test s3 lint ui matrix schedules soak memory mutants lock bench bench-cache bench-epoch bench-state bench-async bench-snapshots bench-dagster
+.PHONY: help venv demo demo-clean test test-long s3 lint ui matrix schedules soak memory mutants lock bench bench-cache bench-epoch bench-state bench-async bench-snapshots bench-dagster
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,8 +23,11 @@ demo: $(STAMP) ## Run the flights pipeline on real data
 demo-clean: $(STAMP) ## Remove what the demo left
 	@$(PY) -m infra.demo --clean
 
-test: $(STAMP) ## Run the tests
-	@$(PY) -m pytest tests -n 2 --dist loadfile --no-loadscope-reorder
+test: $(STAMP) ## Run the tests, of those that take long a sample (10 minutes)
+	@$(PY) -m pytest tests -m "not s3 and not long" -n 2 --dist loadfile --no-loadscope-reorder
+
+test-long: $(STAMP) ## Run the rest of those that take long: whole days at Dagster's pages, all kills, all playbooks
+	@$(PY) -m pytest tests -m long -n 2 --dist loadfile --no-loadscope-reorder
 
 s3: $(STAMP) ## Run a pipeline with Spark on S3 (moto's server)
 	@$(PY) -m pytest tests/storage -m s3

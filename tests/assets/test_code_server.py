@@ -205,6 +205,7 @@ def in_an_epoch(served: Served) -> lease.Lease:
     return served.lease
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("served", [False], indirect=True)
 def test_a_run_goes_on_without_its_code_server_and_ticks_come_back(served):
@@ -237,6 +238,7 @@ def test_a_run_goes_on_without_its_code_server_and_ticks_come_back(served):
     served.bank.assert_exact(1, 2, 3, 4)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("served", [True], indirect=True)
 def test_a_run_that_dies_with_its_code_server_is_resumed_once_that_is_kept_up(served):

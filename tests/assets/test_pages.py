@@ -32,11 +32,8 @@ BACKFILL_RUN = "__ASSET_JOB"  # as Dagster calls runs that the backfill page sta
 WRONG = (4, 5, 6)
 
 
-@pytest.mark.timeout(1800)
-def test_a_day_at_the_pages(site, page, days):
-    shot = pictures(page)
-
-    # The graph is there, and the sensor is on without anybody having turned it on.
+def first_epochs(site: Site, page, days: Path, shot) -> None:
+    """Six days land, and what becomes of them is at the pages; nobody has turned a sensor on."""
     site.land(days, 6)
     names = ("landing", "aircraft_rotation", "airport_hourly", "aircraft_legs", "checkpoint", "restore_drill")
     shows(page, "/locations/weir/asset-groups/flights/lineage", *names)
@@ -49,6 +46,20 @@ def test_a_day_at_the_pages(site, page, days):
     # The tick says what it did and why.
     shows(page, "/locations/weir/sensors/flights_checkpoint_sensor", "flights_restore_job", "requested")
     shot("sensor")
+
+
+@pytest.mark.timeout(900)
+def test_the_first_epochs_are_at_the_pages(site, page, days):
+    first_epochs(site, page, days, pictures(page))
+    site.until(lambda: lease.read(site.storage).stopped, "the end of the run")
+    replayed(site)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_day_at_the_pages(site, page, days):
+    shot = pictures(page)
+    first_epochs(site, page, days, shot)
 
     # A coordinator is killed in the middle of its work. Nobody does anything.
     site.until(lambda: not lease.alive(lease.read(site.storage)), "the end of the first run")
@@ -156,6 +167,7 @@ def arrive(site: Site, table: pa.Table, name: str) -> None:
     (site.landing / f".{name}").rename(site.landing / name)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("options", [BACKFILLED], ids=["backfilled"])
 def test_days_are_backfilled_at_the_partitions_page(site, page, days):

@@ -167,6 +167,7 @@ def test_what_is_missing_is_named_before_dagster_starts(home: Path, monkeypatch:
     assert not home.exists()
 
 
+@pytest.mark.long
 def test_runs_events_ticks_and_schedules_are_on_the_server(
     postgres: Postgres,
     home: Path,

@@ -21,6 +21,7 @@ from state_ops.storage.branches import is_inherited, own_of_parent
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.small import Bank, pipeline, until
 from tests.recovery.test_rewind import bad
+from tests.sampling import sampled
 
 MANY = {"WEIR_CHECKPOINTS__NUM_RETAINED": "3"}
 
@@ -200,7 +201,7 @@ def test_a_fork_of_a_savepoint(bank):
     assert bank.fork("fix", "before").base == 3
 
 
-@pytest.mark.parametrize("what", ["fork", "drop"])
+@pytest.mark.parametrize("what", sampled(["fork", "drop"]))
 def test_cut_off_anywhere_it_is_finished_by_asking_again(tmp_path, monkeypatch, what):
     for stop_at in range(0, 90, 5):
         bank = at(tmp_path / str(stop_at))

@@ -33,6 +33,7 @@ def _deviations(played: list[Played]) -> str:
     return "\n\n".join("\n".join([str(one.trial), *one.outcome.problems]) for one in wrong)
 
 
+@pytest.mark.long
 def test_whatever_call_is_cut_off_or_fails_the_next_run_is_exact_and_nothing_is_left_over(zygotes):
     sample = plan.sample(zygotes[0].points)
     for kill in ("kill before", "kill after"):

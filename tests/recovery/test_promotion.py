@@ -27,6 +27,7 @@ from tests.recovery.cutting import changes_fail_from
 from tests.recovery.small import Account, Bank, pipeline, until
 from tests.recovery.test_forks import Branched, at, nobody_lives, ran
 from tests.recovery.test_rewind import bad
+from tests.sampling import sampled
 
 
 def promoted(bank: Branched, name: str = "fix", code=pipeline, **options):
@@ -296,14 +297,15 @@ def test_columns_that_the_table_has_not_are_refused_before_anything_is_stopped(b
     assert bank.registry.head().id == 4
 
 
-def test_cut_off_anywhere_it_is_finished_by_the_next_run_or_was_none(tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", sampled([31, 11]))
+def test_cut_off_anywhere_it_is_finished_by_the_next_run_or_was_none(tmp_path, monkeypatch, step):
     first = at(tmp_path / "first", WEIR_CHECKPOINTS__NUM_RETAINED="8")
     first.epochs(1)
     Bank(replace(first.site, pipeline=bad)).epochs(2, 3)
     first.fork(at=1)
     ran(first.branch("fix"))
     outcomes = set()
-    for stop_at in range(0, 300, 11):
+    for stop_at in range(0, 300, step):
         bank = Branched(first.site.copied_to(tmp_path / f"{stop_at}"))
         done = False
         with changes_fail_from(monkeypatch, stop_at):

@@ -22,6 +22,7 @@ from tests.reading import keys_of
 from tests.recovery import test_unaligned as every
 from tests.recovery.harness import Site
 from tests.recovery.small import Bank
+from tests.sampling import sampled
 
 GROUPS = 6
 pipeline = replace(every.pipeline, name="rescaled", max_parallelism=GROUPS)
@@ -59,7 +60,14 @@ def databases(request, monkeypatch) -> str:
 
 
 @pytest.mark.parametrize(
-    ("backend", "alignment", "pipeline"), [("rocksdb", None, few), ("memory", None, pipeline), ("filesystem", 0.0, few)]
+    ("backend", "alignment", "pipeline"),
+    sampled(
+        [
+            pytest.param("rocksdb", None, few),
+            pytest.param("memory", None, pipeline),
+            pytest.param("filesystem", 0.0, few),
+        ]
+    ),
 )
 def test_every_operator_gives_what_it_gives_at_one_parallelism(backend, alignment, pipeline, databases, tmp_path):
     changing = site_at(tmp_path / "changing", backend, alignment, pipeline)

@@ -48,6 +48,7 @@ from tests.recovery.harness import Site, child
 from tests.recovery.small import Apart
 from tests.recovery.test_schedules import Clock, Killed, Shuffled
 from tests.runtime.aside import FAR, NOON, SCHEMA, SOURCE, TOLD, Account, accounts, between, hours, others, pipeline
+from tests.sampling import sampled
 
 ODD = ["100%", "a%20b+c", "[x]#?", "ü'&=~"]  # in names of files
 
@@ -333,13 +334,14 @@ def cut_off(site: Site, monkeypatch, stop_at: int) -> bool:
     return True
 
 
-def test_a_run_that_is_cut_off_anywhere_decides_the_same_again(tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", sampled([37, 5]))
+def test_a_run_that_is_cut_off_anywhere_decides_the_same_again(tmp_path, monkeypatch, step):
     first = site_at(tmp_path / "first", **RETAINED)
     parts = landed(first, 2, seed=7)
     ran(first)
     parts += landed(first, 2, seed=8, first=2)
     heads = set()
-    for stop_at in range(0, 400, 5):
+    for stop_at in range(0, 400, step):
         site = first.copied_to(tmp_path / f"{stop_at}")
         if not cut_off(site, monkeypatch, stop_at):
             break
@@ -351,7 +353,7 @@ def test_a_run_that_is_cut_off_anywhere_decides_the_same_again(tmp_path, monkeyp
     assert heads == {2, 4}, "before and after the commit"
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", sampled(range(8), 2))
 def test_any_order_of_steps_and_failures_gives_the_same(number, tmp_path, monkeypatch):
     """As tests.recovery.test_schedules plays them: steps end in any order, fail, or the process is gone."""
     chance, clock = random.Random(number), Clock()
@@ -403,7 +405,7 @@ def test_on_spark_the_same_rows_are_set_aside(tmp_path, spark, weir):
     assert weir(site, "plan", "aside").code == 0
 
 
-@pytest.mark.parametrize("point", ["in an upload", "before the row", "after the row"])
+@pytest.mark.parametrize("point", sampled(["before the row", "in an upload", "after the row"]))
 def test_a_coordinator_that_is_killed_in_the_replay_is_succeeded_by_one_that_decides_the_same(tmp_path, spark, point):
     site = site_at(tmp_path, **RETAINED)
     parts = landed(site, 2)

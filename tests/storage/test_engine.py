@@ -204,6 +204,7 @@ def test_damage_in_the_bucket_is_found_before_it_is_used(bucket: Bucket, tmp_pat
     assert counting.counted(bucket) == counting.rows_of(1)
 
 
+@pytest.mark.long
 def test_a_throttled_bucket_slows_a_run_down_and_no_more(bucket: Bucket, misbehaving: Misbehaving, tmp_path: Path):
     """A fifth of the requests is refused, whoever asks: Weir, delta-rs or pyarrow."""
     counting.land(bucket, 1, 2)

@@ -15,7 +15,7 @@ from tests.recovery.matrix.matrix import Played
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="trials whose description contains this text")
-    parser.add_argument("--sample", action="store_true", help="the spread sample that `make test` plays")
+    parser.add_argument("--sample", action="store_true", help="the spread sample that `make test-long` plays")
     parser.add_argument("--no-spark", action="store_true", help="leave out the part that runs on Spark")
     parser.add_argument(
         "--unaligned", action="store_true", help="checkpoints that do not wait for slow stages; in memory"

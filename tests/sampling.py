@@ -1,0 +1,29 @@
+"""Which of many cases `make test` plays. The others have the mark `long` and are played by `make test-long`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+
+def sampled(cases: Iterable[Any], keep: int | Callable[[Any], bool] = 1) -> list[Any]:
+    """Cases for `pytest.mark.parametrize`, of which all but a sample are long.
+
+    Args:
+        cases: Values of one parameter, or `pytest.param`s.
+        keep: How many of the first stay in `make test`, or which.
+    """
+
+    def stays(at: int, case: Any) -> bool:
+        return at < keep if isinstance(keep, int) else keep(case)
+
+    return [case if stays(at, case) else _long(case) for at, case in enumerate(cases)]
+
+
+def _long(case: Any) -> Any:
+    is_param = isinstance(case, type(pytest.param()))
+    return (
+        case._replace(marks=[*case.marks, pytest.mark.long]) if is_param else pytest.param(case, marks=pytest.mark.long)
+    )
