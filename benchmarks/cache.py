@@ -209,13 +209,13 @@ class Driver:
             run.figures += figures
         return cache
 
-    def _opened(self, number: int) -> tuple[Attempt, snapshot.Fork, RocksDBBackend]:
+    def _opened(self, number: int) -> tuple[Attempt, snapshot.WorkingCopy, RocksDBBackend]:
         attempt = Attempt("users", 0, Generation(1), CheckpointId(number), AttemptId(new_attempt_id()), self.home)
-        forked = snapshot.fork(self.storage, attempt, self.retained[-1] if self.retained else None)
+        forked = snapshot.working_copy(self.storage, attempt, self.retained[-1] if self.retained else None)
         return attempt, forked, RocksDBBackend(forked.db, _MEMORY_MB, compression=_COMPRESSION)
 
     def _taken(
-        self, attempt: Attempt, forked: snapshot.Fork, backend: RocksDBBackend
+        self, attempt: Attempt, forked: snapshot.WorkingCopy, backend: RocksDBBackend
     ) -> tuple[float, snapshot.Snapshot]:
         clock = time.perf_counter()
         files = snapshot.take(attempt, backend)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.state.report import machine
-from state_ops.backends.base import Compression, Run
+from state_ops.backends.base import Compression, SortedRun
 from state_ops.backends.rocksdb import RocksDBBackend
 
 RESULTS = Path(__file__).parent / "results" / "compression"
@@ -94,7 +94,7 @@ def _compared(
 ) -> Iterator[Measured]:
     rng = np.random.default_rng(1)
     keys = [int(key).to_bytes(8, "big") for key in np.unique(rng.integers(0, 1 << 63, number))]
-    run = Run(keys, make(len(keys), rng))
+    run = SortedRun(keys, make(len(keys), rng))
     asked = {share: [keys[at] for at in rng.choice(len(keys), int(len(keys) * share), False)] for share in SHARES}
     for _ in range(repetitions):
         for kind in KINDS:
@@ -102,7 +102,7 @@ def _compared(
                 yield _once(Path(scratch), values, kind, run, asked)
 
 
-def _once(scratch: Path, values: str, kind: Compression, run: Run, asked: dict[float, list[bytes]]) -> Measured:
+def _once(scratch: Path, values: str, kind: Compression, run: SortedRun, asked: dict[float, list[bytes]]) -> Measured:
     def opened() -> closing[RocksDBBackend]:
         return closing(RocksDBBackend(scratch / "db", _MEMORY_MB, _ONE_SHARD, kind))
 

@@ -109,7 +109,7 @@ class Subtask:
         """Write new values to the keys at `changed` and take a snapshot; with `full`, that one in full as well."""
         base = self.retained[-1] if self.retained else None
         attempt = self._attempt(number)
-        forked = snapshot.fork(self.storage, attempt, base)
+        forked = snapshot.working_copy(self.storage, attempt, base)
         backend = RocksDBBackend(forked.db, _MEMORY_MB)
         for entries in self._batches(changed, rng):
             backend.write(entries)

@@ -46,7 +46,7 @@ MUTANTS = [
     Mutant(
         "let an epoch's time pass while state is fetched",
         "pipelines/runtime/epoch/scheduler.py",
-        "            self._prolong(flight)\n            if time.monotonic() - self._restores_said",
+        "            self._prolong(in_flight)\n            if time.monotonic() - self._restores_said",
         "            if time.monotonic() - self._restores_said",
         "tests/storage/test_slow_restore.py::test_a_restore_of_three_times_an_epochs_deadline_ends_and_says_how_far_it_is",
     ),
@@ -277,8 +277,8 @@ MUTANTS = [
     Mutant(
         "let an epoch fall that only prunes when the next cannot be published",
         "pipelines/runtime/epoch/scheduler.py",
-        "        self._flights = ending\n",
-        "        self._fallen += ending\n        self._flights = []\n",
+        "        self._in_flight_epochs = ending\n",
+        "        self._fallen += ending\n        self._in_flight_epochs = []\n",
         "tests/recovery/test_overlap.py::test_an_epoch_that_is_pruned_after_is_told_although_the_publishing_of_the_next_fails",
     ),
     Mutant(
@@ -291,15 +291,15 @@ MUTANTS = [
     Mutant(
         "count what was seen before epochs fell",
         "pipelines/runtime/run/run.py",
-        "        if air.frontier is not frontier:  # epochs",
+        "        if scheduler.frontier is not frontier:  # epochs",
         "        if False:  # epochs",
         "tests/recovery/test_overlap.py::test_what_was_found_before_epochs_fell_counts_for_nothing",
     ),
     Mutant(
         "begin a slice that was planned before epochs fell",
         "pipelines/runtime/run/run.py",
-        "                if air.frontier is frontier and air.has_room:",
-        "                if air.has_room:",
+        "                if scheduler.frontier is frontier and scheduler.has_room:",
+        "                if scheduler.has_room:",
         "tests/recovery/test_overlap.py::test_what_was_found_before_epochs_fell_counts_for_nothing",
     ),
     Mutant(
@@ -312,8 +312,8 @@ MUTANTS = [
     Mutant(
         "begin an epoch whose id is not written down yet",
         "pipelines/runtime/epoch/scheduler.py",
-        "            not flight.noted\n            or not self._free(stage.uid, flight, _JOB)",
-        "            not self._free(stage.uid, flight, _JOB)",
+        "            not in_flight.noted\n            or not self._free(stage.uid, in_flight, _JOB)",
+        "            not self._free(stage.uid, in_flight, _JOB)",
         "tests/recovery/test_overlap.py::test_nothing_of_an_epoch_is_begun_before_its_id_is_written_down_and_the_one_before_does_not_wait",
     ),
     Mutant(
@@ -354,14 +354,14 @@ MUTANTS = [
     Mutant(
         "let an upkeep of the logs that fails end the run",
         "pipelines/runtime/epoch/scheduler.py",
-        "        if isinstance(error, FencedError):\n            self._not_finished(flight, error)\n",
-        "        if True:\n            self._not_finished(flight, error)\n",
+        "        if isinstance(error, FencedError):\n            self._not_finished(in_flight, error)\n",
+        "        if True:\n            self._not_finished(in_flight, error)\n",
         "tests/recovery/test_overlap.py::test_upkeep_that_fails_is_done_by_the_next_one",
     ),
     Mutant(
         "go on when the upkeep of the logs says that somebody else owns the pipeline",
         "pipelines/runtime/epoch/scheduler.py",
-        "        if isinstance(error, FencedError):\n            self._not_finished(flight, error)\n",
+        "        if isinstance(error, FencedError):\n            self._not_finished(in_flight, error)\n",
         "        if False:\n            pass\n",
         "tests/recovery/test_overlap.py::test_who_learns_from_the_upkeep_that_it_was_replaced_ends",
     ),
@@ -382,35 +382,35 @@ MUTANTS = [
     Mutant(
         "delete what may have been committed beside publishing that failed",
         "pipelines/runtime/epoch/scheduler.py",
-        "        flight.may_stand = True\n",
-        "        flight.may_stand = False\n",
+        "        in_flight.may_stand = True\n",
+        "        in_flight.may_stand = False\n",
         "tests/recovery/test_overlap.py::test_what_is_committed_beside_publishing_that_fails_stands",
     ),
     Mutant(
         "keep what the registry says was not committed",
         "pipelines/runtime/epoch/scheduler.py",
-        "            flight.may_stand = False\n",
+        "            in_flight.may_stand = False\n",
         "            pass\n",
         "tests/recovery/test_overlap.py::test_state_goes_to_storage_while_the_epoch_before_is_committed",
     ),
     Mutant(
         "take a claim of one's own for another coordinator's",
         "pipelines/runtime/ownership/fencing.py",
-        "                if shop.generation == generation:\n",
+        "                if context.generation == generation:\n",
         "                if True:\n",
         "tests/recovery/test_overlap.py::test_a_claim_that_is_renewed_beside_publishing_does_not_fence_it",
     ),
     Mutant(
         "ask whose the claim is before it is told",
         "pipelines/runtime/epoch/commit.py",
-        "        with shop.claiming:\n            _settle(",
+        "        with context.claiming:\n            _settle(",
         "        if True:\n            _settle(",
         "tests/recovery/test_overlap.py::test_a_claim_that_is_renewed_beside_publishing_does_not_fence_it",
     ),
     Mutant(
         "prune a checkpoint whose requests are being answered",
         "pipelines/runtime/epoch/scheduler.py",
-        "            if flight.cut.requests:",
+        "            if in_flight.cut.requests:",
         "            if False:",
         "tests/recovery/test_overlap.py::test_a_savepoint_is_of_its_epoch_although_the_next_one_is_the_newest_by_then",
     ),
@@ -424,8 +424,8 @@ MUTANTS = [
     Mutant(
         "take a loser that stays for a commit that failed",
         "pipelines/runtime/ownership/leftovers.py",
-        "            shop.storage.delete(file.path)\n        except Exception as error:\n",
-        "            shop.storage.delete(file.path)\n        except OSError as error:\n",
+        "            context.storage.delete(file.path)\n        except Exception as error:\n",
+        "            context.storage.delete(file.path)\n        except OSError as error:\n",
         "tests/recovery/test_overlap.py::test_an_object_that_cannot_be_deleted_does_not_undo_a_commit",
     ),
     Mutant(
@@ -438,8 +438,8 @@ MUTANTS = [
     Mutant(
         "tell work its deadline once and for all",
         "pipelines/runtime/epoch/stage_job.py",
-        "shop.inputs[stage.uid], lambda: flight.deadline)",
-        "shop.inputs[stage.uid], lambda given=flight.deadline: given)",
+        "context.inputs[stage.uid], lambda: in_flight.deadline)",
+        "context.inputs[stage.uid], lambda given=in_flight.deadline: given)",
         "tests/recovery/test_overlap.py::test_time_that_an_epoch_is_given_reaches_the_work_that_runs",
     ),
     Mutant(
@@ -865,7 +865,7 @@ MUTANTS = [
     Mutant(
         "commit before all gates on rows have spoken",
         "pipelines/runtime/epoch/scheduler.py",
-        "            and all(stage.uid in flight.judged for stage in self._shop.pipeline.stages)\n",
+        "            and all(stage.uid in in_flight.judged for stage in self._context.pipeline.stages)\n",
         "",
         "tests/recovery/test_overlap.py::test_the_next_epoch_is_worked_on_beside_the_gates_and_nothing_is_committed_before_them",
     ),
@@ -879,14 +879,14 @@ MUTANTS = [
     Mutant(
         "hand rows on before their gates have spoken",
         "pipelines/runtime/epoch/scheduler.py",
-        "        if isinstance(stage.input, Stage) and stage.input.uid not in flight.judged:",
-        "        if isinstance(stage.input, Stage) and stage.input.uid not in flight.acks:",
+        "        if isinstance(stage.input, Stage) and stage.input.uid not in in_flight.judged:",
+        "        if isinstance(stage.input, Stage) and stage.input.uid not in in_flight.acks:",
         "tests/recovery/test_overlap.py::test_no_stage_sees_rows_that_a_gate_refuses",
     ),
     Mutant(
         "leave the note that a gate holds for ever",
         "pipelines/runtime/epoch/steps.py",
-        "        shop.held = not gate_hold.clear(shop.storage)\n",
+        "        context.held = not gate_hold.clear(context.storage)\n",
         "        pass\n",
         "tests/runtime/test_gates.py::test_a_hold_is_noted_until_the_next_checkpoint",
     ),
@@ -956,21 +956,21 @@ MUTANTS = [
     Mutant(
         "let a rewind forget what was requested since",
         "pipelines/runtime/restore/derived_checkpoint.py",
-        "        totals={**sums, **(beginning or began(after)), **shop.requested()},\n",
+        "        totals={**sums, **(beginning or began(after)), **context.requested()},\n",
         "",
         "tests/runtime/test_traffic.py::test_a_rewind_takes_the_chain_back_and_not_what_was_requested",
     ),
     Mutant(
         "begin to count requests anew with each coordinator",
         "pipelines/runtime/ownership/ownership.py",
-        "            shop.requested_before = dict(head.totals) if head else {}\n",
+        "            context.requested_before = dict(head.totals) if head else {}\n",
         "",
         "tests/runtime/test_traffic.py::test_totals_grow_from_epoch_to_epoch_and_from_coordinator_to_coordinator",
     ),
     Mutant(
         "leave out what subtasks elsewhere have requested",
         "pipelines/runtime/epoch/scheduler.py",
-        "            self._shop.storage.traffic.add(ack.traffic or {})\n",
+        "            self._context.storage.traffic.add(ack.traffic or {})\n",
         "            pass\n",
         "tests/runtime/test_traffic.py::test_what_subtasks_count_elsewhere_comes_in_with_their_acks",
     ),
@@ -998,7 +998,7 @@ MUTANTS = [
     Mutant(
         "decide on a rewind although a table is not where the registry says",
         "pipelines/runtime/restore/rewind.py",
-        "        delta.check_chain(shop.storage, shop.pipeline.app_id, table.table, decided.head)\n",
+        "        delta.check_chain(context.storage, context.pipeline.app_id, table.table, decided.head)\n",
         "        pass\n",
         "tests/recovery/test_rewind.py::test_a_table_that_is_elsewhere_stops_a_rewind_before_anything_is_decided",
     ),
@@ -1054,7 +1054,7 @@ MUTANTS = [
     Mutant(
         "let a run find out by itself what is wrong with its newest checkpoint",
         "pipelines/runtime/restore/recovery.py",
-        "            restore.prepare(shop, head)\n",
+        "            restore.prepare(context, head)\n",
         "",
         "tests/recovery/test_restore.py::test_the_policy_rewind_goes_on_from_the_newest_that_is_whole[_bit_flipped]",
     ),
@@ -1089,8 +1089,8 @@ MUTANTS = [
     Mutant(
         "let the lineage of a rewind forget what it abandons, whose published files then look like leftovers",
         "pipelines/runtime/restore/derived_checkpoint.py",
-        "lineage=spans_with(after, shop.generation, id),",
-        "lineage=spans_with(after and like, shop.generation, id),",
+        "lineage=spans_with(after, context.generation, id),",
+        "lineage=spans_with(after and like, context.generation, id),",
         "tests/recovery/test_rewind.py::test_rewinds_may_follow_each_other_and_be_taken_back",
     ),
     Mutant(
@@ -1341,7 +1341,7 @@ MUTANTS = [
     Mutant(
         "cut a sorted run entry by entry",
         "state_ops/backends/rocksdb.py",
-        "        if isinstance(entries, Run):\n",
+        "        if isinstance(entries, SortedRun):\n",
         "        if False:\n",
         "tests/state_ops/test_runs.py::test_a_run_too_small_for_files_goes_to_its_shards_in_slices",
     ),
@@ -1509,15 +1509,15 @@ MUTANTS = [
     Mutant(
         "count the time that an epoch waits for a slow sink as its own",
         "pipelines/runtime/epoch/scheduler.py",
-        "            if all(step.flight is not flight for step in self._steps.values()):  # it waits for an earlier one\n",
+        "            if all(step.in_flight is not in_flight for step in self._steps.values()):  # it waits for an earlier one\n",
         "            if False:\n",
         "tests/recovery/test_overlap.py::test_a_slow_sink_takes_no_time_from_the_epochs_that_wait_for_it",
     ),
     Mutant(
         "wait for ever for the publishing of what is committed",
         "pipelines/runtime/epoch/scheduler.py",
-        "            if (step.flight.may_stand or step.flight in self._fallen) and ends_by(step) < until\n",
-        "            if step.flight in self._fallen and ends_by(step) < until\n",
+        "            if (step.in_flight.may_stand or step.in_flight in self._fallen) and ends_by(step) < until\n",
+        "            if step.in_flight in self._fallen and ends_by(step) < until\n",
         "tests/recovery/test_overlap.py::test_what_does_not_end_after_the_last_ack_ends_the_run_too",
     ),
     Mutant(
@@ -1551,14 +1551,14 @@ MUTANTS = [
     Mutant(
         "ask storage for what the owner has just written",
         "pipelines/runtime/ownership/prune.py",
-        "    completed = shop.registry.checkpoints(own=True)\n",
-        "    completed = shop.registry.checkpoints()\n",
+        "    completed = context.registry.checkpoints(own=True)\n",
+        "    completed = context.registry.checkpoints()\n",
         "tests/runtime/test_requests.py::test_a_warm_epoch_asks_storage_few_things_and_few_one_after_the_other",
     ),
     Mutant(
         "forget the upkeep of the logs",
         "pipelines/runtime/epoch/steps.py",
-        "    as_owner(shop, lambda: shop.registry.keep_up(shop.generation))\n",
+        "    as_owner(context, lambda: context.registry.keep_up(context.generation))\n",
         "    pass\n",
         "tests/runtime/test_requests.py::test_no_commit_waits_for_the_upkeep_of_the_logs",
     ),
@@ -1705,15 +1705,15 @@ MUTANTS = [
     Mutant(
         "count a pipeline's ids from 1 although its state knows those of the savepoint's",
         "pipelines/runtime/restore/start_from.py",
-        "epoch, reason = tenure.begin(saved), f",
-        "epoch, reason = tenure.begin(), f",
+        "epoch, reason = owner.begin(saved), f",
+        "epoch, reason = owner.begin(), f",
         "tests/recovery/test_timers.py::test_a_timer_that_was_held_in_an_epoch_of_the_savepoint_is_held_in_none_of_the_pipeline_started_from_it",
     ),
     Mutant(
         "promote a branch below its newest checkpoint",
         "pipelines/runtime/operations/promotion.py",
-        "    id = tenure.begin(decided.head, decided.tip)\n",
-        "    id = tenure.begin(decided.head)\n",
+        "    id = owner.begin(decided.head, decided.tip)\n",
+        "    id = owner.begin(decided.head)\n",
         "tests/recovery/test_promotion.py::test_a_key_s_newest_row_has_the_highest_epoch_also_after_promotions",
     ),
     Mutant(
@@ -1810,7 +1810,7 @@ MUTANTS = [
     Mutant(
         "leave what a losing attempt uploaded",
         "pipelines/runtime/epoch/commit.py",
-        "    remove(shop, flight.losers)\n",
+        "    remove(context, in_flight.losers)\n",
         "",
         "tests/runtime/test_coordination.py::test_case_13_of_two_attempts_that_ack_the_loser_leaves_nothing_behind",
     ),
@@ -2041,15 +2041,15 @@ MUTANTS = [
     Mutant(
         "let a zombie blame its input",
         "pipelines/runtime/epoch/scheduler.py",
-        "            raise_if_fenced(self._shop, failure.error)\n",
+        "            raise_if_fenced(self._context, failure.error)\n",
         "            pass\n",
         "tests/recovery/test_racers.py::test_a_zombie_whose_staged_rows_its_successor_removed_says_that_it_is_fenced",
     ),
     Mutant(
         "leave what a zombie staged below the head",
         "pipelines/runtime/ownership/ownership.py",
-        "parsed[0] < shop.generation and is_abandoned(head, *parsed)",
-        "parsed[0] < shop.generation and (head is None or parsed[1] > head.id)",
+        "parsed[0] < context.generation and is_abandoned(head, *parsed)",
+        "parsed[0] < context.generation and (head is None or parsed[1] > head.id)",
         "tests/recovery/test_racers.py::test_what_a_zombie_staged_below_the_head_is_removed_by_the_next_take_over",
     ),
     Mutant(
@@ -2202,15 +2202,15 @@ MUTANTS = [
     Mutant(
         "remove leftovers without proof of owning",
         "pipelines/runtime/ownership/ownership.py",
-        "    shop.registry.prove(shop.generation)\n",
+        "    context.registry.prove(context.generation)\n",
         "",
         "tests/recovery/test_racers.py::test_a_zombie_that_cleans_up_leaves_the_tables_of_a_pipeline_that_was_cancelled",
     ),
     Mutant(
         "take published rows for leftovers",
         "pipelines/runtime/ownership/ownership.py",
-        "        if delta.astray(shop.storage, shop.pipeline.app_id, sink.table, head) is not None:\n",
-        "        if delta.astray(shop.storage, shop.pipeline.app_id, sink.table, head) == '':\n",
+        "        if delta.diverged(context.storage, context.pipeline.app_id, sink.table, head) is not None:\n",
+        "        if delta.diverged(context.storage, context.pipeline.app_id, sink.table, head) == '':\n",
         "tests/recovery/test_savepoints.py::test_a_cancelled_pipeline_can_still_be_pruned_and_cancelled_and_its_tables_stay",
     ),
     Mutant(
@@ -2293,7 +2293,7 @@ MUTANTS = [
     Mutant(
         "go on from a checkpoint whose objects are gone",
         "pipelines/runtime/restore/recovery.py",
-        "            _check_objects(shop, head)\n",
+        "            _check_objects(context, head)\n",
         "",
         "tests/recovery/test_cases.py::test_case_22_local_copies_do_not_hide_that_the_newest_checkpoint_lost_an_object",
     ),
@@ -2413,7 +2413,7 @@ MUTANTS = [
     Mutant(
         "open state with whatever backend is configured",
         "pipelines/runtime/epoch/stage_job.py",
-        "    _check_backend(shop, stage)\n",
+        "    _check_backend(context, stage)\n",
         "",
         "tests/recovery/test_backends.py::test_another_backend_is_refused_before_the_first_row",
     ),
@@ -2638,15 +2638,15 @@ MUTANTS = [
     Mutant(
         "upload what refers to objects that are not in storage yet",
         "pipelines/runtime/epoch/scheduler.py",
-        "            and self._free(_UPLOADS, flight, stage.uid)\n            and self._follows_stored(flight)",
-        "            and self._free(_UPLOADS, flight, stage.uid)",
+        "            and self._free(_UPLOADS, in_flight, stage.uid)\n            and self._follows_stored(in_flight)",
+        "            and self._free(_UPLOADS, in_flight, stage.uid)",
         "tests/recovery/test_schedules.py::test_every_checkpoint_of_a_schedule_is_a_replay_of_its_files",
     ),
     Mutant(
         "count what refers to objects that no confirmed checkpoint names",
         "pipelines/runtime/epoch/scheduler.py",
-        "        if self._follows_confirmed(flight):\n            self._count_uploads(flight)\n",
-        "        self._count_uploads(flight)\n",
+        "        if self._follows_confirmed(in_flight):\n            self._count_uploads(in_flight)\n",
+        "        self._count_uploads(in_flight)\n",
         "tests/recovery/test_overlap.py::test_state_goes_to_storage_while_the_epoch_before_is_committed",
     ),
     Mutant(
@@ -2659,15 +2659,15 @@ MUTANTS = [
     Mutant(
         "read the next stage's rows from what has been uploaded",
         "pipelines/runtime/epoch/stage_job.py",
-        "    acks = flight.acks[upstream]\n",
-        "    acks = flight.pending.acks_of(upstream)\n",
+        "    acks = in_flight.acks[upstream]\n",
+        "    acks = in_flight.pending.acks_of(upstream)\n",
         "tests/recovery/test_schedules.py::test_every_checkpoint_of_a_schedule_is_a_replay_of_its_files",
     ),
     Mutant(
         "go on from the frontier of an epoch that fell",
         "pipelines/runtime/epoch/scheduler.py",
-        "        self.frontier = Frontier.at(head)\n        files",
-        "        self.frontier = self.frontier if head else Frontier.at(head)\n        files",
+        "        self.frontier = SourceOffsets.at(head)\n        files",
+        "        self.frontier = self.frontier if head else SourceOffsets.at(head)\n        files",
         "tests/recovery/test_schedules.py::test_every_checkpoint_of_a_schedule_is_a_replay_of_its_files",
     ),
     Mutant(
@@ -2722,7 +2722,7 @@ MUTANTS = [
     Mutant(
         "forget what is being read when a drain is asked for",
         "pipelines/runtime/run/run.py",
-        "loop.to_drain = waiting | air.reading",
+        "loop.to_drain = waiting | scheduler.reading",
         "loop.to_drain = waiting",
         "tests/recovery/test_overlap.py::test_what_a_failed_epoch_was_reading_is_read_before_a_drain",
     ),
@@ -2743,21 +2743,21 @@ MUTANTS = [
     Mutant(
         "upload however much waits",
         "pipelines/runtime/epoch/scheduler.py",
-        "not in flight.elsewhere and not self._is_full",
-        "not in flight.elsewhere",
+        "not in in_flight.elsewhere and not self._is_full",
+        "not in in_flight.elsewhere",
         "tests/recovery/test_overlap.py::test_bytes_that_wait_for_the_store_hold_the_source_back",
     ),
     Mutant(
         "count rows between stages until they are uploaded",
         "pipelines/runtime/epoch/model.py",
-        "    rows += [file for flight in flights for stage in stages for file in flight.ahead_of(stage)]\n",
+        "    rows += [file for in_flight in in_flight_epochs for stage in stages for file in in_flight.ahead_of(stage)]\n",
         "",
         "tests/recovery/test_overlap.py::test_rows_that_the_next_stage_has_still_to_apply_hold_the_source_back",
     ),
     Mutant(
         "forget the bytes of rows that a stage has left",
         "pipelines/runtime/epoch/model.py",
-        "    rows += [file for tip in tips.values() for unapplied in tip.waiting for file in unapplied.files]\n",
+        "    rows += [\n        file for progress in progress_by_stage.values() for unapplied in progress.waiting for file in unapplied.files\n    ]\n",
         "",
         "tests/recovery/test_overlap.py::test_rows_that_a_stage_has_left_hold_the_source_back_too_but_not_for_ever",
     ),
@@ -2771,8 +2771,8 @@ MUTANTS = [
     Mutant(
         "raise a failure before what ended well is told",
         "pipelines/runtime/epoch/scheduler.py",
-        "(self._steps or self._flights or self._reports)",
-        "(self._steps or self._flights)",
+        "(self._steps or self._in_flight_epochs or self._reports)",
+        "(self._steps or self._in_flight_epochs)",
         "tests/recovery/test_overlap.py::test_an_epoch_that_ended_well_is_told_before_the_failure_of_the_next",
     ),
     Mutant(
@@ -2806,7 +2806,7 @@ MUTANTS = [
     Mutant(
         "leave rows that wait out of the listing",
         "pipelines/runtime/epoch/steps.py",
-        "    files += _carried(flight, files, channels)\n",
+        "    files += _carried(in_flight, files, channels)\n",
         "",
         "tests/recovery/test_unaligned.py::test_rows_that_wait_are_named_like_state_and_go_when_they_are_applied",
     ),
@@ -2834,14 +2834,14 @@ MUTANTS = [
     Mutant(
         "blame publishing for slow pruning",
         "pipelines/runtime/epoch/scheduler.py",
-        '        flight.ms |= {"pruning_before": self._pruning_ms}\n',
-        '        flight.ms["publishing_before"] = max(self._publishing_ms, self._pruning_ms)\n',
+        '        in_flight.ms |= {"pruning_before": self._pruning_ms}\n',
+        '        in_flight.ms["publishing_before"] = max(self._publishing_ms, self._pruning_ms)\n',
         "tests/recovery/test_overlap.py::test_status_and_checkpoints_say_what_held_an_epoch_up",
     ),
     Mutant(
         "leave out of the commits' time what sealing takes",
         "pipelines/runtime/epoch/steps.py",
-        '    lap(flight.ms, "seal", clock)\n',
+        '    record_ms(in_flight.ms, "seal", clock)\n',
         "",
         "tests/recovery/test_overlap.py::test_status_and_checkpoints_say_what_held_an_epoch_up",
     ),
@@ -2855,22 +2855,22 @@ MUTANTS = [
     Mutant(
         "read on however far a stage is behind",
         "pipelines/runtime/run/run.py",
-        "max(behind.values()) >= shop.settings.checkpoints.max_waiting_epochs",
+        "max(behind.values()) >= context.settings.checkpoints.max_waiting_epochs",
         "False",
         "tests/recovery/test_unaligned.py::test_no_further_slice_is_read_while_a_stage_is_too_far_behind",
     ),
     Mutant(
         "let an older release lose rows that wait",
         "pipelines/runtime/epoch/steps.py",
-        "return WITH_WAITING if any(flight.waiting.values()) else FORMAT_VERSION",
+        "return WITH_WAITING if any(in_flight.waiting.values()) else FORMAT_VERSION",
         "return FORMAT_VERSION",
         "tests/recovery/test_unaligned.py::test_a_restore_goes_on_with_what_a_checkpoint_has_not_applied",
     ),
     Mutant(
         "read an old checkpoint without holding it",
         "pipelines/runtime/inspection/state_reader.py",
-        "                stack.enter_context(Hold(storage, registry, checkpoint, purpose, settings.lease.heartbeat_seconds))\n",
-        "                Hold(storage, registry, checkpoint, purpose, settings.lease.heartbeat_seconds)\n",
+        "                stack.enter_context(\n                    ReaderHold(storage, registry, checkpoint, purpose, settings.lease.heartbeat_seconds)\n                )\n",
+        "                ReaderHold(storage, registry, checkpoint, purpose, settings.lease.heartbeat_seconds)\n",
         "tests/runtime/test_state_reading.py::test_a_scan_goes_on_while_its_checkpoint_is_pruned",
     ),
     Mutant(
@@ -2995,7 +2995,7 @@ MUTANTS = [
     Mutant(
         "build an edit on what was not proven",
         "pipelines/runtime/operations/state_import.py",
-        '            restore.verify(shop, target.head, purpose="edit")\n',
+        '            restore.verify(context, target.head, purpose="edit")\n',
         "            pass\n",
         "tests/runtime/test_state_import.py::test_a_damaged_base_is_found_before_anything_is_built_on_it",
     ),
@@ -3107,8 +3107,8 @@ MUTANTS = [
     Mutant(
         "write after the barrier where nobody sees it",
         "pipelines/runtime/task/run_task.py",
-        "Freezer(task.asynchronous and shared, ",
-        "Freezer(task.asynchronous, ",
+        "AsyncSnapshot(\n        task.asynchronous and shared,",
+        "AsyncSnapshot(task.asynchronous, ",
         "tests/recovery/test_asynchronous_snapshots.py::test_a_worker_that_does_not_share_the_disk_writes_at_the_barrier",
     ),
     Mutant(

@@ -81,8 +81,8 @@ def _carry_out(pipeline: Pipeline, settings: Settings, report: Report, plan: Rep
             request = Request(requests.REPAIR, reason="weir fsck --repair")
             maintenance.asked(pipeline, settings, request, lambda _: None, settings.checkpoints.timeout_seconds)
         else:
-            with claimed(pipeline, settings) as tenure:
-                checks.repair(tenure.shop, plan)
+            with claimed(pipeline, settings) as owner:
+                checks.repair(owner.context, plan)
         return checks.left(report, checks.examine(pipeline, settings, quick=True), storage)
 
 

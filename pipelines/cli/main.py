@@ -28,7 +28,7 @@ from pipelines.cli.console import Json, Name, err, out, print_json, waiting
 from pipelines.loading import find
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership import hold_causes
-from pipelines.runtime.ownership.ownership import Tenure
+from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.ownership.savepoints import check_free
 from pipelines.runtime.run import maintenance, progress
@@ -41,10 +41,10 @@ from pipelines.runtime.timings import bottleneck
 from state_ops.checkpoints.checkpoint import Checkpoint, from_micros
 from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import gate_hold, lease, requests, restore_progress, suspension
-from state_ops.coordination.gate_hold import Held
+from state_ops.coordination.gate_hold import GateHold
 from state_ops.coordination.requests import Request
 from state_ops.coordination.restore_progress import Restoring
-from state_ops.coordination.suspension import Halt
+from state_ops.coordination.suspension import Suspension
 from state_ops.errors import DISK_FULL, StageError, WeirError, page_about, plainly
 from state_ops.storage import disks
 from state_ops.storage.storage import Storage
@@ -214,7 +214,7 @@ def stop(
     if drain:
         out.print(f"No coordinator of {pipeline} is running: this command works off what has arrived and drains.")
         _follow(found, settings, RunOptions(trigger=Trigger.MANUAL, reason=reason, drain=True))
-        suspension.write(storage, Halt("drained", reason))
+        suspension.write(storage, Suspension("drained", reason))
     else:
         out.print(f"No coordinator of {pipeline} is running.")
     if savepoint is not None:
@@ -304,11 +304,11 @@ def _no_directory(*directories: str) -> str:
 
 
 def _held(note: dict[str, Any]) -> str:
-    """What holds the pipeline, on one line. note: as `Held.to_dict`."""
+    """What holds the pipeline, on one line. note: as `GateHold.to_dict`."""
     if note["error"] == gate_hold.GATE:
         by = f" by a gate of {note['stage']}" if note["stage"] else ""
         return f"since {note['when']}, epoch {note['epoch']}{by}: see below"
-    return f"{Held.from_dict(note).subject}, since {note['when']}: see below"
+    return f"{GateHold.from_dict(note).subject}, since {note['when']}: see below"
 
 
 def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
@@ -440,9 +440,9 @@ def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None
     epochs = rows = 0
     late, pace = Counter[str](), progress.Pace()
 
-    def began(tenure: Tenure) -> None:
-        pace.executor = tenure.shop.executor
-        _say_begun(options, tenure)
+    def began(owner: Ownership) -> None:
+        pace.executor = owner.context.executor
+        _say_begun(options, owner)
 
     for report in runtime.run(pipeline, settings, options, began=began):
         out.print(progress.line(report.checkpoint, pace.seconds(report.checkpoint)))
@@ -474,10 +474,10 @@ def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None
         out.print(f"Tables in {escape(directory)}: {escape(', '.join(tables))}")
 
 
-def _say_begun(options: RunOptions, tenure: Tenure) -> None:
+def _say_begun(options: RunOptions, owner: Ownership) -> None:
     """Say at once who runs and from where: recovery is silent."""
-    shop, head, before = tenure.shop, tenure.head, tenure.predecessor
-    said = [f"generation {shop.generation}"]
+    context, head, before = owner.context, owner.head, owner.predecessor
+    said = [f"generation {context.generation}"]
     if before is not None and not before.stopped:
         said.append(f"the run before (process {before.pid} on {before.host}) died")
     if head is not None:
@@ -489,15 +489,15 @@ def _say_begun(options: RunOptions, tenure: Tenure) -> None:
     offsets = head.offsets if head else {}
     rows = sum(runtime.unapplied(head).values())
     try:
-        waiting = {name: len(reader.backlog(offsets.get(name))) for name, reader in shop.readers.items()}
-        files, gone = sum(waiting.values()), runtime.missing(shop.readers, waiting)
+        waiting = {name: len(reader.backlog(offsets.get(name))) for name, reader in context.readers.items()}
+        files, gone = sum(waiting.values()), runtime.missing(context.readers, waiting)
         said += [f"{_counted(files, 'file')} waiting"] if files or not gone else []
         said += [_no_directory(*gone.values()).replace("nothing", "nothing waits", 1)] if gone else []
     except (OSError, WeirError):  # the run itself says what is wrong, and what to do
         pass
     if rows:
         said.append(f"{rows:,} rows unapplied")
-    err.print(escape(f"{shop.pipeline.title}: {', '.join(said)}"))
+    err.print(escape(f"{context.pipeline.title}: {', '.join(said)}"))
 
 
 def _counted(number: int, what: str) -> str:

@@ -201,8 +201,8 @@ def cancel(
     _, registry = open_storage(found, settings)
     stopped = end(found, settings, Request(requests.STOP, reason="weir cancel", delete=deletes), "cancelled", waiting)
     if deletes and not stopped:
-        with owning(found, settings, epochs=False) as tenure:
-            maintenance.end(tenure.shop)
+        with owning(found, settings, epochs=False) as owner:
+            maintenance.end(owner.context)
     left = registry.checkpoints()
     out.print(
         f"{pipeline} is cancelled. "

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 
-def lap(ms: dict[str, float], phase: str, since: float) -> float:
+def record_ms(ms: dict[str, float], phase: str, since: float) -> float:
     now = time.perf_counter()
     ms[phase] = round((now - since) * 1000, 3)
     return now
@@ -28,12 +28,12 @@ def bottleneck(ms: Mapping[str, float]) -> str | None:
 
     ms: a checkpoint's. Publishing and pruning are those of epochs before, and so is what commits take beside sealing: each is done one after the other.
     """
-    lanes: dict[str, float] = {}
+    runner: dict[str, float] = {}
     for phase, took in ms.items():
         if phase == "seal:gates":  # a part of "seal"
             continue
         kind, _, uid = phase.partition(":")
         lane = _LANES.get(kind, uid if kind in ("stage", "quarantine") else None)
         if lane is not None:
-            lanes[lane] = lanes.get(lane, 0.0) + took
-    return max(lanes, key=lambda lane: lanes[lane], default=None)
+            runner[lane] = runner.get(lane, 0.0) + took
+    return max(runner, key=lambda lane: runner[lane], default=None)

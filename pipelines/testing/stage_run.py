@@ -268,7 +268,7 @@ class StageRun:
         for subtask in np.unique(owners).tolist():
             home = self._root / "work" / self.stage.uid / str(subtask)
             attempt = Attempt(self.stage.uid, subtask, _GENERATION, CheckpointId(0), new_attempt_id(), home)
-            forked = snapshot.fork(self._storage, attempt, None)
+            forked = snapshot.working_copy(self._storage, attempt, None)
             backend = ROCKSDB.open(forked.db, _OPTIONS)
             try:
                 mine = np.flatnonzero(owners == subtask)

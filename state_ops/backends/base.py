@@ -47,7 +47,7 @@ BEYOND = b"\xff" * 9
 
 
 @dataclass(frozen=True, slots=True)
-class Run(Sequence[tuple[bytes, bytes]]):
+class SortedRun(Sequence[tuple[bytes, bytes]]):
     """Puts whose keys ascend strictly, probably the last of an epoch: a backend that keeps sorted runs may keep them as they are.
 
     To every other one it is a sequence of pairs, which are only made when they are asked for. The field is not called `keys`:
@@ -66,10 +66,10 @@ class Run(Sequence[tuple[bytes, bytes]]):
     @overload
     def __getitem__(self, at: int) -> tuple[bytes, bytes]: ...
     @overload
-    def __getitem__(self, at: slice) -> Run: ...
-    def __getitem__(self, at: int | slice) -> tuple[bytes, bytes] | Run:
+    def __getitem__(self, at: slice) -> SortedRun: ...
+    def __getitem__(self, at: int | slice) -> tuple[bytes, bytes] | SortedRun:
         if isinstance(at, slice):
-            return Run(self.ascending[at], self.values[at])
+            return SortedRun(self.ascending[at], self.values[at])
         return self.ascending[at], self.values[at]
 
 
@@ -91,7 +91,7 @@ class Backend(Protocol):
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
         """Apply one batch, all or nothing, visible at once. Deletes come first; of several puts of a key the last counts.
 
-        Deleting a key that is not there is no error. Empty values are values. puts may be a `Run`.
+        Deleting a key that is not there is no error. Empty values are values. puts may be a `SortedRun`.
         """
         ...
 
@@ -131,10 +131,10 @@ class Frozen(Protocol):
     def memory_bytes(self) -> int: ...
 
     def write(self, target: Path) -> list[Path]:
-        """As `Backend.snapshot`; in a thread of its own, beside backends that `thaw` has opened."""
+        """As `Backend.snapshot`; in a thread of its own, beside backends that `reopen` has opened."""
         ...
 
-    def thaw(self, options: BackendOptions) -> Backend:
+    def reopen(self, options: BackendOptions) -> Backend:
         """Open the state as it was, without its files. What is then written shows nowhere but in the backend that is returned."""
         ...
 

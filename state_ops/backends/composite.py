@@ -16,7 +16,7 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-from state_ops.backends.base import BEYOND, Backend, BackendFactory, BackendOptions, Clipping, Run
+from state_ops.backends.base import BEYOND, Backend, BackendFactory, BackendOptions, Clipping, SortedRun
 from state_ops.errors import DamageError
 
 MARK = "~"
@@ -106,7 +106,7 @@ class Joined:
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
         gone = [[deletes[at] for at in own] for own in self._divided(deletes)]
-        if isinstance(puts, Run):
+        if isinstance(puts, SortedRun):
             cuts = [0, *(bisect_left(puts.ascending, start) for start in self._starts[1:]), len(puts)]
             given: list[Sequence[tuple[bytes, bytes]]] = [puts[start:end] for start, end in pairwise(cuts)]
         else:

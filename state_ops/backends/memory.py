@@ -115,7 +115,7 @@ class FrozenEntries:
     def write(self, target: Path) -> list[Path]:
         return _write(target, self.entries)
 
-    def thaw(self, options: BackendOptions) -> MemoryBackend:
+    def reopen(self, options: BackendOptions) -> MemoryBackend:
         opened = MemoryBackend(None, _limit(options) if self.limited else None, options.where)
         opened._entries, opened._order, opened._bytes = self.entries, self.order.copy(), self.file_bytes
         opened._shared = True

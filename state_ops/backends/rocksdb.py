@@ -33,7 +33,7 @@ from rocksdict import (
 
 from state_ops.backends import compaction
 from state_ops.backends import memory_budget as memory
-from state_ops.backends.base import BEYOND, BackendOptions, Compression, Run
+from state_ops.backends.base import BEYOND, BackendOptions, Compression, SortedRun
 from state_ops.errors import DamageError, TransientError, WeirError
 
 SHARD_MB = 64
@@ -66,7 +66,7 @@ class RocksDBBackend:
         self._threshold = int(shard_mb * (1 << 20))
         self._unchecked = 0
         self._in_memtables = False  # whether this epoch's changes, or some of them, went there
-        self._held: Run | None = None  # the epoch's only changes, if nothing follows
+        self._held: SortedRun | None = None  # the epoch's only changes, if nothing follows
         self._clipped = False
         try:
             self._db = self._open()
@@ -137,7 +137,7 @@ class RocksDBBackend:
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
         self._release()
         large = len(puts) >= _FILE_ENTRIES * len(self._shards)
-        if isinstance(puts, Run) and large and not deletes and not self._in_memtables:
+        if isinstance(puts, SortedRun) and large and not deletes and not self._in_memtables:
             self._held = puts
             self.written = True
         else:
@@ -174,7 +174,7 @@ class RocksDBBackend:
             raise self._failed("write", error) from error
         self.written = True
 
-    def _ingest(self, run: Run) -> None:
+    def _ingest(self, run: SortedRun) -> None:
         """Write the file of each shard here and hand it over: half of what the way through a memtable costs."""
         path = str(self.path / _FILE)
         for index, own in enumerate(self._cut(run.ascending)):
@@ -203,7 +203,7 @@ class RocksDBBackend:
         """Entries that begin with a key, shard by shard."""
         if len(self._starts) == 1:
             return [entries]
-        if isinstance(entries, Run):
+        if isinstance(entries, SortedRun):
             return [entries[own] for own in self._cut(entries.ascending)]  # type: ignore[misc]  # pairs are entries
         parts: list[list[_Entry]] = [[] for _ in self._starts]
         inner = self._starts[1:]

@@ -120,7 +120,7 @@ class StagedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
+class PendingUpload:
     """What a subtask leaves at the barrier for the coordinator to upload, which shares its disk.
 
     base: the attempt whose snapshot it was built on. snapshot: None where the subtask wrote nothing, so that its state is the base's.
@@ -143,7 +143,7 @@ class Ack:
 
     Event times are microseconds since 1970 UTC. ms: durations in milliseconds by phase. swept: up to where this epoch has swept
     expired state, as a key in hex; None: to its end. A hint for the next epoch, and no part of the state. cache: `CacheFigures` of a
-    stage that has a state cache. entries: of its state, roughly; None: nobody has looked. timers: whether some are set; None: the same. traffic: what it has requested of storage in a process of its own, as `Traffic` counts.
+    stage that has a state cache. entries: of its state, roughly; None: nobody has looked. timers: whether some are set; None: the same. traffic: what it has requested of storage in a process of its own, as `RequestCounts` counts.
     handover: what is still to be uploaded; the coordinator counts only acks that have none.
     """
 
@@ -166,7 +166,7 @@ class Ack:
     entries: int | None = None
     timers: bool | None = None
     traffic: dict[str, int] | None = None
-    handover: Handover | None = None
+    handover: PendingUpload | None = None
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -184,11 +184,11 @@ class Ack:
         return [file for file in files if file.kind != STATE and file.name == name]
 
 
-def _handover(raw: dict[str, Any]) -> Handover:
+def _handover(raw: dict[str, Any]) -> PendingUpload:
     local = raw["snapshot"]
     if local is not None:
         local = LocalSnapshot(**{**local, "files": tuple(LocalFile(**file) for file in local["files"])})
-    return Handover(**{**raw, "snapshot": local, "staged": tuple(StagedFile(**file) for file in raw["staged"])})
+    return PendingUpload(**{**raw, "snapshot": local, "staged": tuple(StagedFile(**file) for file in raw["staged"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ log = structlog.get_logger("weir.pins")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HoldRecord:
     """One running restore's hold on a checkpoint. purpose: in words, for who asks why the checkpoint stays."""
 
     checkpoint_id: CheckpointId
@@ -54,7 +54,7 @@ class Held:
     pids: str = ""  # as older releases wrote it
 
 
-class Hold:
+class ReaderHold:
     """Keeps one checkpoint from being pruned for as long as the `with` block lasts.
 
     Raises PrunedError when the checkpoint is gone already. Call `check` before what was read is put to use: a process that
@@ -71,7 +71,7 @@ class Hold:
     ) -> None:
         self._storage, self._registry, self._checkpoint = storage, registry, checkpoint
         self._path = f"{HOLDS}/{uuid.uuid4().hex}.json"
-        self._held = Held(
+        self._held = HoldRecord(
             checkpoint.id,
             checkpoint.commit_id,
             purpose,
@@ -84,7 +84,7 @@ class Hold:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="weir-hold", daemon=True)
 
-    def __enter__(self) -> Hold:
+    def __enter__(self) -> ReaderHold:
         self._write()
         if not self._registry.holds(self._checkpoint):
             self._storage.delete(self._path)
@@ -129,7 +129,7 @@ class Hold:
 class HeldCommits:
     """Which commits of checkpoints running restores hold: `commit_id in held`. All, while there is a hold that cannot be read."""
 
-    def __init__(self, holds: Mapping[str, Held]) -> None:
+    def __init__(self, holds: Mapping[str, HoldRecord]) -> None:
         self._ids = {hold.commit_id for hold in holds.values()}
 
     def __contains__(self, commit_id: str) -> bool:
@@ -142,7 +142,7 @@ class Watcher:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}
 
-    def live(self, storage: Storage, now: float | None = None) -> dict[str, Held]:
+    def live(self, storage: Storage, now: float | None = None) -> dict[str, HoldRecord]:
         """The holds that count, by their path. now: seconds on this process's monotonic clock."""
         return self.sorted_out(storage, now)[0]
 
@@ -150,23 +150,25 @@ class Watcher:
         """Paths of holds that count no more."""
         return self.sorted_out(storage, now)[1]
 
-    def sorted_out(self, storage: Storage, now: float | None = None) -> tuple[dict[str, Held], list[str]]:
+    def sorted_out(self, storage: Storage, now: float | None = None) -> tuple[dict[str, HoldRecord], list[str]]:
         """By one look: the holds that count, by their path, and the paths of those that count no more."""
         looked = list(self._look(storage, now))
         return {path: held for path, held, counts in looked if counts}, [
             path for path, _, counts in looked if not counts
         ]
 
-    def _look(self, storage: Storage, now: float | None) -> Iterator[tuple[str, Held, bool]]:
+    def _look(self, storage: Storage, now: float | None) -> Iterator[tuple[str, HoldRecord, bool]]:
         moment = time.monotonic() if now is None else now
         for file in storage.list(HOLDS):
             raw = storage.read_bytes(file.path)
             if raw is None:
                 continue
             try:
-                held = lease.record(Held, raw)
+                held = lease.record(HoldRecord, raw)
             except ValueError:  # whose it is, and of what, nobody can tell: it keeps everything until it has been silent for long enough
-                held = Held(CheckpointId(0), "", "an unreadable hold", "", 0, "", _HEARTBEAT_SECONDS, zlib.crc32(raw))
+                held = HoldRecord(
+                    CheckpointId(0), "", "an unreadable hold", "", 0, "", _HEARTBEAT_SECONDS, zlib.crc32(raw)
+                )
             counter, since = self._seen.get(file.path, (-1, moment))
             if counter != held.counter or since > moment:
                 since = moment
@@ -174,6 +176,6 @@ class Watcher:
             yield file.path, held, self._alive(held, moment - since)
 
     @staticmethod
-    def _alive(held: Held, silent: float) -> bool:
+    def _alive(held: HoldRecord, silent: float) -> bool:
         known = processes.process_lives(held.host, held.pid, held.born, held.pids)
         return silent < DEAD_AFTER_HEARTBEATS * held.heartbeat_seconds if known is None else known

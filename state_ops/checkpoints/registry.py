@@ -145,7 +145,7 @@ class Pin:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Stray:
+class OrphanListing:
     """A listing without its checkpoint. path: of the listing's file in its table."""
 
     path: str
@@ -295,21 +295,21 @@ class Registry:
         """The pin of that name, None if there is none."""
         return next((pin for pin in self.pins() if (pin.kind, pin.name) == (kind, name)), None)
 
-    def strays(self, *, own: bool = False) -> list[Stray]:
+    def strays(self, *, own: bool = False) -> list[OrphanListing]:
         """Listings whose checkpoint has no row: a prune or a commit was cut off, or a running restore still reads them."""
         named = {_listing_path(row) for row in self.checkpoints(own=own)}
 
-        def read(files: list[DataFile]) -> list[Stray]:
+        def read(files: list[DataFile]) -> list[OrphanListing]:
             return [self._stray(file) for file in files if file.path not in named]
 
         return self._files.read(read, own=own)
 
-    def _stray(self, file: DataFile) -> Stray:
+    def _stray(self, file: DataFile) -> OrphanListing:
         commit_id = file.path.rpartition("/")[2][_ID_DIGITS + 1 :].removesuffix(".parquet")
         files = self._listings.get(commit_id)
         if files is None:
             files = _to_files(self._files.read_table([file]))
-        return Stray(file.path, CheckpointId(int(dict(file.partition)["checkpoint_id"])), commit_id, files)
+        return OrphanListing(file.path, CheckpointId(int(dict(file.partition)["checkpoint_id"])), commit_id, files)
 
     # -- writing: the owner of the generation alone
 
@@ -431,7 +431,7 @@ class Registry:
         gone = set(ids)
         return _removed(self._checkpoints, generation, lambda file: _bound(file, "id") in gone) if gone else []
 
-    def drop_listings(self, generation: Generation, strays: Iterable[Stray]) -> list[str]:
+    def drop_listings(self, generation: Generation, strays: Iterable[OrphanListing]) -> list[str]:
         """Remove listings that no row names, and publications of checkpoints that have no row. No object is deleted.
 
         Returns the files that the tables name no more, for the caller to delete: with what the listings named, since it is proved

@@ -30,7 +30,7 @@ log = structlog.get_logger("weir.run")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class GateHold:
     """Why the pipeline is held.
 
     Attributes:
@@ -83,14 +83,14 @@ class Held:
         }
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Held:
+    def from_dict(cls, raw: Mapping[str, Any]) -> GateHold:
         """From what `to_dict` gave, in this release or another: what is unknown is left out."""
         known = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
         files = {source: tuple(names) for source, names in known.pop("files", {}).items()}
         return cls(**{**known, "verdicts": tuple(known.get("verdicts", ()))}, files=files)
 
 
-def read(storage: Storage, head: CheckpointId | None) -> Held | None:
+def read(storage: Storage, head: CheckpointId | None) -> GateHold | None:
     """What holds the pipeline, as far as can be told; None if nothing does, or nobody can tell.
 
     head: the id of the newest checkpoint. Where it is above the epoch's, a run has gone on, and was ended before it could remove the note.
@@ -99,14 +99,14 @@ def read(storage: Storage, head: CheckpointId | None) -> Held | None:
         data = storage.read_bytes(PATH)
         if data is None:
             return None
-        held = Held.from_dict(json.loads(data))
+        held = GateHold.from_dict(json.loads(data))
         return None if head is not None and head > held.epoch else held
     except (OSError, ValueError, TypeError, AttributeError) as error:
         log.warning("nobody can tell whether the pipeline is held", where=storage.full(PATH), error=plainly(error))
         return None
 
 
-def write(storage: Storage, held: Held) -> None:
+def write(storage: Storage, held: GateHold) -> None:
     try:
         storage.put_bytes(PATH, json.dumps(held.to_dict(), indent=1).encode())
     except OSError as error:

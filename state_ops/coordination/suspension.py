@@ -1,4 +1,4 @@
-"""`coordinator/halt.json`: that a person has ended the pipeline, so that nobody but a person begins again.
+"""`coordinator/suspension.json`: that a person has ended the pipeline, so that nobody but a person begins again.
 
 It is an object of its own, beside the lease: the lease changes hands, with every command that owns the pipeline for a moment, and this
 does not. Sensors read it; a run that begins epochs removes it, for whoever starts one by hand has begun again.
@@ -29,7 +29,7 @@ _FOR_A_WHILE = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Halt:
+class Suspension:
     """how: "stopped", "drained" or "cancelled". why: in words. when: ISO 8601, UTC. process: host, pid and birth of the process for whose
     time alone it holds; None: until somebody begins again. pids: among which processes that pid counts, as in a lease."""
 
@@ -40,11 +40,11 @@ class Halt:
     pids: str = ""
 
 
-def read(storage: Storage) -> Halt | None:
-    """The halt that holds now; None: nobody has ended the pipeline, or the process that did so for a while is gone."""
+def read(storage: Storage) -> Suspension | None:
+    """The suspension that holds now; None: nobody has ended the pipeline, or the process that did so for a while is gone."""
     raw = storage.read_bytes(PATH)
     try:
-        found = record(Halt, raw) if raw is not None else None
+        found = record(Suspension, raw) if raw is not None else None
     except ValueError as error:
         advice = "A person has ended the pipeline, or somebody promoted or rewound it. Delete it when the pipeline may begin again."
         raise unreadable(storage, PATH, error, advice) from error
@@ -57,8 +57,8 @@ def read(storage: Storage) -> Halt | None:
     return found if lives else None
 
 
-def write(storage: Storage, halt: Halt) -> None:
-    storage.put_bytes(PATH, json.dumps(asdict(halt)).encode())
+def write(storage: Storage, suspension: Suspension) -> None:
+    storage.put_bytes(PATH, json.dumps(asdict(suspension)).encode())
 
 
 def clear(storage: Storage) -> bool:
@@ -75,7 +75,7 @@ def during(storage: Storage, why: str) -> Iterator[None]:
     if read(storage) is not None:
         yield
         return
-    own = Halt("stopped", why, [socket.gethostname(), os.getpid(), born(os.getpid())], pids=pid_namespace())
+    own = Suspension("stopped", why, [socket.gethostname(), os.getpid(), born(os.getpid())], pids=pid_namespace())
     write(storage, own)
     try:
         yield
@@ -86,4 +86,4 @@ def during(storage: Storage, why: str) -> Iterator[None]:
         except (
             OSError
         ) as error:  # must not replace the error that ended it; it counts no longer than this process lives
-            log.warning("a halt could not be taken back", error=plainly(error))
+            log.warning("a suspension could not be taken back", error=plainly(error))

@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, STATE, TAKES_BACK, Checkpoint, StateFile
 from state_ops.checkpoints.reader_holds import HeldCommits, Watcher
-from state_ops.checkpoints.registry import Pin, Publication, Registry, Stray
+from state_ops.checkpoints.registry import OrphanListing, Pin, Publication, Registry
 from state_ops.delta.fenced_table import active_files, open_table
 from state_ops.errors import DamageError, PrunedError, WeirError, first_line
 from state_ops.fsck.findings import Finding, Kind, found
@@ -290,7 +290,7 @@ def _name(seen: Survey, row: Checkpoint, listing: tuple[StateFile, ...]) -> None
             known.checkpoints.append(row.id)
 
 
-def _strays(storage: Storage, seen: Survey, strays: list[Stray]) -> None:
+def _strays(storage: Storage, seen: Survey, strays: list[OrphanListing]) -> None:
     """Listings and publications without a row. While a coordinator lives it may be about to commit, or to prune, them."""
     watcher = Watcher()
     holds = _read(storage, seen, lambda: watcher.live(storage)) or {}

@@ -3,7 +3,7 @@
 Spark gives a subtask to any idle worker, so what one process keeps in memory is warm only by luck. A file that is mapped
 serves whichever process comes next, on this host; elsewhere, and after a restore, there is none, and nothing depends on it.
 
-Why it is safe: it lies in the attempt's own directory, which `snapshot.fork` opens only if the checkpoint's row names that
+Why it is safe: it lies in the attempt's own directory, which `snapshot.working_copy` opens only if the checkpoint's row names that
 very attempt; it is written before the attempt's manifest, renamed into place whole, never changed, and carries a digest of
 its bytes, which is checked whenever it is mapped.
 """

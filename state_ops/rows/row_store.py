@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from state_ops.arrow import frames
 from state_ops.arrow.columns import contiguous, fixed_values, is_variable, items, variable_values
-from state_ops.backends.base import Backend, Run
+from state_ops.backends.base import Backend, SortedRun
 from state_ops.rows.hash_table import CollisionError, HashedTable
 from state_ops.rows.resident_table import Residence
 from state_ops.schema.descriptors import GROUP
@@ -145,7 +145,7 @@ class Rows:
 
     def barrier(self) -> None:
         """The epoch's changes are complete: write them, and leave the resident table to the next epoch where that pays."""
-        self._flush(Run)
+        self._flush(SortedRun)
         if self._touched and self._resident is not None and self._residence is not None:
             self._residence.save(str(self._state_id), self._shape, self._resident, self._touched)
 
@@ -252,7 +252,7 @@ class Rows:
             exactly = sorted(range(len(keys)), key=keys.__getitem__)
             order, keys = order[exactly], [keys[index] for index in exactly]
         parts = self._entries(rows, present, order, keys)
-        for written, values, gone in [_joined(parts)] if puts is Run else parts:
+        for written, values, gone in [_joined(parts)] if puts is SortedRun else parts:
             self._backend.write(puts(written, values), gone)
 
     def _entries(

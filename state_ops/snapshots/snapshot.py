@@ -66,7 +66,7 @@ _PART = ".part-"
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
+class WorkingCopy:
     """A working copy of the base.
 
     inherited: local name -> inode, of the base's immutable files. source: the local directory that it was linked from; None if it
@@ -83,7 +83,7 @@ class Fork:
     operator: Path | None = None
 
 
-def fork(
+def working_copy(
     storage: Storage,
     attempt: Attempt,
     base: Snapshot | LocalSnapshot | None,
@@ -93,7 +93,7 @@ def fork(
     *,
     read: bool = True,
     progress: RestoreProgress | None = None,
-) -> Fork:
+) -> WorkingCopy:
     """Make the attempt's working copy: by hard links where the base's local files are still there, else from storage.
 
     is_immutable: which files the backend never changes in place (`BackendFactory.is_immutable`), so that they may be linked. objects:
@@ -106,7 +106,7 @@ def fork(
     db = attempt.directory / "db"
     db.mkdir(parents=True)
     if base is None:
-        return Fork(db, {})
+        return WorkingCopy(db, {})
     for name in (base.attempt, *(file.name for file in base.files)):
         _check_name(name)
     if isinstance(base, LocalSnapshot):
@@ -136,7 +136,7 @@ def fork(
                 )
     inherited = {file.name: (db / file.name).stat().st_ino for file in base.files if read and is_immutable(file.name)}
     fetched = base if isinstance(base, Snapshot) and source is None else None
-    return Fork(db, inherited, source, isinstance(base, LocalSnapshot), objects, fetched, attempt.home.parent)
+    return WorkingCopy(db, inherited, source, isinstance(base, LocalSnapshot), objects, fetched, attempt.home.parent)
 
 
 def _is_settled(source: Path, base: LocalSnapshot, deadline: float | None) -> bool:
@@ -270,7 +270,7 @@ def _duplicate(base: Snapshot, source: Path, target: Path, is_immutable: Callabl
 
 
 def _settle(kept: Path, home: Path, base: Snapshot, epoch: str) -> None:
-    vouch(kept, base)
+    write_manifest(kept, base)
     for directory in attempts(home):
         if owner(directory) == base.attempt:
             shutil.rmtree(directory, ignore_errors=True)
@@ -365,7 +365,7 @@ def _local_directory(home: Path, base: Snapshot) -> Path | None:
 
 
 @contextmanager
-def healing(forked: Fork) -> Iterator[None]:
+def healing(forked: WorkingCopy) -> Iterator[None]:
     """While a working copy is used: damage in one that was linked from local files is cured by dropping those.
 
     Raises TransientError instead of DamageError then: the replay fetches the base from storage, and verifies it. Where they are the
@@ -459,7 +459,7 @@ def _plain(
 
 
 def begin(
-    attempt: Attempt, forked: Fork, frozen: Frozen, is_immutable: Callable[[str], bool] = is_table
+    attempt: Attempt, forked: WorkingCopy, frozen: Frozen, is_immutable: Callable[[str], bool] = is_table
 ) -> LocalSnapshot:
     """In place of `take` and `prepare`: the files are written from now on, by a thread, and whoever needs them waits (`writing.settle`).
 
@@ -491,7 +491,7 @@ def _broken(attempt: Attempt, frozen: Frozen, how: str) -> PipelineError:
 
 
 def prepare(
-    attempt: Attempt, forked: Fork, files: Sequence[Path], is_immutable: Callable[[str], bool] = is_table
+    attempt: Attempt, forked: WorkingCopy, files: Sequence[Path], is_immutable: Callable[[str], bool] = is_table
 ) -> LocalSnapshot:
     """The files that `take` returned, as the next epoch and `upload` need to know them; the working copy, closed, goes."""
 
@@ -526,7 +526,7 @@ def upload(
 
     listed = tuple(together(one, local.files, at_once=storage.transfers, deadline=deadline))
     snapshot = Snapshot(attempt.subtask, attempt.id, listed)
-    vouch(attempt.directory, snapshot)
+    write_manifest(attempt.directory, snapshot)
     return snapshot
 
 
@@ -565,7 +565,7 @@ def _manifest(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def vouch(directory: Path, snapshot: Snapshot) -> None:
+def write_manifest(directory: Path, snapshot: Snapshot) -> None:
     """Say in an attempt's directory which objects its files are: from now on the base of a confirmed checkpoint is taken from it."""
     staging = directory / f".{_MANIFEST}"
     staging.write_text(json.dumps(_manifest(snapshot)))

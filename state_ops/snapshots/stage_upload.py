@@ -102,7 +102,7 @@ def _durable(ack: Ack, base: Snapshot | None, files: Sequence[StateFile], took: 
         return ack
     if ack.handover.snapshot is not None:
         own = tuple(file for file in files if file.snapshot is not None)
-        snapshot.vouch(Path(ack.handover.directory), Snapshot(ack.subtask, ack.attempt, own))
+        snapshot.write_manifest(Path(ack.handover.directory), Snapshot(ack.subtask, ack.attempt, own))
         listed = tuple(files)
     else:
         listed = (*snapshot.unchanged(base), *files)

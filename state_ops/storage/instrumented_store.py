@@ -19,7 +19,7 @@ NAMES = (*(f"requests_{kind}" for kind in KINDS), UP, DOWN)  # in a checkpoint's
 _PAGE = 1000  # objects of a page of a listing, and of a batch of deletions
 
 
-class Traffic:
+class RequestCounts:
     """Counts by the names in `NAMES`; threads may share it."""
 
     def __init__(self) -> None:
@@ -51,10 +51,10 @@ class Traffic:
         return taken
 
 
-class Counted:
+class InstrumentedStore:
     """A store whose requests are counted."""
 
-    def __init__(self, store: Store, traffic: Traffic) -> None:
+    def __init__(self, store: Store, traffic: RequestCounts) -> None:
         self._store, self._traffic = store, traffic
         self.remote = store.remote
 

@@ -26,7 +26,7 @@ import stamina
 from state_ops.errors import DamageError, MissingError, TransientError
 from state_ops.storage.branches import PARENT, inherited, is_inherited, parent_uri
 from state_ops.storage.filesystem_store import FileSystemStore
-from state_ops.storage.instrumented_store import Counted, Traffic
+from state_ops.storage.instrumented_store import InstrumentedStore, RequestCounts
 from state_ops.storage.opening import default_s3, open_store
 from state_ops.storage.store import CHUNK, LOCAL_CHUNK, UNFINISHED, StoredFile, UnavailableError
 from state_ops.storage.temp_dirs import scratch
@@ -140,11 +140,11 @@ class Storage:
     leaves the root or content that is not what was recorded.
     """
 
-    def __init__(self, uri: str, s3: S3Settings | None = None, traffic: Traffic | None = None) -> None:
+    def __init__(self, uri: str, s3: S3Settings | None = None, traffic: RequestCounts | None = None) -> None:
         self.uri = uri.rstrip("/")
         store = open_store(self.uri, s3)
-        self.traffic = Traffic() if traffic is None else traffic
-        self.store = Counted(store, self.traffic)
+        self.traffic = RequestCounts() if traffic is None else traffic
+        self.store = InstrumentedStore(store, self.traffic)
         self.is_local = not store.remote
         self._s3 = None if self.is_local else s3 or default_s3()
         if "://" not in uri and isinstance(store, FileSystemStore):
@@ -187,7 +187,7 @@ class Storage:
         above = self._parent.path_of(full) if self._parent is not None else None
         return inherited(above) if above is not None else None
 
-    def _there(self, path: str) -> tuple[Counted, str]:
+    def _there(self, path: str) -> tuple[InstrumentedStore, str]:
         """The store in which a path is read, and the path there."""
         if self._parent is not None and is_inherited(path):
             return self._parent._there(path.removeprefix(PARENT))

@@ -147,7 +147,7 @@ def test_what_follows_already_is_not_asked_for_again(house):
 def test_a_run_that_was_ended_or_had_not_the_lease_is_left(house, changes, says):
     run = failed_run(house)
     if "stopped" in changes:
-        suspension.write(house.storage, suspension.Halt("stopped", "weir stop"))
+        suspension.write(house.storage, suspension.Suspension("stopped", "weir stop"))
     dead_holder(house, run.run_id, **changes)
     assert says in answer(house, run).skip_message
 

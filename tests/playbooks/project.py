@@ -43,11 +43,11 @@ _FORKED = """#!/bin/sh
 exec {python} -I -S {forked} ask {door} {command} "$@"
 """
 _COMMAND = """#!{python}
-from pipelines.runtime.ownership import ownership as tenure
+from pipelines.runtime.ownership import ownership
 from pipelines.cli.main import process
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 
-tenure.SparkExecutor = lambda *_, **__: InMemoryExecutor()
+ownership.SparkExecutor = lambda *_, **__: InMemoryExecutor()
 process()
 """
 

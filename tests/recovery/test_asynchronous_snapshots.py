@@ -15,7 +15,7 @@ import pytest
 from configs.settings import PROJECT
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.task import run_task, worker_cache
-from pipelines.runtime.task.async_snapshot import Freezer
+from pipelines.runtime.task.async_snapshot import AsyncSnapshot
 from state_ops.backends.base import Frozen
 from state_ops.backends.memory import FILE, MemoryBackend
 from state_ops.checkpoints.checkpoint import STATE, LocalSnapshot, Snapshot
@@ -102,13 +102,13 @@ def test_a_run_begins_at_the_barrier_and_goes_on_after_it_once_an_epoch_is_confi
 
 def test_state_in_memory_is_opened_without_its_files(bank, monkeypatch):
     opened: list[bool] = []
-    real = snapshot.fork
+    real = snapshot.working_copy
 
     def fork(*given, read=True, **options):
         opened.append(read)
         return real(*given, read=read, **options)
 
-    monkeypatch.setattr(snapshot, "fork", fork)
+    monkeypatch.setattr(snapshot, "working_copy", fork)
     bank.epochs(*range(1, 8))
     assert opened == sorted(opened, reverse=True), "from the second one on that is kept in memory"
     assert opened[:2] == [True, True] and opened[-2:] == [False, False]
@@ -120,8 +120,8 @@ def test_only_who_builds_on_it_gets_a_state_and_only_with_the_same_backend():
     backend.write([(b"a", b"1")])
     base = LocalSnapshot(0, attempt, ())
 
-    def freezer(asynchronous: bool = True, name: str = "memory") -> Freezer:
-        return Freezer(asynchronous, name, "only-who-builds-on-it", 0, 1 << 20)
+    def freezer(asynchronous: bool = True, name: str = "memory") -> AsyncSnapshot:
+        return AsyncSnapshot(asynchronous, name, "only-who-builds-on-it", 0, 1 << 20)
 
     def kept() -> Frozen:
         keeping = freezer()

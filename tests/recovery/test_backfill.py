@@ -643,7 +643,7 @@ def test_where_files_do_not_tell_a_time_it_is_the_one_that_the_acks_say(tmp_path
     assert (done.base, done.note) == (3, None)
 
 
-def _without_times(_shop, flight, _parent):
+def _without_times(_context, flight, _parent):
     return {name: {**position, "newest": None} for name, position in flight.frontier.offsets.items()}
 
 
@@ -661,7 +661,7 @@ def test_storage_of_before_opens_and_its_base_is_an_earlier_one_which_is_said(tm
     assert totals(plant, 4) == {4 * 100 * 24}
 
 
-def _with_times_of_some(_shop, flight, _parent):
+def _with_times_of_some(_context, flight, _parent):
     return {name: {**position, "untold": True} for name, position in flight.frontier.offsets.items()}
 
 
@@ -693,7 +693,7 @@ def test_however_often_checkpoints_are_pruned_a_promised_days_base_stays(tmp_pat
 
 
 def test_a_source_without_an_event_time_does_not_make_an_earlier_release_s_checkpoints_unsure(tmp_path, monkeypatch):
-    monkeypatch.setattr(steps, "_positions", lambda _shop, flight, _parent: dict(flight.frontier.offsets))
+    monkeypatch.setattr(steps, "_positions", lambda _context, flight, _parent: dict(flight.frontier.offsets))
     plant = Plant.at(tmp_path, keep=7)
     counted = replace(devices, gates=(), input=files("{landing}/*.parquet", name="counted"))
     plant.site = replace(plant.site, pipeline=Pipeline("sensors", (counted, LATE), max_parallelism=8))

@@ -390,10 +390,10 @@ def test_a_coordinator_that_is_asked_to_drain_does_so_through_failures_and_beyon
         _deliver(site, hour)
     run_stage, errors, late = scheduler.run_stage, [TransientError("the cluster was away")], 0.0
 
-    def flaky(shop, flight, *work):
+    def flaky(context, flight, *work):
         if flight.cut.drain and errors:
             raise errors.pop()
-        return run_stage(shop, flight, *work)
+        return run_stage(context, flight, *work)
 
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late, sleep=time.sleep, perf_counter=time.perf_counter)
     monkeypatch.setattr(scheduler, "run_stage", flaky)

@@ -24,7 +24,7 @@ from pipelines.runtime.ownership.ownership import claimed
 from pipelines.runtime.run import fsck as checks
 from pipelines.runtime.run.run import RunOptions, open_storage, run
 from state_ops.checkpoints.checkpoint import OUTPUT
-from state_ops.checkpoints.reader_holds import Hold
+from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import SAVEPOINT, Registry
 from state_ops.coordination import lease, requests
 from state_ops.delta import fenced_table, log_entries
@@ -70,10 +70,10 @@ def made(tmp_path_factory) -> Bank:
     """Two generations, five files, one file an epoch; retained: the savepoint 2, and 4 and 5."""
     bank = bank_at(tmp_path_factory.mktemp("made") / "site")
     bank.epochs(1, 2, executor=Apart())
-    with claimed(bank.site.pipeline, bank.site.settings) as tenure:
+    with claimed(bank.site.pipeline, bank.site.settings) as owner:
         from pipelines.runtime.ownership.savepoints import save
 
-        save(tenure.shop, tenure.head, "before", "a test")
+        save(owner.context, owner.head, "before", "a test")
     bank.epochs(3, 4, 5, executor=Apart())
     assert bank.ids() == [2, 4, 5]
     return bank
@@ -357,7 +357,7 @@ def copy(source: Callable[[Bank], Path], target: str) -> Callable[[Bank], None]:
 
 def plant_dead_hold(bank: Bank) -> None:
     storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
-    with Hold(storage, registry, registry.checkpoints()[0], "a test") as hold:
+    with ReaderHold(storage, registry, registry.checkpoints()[0], "a test") as hold:
         path = bank.site.storage / hold._path
         told = json.loads(path.read_text())
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -509,8 +509,8 @@ def test_what_appears_after_the_plan_was_shown_is_left(bank):
     plant_orphans(bank)
     shown = plan_repair(check(bank))
     copy(newest_state, f"state/accounts/g1-e3/0-{LOST}/000078.sst")(bank)
-    with claimed(bank.site.pipeline, bank.site.settings) as tenure:
-        done = checks.repair(tenure.shop, shown)
+    with claimed(bank.site.pipeline, bank.site.settings) as owner:
+        done = checks.repair(owner.context, shown)
     assert {finding.path for finding in done.delete} == {finding.path for finding in shown.delete}
     assert [finding.path for finding in check(bank).findings] == [f"state/accounts/g1-e3/0-{LOST}/000078.sst"]
 
@@ -528,7 +528,7 @@ def test_a_repair_does_not_cost_the_last_good_checkpoint(bank, weir):
 def test_what_a_running_restore_reads_is_kept(bank, weir):
     storage, registry = open_storage(bank.site.pipeline, bank.site.settings)
     oldest = next(row for row in registry.checkpoints() if row.id == 4)
-    with Hold(storage, registry, oldest, "a restore") as hold:
+    with ReaderHold(storage, registry, oldest, "a restore") as hold:
         named = {file.path for file in registry.files(oldest) if file.kind != OUTPUT}
         # Pruning drops the row, sees the hold, leaves the rest.
         storage.delete_files(registry.drop_rows(registry.generation(), [oldest.id]))
@@ -587,9 +587,9 @@ def test_no_mix_of_rubbish_makes_a_repair_touch_what_is_live(made, tmp_path, cha
                 (bank.site.storage / names[epoch % len(names)]).unlink()
     before = live(bank)
     names = set(before)
-    with claimed(bank.site.pipeline, bank.site.settings) as tenure:
-        newest = tenure.shop.generation
-        checks.repair(tenure.shop)
+    with claimed(bank.site.pipeline, bank.site.settings) as owner:
+        newest = owner.context.generation
+        checks.repair(owner.context)
     after = live(bank)
     assert {name: after.get(name) for name in names} == before
     report = check(bank)

@@ -15,7 +15,7 @@ import pytest
 from pipelines.api import Epoch, Stage, ValueState, delta, expect, stage
 from pipelines.runtime.epoch import scheduler, steps
 from pipelines.runtime.epoch.model import EpochReport
-from pipelines.runtime.epoch.scheduler import InFlight
+from pipelines.runtime.epoch.scheduler import EpochScheduler
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run import run as runtime
 from pipelines.runtime.run.run import RunOptions
@@ -167,11 +167,11 @@ def committed_first(monkeypatch: pytest.MonkeyPatch, last: int) -> dict[int, thr
         commit(registry, checkpoint, *others, **given)
         committed[checkpoint.id].set()
 
-    def waiting(shop, checkpoints):
+    def waiting(context, checkpoints):
         (checkpoint,) = checkpoints
         assert checkpoint.id == last or committed[checkpoint.id + 1].wait(30), "its commit waits for this publishing"
         assert checkpoint.id + 2 not in committed or not committed[checkpoint.id + 2].is_set(), "one ahead, no more"
-        return publish(shop, checkpoints)
+        return publish(context, checkpoints)
 
     monkeypatch.setattr(Registry, "commit", noted)
     monkeypatch.setattr(steps, "publish_missing", waiting)
@@ -181,7 +181,9 @@ def committed_first(monkeypatch: pytest.MonkeyPatch, last: int) -> dict[int, thr
 def test_publishing_that_could_begin_goes_before_pruning_but_never_twice_in_a_row(bank, monkeypatch):
     """Else pruning, which nobody waits for, bounds the rate on slow storage. What was left is pruned with the next epoch."""
     pruned_by, prune, last = [], steps.prune, 6
-    monkeypatch.setattr(steps, "prune", lambda shop, **given: pruned_by.append(shop.head.id) or prune(shop, **given))
+    monkeypatch.setattr(
+        steps, "prune", lambda context, **given: pruned_by.append(context.head.id) or prune(context, **given)
+    )
     committed_first(monkeypatch, last)
     bank = limited(bank, 2)
     bank.epochs(*range(1, last + 1))
@@ -197,7 +199,7 @@ def test_two_epochs_are_committed_and_published_beside_pruning_and_no_more(bank,
     bank, gate, published = limited(bank, 2), Gate(monkeypatch, steps, "prune"), []
     publish = steps.publish_missing
     monkeypatch.setattr(
-        steps, "publish_missing", lambda shop, rows: published.append(int(rows[0].id)) or publish(shop, rows)
+        steps, "publish_missing", lambda context, rows: published.append(int(rows[0].id)) or publish(context, rows)
     )
     bank.land(*range(1, 8))
     thread, reports = background(bank, InMemoryExecutor())
@@ -218,12 +220,12 @@ def test_two_epochs_are_committed_and_published_beside_pruning_and_no_more(bank,
 def test_an_epoch_that_is_pruned_after_is_told_although_the_publishing_of_the_next_fails(bank, monkeypatch):
     gate, publish, failed = Gate(monkeypatch, steps, "prune"), steps.publish_missing, threading.Event()
 
-    def failing(shop, checkpoints):
+    def failing(context, checkpoints):
         if checkpoints[0].id == 2:
             assert gate.reached.wait(30)
             failed.set()
             raise TransientError("the sink is away")
-        return publish(shop, checkpoints)
+        return publish(context, checkpoints)
 
     told: list[int] = []
 
@@ -234,7 +236,7 @@ def test_an_epoch_that_is_pruned_after_is_told_although_the_publishing_of_the_ne
 
     with monkeypatch.context() as patched, ThreadPoolExecutor(1) as pool:
         patched.setattr(steps, "publish_missing", failing)
-        patched.setattr(scheduler.InFlight, "_may_wait_with_pruning", lambda *_: False)
+        patched.setattr(scheduler.EpochScheduler, "_may_wait_with_pruning", lambda *_: False)
         bank.land(1, 2, 3)
         ran = pool.submit(coordinate)
         assert failed.wait(30)
@@ -330,9 +332,9 @@ def test_an_object_that_cannot_be_deleted_does_not_undo_a_commit(bank, monkeypat
     """It is of an attempt that lost; whatever the store answers, its epoch has been committed by then."""
     commit, delete, refused = scheduler.commit, Storage.delete, []
 
-    def with_loser(shop, flight, checkpoint, named):
+    def with_loser(context, flight, checkpoint, named):
         flight.losers.append(replace(named[0], path=f"{named[0].path}-lost"))
-        return commit(shop, flight, checkpoint, named)
+        return commit(context, flight, checkpoint, named)
 
     def refusing(storage, path):
         if path.endswith("-lost"):
@@ -382,11 +384,11 @@ def test_what_does_not_end_after_the_last_ack_ends_the_run_too(bank, monkeypatch
     over, module = threading.Event(), scheduler if step == "commit" else steps
     real = getattr(module, step)
 
-    def hanging(shop, flight, *others):
+    def hanging(context, flight, *others):
         if flight.pending.id == 2:
             over.wait(60)
             raise OSError("it was given up meanwhile")
-        return real(shop, flight, *others)
+        return real(context, flight, *others)
 
     monkeypatch.setattr(module, step, hanging)
     with pytest.raises(RunEndedError, match=r"does not end, 0\.5 s after .*: (commits|publishing|pruning)"):
@@ -401,11 +403,11 @@ def test_a_slow_sink_takes_no_time_from_the_epochs_that_wait_for_it(bank, monkey
     """They are as good as done, and have three seconds more to wait than they may take."""
     publish, committed = steps.publish_missing, committed_first(monkeypatch, 5)
 
-    def slow(shop, checkpoints):
+    def slow(context, checkpoints):
         if checkpoints[0].id == 1:
             assert committed[2].wait(30)
             time.sleep(4)
-        return publish(shop, checkpoints)
+        return publish(context, checkpoints)
 
     monkeypatch.setattr(steps, "publish_missing", slow)
     assert [report.checkpoint.id for report in limited(hasty(bank), 3).epochs(1, 2, 3, 4, 5)] == [1, 2, 3, 4, 5]
@@ -452,9 +454,9 @@ def test_what_is_committed_beside_publishing_that_fails_stands(bank, monkeypatch
         if checkpoint.id == 2:
             done.set()
 
-    def failing(shop, checkpoints):
+    def failing(context, checkpoints):
         if checkpoints[0].id != 1:
-            return publish(shop, checkpoints)
+            return publish(context, checkpoints)
         assert (done if landed == "before" else begun).wait(30)
         time.sleep(0.3)
         failed.set()
@@ -573,7 +575,7 @@ def test_no_stage_sees_rows_that_a_gate_refuses(bank, monkeypatch):
 
 
 def test_bytes_that_wait_for_the_store_hold_the_source_back(bank, monkeypatch):
-    begin, begun = InFlight.begin, []
+    begin, begun = EpochScheduler.begin, []
 
     class Late(Noting):
         """No byte waits before all epochs are under way."""
@@ -587,7 +589,7 @@ def test_bytes_that_wait_for_the_store_hold_the_source_back(bank, monkeypatch):
         return begin(air, cut)
 
     bank, gate, executor = limited(bank, 8), Gate(monkeypatch, stage_upload, "upload"), Late()
-    monkeypatch.setattr(InFlight, "begin", noted)
+    monkeypatch.setattr(EpochScheduler, "begin", noted)
     monkeypatch.setattr("pipelines.runtime.epoch.scheduler._MIB", 0)  # so that any byte is one too many
     bank.land(1, 2, 3, 4)
     thread, reports = background(bank, executor)
@@ -790,7 +792,7 @@ def test_status_and_checkpoints_say_what_held_an_epoch_up(bank, weir, monkeypatc
         return real(*arguments, **options)
 
     monkeypatch.setattr(where, name, slow)
-    monkeypatch.setattr(InFlight, "_may_wait_with_pruning", lambda *_: False)
+    monkeypatch.setattr(EpochScheduler, "_may_wait_with_pruning", lambda *_: False)
     bank.epochs(1, 2, 3, 4)
     head = bank.registry.head()
     assert head.ms[phase] > 600
@@ -870,9 +872,9 @@ def test_a_request_that_an_epoch_answers_while_it_is_looked_at_cuts_no_second_on
     listed, over = threading.Event(), threading.Event()
     look = runtime._look
 
-    def slow(shop, offsets):
-        found = look(shop, offsets)
-        if shop.head is None and not offsets.get("landing"):
+    def slow(context, offsets):
+        found = look(context, offsets)
+        if context.head is None and not offsets.get("landing"):
             return found
         listed.set()
         assert over.wait(60)

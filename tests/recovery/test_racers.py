@@ -18,7 +18,7 @@ from pipelines.runtime.ownership.ownership import claimed, remove_leftovers
 from pipelines.runtime.restore.recovery import owning
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.run.run import RunOptions, open_storage, run
-from state_ops.checkpoints.reader_holds import HOLDS, Hold
+from state_ops.checkpoints.reader_holds import HOLDS, ReaderHold
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease, requests
 from state_ops.coordination.requests import Request
@@ -213,7 +213,7 @@ def test_a_command_that_saw_nobody_takes_nothing_from_a_coordinator_that_started
             alive = watch(storage)
             monkeypatch.setattr(lease, "watch", watch)
             started = claimed(bank.site.pipeline, bank.site.settings, InMemoryExecutor())
-            coordinators.append(running.enter_context(started).shop)
+            coordinators.append(running.enter_context(started).context)
             return alive
 
         monkeypatch.setattr(lease, "watch", seen)
@@ -395,8 +395,8 @@ def test_a_zombie_that_cleans_up_leaves_the_tables_of_a_pipeline_that_was_cancel
         with monkeypatch.context() as patched:
             patched.setattr(lease, "watch", lambda _: False)
             with owning(bank.site.pipeline, bank.site.settings, InMemoryExecutor()) as successor:
-                maintenance.end(successor.shop)
-        maintenance.carry_out(zombie.shop, requests.send(zombie.shop.storage, Request(requests.UPKEEP)))
+                maintenance.end(successor.context)
+        maintenance.carry_out(zombie.context, requests.send(zombie.context.storage, Request(requests.UPKEEP)))
     assert bank.ids() == []
     assert len(bank.site.table("booked")) == 20, "what was published is readable still"
 
@@ -409,7 +409,7 @@ def test_a_zombie_that_cleans_up_leaves_what_a_restore_reads(tmp_path, monkeypat
     held = registry.head()
     assert held is not None
     listing = registry.files(held)
-    hold = Hold(storage, registry, held, "a restore")
+    hold = ReaderHold(storage, registry, held, "a restore")
     strays, drop_rows = Registry.strays, Registry.drop_rows
 
     def asleep(self: Registry):
@@ -432,7 +432,7 @@ def test_a_zombie_that_cleans_up_leaves_what_a_restore_reads(tmp_path, monkeypat
         owning(bank.site.pipeline, bank.site.settings, InMemoryExecutor()) as zombie,
     ):
         monkeypatch.setattr(Registry, "strays", asleep)
-        remove_leftovers(zombie.shop)
+        remove_leftovers(zombie.context)
     assert bank.ids() == [4], "the successor dropped the row"
     assert all(storage.size(file.path) == file.bytes for file in listing), "and kept what the restore reads"
     hold.__exit__()

@@ -11,13 +11,13 @@ import pytest
 
 from pipelines.runtime.epoch import scheduler
 from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.ownership.ownership import Tenure
+from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.restore import start_from
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.run import run as run_module
 from pipelines.runtime.run.run import RunOptions, open_storage, run
 from pipelines.runtime.run.stopping import ask_to_stop
-from state_ops.checkpoints.reader_holds import Hold
+from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Pin, Registry
 from state_ops.coordination import lease, requests
 from state_ops.coordination.requests import Request
@@ -212,9 +212,9 @@ def test_an_earlier_release_s_start_is_known_by_its_epochs_when_its_first_row_is
     bank.epochs(1, 2, 3)
     weir(bank.site, "savepoint", "small", "--name", "handover")
     other, origin = Bank(replace(bank.site, pipeline=small.successor)), f"{bank.site.storage}:handover"
-    begin = Tenure.begin
+    begin = Ownership.begin
     with monkeypatch.context() as before:
-        before.setattr(Tenure, "begin", lambda self, *_: begin(self))  # it counted from 1
+        before.setattr(Ownership, "begin", lambda self, *_: begin(self))  # it counted from 1
         other.epochs(4, start_from=origin)
     _note_of_an_earlier_release(other, origin)
     other.epochs(5)
@@ -452,7 +452,7 @@ def test_what_a_newer_release_writes_for_the_coordinator_stops_no_run(bank, monk
 
     head = registry.head()
     assert head is not None
-    with Hold(storage, registry, head, "a restore") as hold:
+    with ReaderHold(storage, registry, head, "a restore") as hold:
         newer(hold._path, asdict(hold._held))
         newer(lease.LEASE, asdict(lease.read(storage)))
         name = "coordinator/requests/1.json"

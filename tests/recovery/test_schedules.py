@@ -237,13 +237,13 @@ def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(async_writer, "begin", begun)
     for module in (run, scheduler, stage_job, steps_of_an_epoch):
         monkeypatch.setattr(module, "time", clock)
-    close = scheduler.InFlight.close
+    close = scheduler.EpochScheduler.close
 
-    def closed(air: scheduler.InFlight) -> None:
-        if not lanes.killed:  # who is dead cleans nothing up
+    def closed(air: scheduler.EpochScheduler) -> None:
+        if not runner.killed:  # who is dead cleans nothing up
             close(air)
 
-    monkeypatch.setattr(scheduler.InFlight, "close", closed)
+    monkeypatch.setattr(scheduler.EpochScheduler, "close", closed)
     monkeypatch.setattr(Registry, "commit", unsure)
     counted = run._counted
 
@@ -256,9 +256,9 @@ def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for attempt in range(40):
         if attempt == 39:
             faults, kills = 0.0, 0.0
-        lanes = Shuffled(chance, faults, kills, clock)
+        runner = Shuffled(chance, faults, kills, clock)
         try:
-            for report in run.run(site.pipeline, site.settings, _ASKED, Somewhere(1), lanes):
+            for report in run.run(site.pipeline, site.settings, _ASKED, Somewhere(1), runner):
                 registry = run.open_storage(site.pipeline, site.settings)[1]
                 confirmed, told = registry.checkpoints(), report.checkpoint
                 assert sum(row.id > told.id for row in confirmed) <= 2, "two are committed beside it, no more"

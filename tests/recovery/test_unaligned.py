@@ -360,9 +360,9 @@ def test_rows_that_wait_go_along_to_a_pipeline_that_starts_from_a_savepoint(tmp_
     reports = run.run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(4))
     next(reports)
     reports.close()
-    with owning(site.pipeline, site.settings, InMemoryExecutor()) as tenure:
-        savepoints.save(tenure.shop, tenure.head, "moved", "a test")
-    assert waiting(tenure.head)
+    with owning(site.pipeline, site.settings, InMemoryExecutor()) as owner:
+        savepoints.save(owner.context, owner.head, "moved", "a test")
+    assert waiting(owner.head)
     origin = f"{site.storage}:moved"
     reports = run.run(
         after.pipeline, after.settings, RunOptions(until_caught_up=True, start_from=origin), InMemoryExecutor(4)

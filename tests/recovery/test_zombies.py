@@ -10,7 +10,7 @@ import pytest
 from pipelines.flights import pipeline
 from pipelines.runtime.epoch import scheduler
 from pipelines.runtime.ownership import publish
-from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.run.run import open_storage, readers
 from state_ops.checkpoints import retention
 from state_ops.checkpoints.registry import Registry
@@ -63,7 +63,9 @@ def test_a_fenced_coordinator_can_neither_publish_nor_prune(site, days):
     flights_.run()
     storage, old = open_storage(pipeline, flights_.settings)
     generation = old.take_over()
-    shop = Workshop(pipeline, flights_.settings, storage, old, generation, None, readers(pipeline, flights_.settings))
+    context = RunContext(
+        pipeline, flights_.settings, storage, old, generation, None, readers(pipeline, flights_.settings)
+    )
     completed = old.checkpoints()
     plan = retention.plan(completed, {row.id: old.files(row) for row in completed}, keep=1)
     assert plan.drop and plan.delete
@@ -73,9 +75,9 @@ def test_a_fenced_coordinator_can_neither_publish_nor_prune(site, days):
     before = flights_.objects()
 
     with pytest.raises(FencedError):
-        retention.apply(old, storage, generation, plan, shop.watcher)
+        retention.apply(old, storage, generation, plan, context.watcher)
     with pytest.raises(FencedError):
-        publish.publish_missing(shop, completed)
+        publish.publish_missing(context, completed)
 
     kept = {name: found for name, found in flights_.objects().items() if name in before}
     assert kept == before, "nothing was deleted or altered"
@@ -136,10 +138,10 @@ def test_a_drain_that_fails_is_done_again_before_the_run_ends(site, days, monkey
     flights_.land(days[:_DAYS])
     run_stage, errors = scheduler.run_stage, [TransientError("the cluster was away")]
 
-    def flaky(shop, flight, *work):
+    def flaky(context, flight, *work):
         if flight.cut.drain and errors:
             raise errors.pop()
-        return run_stage(shop, flight, *work)
+        return run_stage(context, flight, *work)
 
     with monkeypatch.context() as patched:
         patched.setattr(scheduler, "run_stage", flaky)

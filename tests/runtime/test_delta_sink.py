@@ -157,7 +157,7 @@ def opened(monkeypatch) -> list[str]:
 
 
 def test_a_table_that_is_as_it_was_left_is_not_opened_again(storage, opened):
-    left: dict[str, delta.Left] = {}
+    left: dict[str, delta.PublishedTable] = {}
     made = [
         delta.publish(storage, APP, "out", checkpoint(id), id - 1 or None, [staged(storage, id, [str(id)])], left)
         for id in range(1, 5)
@@ -173,7 +173,7 @@ def test_a_table_that_is_as_it_was_left_is_not_opened_again(storage, opened):
 
 
 def test_a_table_that_somebody_else_has_committed_to_is_opened_again(storage, opened):
-    left: dict[str, delta.Left] = {}
+    left: dict[str, delta.PublishedTable] = {}
     delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])], left)
     write_deltalake(storage.full("tables/out"), pa.table({"key": ["x"], "n": [0]}, schema=SCHEMA), mode="append")
     assert delta.publish(storage, APP, "out", checkpoint(2), 1, [staged(storage, 2, ["b"])], left).delta_version == 3
@@ -184,7 +184,7 @@ def test_a_table_that_somebody_else_has_committed_to_is_opened_again(storage, op
 
 
 def test_what_another_process_has_published_already_is_published_once(storage):
-    left: dict[str, delta.Left] = {}
+    left: dict[str, delta.PublishedTable] = {}
     delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])], left)
     file = staged(storage, 2, ["b"])
     delta.publish(storage, APP, "out", checkpoint(2), 1, [file])  # a successor, which took this one for dead
@@ -193,7 +193,7 @@ def test_what_another_process_has_published_already_is_published_once(storage):
 
 
 def test_a_table_that_was_made_anew_gets_no_entry_behind_a_gap(storage):
-    left: dict[str, delta.Left] = {}
+    left: dict[str, delta.PublishedTable] = {}
     for id in (1, 2):
         delta.publish(storage, APP, "out", checkpoint(id), id - 1 or None, [staged(storage, id, ["a"])], left)
     storage.delete_tree("tables/out/_delta_log")
@@ -206,7 +206,7 @@ def test_a_table_that_was_made_anew_gets_no_entry_behind_a_gap(storage):
 
 def test_delta_checkpoints_of_a_sink_that_is_put_to_come_as_often(storage):
     DeltaTable(storage.full("tables/out")).alter.set_table_properties({"delta.checkpointInterval": "5"})
-    left: dict[str, delta.Left] = {}
+    left: dict[str, delta.PublishedTable] = {}
     for id in range(1, 13):
         delta.publish(storage, APP, "out", checkpoint(id), id - 1 or None, [staged(storage, id, [str(id)])], left)
     log = [file.path.rpartition("/")[2] for file in storage.list("tables/out/_delta_log")]
@@ -215,7 +215,7 @@ def test_delta_checkpoints_of_a_sink_that_is_put_to_come_as_often(storage):
 
 
 def test_columns_that_somebody_has_added_since_are_seen(storage):
-    left: dict[str, delta.Left] = {}
+    left: dict[str, delta.PublishedTable] = {}
     delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])], left)
     DeltaTable(storage.full("tables/out")).alter.add_columns([Field("more", PrimitiveType("long"))])
     assert not delta.fits(left["out"], SCHEMA)
@@ -231,7 +231,7 @@ def test_columns_that_somebody_has_added_since_are_seen(storage):
     ],
 )
 def test_columns_that_somebody_changes_after_the_commit_are_asked_back(storage, columns, said):
-    left: dict[str, delta.Left] = {}
+    left: dict[str, delta.PublishedTable] = {}
     delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])], left)
     file, table = staged(storage, 2, ["b"]), DeltaTable(storage.full("tables/out"))
     write_deltalake(table, pa.table(columns), mode="overwrite", schema_mode="overwrite")
@@ -262,7 +262,7 @@ def test_a_committed_file_that_is_gone_is_damage_and_nothing_is_published(storag
 
 def test_a_table_whose_protocol_asks_for_more_is_left_to_delta_rs(storage, opened):
     DeltaTable(storage.full("tables/out")).alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
-    left: dict[str, delta.Left] = {}
+    left: dict[str, delta.PublishedTable] = {}
     for id in (1, 2):
         delta.publish(storage, APP, "out", checkpoint(id), id - 1 or None, [staged(storage, id, ["a"])], left)
     assert left == {} and opened == ["tables/out"] * 2

@@ -369,13 +369,13 @@ def test_any_order_of_steps_and_failures_gives_the_same(number, tmp_path, monkey
     parts = landed(site, 5, seed=number + 20, bad=0.08)
     for module in (runs, scheduler, stage_job, steps_of_an_epoch):
         monkeypatch.setattr(module, "time", clock)
-    close = scheduler.InFlight.close
-    monkeypatch.setattr(scheduler.InFlight, "close", lambda air: None if lanes.killed else close(air))
+    close = scheduler.EpochScheduler.close
+    monkeypatch.setattr(scheduler.EpochScheduler, "close", lambda air: None if runner.killed else close(air))
     for attempt in range(30):
         faults, kills = (0.0, 0.0) if attempt == 29 else (0.05, 0.01)
-        lanes = Shuffled(chance, faults, kills, clock)
+        runner = Shuffled(chance, faults, kills, clock)
         try:
-            for _ in run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(5), lanes):
+            for _ in run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(5), runner):
                 pass
             break
         except (Killed, TransientError):

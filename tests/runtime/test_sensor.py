@@ -11,7 +11,7 @@ import pytest
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run.sensor import Action, Decision, Memory, Sight, ask, decide, observe
 from state_ops.coordination.lease import Lease
-from state_ops.coordination.suspension import Halt
+from state_ops.coordination.suspension import Suspension
 from tests.recovery.small import Bank, until
 
 HOLDER = Lease(
@@ -30,7 +30,7 @@ DEAD = replace(RUNNING, alive=False)
 STOPPED = replace(DEAD, holder=replace(HOLDER, stopped=True))
 
 
-HALT = Halt("stopped", "weir stop")
+HALT = Suspension("stopped", "weir stop")
 
 
 def ended(outcome: str, **changes) -> Sight:

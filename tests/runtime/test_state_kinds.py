@@ -525,11 +525,11 @@ def test_what_a_stage_returns_goes_into_its_column_where_it_fits(type, given, ke
     [(pa.bool_(), "count.*but the field is Boolean"), (pa.int8(), "The count 'n' has become larger than Int8")],
 )
 def test_a_count_goes_into_a_number_that_holds_it(type, said):
-    class Counted(State):
+    class InstrumentedStore(State):
         n: Annotated[bool if type == pa.bool_() else int, type] = 0 if type == pa.int8() else False
 
     def work(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> None:
         state.fold(rows, n=agg.count())
 
     with pytest.raises(WeirError, match=said):
-        testing.run(staged(work, state=Counted, key="city")).epoch([ride("a", 0)] * 200)
+        testing.run(staged(work, state=InstrumentedStore, key="city")).epoch([ride("a", 0)] * 200)

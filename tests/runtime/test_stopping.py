@@ -14,7 +14,7 @@ from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import lease, requests, suspension
 from state_ops.coordination.lease import Heartbeat
 from state_ops.coordination.requests import STOP, Request
-from state_ops.coordination.suspension import Halt
+from state_ops.coordination.suspension import Suspension
 from state_ops.ids import CheckpointId, Generation
 from tests.recovery.small import Bank, until
 
@@ -108,7 +108,7 @@ def test_a_sensors_run_that_begins_while_a_person_ends_the_pipeline_sees_that(ba
     def first_look_is_early(storage):
         found = read(storage)
         if not looks:
-            suspension.write(storage, Halt("stopped", "weir stop"))
+            suspension.write(storage, Suspension("stopped", "weir stop"))
         looks.append(found)
         return found
 

@@ -61,8 +61,8 @@ def test_what_subtasks_count_elsewhere_comes_in_with_their_acks(tmp_path: Path):
 def test_a_rewind_takes_the_chain_back_and_not_what_was_requested(tmp_path: Path):
     bank = Bank.at(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="5")
     first, _, third = [report.checkpoint for report in bank.epochs(1, 2, 3)]
-    with owning(bank.site.pipeline, bank.site.settings, InMemoryExecutor()) as tenure:
-        back = rewind.carry_out(tenure, rewind.plan(bank.site.pipeline, bank.site.settings, 1))
+    with owning(bank.site.pipeline, bank.site.settings, InMemoryExecutor()) as owner:
+        back = rewind.carry_out(owner, rewind.plan(bank.site.pipeline, bank.site.settings, 1))
     assert back.totals["epochs"] == first.totals["epochs"] and back.totals["bytes_new"] == first.totals["bytes_new"]
     assert all(_counted(back)[name] >= _counted(third)[name] for name in NAMES)
     assert _counted(back)["requests_get"] > _counted(third)["requests_get"]
@@ -71,8 +71,8 @@ def test_a_rewind_takes_the_chain_back_and_not_what_was_requested(tmp_path: Path
 def test_a_pipeline_that_starts_from_a_savepoint_counts_its_own_requests(tmp_path: Path):
     bank = Bank.at(tmp_path / "site")
     bank.epochs(*range(1, 8))
-    with owning(bank.site.pipeline, bank.site.settings, InMemoryExecutor(), epochs=False) as tenure:
-        savepoints.save(tenure.shop, bank.registry.head(), "here", "test")
+    with owning(bank.site.pipeline, bank.site.settings, InMemoryExecutor(), epochs=False) as owner:
+        savepoints.save(owner.context, bank.registry.head(), "here", "test")
     origin = bank.registry.head()
     env = {**bank.site.env, "WEIR_PIPELINES__SUCCESSOR__OBJECT": "tests.recovery.small:successor",
            "WEIR_PIPELINES__SUCCESSOR__PARAMS": bank.site.env["WEIR_PIPELINES__SMALL__PARAMS"]}  # fmt: skip
@@ -86,7 +86,7 @@ def test_a_pipeline_that_starts_from_a_savepoint_counts_its_own_requests(tmp_pat
 def test_a_row_of_a_release_that_did_not_count_is_gone_on_from(tmp_path: Path, monkeypatch):
     bank = Bank.at(tmp_path / "site")
     with monkeypatch.context() as older:
-        older.setattr("pipelines.runtime.ownership.context.Workshop.requested", lambda _: {})
+        older.setattr("pipelines.runtime.ownership.context.RunContext.requested", lambda _: {})
         bank.epochs(1, 2)
     head = bank.registry.head()
     assert head is not None and head.totals.keys() == {"epochs", "rows_read", "bytes_new", "files_new"}

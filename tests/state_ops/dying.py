@@ -28,8 +28,8 @@ class _Frozen:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("unreachable")
 
-    def thaw(self, options: BackendOptions) -> _Backend:
-        return _opened(self._frozen.thaw(options), options)
+    def reopen(self, options: BackendOptions) -> _Backend:
+        return _opened(self._frozen.reopen(options), options)
 
 
 class _Backend(MemoryBackend):

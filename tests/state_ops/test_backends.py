@@ -54,10 +54,10 @@ class Lineage:
         self.number += 1
         attempt = Attempt("counts", 0, Generation(1), CheckpointId(self.number), new_attempt_id(), self.home)
         held = self.frozen.get(base.attempt) if base and self.number % 2 else None
-        forked = snapshot.fork(self.storage, attempt, base, None, self.factory.is_immutable, read=held is None)
+        forked = snapshot.working_copy(self.storage, attempt, base, None, self.factory.is_immutable, read=held is None)
         taken: list[Snapshot] = []
         with snapshot.healing(forked):
-            backend = held.thaw(OPTIONS) if held else self.factory.open(forked.db, OPTIONS)
+            backend = held.reopen(OPTIONS) if held else self.factory.open(forked.db, OPTIONS)
 
             def take() -> Snapshot:
                 if self.asynchronous:
@@ -290,7 +290,7 @@ def test_what_is_written_after_a_snapshot_is_not_in_it(lineage):
         backend.write(some(1))
         one = take()
     attempt = replace_epoch(lineage)
-    forked = snapshot.fork(lineage.storage, attempt, one, None, lineage.factory.is_immutable)
+    forked = snapshot.working_copy(lineage.storage, attempt, one, None, lineage.factory.is_immutable)
     backend = lineage.factory.open(forked.db, OPTIONS)
     backend.write(some(2))
     files = snapshot.take(attempt, backend)

@@ -45,7 +45,7 @@ class Subtask:
     def changed(self, change: Callable[[RocksDBBackend], None]) -> Snapshot:
         self.number += 1
         attempt = self._attempt(self.number)
-        forked = snapshot.fork(self.storage, attempt, self.base)
+        forked = snapshot.working_copy(self.storage, attempt, self.base)
         backend = self._open(forked.db)
         try:
             change(backend)
@@ -61,7 +61,7 @@ class Subtask:
     def reopened(self, read):
         """What `read` makes of the state that the next epoch would find."""
         attempt = self._attempt(self.number + 1)
-        forked = snapshot.fork(self.storage, attempt, self.base)
+        forked = snapshot.working_copy(self.storage, attempt, self.base)
         backend = self._open(forked.db)
         try:
             return read(backend)
@@ -237,7 +237,7 @@ def test_a_state_that_was_written_in_one_family_goes_on(subtask, tmp_path):
         files = snapshot.take(attempt, backend)
     finally:
         backend.close()
-    prepared = snapshot.prepare(attempt, snapshot.Fork(db, {}), files)
+    prepared = snapshot.prepare(attempt, snapshot.WorkingCopy(db, {}), files)
     subtask.base = snapshot.upload(subtask.storage, attempt, prepared, None)
     subtask.number = 1
     assert len(subtask.starts()) == 8
@@ -352,7 +352,7 @@ def test_a_merge_that_meets_a_damaged_file_says_damage(subtask):
     subtask.epoch(filled(names))
     subtask.epoch(filled(names[:2000], seed=1))
     attempt = subtask._attempt(3)
-    forked = snapshot.fork(subtask.storage, attempt, subtask.base)
+    forked = snapshot.working_copy(subtask.storage, attempt, subtask.base)
     for file in forked.db.glob("*.sst"):
         content = bytearray(file.read_bytes())
         content[100:200] = bytes(100)

@@ -12,7 +12,7 @@ import pytest
 
 from state_ops.checkpoints import reader_holds, retention
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
-from state_ops.checkpoints.reader_holds import Hold, Watcher
+from state_ops.checkpoints.reader_holds import ReaderHold, Watcher
 from state_ops.checkpoints.registry import BRANCH, SAVEPOINT, Pin, Registry
 from state_ops.coordination import processes
 from state_ops.errors import FencedError, PrunedError, WeirError
@@ -44,9 +44,9 @@ def first(keeper: Keeper) -> Checkpoint:
     return keeper.registry.checkpoints()[0]
 
 
-def hold(keeper: Keeper, checkpoint: Checkpoint) -> Hold:
+def hold(keeper: Keeper, checkpoint: Checkpoint) -> ReaderHold:
     """As another process would: with a registry of its own."""
-    return Hold(keeper.storage, Registry(keeper.storage, APP), checkpoint, "a restore", LONG)
+    return ReaderHold(keeper.storage, Registry(keeper.storage, APP), checkpoint, "a restore", LONG)
 
 
 def pin(checkpoint: Checkpoint, name: str = "before", kind: str = SAVEPOINT) -> Pin:
@@ -68,7 +68,7 @@ def test_a_hold_comes_before_the_row_is_looked_at(keeper):
         return real(checkpoint)
 
     registry.holds = holds  # type: ignore[method-assign]
-    with Hold(keeper.storage, registry, held, "a restore", LONG):
+    with ReaderHold(keeper.storage, registry, held, "a restore", LONG):
         assert len(seen) == 1
 
 
@@ -133,9 +133,9 @@ def test_a_hold_of_a_process_that_is_gone_counts_no_more(keeper, storage):
     held = first(keeper)
     code = (
         "import os, sys; from state_ops.storage.storage import Storage; from state_ops.checkpoints.registry import Registry\n"
-        "from state_ops.checkpoints.reader_holds import Hold\n"
+        "from state_ops.checkpoints.reader_holds import ReaderHold\n"
         "storage = Storage(sys.argv[1]); registry = Registry(storage, sys.argv[2])\n"
-        "Hold(storage, registry, registry.checkpoints()[0], 'a restore', 3600.0).__enter__()\n"
+        "ReaderHold(storage, registry, registry.checkpoints()[0], 'a restore', 3600.0).__enter__()\n"
         "sys.stdout.write('held'); sys.stdout.flush(); os.kill(os.getpid(), 9)"
     )
     ended = subprocess.run([sys.executable, "-c", code, storage.uri, APP], capture_output=True, text=True, check=False)
@@ -184,7 +184,7 @@ def test_case_37_a_clock_that_runs_backwards_ends_no_hold(keeper, storage, monke
 
 
 def test_a_hold_that_was_taken_for_dead_is_not_put_back(keeper, storage):
-    held = Hold(storage, Registry(storage, APP), first(keeper), "a restore", 0.01)
+    held = ReaderHold(storage, Registry(storage, APP), first(keeper), "a restore", 0.01)
     with held:
         (path,) = [file.path for file in storage.list(reader_holds.HOLDS)]
         storage.delete(path)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from configs.settings import Settings
 from pipelines.flights import pipeline
-from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.prune import prune
 from state_ops.checkpoints import retention
 from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, Checkpoint, StateFile
@@ -310,8 +310,8 @@ def test_a_damaged_listing_stops_every_deletion(storage):
     broken = files("cp2", "3", old=first)
     keeper.registry.commit(a_checkpoint(2, 1, broken), broken[:1])
     keeper.commit(3, 2, files("cp3", "4", old=first[1:]))
-    shop = Workshop(pipeline, Settings(), storage, Registry(storage, APP), ONE, None, {})  # type: ignore[arg-type]
+    context = RunContext(pipeline, Settings(), storage, Registry(storage, APP), ONE, None, {})  # type: ignore[arg-type]
     with pytest.raises(DamageError, match="checkpoint 2 is damaged"):
-        prune(shop)
+        prune(context)
     assert keeper.objects() == {"1", "2", "4"}
     assert [row.id for row in Registry(storage, APP).checkpoints()] == [1, 2, 3]

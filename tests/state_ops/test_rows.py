@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state_ops.backends.base import Run
+from state_ops.backends.base import SortedRun
 from state_ops.backends.memory import MemoryBackend
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.keyed.keyed_state import VALUE_STATE, scan_values
@@ -333,7 +333,7 @@ def test_the_last_write_of_an_epoch_is_a_run_whose_keys_ascend_however_alike_the
     rows = opened(backend)
     put(rows, {("the same twenty bytes" + end, day): (1, None) for end in ("c", "a\0", "b", "a") for day in (2, 1)})
     rows.barrier()
-    assert isinstance(backend.last, Run)
+    assert isinstance(backend.last, SortedRun)
     assert backend.wrote == [sorted(backend.last.ascending)]
     assert len(set(backend.last.ascending)) == 8
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state_ops.backends import rocksdb
-from state_ops.backends.base import Compression, Run
+from state_ops.backends.base import Compression, SortedRun
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.checkpoints.checkpoint import Snapshot
 from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
@@ -31,9 +31,9 @@ def _any_run_is_large(monkeypatch):
     monkeypatch.setattr(rocksdb, "_FILE_ENTRIES", 1)
 
 
-def run_of(entries: Entries) -> Run:
+def run_of(entries: Entries) -> SortedRun:
     keys = sorted(entries)
-    return Run(keys, [entries[key] for key in keys])
+    return SortedRun(keys, [entries[key] for key in keys])
 
 
 def some(number: int, seed: int, length: int = 40) -> Entries:
@@ -61,7 +61,7 @@ class Subtask:
     def epoch(self, *writes: tuple) -> Snapshot:
         self.number += 1
         attempt = Attempt("s", 0, Generation(1), CheckpointId(self.number), AttemptId(new_attempt_id()), self.home)
-        forked = snapshot.fork(self.storage, attempt, self.base)
+        forked = snapshot.working_copy(self.storage, attempt, self.base)
         backend = RocksDBBackend(forked.db, 16, self.shard_mb, self.compression)
         for write in writes:
             backend.write(*write)
@@ -124,7 +124,7 @@ def test_a_run_overwrites_what_the_epoch_wrote_before_it(tmp_path):
     assert subtask.entries(tmp_path / "restored") == {b"a": b"old", b"b": b"new", b"c": b"new"}
 
 
-class Uncounted(Run):
+class Uncounted(SortedRun):
     """A run of which parts may be asked for, but not its entries one by one."""
 
     def __iter__(self) -> Iterator[tuple[bytes, bytes]]:

@@ -34,7 +34,7 @@ class Subtask:
         )
 
     def write(self, attempt: Attempt, base: Snapshot | None, entries: Entries, *, full: bool = False) -> Snapshot:
-        forked = snapshot.fork(self.storage, attempt, base)
+        forked = snapshot.working_copy(self.storage, attempt, base)
         backend = RocksDBBackend(forked.db, 16)
         try:
             backend.write(list(entries.items()))
@@ -51,7 +51,7 @@ class Subtask:
     def read(self, base: Snapshot) -> Entries:
         """What the next epoch would find."""
         attempt = self.attempt(99)
-        forked = snapshot.fork(self.storage, attempt, base)
+        forked = snapshot.working_copy(self.storage, attempt, base)
         backend = RocksDBBackend(forked.db, 16)
         try:
             return dict(backend.scan(b"", b"\xff" * 9))
@@ -93,7 +93,7 @@ def tables(one: Snapshot) -> dict[str, str]:
 def test_a_fork_links_tables_and_copies_what_rocksdb_appends_to(subtask):
     base = subtask.epoch(1, None, entries(1))
     attempt = subtask.attempt(2)
-    forked = snapshot.fork(subtask.storage, attempt, base)
+    forked = snapshot.working_copy(subtask.storage, attempt, base)
     local = subtask.directory(base) / "snapshot"
     assert {file.name for file in base.files} == {path.name for path in forked.db.iterdir()}
     for path in forked.db.iterdir():
@@ -174,7 +174,7 @@ def test_case_20_another_attempts_table_of_the_same_name_and_size_is_never_taken
 def test_a_file_that_is_not_the_inherited_inode_is_uploaded(subtask):
     base = subtask.epoch(1, None, entries(1))
     attempt = subtask.attempt(2)
-    forked = snapshot.fork(subtask.storage, attempt, base)
+    forked = snapshot.working_copy(subtask.storage, attempt, base)
     (name,) = tables(base)
     target = attempt.directory / "snapshot"
     target.mkdir()
@@ -200,7 +200,7 @@ def test_a_losing_attempts_directory_is_never_opened(subtask):
 def test_case_18_an_attempt_that_uploads_after_another_one_was_committed_changes_nothing(subtask, generation):
     base = subtask.epoch(1, None, entries(1))
     late = subtask.attempt(2)
-    forked = snapshot.fork(subtask.storage, late, base)
+    forked = snapshot.working_copy(subtask.storage, late, base)
     backend = RocksDBBackend(forked.db, 16)
     backend.write(list(entries(2, value=b"late").items()))
     files = snapshot.take(late, backend)
@@ -257,7 +257,7 @@ def test_a_small_local_file_that_rotted_sends_the_whole_fork_to_storage(subtask,
     content = bytearray(small.read_bytes())
     content[len(content) // 2] ^= 1
     small.write_bytes(content)
-    forked = snapshot.fork(subtask.storage, subtask.attempt(2), one)
+    forked = snapshot.working_copy(subtask.storage, subtask.attempt(2), one)
     assert forked.source is None
     assert subtask.read(one) == entries(1)
 
@@ -278,7 +278,7 @@ def test_rot_in_what_this_host_has_is_healed_although_this_process_has_read_it_b
 
     def found(home: Path = subtask.home) -> Entries:
         attempt = replace(subtask.attempt(9), home=home)
-        forked = snapshot.fork(subtask.storage, attempt, base, objects=objects)
+        forked = snapshot.working_copy(subtask.storage, attempt, base, objects=objects)
         with snapshot.healing(forked):
             backend = RocksDBBackend(forked.db, 16)
             try:
@@ -311,7 +311,7 @@ def test_damage_that_is_not_of_this_host_is_told_as_such(subtask, tmp_path):
     base = subtask.epoch(1, None, entries(1))
     subtask.forget_local()
     objects = ObjectCache(tmp_path / "work" / "objects", 1 << 30)
-    forked = snapshot.fork(subtask.storage, subtask.attempt(2), base, objects=objects)
+    forked = snapshot.working_copy(subtask.storage, subtask.attempt(2), base, objects=objects)
     with pytest.raises(DamageError, match="a row that nobody wrote"), snapshot.healing(forked):
         raise DamageError("a row that nobody wrote")
     assert list(objects.directory.glob("?" * 64)), "what is whole is kept"
@@ -329,7 +329,7 @@ def test_local_files_that_are_swept_while_they_are_linked_send_the_fork_to_stora
         return found
 
     monkeypatch.setattr(snapshot, "_read_manifest", swept_right_after)
-    forked = snapshot.fork(subtask.storage, subtask.attempt(2), one)
+    forked = snapshot.working_copy(subtask.storage, subtask.attempt(2), one)
     assert forked.source is None
     assert {path.name for path in forked.db.iterdir()} == {file.name for file in one.files}
 
@@ -352,7 +352,7 @@ def test_case_22_a_local_table_of_the_right_size_and_other_content_is_found_and_
     (table,) = (subtask.directory(mine) / "snapshot").glob("*.sst")
     (other,) = (subtask.directory(twin) / "snapshot").glob("*.sst")
     spoil(table, other)
-    forked = snapshot.fork(subtask.storage, subtask.attempt(2), mine)
+    forked = snapshot.working_copy(subtask.storage, subtask.attempt(2), mine)
     with pytest.raises(TransientError, match="local copy of the state is damaged"), snapshot.healing(forked):
         backend = RocksDBBackend(forked.db, 16)
         try:
@@ -366,7 +366,7 @@ def test_case_22_a_local_table_of_the_right_size_and_other_content_is_found_and_
 def test_damage_in_what_came_from_storage_is_not_called_a_local_one(subtask):
     one = subtask.epoch(1, None, entries(1))
     subtask.forget_local()
-    forked = snapshot.fork(subtask.storage, subtask.attempt(2), one)
+    forked = snapshot.working_copy(subtask.storage, subtask.attempt(2), one)
     with pytest.raises(DamageError, match="as it is"), snapshot.healing(forked):
         raise DamageError("as it is")
 
@@ -419,7 +419,7 @@ def test_what_was_fetched_takes_the_place_of_what_was_not_to_be_trusted(subtask)
     assert subtask.read(one) == entries(1)
     table = subtask.directory(one) / "snapshot" / table.name
     assert table.stat().st_size == next(file.bytes for file in one.files if file.name == table.name)
-    assert snapshot.fork(subtask.storage, subtask.attempt(3), one).source == subtask.directory(one)
+    assert snapshot.working_copy(subtask.storage, subtask.attempt(3), one).source == subtask.directory(one)
 
 
 def test_a_local_file_of_another_size_sends_the_whole_fork_to_storage(subtask):

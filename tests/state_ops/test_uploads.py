@@ -30,7 +30,7 @@ from pipelines.runtime.task import run_task
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.backends.base import BackendOptions
 from state_ops.backends.rocksdb import RocksDBBackend
-from state_ops.checkpoints.checkpoint import STATE, Ack, Handover, Snapshot, StateFile, snapshots_of
+from state_ops.checkpoints.checkpoint import STATE, Ack, PendingUpload, Snapshot, StateFile, snapshots_of
 from state_ops.errors import TransientError
 from state_ops.ids import CheckpointId, Generation
 from state_ops.snapshots import snapshot, stage_upload
@@ -247,14 +247,14 @@ def test_incremental_and_full_snapshots_follow_each_other_without_conversion(sub
 def test_a_full_snapshot_refuses_to_vouch_for_a_local_file_that_rotted(subtask):
     base = subtask.epoch(1, None, entries(*range(50)))
     attempt = subtask.attempt(2)
-    forked = snapshot.fork(subtask.storage, attempt, base)
+    forked = snapshot.working_copy(subtask.storage, attempt, base)
     backend = RocksDBBackend(forked.db, 16)
     local = snapshot.take(attempt, backend)
     backend.close()
     (table,) = [file for file in local if file.suffix == ".sst"]
     flip(table)
     prepared = snapshot.prepare(attempt, forked, local)
-    handed = Handover(base.attempt, prepared, (), str(attempt.directory))
+    handed = PendingUpload(base.attempt, prepared, (), str(attempt.directory))
     ack = Ack("counts", 0, attempt.id, attempt.epoch, attempt.generation, handover=handed)
     with pytest.raises(TransientError, match="is not what it was when it was new"):
         stage_upload.upload(subtask.storage, [ack], {0: base}, full=True, channels=False, deadline=None)
@@ -692,7 +692,7 @@ def test_case_25_disk_full_in_the_snapshot(tmp_path, disk):
     subtask.storage = Storage(str(tmp_path / "storage"))
     base = subtask.epoch(1, None, entries(1))
     attempt = subtask.attempt(2)
-    backend = RocksDBBackend(snapshot.fork(subtask.storage, attempt, base).db, 16)
+    backend = RocksDBBackend(snapshot.working_copy(subtask.storage, attempt, base).db, 16)
     backend.write(list(entries(2).items()))
     backend._db.flush(wait=True)
     disk.leave(0)
@@ -711,7 +711,7 @@ def test_case_25_disk_full_in_storage(tmp_path, disk):
     subtask = Subtask(tmp_path)
     subtask.storage = task.storage
     attempt = subtask.attempt(2)
-    forked = snapshot.fork(task.storage, attempt, None)
+    forked = snapshot.working_copy(task.storage, attempt, None)
     backend = RocksDBBackend(forked.db, 16)
     backend.write(list({b"large": random.Random(1).randbytes(4 << 20)}.items()))
     local = snapshot.take(attempt, backend)

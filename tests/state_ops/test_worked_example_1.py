@@ -63,7 +63,7 @@ class Subtask:
         base = snapshots_of(self.registry.files(head), "counts")[0] if head else None
         attempt = self.attempt(id)
         sweep(attempt, {base.attempt} if base else (), ("counts",), 1)
-        forked = snapshot.fork(self.storage, attempt, base)
+        forked = snapshot.working_copy(self.storage, attempt, base)
         backend = RocksDBBackend(forked.db, 16)
         try:
             steps(backend)

@@ -15,7 +15,7 @@ from threading import Event
 import pytest
 
 from configs.settings import PROJECT
-from state_ops.backends.base import BackendOptions, Run
+from state_ops.backends.base import BackendOptions, SortedRun
 from state_ops.backends.memory import FILE, MEMORY, MemoryBackend
 from state_ops.checkpoints.checkpoint import LocalFile, LocalSnapshot
 from state_ops.errors import LocalBaseError, PipelineError, StateSizeError, TransientError
@@ -181,7 +181,7 @@ def test_the_next_fork_waits_for_it(tmp_path):
     begun = _begun(storage, attempt, go)
     threading.Timer(0.2, go.set).start()
     second = Attempt("counts", 0, Generation(1), CheckpointId(2), new_attempt_id(), attempt.home)
-    forked = snapshot.fork(storage, second, begun, None, MEMORY.is_immutable)
+    forked = snapshot.working_copy(storage, second, begun, None, MEMORY.is_immutable)
     assert go.is_set()
     assert dict(MEMORY.open(forked.db, OPTIONS).scan(*EVERYTHING)) == {b"a": b"1", b"b": b"2"}
 
@@ -190,7 +190,7 @@ def _begun(storage: Storage, attempt: Attempt, go: Event) -> LocalSnapshot:
     """A snapshot of two entries that is written when `go` is set."""
     backend = MemoryBackend()
     backend.write([(b"a", b"1"), (b"b", b"2")])
-    forked = snapshot.fork(storage, _attempt(attempt.home.parent.parent), None)
+    forked = snapshot.working_copy(storage, _attempt(attempt.home.parent.parent), None)
     return snapshot.begin(attempt, forked, _Slow(backend, go), MEMORY.is_immutable)
 
 
@@ -200,7 +200,7 @@ def test_a_base_whose_writer_is_gone_is_left_to_storage(tmp_path):
     base = LocalSnapshot(0, attempt.id, (LocalFile(FILE, 10, None, False, writing=True),))
     second = Attempt("counts", 0, Generation(1), CheckpointId(2), new_attempt_id(), attempt.home)
     with pytest.raises(LocalBaseError):
-        snapshot.fork(storage, second, base, None, MEMORY.is_immutable)
+        snapshot.working_copy(storage, second, base, None, MEMORY.is_immutable)
     with pytest.raises(TransientError, match="TypeError"):
         snapshot.upload(storage, attempt, base, None)
 
@@ -213,7 +213,7 @@ def test_a_backend_that_breaks_the_contract_is_named(tmp_path, files, immutable,
     backend = MemoryBackend()
     backend.write([(b"a", b"1")])
     frozen = _Slow(backend, None, files)
-    forked = snapshot.fork(storage, _attempt(tmp_path), None)
+    forked = snapshot.working_copy(storage, _attempt(tmp_path), None)
     with pytest.raises((PipelineError, TransientError), match=said) as raised:
         begun = snapshot.begin(attempt, forked, frozen, lambda _: immutable)
         snapshot.upload(storage, attempt, begun, None)
@@ -231,8 +231,8 @@ class _Slow:
         assert self._go is None or self._go.wait(30)
         return self._frozen.write(target)
 
-    def thaw(self, options: BackendOptions) -> MemoryBackend:
-        return self._frozen.thaw(options)
+    def reopen(self, options: BackendOptions) -> MemoryBackend:
+        return self._frozen.reopen(options)
 
 
 # What is frozen
@@ -243,7 +243,7 @@ def test_what_is_written_after_the_barrier_is_not_in_the_snapshot_nor_in_another
     backend.write([(b"a", b"1"), (b"b", b"2"), (b"c", b"3")])
     frozen = backend.freeze()
     backend.close()
-    first, second, third = (frozen.thaw(OPTIONS) for _ in range(3))
+    first, second, third = (frozen.reopen(OPTIONS) for _ in range(3))
     before = {b"a": b"1", b"b": b"2", b"c": b"3"}
     first.write([(b"f", b"6")])
     assert dict(third.scan(*EVERYTHING)) == before
@@ -271,7 +271,7 @@ def test_a_state_that_goes_on_without_its_files_is_still_a_sorted_map():
             backend.write(puts, gone)
             if chance.random() < 0.5:
                 assert list(backend.scan(*EVERYTHING)) == sorted(model.items())
-        backend = backend.freeze().thaw(OPTIONS)
+        backend = backend.freeze().reopen(OPTIONS)
         assert list(backend.scan(b"\x05", b"\x20")) == sorted(
             (key, value) for key, value in model.items() if b"\x05" <= key < b"\x20"
         )
@@ -284,13 +284,13 @@ def test_the_limit_of_memory_holds_from_epoch_to_epoch():
     backend.write([(b"a", b"x" * 59)])
     frozen = backend.freeze()
     assert frozen.file_bytes == 60
-    thawed = frozen.thaw(limited)
+    thawed = frozen.reopen(limited)
     with pytest.raises(StateSizeError):
         thawed.write([(b"b", b"x" * 40)])
     assert list(thawed.scan(*EVERYTHING)) == [(b"a", b"x" * 59)]
     thawed.write([(b"b", b"x" * 39)])
     with pytest.raises(StateSizeError):
-        thawed.freeze().thaw(limited).write([(b"c", b"")])
+        thawed.freeze().reopen(limited).write([(b"c", b"")])
 
 
 @pytest.mark.parametrize("entries", [0, 1, 1000, 50_000])
@@ -298,7 +298,7 @@ def test_the_size_of_what_is_held_is_about_right(entries):
     backend = MemoryBackend()
     keys = [number.to_bytes(8, "big") for number in range(entries)]
     values = [b"x" * (number % 100) for number in range(entries)]
-    backend.write(Run(keys, values))
+    backend.write(SortedRun(keys, values))
     frozen = backend.freeze()
     really = sum(map(len, keys)) + sum(map(len, values))
     assert really * 0.9 <= frozen.file_bytes <= really * 1.1

@@ -105,7 +105,7 @@ def test_a_restore_that_breaks_off_goes_on_in_the_middle_of_a_file(subtask: Subt
     proxy.behave = once
     before = _down(subtask.storage)
     with pytest.raises(UnavailableError):
-        snapshot.fork(subtask.storage, subtask.attempt(2), base)
+        snapshot.working_copy(subtask.storage, subtask.attempt(2), base)
     assert cut
     assert subtask.read(base) == entries
     assert _down(subtask.storage) - before <= 1.2 * sum(file.bytes for file in base.files)
@@ -118,7 +118,7 @@ def test_a_file_that_rotted_while_a_restore_was_interrupted_is_fetched_again(sub
     large = max(base.files, key=lambda file: file.bytes)
     proxy.behave = lambda request: Cut() if request.method == "GET" and request.at(large.path) else None
     with pytest.raises(UnavailableError):
-        snapshot.fork(subtask.storage, subtask.attempt(2), base)
+        snapshot.working_copy(subtask.storage, subtask.attempt(2), base)
     proxy.behave = lambda _: None
     left = [path for path in subtask.home.rglob("*") if path.is_file() and path.stat().st_size]
     assert left
@@ -132,7 +132,7 @@ def test_what_a_killed_restore_left_is_removed_once_nobody_builds_on_it(subtask:
     base, _ = _written(subtask)
     proxy.behave = lambda request: Cut() if request.method == "GET" and request.at(".sst") else None
     with pytest.raises(UnavailableError):
-        snapshot.fork(subtask.storage, subtask.attempt(2), base)
+        snapshot.working_copy(subtask.storage, subtask.attempt(2), base)
     proxy.behave = lambda _: None
     assert list(subtask.home.glob(".restoring-*"))
     after = subtask.attempt(3)

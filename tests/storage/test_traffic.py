@@ -10,7 +10,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from state_ops.storage.filesystem_store import FileSystemStore
-from state_ops.storage.instrumented_store import NAMES, Counted, Traffic
+from state_ops.storage.instrumented_store import NAMES, InstrumentedStore, RequestCounts
 from state_ops.storage.storage import Storage
 from state_ops.storage.store import PART
 from tests.storage.conftest import Bucket
@@ -68,12 +68,12 @@ def test_s3_sees_as_many_requests_of_each_kind_as_are_counted(
 @pytest.mark.parametrize(("files", "pages", "batches"), [(0, 1, 0), (1000, 1, 1), (1001, 2, 2)])
 def test_pages_and_batches_of_an_object_store(tmp_path: Path, files: int, pages: int, batches: int):
     """On files that are said to be far away: S3's server here takes ten seconds for so many objects."""
-    store, traffic = FileSystemStore(pafs.LocalFileSystem(), str(tmp_path / "root")), Traffic()
+    store, traffic = FileSystemStore(pafs.LocalFileSystem(), str(tmp_path / "root")), RequestCounts()
     store.remote = True
     (tmp_path / "root" / "many").mkdir(parents=True)
     for number in range(files):
         (tmp_path / "root" / "many" / str(number)).touch()
-    counted = Counted(store, traffic)
+    counted = InstrumentedStore(store, traffic)
     found = list(counted.list("many"))
     assert len(found) == files
     counted.delete_files([file.path for file in found])
@@ -95,7 +95,7 @@ def test_a_disk_is_counted_call_by_call(tmp_path: Path):
 
 
 def test_nothing_is_lost_between_threads_and_what_is_taken_is_gone():
-    traffic = Traffic()
+    traffic = RequestCounts()
     taken: list[dict[str, int]] = []
 
     def work() -> None:

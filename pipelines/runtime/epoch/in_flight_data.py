@@ -26,7 +26,7 @@ Rows = StagedFile | StateFile
 
 
 @dataclass(frozen=True, slots=True)
-class Unapplied:
+class InFlightData:
     """What a stage has not applied of one epoch.
 
     upstream: uid of the stage whose rows they are, or came from. now: that epoch's processing time. arriving: the watermark that the stage upstream handed on with it, microseconds since 1970 UTC.
@@ -66,7 +66,7 @@ class Unapplied:
         }
 
     @classmethod
-    def from_json(cls, raw: dict[str, Any], found: Callable[[str], Rows]) -> Unapplied:
+    def from_json(cls, raw: dict[str, Any], found: Callable[[str], Rows]) -> InFlightData:
         """found: the file of a path."""
         return cls(
             CheckpointId(raw["epoch"]),
@@ -87,17 +87,17 @@ class Work:
     first: None if what comes first has not been handed on in full yet.
     """
 
-    first: Unapplied | None
+    first: InFlightData | None
     taken: tuple[tuple[Rows, ...], ...] = ()
     left: tuple[tuple[Rows, ...], ...] = ()
-    behind: tuple[Unapplied, ...] = ()
+    behind: tuple[InFlightData, ...] = ()
 
     @property
     def files(self) -> tuple[Rows, ...]:
         return tuple(file for layer in self.taken for file in layer)
 
 
-def joined(waiting: Sequence[Unapplied], more: Unapplied | None) -> tuple[Unapplied, ...]:
+def joined(waiting: Sequence[InFlightData], more: InFlightData | None) -> tuple[InFlightData, ...]:
     """The queue once the stage upstream has handed on `more`, None if nothing: the rest of its newest entry, or another epoch.
 
     Of epochs without rows in a row the last one stays: its clock and its watermark do what theirs would have done.
@@ -114,7 +114,7 @@ def joined(waiting: Sequence[Unapplied], more: Unapplied | None) -> tuple[Unappl
     return (*queue, more)
 
 
-def work(queue: Sequence[Unapplied], pace: int | None) -> Work:
+def work(queue: Sequence[InFlightData], pace: int | None) -> Work:
     """What to do with the queue. pace: rows that the stage applied last time, if known: it is given no much larger part of what it has begun; all if
     that was none, which a larger part may change.
     """
@@ -131,7 +131,7 @@ def work(queue: Sequence[Unapplied], pace: int | None) -> Work:
     return Work(first, tuple(taken), first.layers[len(taken) :], behind)
 
 
-def rest(done: Work, acks: Iterable[Ack], columns: pa.Schema | None) -> Unapplied | None:
+def rest(done: Work, acks: Iterable[Ack], columns: pa.Schema | None) -> InFlightData | None:
     """What the work has left of its epoch. columns: those that the stage's function sees, which its subtasks leave rows with."""
     assert done.first is not None
     rests = [ack.staged(REST) for ack in acks]

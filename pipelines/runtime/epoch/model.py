@@ -1,4 +1,4 @@
-"""What the steps of an epoch hand to each other: the run's workshop, the cut, the epoch in flight, the report."""
+"""What the steps of an epoch hand to each other: the run's context, the plan of an epoch, the epoch in flight, the report."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.runtime.definition import Stage
-from pipelines.runtime.epoch.in_flight_data import Rows, Unapplied, Work
+from pipelines.runtime.epoch.in_flight_data import InFlightData, Rows, Work
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.operators import Shapes
-from pipelines.runtime.ownership.epoch_plan import Cut
+from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import Slice
 from state_ops.arrow.frames import schema_from_json
 from state_ops.checkpoints.checkpoint import (
     Ack,
     Checkpoint,
-    Handover,
     LocalSnapshot,
+    PendingUpload,
     Snapshot,
     StagedFile,
     StateFile,
@@ -36,7 +36,7 @@ from state_ops.snapshots.stage_upload import read_by_next
 
 
 @dataclass(frozen=True, slots=True)
-class Frontier:
+class SourceOffsets:
     """How far sources have been read, by epochs in flight too. expected: the columns of each one's files; now: the newest
     processing time."""
 
@@ -45,24 +45,24 @@ class Frontier:
     now: datetime | None
 
     @classmethod
-    def at(cls, head: Checkpoint | None) -> Frontier:
+    def at(cls, head: Checkpoint | None) -> SourceOffsets:
         if head is None:
             return cls({}, {}, None)
         expected = {name: schema_from_json(raw) for name, raw in head.inputs.items()}
         return cls(head.offsets, expected, head.epoch_now)
 
-    def after(self, slices: Mapping[str, Slice], readers: Mapping[str, FilesReader], at: datetime) -> Frontier:
+    def after(self, slices: Mapping[str, Slice], readers: Mapping[str, FilesReader], at: datetime) -> SourceOffsets:
         """The frontier of the epoch that reads these slices. at: the time of its trigger."""
         offsets, expected = dict(self.offsets), dict(self.expected)
         for name, planned in slices.items():
             offsets[name] = readers[name].advance(offsets.get(name), planned.files, planned.newest, planned.set_aside)
             if planned.schema is not None:
                 expected[name] = planned.schema
-        return Frontier(offsets, expected, at if self.now is None else max(at, self.now))
+        return SourceOffsets(offsets, expected, at if self.now is None else max(at, self.now))
 
 
 @dataclass(frozen=True, slots=True)
-class Tip:
+class StageProgress:
     """Where a stage stands after its newest epoch, confirmed or not: what its next one builds on.
 
     watermark: microseconds since 1970 UTC. swept: by subtask, where the sweep of expired state goes on. bases: snapshots by subtask.
@@ -74,14 +74,14 @@ class Tip:
     swept: Mapping[int, str] = field(default_factory=dict)
     bases: Mapping[int, Snapshot | LocalSnapshot] = field(default_factory=dict)
     settled: bool = True
-    waiting: tuple[Unapplied, ...] = ()
+    waiting: tuple[InFlightData, ...] = ()
     pace: int | None = None
     forgotten: Forgotten | None = None
 
     @classmethod
     def at(
         cls, head: Checkpoint | None, stage: str, bases: Mapping[int, Snapshot], channels: Mapping[str, Rows]
-    ) -> Tip:
+    ) -> StageProgress:
         """The tip of a stage in a confirmed checkpoint, whose snapshots of it these are. channels: its files of rows, by path.
 
         Raises DamageError where one of them is missing.
@@ -100,13 +100,13 @@ class Tip:
                 )
             return channels[path]
 
-        waiting = tuple(Unapplied.from_json(raw, found) for raw in recorded.get("waiting") or ())
+        waiting = tuple(InFlightData.from_json(raw, found) for raw in recorded.get("waiting") or ())
         forgotten = forgotten_in(recorded, to_micros(head.epoch_now)) if head else None
         return cls(head.watermarks.get(stage) if head else None, swept, bases, waiting=waiting, forgotten=forgotten)
 
     def after(
-        self, acks: list[Ack], watermark: int | None, waiting: tuple[Unapplied, ...], forgotten: Forgotten | None
-    ) -> Tip:
+        self, acks: list[Ack], watermark: int | None, waiting: tuple[InFlightData, ...], forgotten: Forgotten | None
+    ) -> StageProgress:
         """The tip after an epoch whose acks these are. waiting: what it leaves; forgotten: what a TTL has let expire by then."""
         bases, settled = dict(self.bases), True
         for ack in acks:
@@ -116,14 +116,14 @@ class Tip:
             elif ack.attempt:  # it has uploaded by itself
                 settled = False
         swept = {ack.subtask: ack.swept for ack in acks if ack.swept is not None}
-        return Tip(watermark, swept, bases, settled, waiting, sum(ack.rows_in for ack in acks), forgotten)
+        return StageProgress(watermark, swept, bases, settled, waiting, sum(ack.rows_in for ack in acks), forgotten)
 
     @property
     def rescaled(self) -> bool:
         """Whether subtasks are still to make what they build on their own."""
         return any(isinstance(base, Snapshot) and base.rescaled for base in self.bases.values())
 
-    def confirmed(self, bases: Mapping[int, Snapshot]) -> Tip:
+    def confirmed(self, bases: Mapping[int, Snapshot]) -> StageProgress:
         """The same, once the registry names these snapshots."""
         return replace(self, bases=bases, settled=True)
 
@@ -148,7 +148,7 @@ class StageResult:
     verdicts: tuple[Verdict, ...] = ()
     ms: Mapping[str, float] = field(default_factory=dict)
     shapes: Shapes | None = None
-    again: Cut | None = None
+    again: EpochPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class Applied:
 
 
 @dataclass
-class Flight:
+class InFlightEpoch:
     """One epoch between its trigger and its end. frontier: after its slices. acks: by stage, as its subtasks gave them, once all are
     in; what is uploaded meanwhile does not change them. shapes: by stage, as this epoch knew them; a later one may know more.
 
@@ -174,8 +174,8 @@ class Flight:
     """
 
     pending: PendingCheckpoint
-    cut: Cut
-    frontier: Frontier
+    cut: EpochPlan
+    frontier: SourceOffsets
     triggered_at: datetime
     started: float
     deadline: float
@@ -191,7 +191,7 @@ class Flight:
     published: tuple[Publication, ...] | None = None
     shapes: dict[str, Shapes] = field(default_factory=dict)
     work: dict[str, Work] = field(default_factory=dict)
-    waiting: dict[str, tuple[Unapplied, ...]] = field(default_factory=dict)
+    waiting: dict[str, tuple[InFlightData, ...]] = field(default_factory=dict)
     applied: dict[str, Applied] = field(default_factory=dict)
     forgotten: dict[str, Forgotten | None] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
@@ -202,7 +202,7 @@ class Flight:
     handed_over: list[Ack] = field(default_factory=list)
 
     @property
-    def to_upload(self) -> list[Handover]:
+    def to_upload(self) -> list[PendingUpload]:
         """What is still to be uploaded."""
         acks = [ack for ack in self.pending.acks.values() if ack.operator not in self.uploaded]
         return [ack.handover for ack in acks if ack.handover is not None]
@@ -228,15 +228,22 @@ class Flight:
         return self.frontier.now
 
 
-def pending_bytes(flights: Sequence[Flight], tips: Mapping[str, Tip], stages: Sequence[Stage], full: bool) -> int:
+def pending_bytes(
+    in_flight_epochs: Sequence[InFlightEpoch],
+    progress_by_stage: Mapping[str, StageProgress],
+    stages: Sequence[Stage],
+    full: bool,
+) -> int:
     """Of what this disk has to keep: what is still to be uploaded, at most, and rows in front of a stage, until it has applied them.
 
     tips: by stage. full: all files of a snapshot are uploaded, the base's too.
     """
-    to_upload = [handed for flight in flights for handed in flight.to_upload]
+    to_upload = [handed for in_flight in in_flight_epochs for handed in in_flight.to_upload]
     rows: list[Rows] = [file for handed in to_upload for file in handed.staged]
-    rows += [file for flight in flights for stage in stages for file in flight.ahead_of(stage)]
-    rows += [file for tip in tips.values() for unapplied in tip.waiting for file in unapplied.files]
+    rows += [file for in_flight in in_flight_epochs for stage in stages for file in in_flight.ahead_of(stage)]
+    rows += [
+        file for progress in progress_by_stage.values() for unapplied in progress.waiting for file in unapplied.files
+    ]
     by_place = {file.local: file.bytes for file in rows if isinstance(file, StagedFile)}
     return sum(handed.state_bytes(full) for handed in to_upload) + sum(by_place.values())
 

@@ -34,14 +34,22 @@ import structlog
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.epoch import steps
 from pipelines.runtime.epoch.commit import commit
-from pipelines.runtime.epoch.model import EpochReport, Flight, Frontier, StageResult, Tip, local_rows, pending_bytes
+from pipelines.runtime.epoch.model import (
+    EpochReport,
+    InFlightEpoch,
+    SourceOffsets,
+    StageProgress,
+    StageResult,
+    local_rows,
+    pending_bytes,
+)
 from pipelines.runtime.epoch.stage_job import bases, check_acks, judge, late, note_progress, plan, run_stage, to_judge
-from pipelines.runtime.epoch.step_runner import Ended, Lanes
+from pipelines.runtime.epoch.step_runner import Ended, StepRunner
 from pipelines.runtime.gates import evaluation
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.ownership import hold_causes
-from pipelines.runtime.ownership.context import Workshop
-from pipelines.runtime.ownership.epoch_plan import Cut
+from pipelines.runtime.ownership.context import RunContext
+from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.ownership.fencing import discard, raise_if_fenced
 from pipelines.runtime.ownership.local_paths import work_dir
 from state_ops.checkpoints.checkpoint import CHANNEL, Ack, Checkpoint, Snapshot, StateFile, snapshots_of
@@ -89,20 +97,20 @@ class _Failure:
     error: BaseException
     final: bool = False
     keep: bool = False
-    again: Cut | None = None
+    again: EpochPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
     """What a lane is at. then: what follows, in the coordinator's thread; failed: what follows an error. begun: on time.monotonic()."""
 
-    flight: Flight
+    in_flight: InFlightEpoch
     begun: float
-    then: Callable[[Flight, Any], None]
-    failed: Callable[[Flight, BaseException], None]
+    then: Callable[[InFlightEpoch, Any], None]
+    failed: Callable[[InFlightEpoch, BaseException], None]
 
 
-class InFlight:
+class EpochScheduler:
     """Epochs between their trigger and their end, oldest first.
 
     tolerated: called with a failure once everything that fell is discarded; raises it if the run must not go on. again: the cut to begin
@@ -111,16 +119,16 @@ class InFlight:
 
     def __init__(
         self,
-        shop: Workshop,
+        context: RunContext,
         coordinator: Coordinator,
         heartbeat: Heartbeat,
-        lanes: Lanes,
+        runner: StepRunner,
         tolerated: Callable[[int, WeirError], None],
     ) -> None:
-        self._shop, self._coordinator, self._heartbeat, self._lanes = shop, coordinator, heartbeat, lanes
+        self._context, self._coordinator, self._heartbeat, self._lanes = context, coordinator, heartbeat, runner
         self._tolerated = tolerated
-        self._flights: list[Flight] = []
-        self._fallen: list[Flight] = []
+        self._in_flight_epochs: list[InFlightEpoch] = []
+        self._fallen: list[InFlightEpoch] = []
         self._failure: _Failure | None = None
         self._steps: dict[str, _Step] = {}
         self._looks_since: float | None = None
@@ -130,14 +138,14 @@ class InFlight:
         self._failures_before = 0
         self._has_confirmed = False
         self._commit_ms, self._publishing_ms, self._pruning_ms = 0.0, 0.0, 0.0
-        self._here = _mark(work_dir(shop))
-        self.frontier = Frontier.at(None)
+        self._here = _mark(work_dir(context))
+        self.frontier = SourceOffsets.at(None)
         self._bases: dict[str, dict[int, Snapshot]] = {}
         self._channels: dict[str, StateFile] = {}
-        self.again: Cut | None = None
+        self.again: EpochPlan | None = None
         self._kept: list[Ack] = []
         self._pruning_waits = False
-        self._tips: dict[str, Tip] = {}
+        self._progress_by_stage: dict[str, StageProgress] = {}
         self._beats: dict[str, int] = {}
         self._restores_seen, self._restores_said = 0.0, 0.0
         self._stand_on_head()
@@ -147,7 +155,7 @@ class InFlight:
     @property
     def empty(self) -> bool:
         """Whether nothing is in flight, and nothing that fell is still to be cleared up."""
-        return not (self._flights or self._fallen or self._steps or self._failure)
+        return not (self._in_flight_epochs or self._fallen or self._steps or self._failure)
 
     @property
     def has_room(self) -> bool:
@@ -158,27 +166,27 @@ class InFlight:
         """
         if self._fallen or self._failure is not None:
             return False
-        most = self._shop.settings.checkpoints.max_concurrent
-        pending = sum(flight.confirmed is None for flight in self._flights)
-        return pending < most and (most > 1 or not self._flights) and not (pending and self._is_full)
+        most = self._context.settings.checkpoints.max_concurrent
+        pending = sum(in_flight.confirmed is None for in_flight in self._in_flight_epochs)
+        return pending < most and (most > 1 or not self._in_flight_epochs) and not (pending and self._is_full)
 
     @property
     def _is_full(self) -> bool:
         """Whether so much waits to be uploaded, or applied, that only the oldest epoch may go on."""
-        configured, stages = self._shop.settings.checkpoints, self._shop.pipeline.stages
-        waiting = pending_bytes(self._flights, self._tips, stages, configured.mode == "full")
+        configured, stages = self._context.settings.checkpoints, self._context.pipeline.stages
+        waiting = pending_bytes(self._in_flight_epochs, self._progress_by_stage, stages, configured.mode == "full")
         return waiting > configured.max_pending_mb * _MIB
 
     @property
     def behind(self) -> dict[str, int]:
         """Stages that epochs wait in front of, each with the number of those that have rows."""
-        queues = {uid: tip.waiting for uid, tip in self._tips.items() if tip.waiting}
+        queues = {uid: progress.waiting for uid, progress in self._progress_by_stage.items() if progress.waiting}
         return {uid: sum(bool(one.layers) for one in queue) for uid, queue in queues.items()}
 
     @property
     def reading(self) -> set[tuple[str, str]]:
         """Source and name of every file that an epoch in flight reads."""
-        cuts = [flight.cut.slices for flight in [*self._fallen, *self._flights]]
+        cuts = [in_flight.cut.slices for in_flight in [*self._fallen, *self._in_flight_epochs]]
         return {(name, file.name) for slices in cuts for name, planned in slices.items() for file in planned.files}
 
     def fell(self) -> bool:
@@ -189,23 +197,25 @@ class InFlight:
     @property
     def answers(self) -> set[str]:
         """Names of the requests that epochs in flight will answer."""
-        return {known.name for flight in self._flights for known in flight.cut.requests}
+        return {known.name for in_flight in self._in_flight_epochs for known in in_flight.cut.requests}
 
     # -- what the run does
 
-    def begin(self, cut: Cut) -> bool:
+    def begin(self, cut: EpochPlan) -> bool:
         """Trigger an epoch. False if the coordinator refuses."""
-        shop, coordinator = self._shop, self._coordinator
-        expected = {stage.uid: shop.settings.spark.parallelism for stage in shop.pipeline.stages}
+        context, coordinator = self._context, self._coordinator
+        expected = {stage.uid: context.settings.spark.parallelism for stage in context.pipeline.stages}
         # It was due before its slice was planned, or nobody was to wait for it: no pause is kept twice.
         pending = coordinator.trigger(time.monotonic(), cut.trigger, expected, catching_up=True)
         if isinstance(pending, Refusal):
             log.warning("no epoch was begun", reason=pending.reason)
             return False
         triggered_at = cut.at or datetime.now(UTC)
-        self.frontier = self.frontier.after(cut.slices, shop.readers, triggered_at)
+        self.frontier = self.frontier.after(cut.slices, context.readers, triggered_at)
         deadline = time.monotonic() + coordinator.policy.timeout
-        self._flights.append(Flight(pending, cut, self.frontier, triggered_at, time.perf_counter(), deadline))
+        self._in_flight_epochs.append(
+            InFlightEpoch(pending, cut, self.frontier, triggered_at, time.perf_counter(), deadline)
+        )
         self.again = None if cut is self.again else self.again
         self._start()
         return True
@@ -227,7 +237,7 @@ class InFlight:
             if not self._reports:  # what has ended well is told first
                 self._give_up()
             self._start()
-            if not (self._steps or self._flights or self._reports):
+            if not (self._steps or self._in_flight_epochs or self._reports):
                 self._land()
             if self._reports or ended is None or self._seen is not None:
                 break
@@ -269,17 +279,17 @@ class InFlight:
     def _abandon(self) -> None:
         """Wait for steps that run, for a while, and discard what is in flight, unless its commit may have landed."""
         with suppress(Exception):  # a JVM that is gone must not hide why the run ends
-            self._shop.executor.cancel()
+            self._context.executor.cancel()
         until = time.monotonic() + _GOODBYE_SECONDS
         while self._steps and time.monotonic() < until:
             ended = self._lanes.next(max(0.0, until - time.monotonic()))
             if ended is not None:
                 self._steps.pop(ended.lane, None)
         with suppress(FencedError):
-            raise_if_fenced(self._shop, RuntimeError("the run ended"))
-            for flight in [*self._fallen, *self._flights]:
-                if not flight.may_stand:
-                    self._discard(flight)
+            raise_if_fenced(self._context, RuntimeError("the run ended"))
+            for in_flight in [*self._fallen, *self._in_flight_epochs]:
+                if not in_flight.may_stand:
+                    self._discard(in_flight)
 
     # -- steps
 
@@ -292,393 +302,413 @@ class InFlight:
                 _RESTORES,
                 waiting,
                 _LOOK,
-                partial(restore_progress.read, self._shop.storage),
+                partial(restore_progress.read, self._context.storage),
                 self._fetching,
                 _no_matter,
             )
-        for flight in list(self._flights):
-            if self._free(_IDS, flight, _NOTE):
-                self._begin(_IDS, flight, _NOTE, partial(self._heartbeat.begin, flight.pending.id), self._noted)
-            for stage in self._shop.pipeline.stages:
-                if self._may_work(flight, stage):
-                    self._begin_stage(flight, stage)
-                elif self._may_upload(flight, stage):
-                    self._begin_upload(flight, stage)
-                if self._may_judge(flight, stage):
-                    judging = partial(judge, self._shop, stage, to_judge(flight, stage))
-                    self._begin(_GATES, flight, stage.uid, judging, partial(self._judged, stage))
-            if self._may_seal(flight):
-                sealing = partial(steps.completed, self._shop, flight, self._coordinator.head, self._channels)
-                self._begin(_COMMITS, flight, _SEAL, sealing, self._seal)
-            if flight.sealed is not None and self._may_commit(flight):
-                self._commit(flight, *flight.sealed)
-            if flight.confirmed is not None and self._free(_PUBLISHING, flight, _PUBLISH):
-                step = partial(steps.publish, self._shop, flight, flight.confirmed)
-                self._begin(_PUBLISHING, flight, _PUBLISH, step, self._published, self._not_finished)
-            if flight.published is not None and self._free(_PRUNING, flight, _FINISH):
-                self._finish(flight, flight.published)
+        for in_flight in list(self._in_flight_epochs):
+            if self._free(_IDS, in_flight, _NOTE):
+                self._begin(_IDS, in_flight, _NOTE, partial(self._heartbeat.begin, in_flight.pending.id), self._noted)
+            for stage in self._context.pipeline.stages:
+                if self._may_work(in_flight, stage):
+                    self._begin_stage(in_flight, stage)
+                elif self._may_upload(in_flight, stage):
+                    self._begin_upload(in_flight, stage)
+                if self._may_judge(in_flight, stage):
+                    judging = partial(judge, self._context, stage, to_judge(in_flight, stage))
+                    self._begin(_GATES, in_flight, stage.uid, judging, partial(self._judged, stage))
+            if self._may_seal(in_flight):
+                sealing = partial(steps.completed, self._context, in_flight, self._coordinator.head, self._channels)
+                self._begin(_COMMITS, in_flight, _SEAL, sealing, self._seal)
+            if in_flight.sealed is not None and self._may_commit(in_flight):
+                self._commit(in_flight, *in_flight.sealed)
+            if in_flight.confirmed is not None and self._free(_PUBLISHING, in_flight, _PUBLISH):
+                step = partial(steps.publish, self._context, in_flight, in_flight.confirmed)
+                self._begin(_PUBLISHING, in_flight, _PUBLISH, step, self._published, self._not_finished)
+            if in_flight.published is not None and self._free(_PRUNING, in_flight, _FINISH):
+                self._finish(in_flight, in_flight.published)
 
     def _begin(
         self,
         lane: str,
-        flight: Flight,
+        in_flight: InFlightEpoch,
         what: str,
         step: Callable[[], object],
-        then: Callable[[Flight, Any], None],
-        failed: Callable[[Flight, BaseException], None] | None = None,
+        then: Callable[[InFlightEpoch, Any], None],
+        failed: Callable[[InFlightEpoch, BaseException], None] | None = None,
     ) -> None:
-        flight.begun.add((lane, what))
-        self._steps[lane] = _Step(flight, time.monotonic(), then, failed or self._fail)
+        in_flight.begun.add((lane, what))
+        self._steps[lane] = _Step(in_flight, time.monotonic(), then, failed or self._fail)
         self._lanes.start(lane, step)
 
-    def _free(self, lane: str, flight: Flight, what: str) -> bool:
-        return lane not in self._steps and (lane, what) not in flight.begun
+    def _free(self, lane: str, in_flight: InFlightEpoch, what: str) -> bool:
+        return lane not in self._steps and (lane, what) not in in_flight.begun
 
-    def _may_work(self, flight: Flight, stage: Stage) -> bool:
-        before = self._before(flight)
+    def _may_work(self, in_flight: InFlightEpoch, stage: Stage) -> bool:
+        before = self._before(in_flight)
         if (
-            not flight.noted
-            or not self._free(stage.uid, flight, _JOB)
+            not in_flight.noted
+            or not self._free(stage.uid, in_flight, _JOB)
             or (before is not None and stage.uid not in before.acks)
         ):
             return False
         # No stage gets to see rows that a gate refuses.
-        if isinstance(stage.input, Stage) and stage.input.uid not in flight.judged:
+        if isinstance(stage.input, Stage) and stage.input.uid not in in_flight.judged:
             return False
-        if self._follows_confirmed(flight):
+        if self._follows_confirmed(in_flight):
             return True
-        return self._tips[stage.uid].settled and stage.uid not in flight.elsewhere and not self._is_full
+        return self._progress_by_stage[stage.uid].settled and stage.uid not in in_flight.elsewhere and not self._is_full
 
-    def _may_wait_for_state(self) -> Flight | None:
+    def _may_wait_for_state(self) -> InFlightEpoch | None:
         """The epoch of a stage that is at work for so long that one should look whether it waits for its state, and how far that is."""
         if _RESTORES in self._steps:
             return None
-        now, stages = time.monotonic(), {stage.uid for stage in self._shop.pipeline.stages}
-        for step in [step for lane, step in self._steps.items() if lane in stages and step.flight in self._flights]:
+        now, stages = time.monotonic(), {stage.uid for stage in self._context.pipeline.stages}
+        for step in [
+            step for lane, step in self._steps.items() if lane in stages and step.in_flight in self._in_flight_epochs
+        ]:
             since = max(step.begun, self._restores_seen)
-            if now >= since + min(_RESTORES_SECONDS, (step.flight.deadline - since) / 4):
-                return step.flight
+            if now >= since + min(_RESTORES_SECONDS, (step.in_flight.deadline - since) / 4):
+                return step.in_flight
         return None
 
-    def _fetching(self, _: Flight, found: list[Restoring]) -> None:
+    def _fetching(self, _: InFlightEpoch, found: list[Restoring]) -> None:
         """The time in which state is fetched is no epoch's own."""
-        generation = int(self._shop.generation)
+        generation = int(self._context.generation)
         own = [one for one in found if one.generation == generation and self._beats.get(one.path) != one.beat]
         self._beats = {one.path: one.beat for one in found}
-        for flight in self._flights:
-            fetched = [one for one in own if one.epoch == int(flight.pending.id)]
+        for in_flight in self._in_flight_epochs:
+            fetched = [one for one in own if one.epoch == int(in_flight.pending.id)]
             if not fetched:
                 continue
-            self._prolong(flight)
+            self._prolong(in_flight)
             if time.monotonic() - self._restores_said >= _SAID_SECONDS:
                 self._restores_said = time.monotonic()
                 stages = sorted({str(one.stage) for one in fetched})
-                log.info("state is being fetched", epoch=int(flight.pending.id), stages=stages, here=described(fetched))
+                log.info(
+                    "state is being fetched", epoch=int(in_flight.pending.id), stages=stages, here=described(fetched)
+                )
 
-    def _may_judge(self, flight: Flight, stage: Stage) -> bool:
-        return stage.uid in flight.acks and stage.uid not in flight.judged and self._free(_GATES, flight, stage.uid)
+    def _may_judge(self, in_flight: InFlightEpoch, stage: Stage) -> bool:
+        return (
+            stage.uid in in_flight.acks
+            and stage.uid not in in_flight.judged
+            and self._free(_GATES, in_flight, stage.uid)
+        )
 
-    def _may_upload(self, flight: Flight, stage: Stage) -> bool:
+    def _may_upload(self, in_flight: InFlightEpoch, stage: Stage) -> bool:
         """One after the other, and not before what the epoch builds on is in storage."""
         return (
-            any(ack.handover is not None for ack in flight.acks.get(stage.uid, ()))
-            and self._free(_UPLOADS, flight, stage.uid)
-            and self._follows_stored(flight)
+            any(ack.handover is not None for ack in in_flight.acks.get(stage.uid, ()))
+            and self._free(_UPLOADS, in_flight, stage.uid)
+            and self._follows_stored(in_flight)
             # What the stages downstream leave of its rows is uploaded with it.
-            and (not self._may_wait or all(other.uid in flight.acks for other in self._shop.pipeline.stages))
+            and (not self._may_wait or all(other.uid in in_flight.acks for other in self._context.pipeline.stages))
         )
 
     @property
     def _may_wait(self) -> bool:
         """Whether stages may leave rows that they have not applied."""
-        configured = self._shop.settings.checkpoints.alignment_timeout_seconds
-        return configured is not None or any(tip.waiting for tip in self._tips.values())
+        configured = self._context.settings.checkpoints.alignment_timeout_seconds
+        return configured is not None or any(progress.waiting for progress in self._progress_by_stage.values())
 
-    def _may_seal(self, flight: Flight) -> bool:
+    def _may_seal(self, in_flight: InFlightEpoch) -> bool:
         return (
-            flight.pending.complete
-            and all(stage.uid in flight.judged for stage in self._shop.pipeline.stages)
-            and self._free(_COMMITS, flight, _SEAL)
-            and self._follows_confirmed(flight)
+            in_flight.pending.complete
+            and all(stage.uid in in_flight.judged for stage in self._context.pipeline.stages)
+            and self._free(_COMMITS, in_flight, _SEAL)
+            and self._follows_confirmed(in_flight)
         )
 
-    def _may_commit(self, flight: Flight) -> bool:
+    def _may_commit(self, in_flight: InFlightEpoch) -> bool:
         """Beside the publishing of the epoch before, and no further ahead: what sinks lack stays little. And beside the pruning of one more."""
-        before = self._flights[: self._flights.index(flight)]
+        before = self._in_flight_epochs[: self._in_flight_epochs.index(in_flight)]
         lacking = sum(other.published is None for other in before)
-        return self._free(_COMMITS, flight, _COMMIT) and lacking <= 1 and len(before) <= 2
+        return self._free(_COMMITS, in_flight, _COMMIT) and lacking <= 1 and len(before) <= 2
 
-    def _follows_confirmed(self, flight: Flight) -> bool:
-        before = self._before(flight)
+    def _follows_confirmed(self, in_flight: InFlightEpoch) -> bool:
+        before = self._before(in_flight)
         return before is None or before.confirmed is not None
 
-    def _follows_stored(self, flight: Flight) -> bool:
+    def _follows_stored(self, in_flight: InFlightEpoch) -> bool:
         """Whether all of the epoch before is in storage, and it is the next to be confirmed."""
-        before = self._before(flight)
+        before = self._before(in_flight)
         return before is None or (before.pending.complete and self._follows_confirmed(before))
 
-    def _stored_base(self, flight: Flight, stage: Stage) -> dict[int, Snapshot]:
+    def _stored_base(self, in_flight: InFlightEpoch, stage: Stage) -> dict[int, Snapshot]:
         """What the epoch builds on, by subtask, as the epoch before names it."""
-        before = self._before(flight)
+        before = self._before(in_flight)
         if before is None or before.confirmed is not None:
             return self._bases[stage.uid]
         return snapshots_of(before.pending.files(), stage.uid)
 
-    def _before(self, flight: Flight) -> Flight | None:
-        index = self._flights.index(flight)
-        return self._flights[index - 1] if index else None
+    def _before(self, in_flight: InFlightEpoch) -> InFlightEpoch | None:
+        index = self._in_flight_epochs.index(in_flight)
+        return self._in_flight_epochs[index - 1] if index else None
 
-    def _after(self, flight: Flight) -> Flight | None:
-        return next(iter(self._flights[self._flights.index(flight) + 1 :]), None)
+    def _after(self, in_flight: InFlightEpoch) -> InFlightEpoch | None:
+        return next(iter(self._in_flight_epochs[self._in_flight_epochs.index(in_flight) + 1 :]), None)
 
-    def _begin_stage(self, flight: Flight, stage: Stage) -> None:
+    def _begin_stage(self, in_flight: InFlightEpoch, stage: Stage) -> None:
         keep = {
             AttemptId(name)
-            for other in self._flights
+            for other in self._in_flight_epochs
             for ack in other.handed_over
             if ack.operator == stage.uid and ack.handover is not None
             for name in (ack.attempt, ack.handover.base or "")
         }
         keep |= {known.attempt for known in self._bases[stage.uid].values()}
         keep |= {ack.attempt for ack in self._kept if ack.operator == stage.uid}
-        if self._before(flight) is not None:  # it has waited for its turn
-            self._prolong(flight)
+        if self._before(in_flight) is not None:  # it has waited for its turn
+            self._prolong(in_flight)
         # On a cluster a scan of rows that one host alone has may run on another.
         leaves = isinstance(stage.input, Stage) and self._may_wait
-        apart = self._shop.pipeline.feeds_others(stage) or leaves
-        shared = self._shop.settings.spark.master.startswith("local") or not apart
+        apart = self._context.pipeline.feeds_others(stage) or leaves
+        shared = self._context.settings.spark.master.startswith("local") or not apart
         here = self._here if shared else None
-        tip = self._tips[stage.uid]
-        flight.work[stage.uid] = plan(self._shop, flight, stage, tip)
+        progress = self._progress_by_stage[stage.uid]
+        in_flight.work[stage.uid] = plan(self._context, in_flight, stage, progress)
         # A later epoch that ends its worker again and again must not take this one's snapshot along, in this run or in the next.
         proven = self._has_confirmed and not self._coordinator.failures
-        asynchronous = self._shop.settings.state.asynchronous_snapshots and proven
-        step = partial(run_stage, self._shop, flight, stage, tip, frozenset(keep), here, self._may_wait, asynchronous)
-        self._begin(stage.uid, flight, _JOB, step, partial(self._worked, stage))
+        asynchronous = self._context.settings.state.asynchronous_snapshots and proven
+        step = partial(
+            run_stage, self._context, in_flight, stage, progress, frozenset(keep), here, self._may_wait, asynchronous
+        )
+        self._begin(stage.uid, in_flight, _JOB, step, partial(self._worked, stage))
 
-    def _begin_upload(self, flight: Flight, stage: Stage) -> None:
-        first = all(lane != _UPLOADS for lane, _ in flight.begun)
-        if first and self._before(flight) is not None:  # it has waited for that one's uploads
-            self._prolong(flight)
-        uploading = partial(steps.upload, self._shop, flight, stage, self._stored_base(flight, stage))
-        self._begin(_UPLOADS, flight, stage.uid, uploading, partial(self._uploaded, stage))
+    def _begin_upload(self, in_flight: InFlightEpoch, stage: Stage) -> None:
+        first = all(lane != _UPLOADS for lane, _ in in_flight.begun)
+        if first and self._before(in_flight) is not None:  # it has waited for that one's uploads
+            self._prolong(in_flight)
+        uploading = partial(steps.upload, self._context, in_flight, stage, self._stored_base(in_flight, stage))
+        self._begin(_UPLOADS, in_flight, stage.uid, uploading, partial(self._uploaded, stage))
 
     # -- what follows a step
 
     def _take(self, ended: Ended) -> None:
         step = self._steps.pop(ended.lane)
         for ack in ended.result.acks if isinstance(ended.result, StageResult) else ():
-            self._shop.storage.traffic.add(ack.traffic or {})
-        if step.flight in self._fallen:
+            self._context.storage.traffic.add(ack.traffic or {})
+        if step.in_flight in self._fallen:
             if isinstance(ended.result, StageResult):
-                step.flight.handed_over += [ack for ack in ended.result.acks if ack.handover is not None]
-            if isinstance(ended.error, RunEndedError) and step.flight.may_stand:  # says more than why it fell
-                self._failure = _Failure(step.flight.pending.id, ended.error, keep=True)
+                step.in_flight.handed_over += [ack for ack in ended.result.acks if ack.handover is not None]
+            if isinstance(ended.error, RunEndedError) and step.in_flight.may_stand:  # says more than why it fell
+                self._failure = _Failure(step.in_flight.pending.id, ended.error, keep=True)
             return
         if ended.error is not None:
-            step.failed(step.flight, ended.error)
+            step.failed(step.in_flight, ended.error)
             return
         try:
-            step.then(step.flight, ended.result)
+            step.then(step.in_flight, ended.result)
         except Exception as error:
-            step.failed(step.flight, error)
+            step.failed(step.in_flight, error)
 
-    def _noted(self, flight: Flight, _: None) -> None:
-        flight.noted = True
+    def _noted(self, in_flight: InFlightEpoch, _: None) -> None:
+        in_flight.noted = True
 
-    def _worked(self, stage: Stage, flight: Flight, result: StageResult) -> None:
-        flight.handed_over += [ack for ack in result.acks if ack.handover is not None]
-        if self._runs_again(stage, flight, result.acks):
+    def _worked(self, stage: Stage, in_flight: InFlightEpoch, result: StageResult) -> None:
+        in_flight.handed_over += [ack for ack in result.acks if ack.handover is not None]
+        if self._runs_again(stage, in_flight, result.acks):
             return
         for ack in result.acks:
-            self._receive(flight, ack)
-        check_acks(flight, stage)
+            self._receive(in_flight, ack)
+        check_acks(in_flight, stage)
         if result.again is not None:
-            self._set_aside(flight, result.again)
+            self._set_aside(in_flight, result.again)
             return
-        flight.ms |= result.ms
-        columns = self._shop.inputs.get(stage.uid)
-        self._tips[stage.uid] = note_progress(flight, stage, self._tips[stage.uid], columns)
-        flight.acks[stage.uid] = flight.pending.acks_of(stage.uid)
+        in_flight.ms |= result.ms
+        columns = self._context.inputs.get(stage.uid)
+        self._progress_by_stage[stage.uid] = note_progress(
+            in_flight, stage, self._progress_by_stage[stage.uid], columns
+        )
+        in_flight.acks[stage.uid] = in_flight.pending.acks_of(stage.uid)
         if result.shapes is not None:
-            flight.shapes[stage.uid] = result.shapes
-        if not to_judge(flight, stage):
-            self._judged(stage, flight, (list(result.verdicts), {}))
+            in_flight.shapes[stage.uid] = result.shapes
+        if not to_judge(in_flight, stage):
+            self._judged(stage, in_flight, (list(result.verdicts), {}))
 
-    def _judged(self, stage: Stage, flight: Flight, said: tuple[list[Verdict], dict[str, float]]) -> None:
+    def _judged(self, stage: Stage, in_flight: InFlightEpoch, said: tuple[list[Verdict], dict[str, float]]) -> None:
         verdicts, ms = said
         evaluation.refuse(stage.uid, verdicts)
-        flight.verdicts += verdicts
-        flight.ms |= ms
-        flight.judged.add(stage.uid)
+        in_flight.verdicts += verdicts
+        in_flight.ms |= ms
+        in_flight.judged.add(stage.uid)
 
-    def _runs_again(self, stage: Stage, flight: Flight, acks: Sequence[Ack]) -> bool:
+    def _runs_again(self, stage: Stage, in_flight: InFlightEpoch, acks: Sequence[Ack]) -> bool:
         """Whether a subtask has landed where its base is not. Then the stage runs once more, as soon as that is in storage."""
         kinds = {ack.error["kind"] for ack in acks if ack.error is not None}
-        if LocalBaseError.__name__ not in kinds or stage.uid in flight.elsewhere:
+        if LocalBaseError.__name__ not in kinds or stage.uid in in_flight.elsewhere:
             return False
-        log.info("a subtask runs where its base is not", stage=stage.uid, epoch=flight.pending.id)
-        flight.losers += [file for ack in acks for file in ack.files if owns(ack, file)]
-        flight.elsewhere.add(stage.uid)
-        flight.begun.discard((stage.uid, _JOB))
+        log.info("a subtask runs where its base is not", stage=stage.uid, epoch=in_flight.pending.id)
+        in_flight.losers += [file for ack in acks for file in ack.files if owns(ack, file)]
+        in_flight.elsewhere.add(stage.uid)
+        in_flight.begun.discard((stage.uid, _JOB))
         return True
 
-    def _receive(self, flight: Flight, ack: Ack) -> None:
+    def _receive(self, in_flight: InFlightEpoch, ack: Ack) -> None:
         received = self._coordinator.receive(ack)
-        flight.losers += received.discard
+        in_flight.losers += received.discard
         if received.error is not None:
             raise from_report(received.error)
 
-    def _uploaded(self, stage: Stage, flight: Flight, acks: list[Ack]) -> None:
-        flight.uploaded[stage.uid] = acks
-        flight.ms[f"upload:{stage.uid}"] = max(ack.ms.get("upload", 0.0) for ack in acks)
-        if self._follows_confirmed(flight):
-            self._count_uploads(flight)
+    def _uploaded(self, stage: Stage, in_flight: InFlightEpoch, acks: list[Ack]) -> None:
+        in_flight.uploaded[stage.uid] = acks
+        in_flight.ms[f"upload:{stage.uid}"] = max(ack.ms.get("upload", 0.0) for ack in acks)
+        if self._follows_confirmed(in_flight):
+            self._count_uploads(in_flight)
 
-    def _count_uploads(self, flight: Flight) -> None:
+    def _count_uploads(self, in_flight: InFlightEpoch) -> None:
         """What is uploaded counts once that is confirmed which it refers to."""
-        for ack in [ack for acks in flight.uploaded.values() for ack in acks]:
-            self._receive(flight, ack)
-        flight.uploaded.clear()
+        for ack in [ack for acks in in_flight.uploaded.values() for ack in acks]:
+            self._receive(in_flight, ack)
+        in_flight.uploaded.clear()
 
-    def _seal(self, flight: Flight, sealed: tuple[Checkpoint, tuple[StateFile, ...]]) -> None:
-        flight.sealed = sealed
+    def _seal(self, in_flight: InFlightEpoch, sealed: tuple[Checkpoint, tuple[StateFile, ...]]) -> None:
+        in_flight.sealed = sealed
 
-    def _commit(self, flight: Flight, checkpoint: Checkpoint, files: tuple[StateFile, ...]) -> None:
-        flight.ms |= {"commits_before": self._commit_ms, "publishing_before": self._publishing_ms}
-        flight.ms |= {"pruning_before": self._pruning_ms}
+    def _commit(self, in_flight: InFlightEpoch, checkpoint: Checkpoint, files: tuple[StateFile, ...]) -> None:
+        in_flight.ms |= {"commits_before": self._commit_ms, "publishing_before": self._publishing_ms}
+        in_flight.ms |= {"pruning_before": self._pruning_ms}
         committing = self._coordinator.begin_commit()
-        assert committing is flight.pending, "its predecessor is confirmed, and every ack is in"
-        flight.may_stand = True
-        step = partial(commit, self._shop, flight, checkpoint, files)
-        self._begin(_COMMITS, flight, _COMMIT, step, self._committed, self._not_committed)
+        assert committing is in_flight.pending, "its predecessor is confirmed, and every ack is in"
+        in_flight.may_stand = True
+        step = partial(commit, self._context, in_flight, checkpoint, files)
+        self._begin(_COMMITS, in_flight, _COMMIT, step, self._committed, self._not_committed)
 
-    def _committed(self, flight: Flight, checkpoint: Checkpoint) -> None:
-        assert flight.sealed is not None, "it is what was committed"
-        _, files = flight.sealed
-        own = {file.path for file in flight.pending.files()}
+    def _committed(self, in_flight: InFlightEpoch, checkpoint: Checkpoint) -> None:
+        assert in_flight.sealed is not None, "it is what was committed"
+        _, files = in_flight.sealed
+        own = {file.path for file in in_flight.pending.files()}
         self._coordinator.completed(time.monotonic(), checkpoint, [file for file in files if file.path not in own])
         self._channels = _channels(files)
         self._failures_before, self._has_confirmed = 0, True
-        self._commit_ms = flight.ms["commit"]
-        self._shop.head = checkpoint
-        flight.confirmed = checkpoint
-        self._bases = {stage.uid: snapshots_of(files, stage.uid) for stage in self._shop.pipeline.stages}
-        follower = self._after(flight)
+        self._commit_ms = in_flight.ms["commit"]
+        self._context.head = checkpoint
+        in_flight.confirmed = checkpoint
+        self._bases = {stage.uid: snapshots_of(files, stage.uid) for stage in self._context.pipeline.stages}
+        follower = self._after(in_flight)
         if follower is not None:  # it has waited for this one: from now on the time is its own
             self._prolong(follower)
-        for uid, tip in self._tips.items():
+        for uid, progress in self._progress_by_stage.items():
             if follower is None or uid not in follower.acks:  # the tip is this epoch's
-                self._tips[uid] = tip.confirmed(self._bases[uid])
+                self._progress_by_stage[uid] = progress.confirmed(self._bases[uid])
         self._renew()
-        if follower is not None and follower in self._flights:
+        if follower is not None and follower in self._in_flight_epochs:
             try:
                 self._count_uploads(follower)
             except Exception as error:  # this epoch stands
                 self._fail(follower, error)
 
-    def _not_committed(self, flight: Flight, error: BaseException) -> None:
+    def _not_committed(self, in_flight: InFlightEpoch, error: BaseException) -> None:
         self._note_failures()
         # Only the registry knows its outcome then.
         keep = isinstance(error, RunEndedError) or not isinstance(error, WeirError)
         if not keep and not isinstance(error, FencedError):
-            self._coordinator.abort(time.monotonic(), flight.pending.id, FailureReason.COMMIT)
-            flight.may_stand = False
-        self._fall(flight, _Failure(flight.pending.id, error, keep=keep))
+            self._coordinator.abort(time.monotonic(), in_flight.pending.id, FailureReason.COMMIT)
+            in_flight.may_stand = False
+        self._fall(in_flight, _Failure(in_flight.pending.id, error, keep=keep))
         self._renew()
 
-    def _published(self, flight: Flight, publications: tuple[Publication, ...]) -> None:
-        flight.published = publications
-        self._publishing_ms = flight.ms["publish"]
+    def _published(self, in_flight: InFlightEpoch, publications: tuple[Publication, ...]) -> None:
+        in_flight.published = publications
+        self._publishing_ms = in_flight.ms["publish"]
 
-    def _finish(self, flight: Flight, publications: tuple[Publication, ...]) -> None:
-        others = [other.local_rows() for other in self._flights if other is not flight]
-        read = local_rows(file for tip in self._tips.values() for one in tip.waiting for file in one.files).union(
-            *others
-        )
-        ended = [*self._kept, *flight.handed_over]
+    def _finish(self, in_flight: InFlightEpoch, publications: tuple[Publication, ...]) -> None:
+        others = [other.local_rows() for other in self._in_flight_epochs if other is not in_flight]
+        read = local_rows(
+            file for progress in self._progress_by_stage.values() for one in progress.waiting for file in one.files
+        ).union(*others)
+        ended = [*self._kept, *in_flight.handed_over]
         self._kept = [ack for ack in ended if not read.isdisjoint(stage_upload.locals_of(ack))]
         done_with = [ack for ack in ended if ack not in self._kept]
-        self._pruning_waits = self._may_wait_with_pruning(flight)
+        self._pruning_waits = self._may_wait_with_pruning(in_flight)
         also = None if self._pruning_waits else self._coordinator.needed()
         if also is not None:  # others may be committed by then, of which only one is the newest
-            if flight.cut.requests:
-                also.setdefault(flight.pending.id, []).append("requests for it are being answered")
-            for later in self._flights[1:]:
+            if in_flight.cut.requests:
+                also.setdefault(in_flight.pending.id, []).append("requests for it are being answered")
+            for later in self._in_flight_epochs[1:]:
                 also.setdefault(later.pending.id, []).append("it is newer than the epoch that prunes")
-        assert flight.confirmed is not None, "it is what was published"
-        step = partial(steps.finish, self._shop, flight, flight.confirmed, publications, done_with, also)
-        self._begin(_PRUNING, flight, _FINISH, step, self._finished, self._not_finished)
+        assert in_flight.confirmed is not None, "it is what was published"
+        step = partial(steps.finish, self._context, in_flight, in_flight.confirmed, publications, done_with, also)
+        self._begin(_PRUNING, in_flight, _FINISH, step, self._finished, self._not_finished)
 
-    def _may_wait_with_pruning(self, flight: Flight) -> bool:
+    def _may_wait_with_pruning(self, in_flight: InFlightEpoch) -> bool:
         """Whether the next epoch would soon wait for it: that one then prunes for both. Never twice in a row."""
-        follower = self._after(flight)
-        asked = bool(flight.cut.requests)  # whoever asked for it waits
+        follower = self._after(in_flight)
+        asked = bool(in_flight.cut.requests)  # whoever asked for it waits
         could_begin = follower is not None and follower.pending.complete
         return could_begin and not asked and not self._pruning_waits
 
-    def _finished(self, flight: Flight, report: EpochReport) -> None:
+    def _finished(self, in_flight: InFlightEpoch, report: EpochReport) -> None:
         self._coordinator.pruned(report.pruned)
         self._pruning_ms = report.ms["prune"]
-        self._flights.remove(flight)
+        self._in_flight_epochs.remove(in_flight)
         self._reports.append(report)
-        if self._shop.registry.upkeep_due and _UPKEEP not in self._steps:
-            step = partial(steps.keep_up, self._shop)
-            self._begin(_UPKEEP, flight, _LOGS, step, lambda *_: None, self._not_kept_up)
+        if self._context.registry.upkeep_due and _UPKEEP not in self._steps:
+            step = partial(steps.keep_up, self._context)
+            self._begin(_UPKEEP, in_flight, _LOGS, step, lambda *_: None, self._not_kept_up)
 
-    def _not_kept_up(self, flight: Flight, error: BaseException) -> None:
+    def _not_kept_up(self, in_flight: InFlightEpoch, error: BaseException) -> None:
         """The next upkeep does it, unless somebody else owns the pipeline now."""
         if isinstance(error, FencedError):
-            self._not_finished(flight, error)
+            self._not_finished(in_flight, error)
         else:
             log.warning("the registry's logs were not shortened", error=plainly(error))
 
-    def _not_finished(self, flight: Flight, error: BaseException) -> None:
+    def _not_finished(self, in_flight: InFlightEpoch, error: BaseException) -> None:
         """It stands, as the next one does if its commit has landed or is about to: the next run publishes both. The others fall, but for one
         before it, which ends well."""
         ending = [
-            other for other in self._flights if other.published is not None and other.pending.id < flight.pending.id
+            other
+            for other in self._in_flight_epochs
+            if other.published is not None and other.pending.id < in_flight.pending.id
         ]
-        self._flights = [other for other in self._flights if other is not flight and other not in ending]
+        self._in_flight_epochs = [
+            other for other in self._in_flight_epochs if other is not in_flight and other not in ending
+        ]
         open_still = [pending for pending in self._coordinator.pending if not pending.committing]
         if open_still:
             self._coordinator.abort(time.monotonic(), open_still[0].id, FailureReason.PREDECESSOR)
-        self._fallen += self._flights
-        self._flights = ending
+        self._fallen += self._in_flight_epochs
+        self._in_flight_epochs = ending
         # Where nobody can tell what the registry holds, that ends the run.
         if self._failure is None or not self._failure.keep:
-            self._failure = _Failure(flight.pending.id, error, final=True)
+            self._failure = _Failure(in_flight.pending.id, error, final=True)
 
-    def _prolong(self, flight: Flight) -> None:
+    def _prolong(self, in_flight: InFlightEpoch) -> None:
         """The time that an epoch has waited for an earlier one is not its own."""
-        flight.deadline = max(flight.deadline, time.monotonic() + self._coordinator.policy.timeout)
-        self._coordinator.prolong(time.monotonic(), flight.pending.id)
+        in_flight.deadline = max(in_flight.deadline, time.monotonic() + self._coordinator.policy.timeout)
+        self._coordinator.prolong(time.monotonic(), in_flight.pending.id)
 
     def _renew(self) -> None:
         """The commit may have claimed a new generation: what is in flight carries the old one and falls, through no fault."""
-        if self._coordinator.generation == self._shop.generation:
+        if self._coordinator.generation == self._context.generation:
             return
         try:
-            self._heartbeat.renew(self._shop.generation)
+            self._heartbeat.renew(self._context.generation)
         except OSError as error:  # a missed beat; the checkpoint stands
             log.warning("heartbeat failed", error=plainly(error))
-        fallen = {aborted.pending.id for aborted in self._coordinator.renew(self._shop.generation)}
-        self._fallen += [flight for flight in self._flights if flight.pending.id in fallen]
-        self._flights = [flight for flight in self._flights if flight.pending.id not in fallen]
+        fallen = {aborted.pending.id for aborted in self._coordinator.renew(self._context.generation)}
+        self._fallen += [in_flight for in_flight in self._in_flight_epochs if in_flight.pending.id in fallen]
+        self._in_flight_epochs = [
+            in_flight for in_flight in self._in_flight_epochs if in_flight.pending.id not in fallen
+        ]
 
     # -- failures
 
     def _expire(self) -> None:
-        for flight in self._flights[1:]:
-            if all(step.flight is not flight for step in self._steps.values()):  # it waits for an earlier one
-                self._prolong(flight)
+        for in_flight in self._in_flight_epochs[1:]:
+            if all(step.in_flight is not in_flight for step in self._steps.values()):  # it waits for an earlier one
+                self._prolong(in_flight)
         self._note_failures()
         aborted = self._coordinator.expire(time.monotonic())
-        fallen = [flight for flight in self._flights if aborted and flight.pending is aborted[0].pending]
-        for flight in fallen:  # none where it has fallen already, behind a commit that ended the run
-            running = [lane for lane, step in self._steps.items() if step.flight is flight]
-            log.warning("an epoch's time is up", epoch=flight.pending.id, waits_for=running)
-            self._fall(flight, _Failure(flight.pending.id, late(self._shop, flight)))
+        fallen = [
+            in_flight for in_flight in self._in_flight_epochs if aborted and in_flight.pending is aborted[0].pending
+        ]
+        for in_flight in fallen:  # none where it has fallen already, behind a commit that ended the run
+            running = [lane for lane, step in self._steps.items() if step.in_flight is in_flight]
+            log.warning("an epoch's time is up", epoch=in_flight.pending.id, waits_for=running)
+            self._fall(in_flight, _Failure(in_flight.pending.id, late(self._context, in_flight)))
 
     def _give_up(self) -> None:
         """End the run where a step does not end, long after its time: of what has fallen, beside which no later epoch can begin, or of what
@@ -687,19 +717,19 @@ class InFlight:
 
         def ends_by(step: _Step) -> float:
             own = step.begun + self._coordinator.policy.timeout
-            return own if step.flight.may_stand else step.flight.deadline
+            return own if step.in_flight.may_stand else step.in_flight.deadline
 
         hung = [
             lane
             for lane, step in self._steps.items()
-            if (step.flight.may_stand or step.flight in self._fallen) and ends_by(step) < until
+            if (step.in_flight.may_stand or step.in_flight in self._fallen) and ends_by(step) < until
         ]
         if self._looks_since is not None and self._looks_since + self._coordinator.policy.timeout < until:
             hung.append(_LOOKS)
         if hung:
             raise RunEndedError(
                 f"A step does not end, {_GRACE_SECONDS:g} s after its epoch's time was up: {', '.join(sorted(hung))}.",
-                where=f"pipeline {self._shop.pipeline.title}",
+                where=f"pipeline {self._context.pipeline.title}",
                 next="Run again. If it happens again, look at what the stage's function or the storage waits for: a call without a timeout, mostly; "
                 "looks: at a slice of fewer files (epoch.max_files), if planning it takes that long.",
             ) from (self._failure.error if self._failure else None)
@@ -709,26 +739,26 @@ class InFlight:
         if self._failure is None:
             self._failures_before = self._coordinator.failures
 
-    def _fail(self, flight: Flight, error: BaseException) -> None:
-        if time.monotonic() >= flight.deadline and isinstance(error, WeirError):
-            cause, error = error, late(self._shop, flight)
+    def _fail(self, in_flight: InFlightEpoch, error: BaseException) -> None:
+        if time.monotonic() >= in_flight.deadline and isinstance(error, WeirError):
+            cause, error = error, late(self._context, in_flight)
             error.__cause__ = cause
         reason = FailureReason.GATE if isinstance(error, GateError) else FailureReason.JOB
         self._note_failures()
-        self._coordinator.abort(time.monotonic(), flight.pending.id, reason)
-        self._fall(flight, _Failure(flight.pending.id, error))
+        self._coordinator.abort(time.monotonic(), in_flight.pending.id, reason)
+        self._fall(in_flight, _Failure(in_flight.pending.id, error))
 
-    def _set_aside(self, flight: Flight, again: Cut) -> None:
+    def _set_aside(self, in_flight: InFlightEpoch, again: EpochPlan) -> None:
         """A gate has set rows aside: the epoch falls, and all that were built on it, through no fault of theirs."""
         self._note_failures()
-        self._coordinator.abort(time.monotonic(), flight.pending.id, FailureReason.GATE)
-        self._fall(flight, _Failure(flight.pending.id, RuntimeError("rows were set aside"), again=again))
+        self._coordinator.abort(time.monotonic(), in_flight.pending.id, FailureReason.GATE)
+        self._fall(in_flight, _Failure(in_flight.pending.id, RuntimeError("rows were set aside"), again=again))
 
-    def _fall(self, flight: Flight, failure: _Failure) -> None:
+    def _fall(self, in_flight: InFlightEpoch, failure: _Failure) -> None:
         """An epoch failed: it falls, and all that were built on it."""
-        index = self._flights.index(flight)
-        self._fallen += self._flights[index:]
-        self._flights = self._flights[:index]
+        index = self._in_flight_epochs.index(in_flight)
+        self._fallen += self._in_flight_epochs[index:]
+        self._in_flight_epochs = self._in_flight_epochs[:index]
         if (
             self._failure is not None
         ):  # a later epoch's says less, for it was built on this one; but it may have ended this one's worker
@@ -744,11 +774,11 @@ class InFlight:
         self._has_fallen = True
         if failure is not None:
             self._coordinator.count(time.monotonic(), self._failures_before + (failure.again is None))
-            raise_if_fenced(self._shop, failure.error)
+            raise_if_fenced(self._context, failure.error)
         if failure is None or not (failure.keep or isinstance(failure.error, FencedError)):
-            for flight in reversed(fallen):
-                if not flight.may_stand:
-                    self._discard(flight)
+            for in_flight in reversed(fallen):
+                if not in_flight.may_stand:
+                    self._discard(in_flight)
         self._stand_on_head()
         if failure is None:
             return
@@ -762,47 +792,47 @@ class InFlight:
                 self._coordinator.count(time.monotonic(), self._failures_before)
                 self.again = again
                 return
-        typed = steps.typed(failure.error, f"pipeline {self._shop.pipeline.title}, epoch {failure.epoch}")
+        typed = steps.typed(failure.error, f"pipeline {self._context.pipeline.title}, epoch {failure.epoch}")
         if typed is not None:
             raise typed from failure.error
         if failure.final or isinstance(failure.error, FencedError) or not isinstance(failure.error, WeirError):
             raise failure.error
         self._tolerated(failure.epoch, failure.error)
 
-    def _noted_on(self, error: HoldingError, flight: Flight) -> Cut | None:
+    def _noted_on(self, error: HoldingError, in_flight: InFlightEpoch) -> EpochPlan | None:
         """Note on an error which epoch it ended; returns the cut to take instead, where a file is set aside."""
-        cut = replace(flight.cut, at=flight.triggered_at)
-        again = hold_causes.without_bad_file(self._shop.readers, cut, error, self.frontier.expected)
-        hold_causes.note_slice(error, flight.pending.id, cut)
+        cut = replace(in_flight.cut, at=in_flight.triggered_at)
+        again = hold_causes.without_bad_file(self._context.readers, cut, error, self.frontier.expected)
+        hold_causes.note_slice(error, in_flight.pending.id, cut)
         return again
 
-    def _discard(self, flight: Flight) -> None:
-        discard(self._shop, flight.pending.generation, flight.pending.id)
-        stage_upload.clear(flight.handed_over)
+    def _discard(self, in_flight: InFlightEpoch) -> None:
+        discard(self._context, in_flight.pending.generation, in_flight.pending.id)
+        stage_upload.clear(in_flight.handed_over)
 
     def _stand_on_head(self) -> None:
         """What the next epoch builds on: the newest confirmed checkpoint, and nothing else."""
         head = self._coordinator.head
-        self._shop.head = head
-        self.frontier = Frontier.at(head)
-        files = self._shop.registry.files(head) if head else ()
-        stages = [stage.uid for stage in self._shop.pipeline.stages]
+        self._context.head = head
+        self.frontier = SourceOffsets.at(head)
+        files = self._context.registry.files(head) if head else ()
+        stages = [stage.uid for stage in self._context.pipeline.stages]
         known = {uid for uid, figures in head.operators.items() if figures["schema"]} if head else set()
         for found in (
-            self._shop.shapes,
-            self._shop.inputs,
-            self._shop.reads,
+            self._context.shapes,
+            self._context.inputs,
+            self._context.reads,
         ):  # what rows that were discarded looked like binds nobody
             for uid in found.keys() - known:
                 del found[uid]
-        self._bases = {uid: bases(self._shop, head, files, uid) for uid in stages}
+        self._bases = {uid: bases(self._context, head, files, uid) for uid in stages}
         self._channels = _channels(files)
-        self._tips = {uid: Tip.at(head, uid, self._bases[uid], self._channels) for uid in stages}
+        self._progress_by_stage = {uid: StageProgress.at(head, uid, self._bases[uid], self._channels) for uid in stages}
         stage_upload.clear(self._kept)  # from now on they are read from storage
         self._kept = []
 
 
-def _no_matter(flight: Flight, error: BaseException) -> None:
+def _no_matter(in_flight: InFlightEpoch, error: BaseException) -> None:
     """What cannot be looked at now is looked at again."""
 
 

@@ -13,22 +13,22 @@ import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.definition import QUARANTINE, ROW, FileSource, Stage, source_of
-from pipelines.runtime.epoch.in_flight_data import Unapplied, Work, joined, rest, work
-from pipelines.runtime.epoch.model import Applied, Flight, StageResult, Tip
+from pipelines.runtime.epoch.in_flight_data import InFlightData, Work, joined, rest, work
+from pipelines.runtime.epoch.model import Applied, InFlightEpoch, StageProgress, StageResult
 from pipelines.runtime.execution.executor import Channel, Landed
 from pipelines.runtime.gates import evaluation, quarantine
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.operators import LATE, MAIN, Progress, Shapes, shapes, watermarks
 from pipelines.runtime.operators.base import check_storable, refuse_same_names
 from pipelines.runtime.operators.compatibility import fit
-from pipelines.runtime.ownership.context import Workshop
-from pipelines.runtime.ownership.epoch_plan import Cut
+from pipelines.runtime.ownership.context import RunContext
+from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.ownership.local_paths import backend_options, objects, work_dir
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.task.run_task import KeyedTask
-from pipelines.runtime.timings import lap
+from pipelines.runtime.timings import record_ms
 from state_ops.backends import loader as backends
-from state_ops.checkpoints.checkpoint import Ack, Checkpoint, Handover, Snapshot, StagedFile, StateFile, to_micros
+from state_ops.checkpoints.checkpoint import Ack, Checkpoint, PendingUpload, Snapshot, StagedFile, StateFile, to_micros
 from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.errors import (
     ConfigurationError,
@@ -45,35 +45,35 @@ from state_ops.snapshots.stage_upload import read_by_next
 log = structlog.get_logger("weir.epoch")
 
 
-def plan(shop: Workshop, flight: Flight, stage: Stage, tip: Tip) -> Work:
+def plan(context: RunContext, in_flight: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
     """What the stage applies in this epoch: what it has left before, or this epoch's rows. The stage upstream has acked."""
     if isinstance(stage.input, FileSource):
-        planned = flight.cut.slices.get(stage.input.name)
+        planned = in_flight.cut.slices.get(stage.input.name)
         newest = planned.newest if planned else None
-        return Work(Unapplied(flight.pending.id, stage.uid, flight.now, newest, (), None))
+        return Work(InFlightData(in_flight.pending.id, stage.uid, in_flight.now, newest, (), None))
     upstream, more = stage.input.uid, None
-    at = flight.applied.get(upstream)
+    at = in_flight.applied.get(upstream)
     if at is not None:
-        rows = tuple(file for ack in flight.acks[upstream] for file in read_by_next(ack))
-        schema = shop.shapes[upstream].outputs[MAIN] if rows else None
-        more = Unapplied(at.epoch, upstream, at.now, at.watermark, (rows,) if rows else (), schema, closed=at.whole)
-    return work(joined(tip.waiting, more), tip.pace)
+        rows = tuple(file for ack in in_flight.acks[upstream] for file in read_by_next(ack))
+        schema = context.shapes[upstream].outputs[MAIN] if rows else None
+        more = InFlightData(at.epoch, upstream, at.now, at.watermark, (rows,) if rows else (), schema, closed=at.whole)
+    return work(joined(progress.waiting, more), progress.pace)
 
 
-def bases(shop: Workshop, head: Checkpoint | None, files: Sequence[StateFile], uid: str) -> dict[int, Snapshot]:
+def bases(context: RunContext, head: Checkpoint | None, files: Sequence[StateFile], uid: str) -> dict[int, Snapshot]:
     """What the subtasks of a stage build on, from the newest checkpoint and its listing, whatever their number was then."""
     recorded = head.operators.get(uid) if head else None
     if head is None or not recorded:
         return {}
-    now, groups = shop.settings.spark.parallelism, recorded["max_parallelism"]
+    now, groups = context.settings.spark.parallelism, recorded["max_parallelism"]
     return rescale.bases(files, uid, recorded["parallelism"], now, groups, head.commit_id)
 
 
 def run_stage(
-    shop: Workshop,
-    flight: Flight,
+    context: RunContext,
+    in_flight: InFlightEpoch,
     stage: Stage,
-    tip: Tip,
+    progress: StageProgress,
     keep: frozenset[AttemptId],
     here: Path | None,
     reread: bool,
@@ -81,156 +81,167 @@ def run_stage(
 ) -> StageResult:
     """Run a stage's job; then ask its gates on rows, if they may set rows aside and no subtask declined. Others are asked by `judge`.
 
-    tip: what the epoch builds on. keep: attempts whose local files other epochs in flight need. here, reread, asynchronous: as in
+    progress: what the epoch builds on. keep: attempts whose local files other epochs in flight need. here, reread, asynchronous: as in
     `KeyedTask`.
     """
     started, ms = time.perf_counter(), dict[str, float]()
-    rows = _input(shop, flight, stage)
-    fixed = _shapes(shop, flight, stage, rows)
+    rows = _input(context, in_flight, stage)
+    fixed = _shapes(context, in_flight, stage, rows)
     if fixed is None:  # nothing has ever arrived: there is no schema yet, hence no state and no rows
-        return StageResult(_nothing(shop, flight, stage))
-    full = shop.settings.checkpoints.mode == "full"  # then every snapshot is one of its own
-    if flight.work[stage.uid].first is None and not full and not tip.rescaled:
-        return StageResult(_idle(shop, flight, stage, tip), shapes=fixed)
-    _check_columns(shop, flight, stage)
+        return StageResult(_nothing(context, in_flight, stage))
+    full = context.settings.checkpoints.mode == "full"  # then every snapshot is one of its own
+    if in_flight.work[stage.uid].first is None and not full and not progress.rescaled:
+        return StageResult(_idle(context, in_flight, stage, progress), shapes=fixed)
+    _check_columns(context, in_flight, stage)
     task = replace(
-        _task(shop, flight, stage, fixed, tip), keep=keep, here=here, reread=reread, asynchronous=asynchronous
+        _task(context, in_flight, stage, fixed, progress),
+        keep=keep,
+        here=here,
+        reread=reread,
+        asynchronous=asynchronous,
     )
-    acks = shop.executor.run(task, rows, shop.inputs[stage.uid], lambda: flight.deadline)
+    acks = context.executor.run(task, rows, context.inputs[stage.uid], lambda: in_flight.deadline)
     verdicts: list[Verdict] = []
-    again: Cut | None = None
-    clock = lap(ms, f"stage:{stage.uid}", started)
+    again: EpochPlan | None = None
+    clock = record_ms(ms, f"stage:{stage.uid}", started)
     if all(ack.error is None for ack in acks):
-        acks = _with_quarantine(shop, flight, stage, acks)
+        acks = _with_quarantine(context, in_flight, stage, acks)
         files = _judged(stage, acks) if stage.quarantines else []
         if files:  # before anything is built on rows that are to go
-            looked_at = evaluation.looked_at(shop.storage, stage, files)
-            verdicts = _verdicts(shop, stage, files, looked_at)
+            looked_at = evaluation.looked_at(context.storage, stage, files)
+            verdicts = _verdicts(context, stage, files, looked_at)
             if any(verdict.quarantines for verdict in verdicts):
-                again = _without_failed(shop, flight, stage, acks, verdicts, looked_at)
-            lap(ms, f"quarantine:{stage.uid}", clock)
+                again = _without_failed(context, in_flight, stage, acks, verdicts, looked_at)
+            record_ms(ms, f"quarantine:{stage.uid}", clock)
     return StageResult(tuple(acks), tuple(verdicts), ms, fixed, again)
 
 
-def to_judge(flight: Flight, stage: Stage) -> list[StagedFile | StateFile]:
+def to_judge(in_flight: InFlightEpoch, stage: Stage) -> list[StagedFile | StateFile]:
     """What gates are still to look at of a stage that has acked: rows that it has handed out, unless its job has asked them already."""
-    return [] if stage.quarantines else _judged(stage, flight.acks[stage.uid])
+    return [] if stage.quarantines else _judged(stage, in_flight.acks[stage.uid])
 
 
 def judge(
-    shop: Workshop, stage: Stage, files: Sequence[StagedFile | StateFile]
+    context: RunContext, stage: Stage, files: Sequence[StagedFile | StateFile]
 ) -> tuple[list[Verdict], dict[str, float]]:
     """What a stage's gates say of the rows in these files, and the milliseconds of that."""
     ms, clock = dict[str, float](), time.perf_counter()
-    verdicts = _verdicts(shop, stage, files, evaluation.looked_at(shop.storage, stage, files))
-    lap(ms, f"gate:{stage.uid}", clock)
+    verdicts = _verdicts(context, stage, files, evaluation.looked_at(context.storage, stage, files))
+    record_ms(ms, f"gate:{stage.uid}", clock)
     return verdicts, ms
 
 
 def _verdicts(
-    shop: Workshop, stage: Stage, files: Sequence[StagedFile | StateFile], looked_at: pa.Table
+    context: RunContext, stage: Stage, files: Sequence[StagedFile | StateFile], looked_at: pa.Table
 ) -> list[Verdict]:
     """What a stage's gates say; a sample's keys are read only where one failed."""
     verdicts = evaluation.check(stage, looked_at)
-    return evaluation.with_keys(verdicts, stage.key, lambda: evaluation.staged(shop.storage, files, stage.key))
+    return evaluation.with_keys(verdicts, stage.key, lambda: evaluation.staged(context.storage, files, stage.key))
 
 
 def _judged(stage: Stage, acks: Sequence[Ack]) -> list[StagedFile | StateFile]:
     return [file for ack in acks for file in read_by_next(ack)] if evaluation.of_rows(stage) else []
 
 
-def _with_quarantine(shop: Workshop, flight: Flight, stage: Stage, acks: list[Ack]) -> list[Ack]:
+def _with_quarantine(context: RunContext, in_flight: InFlightEpoch, stage: Stage, acks: list[Ack]) -> list[Ack]:
     """The acks, with the rows that the stage's gates have set aside before this replay."""
     if not isinstance(stage.input, FileSource) or not stage.quarantines:
         return acks
-    planned = flight.cut.slices.get(stage.input.name)
+    planned = in_flight.cut.slices.get(stage.input.name)
     if planned is None or not planned.left_out:
         return acks
-    return quarantine.with_rows(shop.storage, shop.readers[stage.input.name], planned, stage, acks, work_dir(shop))
+    return quarantine.with_rows(
+        context.storage, context.readers[stage.input.name], planned, stage, acks, work_dir(context)
+    )
 
 
 def _without_failed(
-    shop: Workshop, flight: Flight, stage: Stage, acks: Sequence[Ack], verdicts: Sequence[Verdict], looked_at: pa.Table
-) -> Cut:
+    context: RunContext,
+    in_flight: InFlightEpoch,
+    stage: Stage,
+    acks: Sequence[Ack],
+    verdicts: Sequence[Verdict],
+    looked_at: pa.Table,
+) -> EpochPlan:
     """The epoch's cut without the rows that a quarantining gate refuses. Raises GateError where these are too many."""
     assert isinstance(stage.input, FileSource), "only such a stage may quarantine"
-    name, cut = stage.input.name, flight.cut
-    positions = quarantine.positions_of(shop.storage, acks)
+    name, cut = stage.input.name, in_flight.cut
+    positions = quarantine.positions_of(context.storage, acks)
     more = quarantine.decided(stage, cut.slices[name], cut.rounds, verdicts, looked_at, positions)
-    log.warning("a gate sets rows aside", stage=stage.uid, epoch=int(flight.pending.id), rows=len(more))
-    slices = {**cut.slices, name: shop.readers[name].without(cut.slices[name], more)}
+    log.warning("a gate sets rows aside", stage=stage.uid, epoch=int(in_flight.pending.id), rows=len(more))
+    slices = {**cut.slices, name: context.readers[name].without(cut.slices[name], more)}
     return replace(cut, slices=slices, rounds=cut.rounds + 1)
 
 
-def check_acks(flight: Flight, stage: Stage) -> None:
+def check_acks(in_flight: InFlightEpoch, stage: Stage) -> None:
     """Whether every subtask has acked."""
-    missing = flight.pending.missing(stage.uid)
+    missing = in_flight.pending.missing(stage.uid)
     if missing:
         raise TransientError(
             f"The subtasks {missing} of {stage.uid} did not ack.",
-            where=f"epoch {flight.pending.id}",
+            where=f"epoch {in_flight.pending.id}",
             next="The epoch was declined and will be replayed. Look at the executors' logs.",
         )
 
 
-def late(shop: Workshop, flight: Flight) -> TransientError:
+def late(context: RunContext, in_flight: InFlightEpoch) -> TransientError:
     """The error of an epoch whose time is up."""
     return TransientError(
-        f"Epoch {flight.pending.id} was aborted: it took longer than {shop.settings.checkpoints.timeout_seconds:g} s.",
-        where=f"pipeline {shop.pipeline.title}",
+        f"Epoch {in_flight.pending.id} was aborted: it took longer than {context.settings.checkpoints.timeout_seconds:g} s.",
+        where=f"pipeline {context.pipeline.title}",
         next="Raise checkpoints.timeout_seconds, or cut smaller slices (epoch.max_files, max_rows, max_bytes).",
     )
 
 
-def _input(shop: Workshop, flight: Flight, stage: Stage) -> Landed | Channel | None:
+def _input(context: RunContext, in_flight: InFlightEpoch, stage: Stage) -> Landed | Channel | None:
     """What the stage reads in this epoch; None if that is nothing."""
     if isinstance(stage.input, FileSource):
-        planned = flight.cut.slices.get(stage.input.name)
+        planned = in_flight.cut.slices.get(stage.input.name)
         if planned is None or not planned.files:
             return None
         assert planned.schema is not None
-        schema, reader = source_schema(stage, planned.schema), shop.readers[stage.input.name]
+        schema, reader = source_schema(stage, planned.schema), context.readers[stage.input.name]
         return Landed(schema, reader, planned.files, tuple(planned.positions_left_out()))
     upstream = stage.input.uid
-    acks = flight.acks[upstream]
+    acks = in_flight.acks[upstream]
     staged = [file for ack in acks for file in read_by_next(ack)]
     if (found := sum(file.rows or 0 for file in staged)) != (told := sum(ack.rows_out for ack in acks)):
         raise DamageError(
             f"{upstream} has handed out {told} rows, of which {found} are staged for {stage.uid}.",
-            where=f"epoch {flight.pending.id}",
+            where=f"epoch {in_flight.pending.id}",
             next="Nothing was applied. If it happens again, report it: it must not.",
         )
-    done = flight.work[stage.uid]
+    done = in_flight.work[stage.uid]
     if done.first is None or not done.files:
         return None
-    _check_digests(shop, flight, done.files)
+    _check_digests(context, in_flight, done.files)
     assert done.first.schema is not None
     # Without a transform they go through where once more, so that rows which fail for ever can be left out.
     as_seen = done.first.begun and stage.transform is not None
-    return Channel(done.first.schema, shop.storage, done.files, as_seen=as_seen)
+    return Channel(done.first.schema, context.storage, done.files, as_seen=as_seen)
 
 
-def _check_digests(shop: Workshop, flight: Flight, files: Sequence[StagedFile | StateFile]) -> None:
+def _check_digests(context: RunContext, in_flight: InFlightEpoch, files: Sequence[StagedFile | StateFile]) -> None:
     """Whether rows that are read from a checkpoint are those that it names."""
-    own = f"/{epoch_dir(flight.pending.generation, flight.pending.id)}/"
+    own = f"/{epoch_dir(in_flight.pending.generation, in_flight.pending.id)}/"
     for file in files:
         if isinstance(file, StateFile) and own not in file.path:
-            data = shop.storage.read_bytes(file.path)
+            data = context.storage.read_bytes(file.path)
             if data is None or hashlib.sha256(data).hexdigest() != file.digest:
                 raise DamageError(
                     f"Rows that {file.operator} has left in front of a stage {'are gone' if data is None else 'have changed'}.",
-                    where=shop.storage.full(file.path),
+                    where=context.storage.full(file.path),
                     next="Nothing was applied. `weir fsck` says what else is damaged; put the object back, or rewind.",
                 )
 
 
-def _check_columns(shop: Workshop, flight: Flight, stage: Stage) -> None:
+def _check_columns(context: RunContext, in_flight: InFlightEpoch, stage: Stage) -> None:
     """Refuse rows that were left under another definition of this stage or of the one upstream."""
-    first = flight.work[stage.uid].first
+    first = in_flight.work[stage.uid].first
     if first is None or first.schema is None:
         return
     assert isinstance(stage.input, Stage), "only such a stage leaves rows"
-    now = shop.inputs[stage.uid] if first.begun else shop.shapes[stage.input.uid].outputs[MAIN]
+    now = context.inputs[stage.uid] if first.begun else context.shapes[stage.input.uid].outputs[MAIN]
     if not first.schema.equals(now):
         raise PipelineError(
             f"{first.rows} rows of epoch {first.epoch} wait for {stage.uid} with other columns than it has now: "
@@ -241,29 +252,31 @@ def _check_columns(shop: Workshop, flight: Flight, stage: Stage) -> None:
         )
 
 
-def _shapes(shop: Workshop, flight: Flight, stage: Stage, rows: Landed | Channel | None) -> Shapes | None:
-    first = flight.work[stage.uid].first
+def _shapes(
+    context: RunContext, in_flight: InFlightEpoch, stage: Stage, rows: Landed | Channel | None
+) -> Shapes | None:
+    first = in_flight.work[stage.uid].first
     seen = rows.schema if rows is not None and not (first is not None and first.begun) else None
-    has_other_types = seen is not None and seen != shop.reads.get(stage.uid)  # a column of nulls has got its type
-    if stage.uid in shop.shapes and not has_other_types:
-        return shop.shapes[stage.uid]
+    has_other_types = seen is not None and seen != context.reads.get(stage.uid)  # a column of nulls has got its type
+    if stage.uid in context.shapes and not has_other_types:
+        return context.shapes[stage.uid]
     if seen is not None:
         raw: pa.Schema | None = seen
     elif isinstance(stage.input, FileSource):  # no rows, but the schema may be known: from the files read before,
-        known_files = flight.frontier.expected.get(stage.input.name)
+        known_files = in_flight.frontier.expected.get(stage.input.name)
         raw = None if known_files is None else source_schema(stage, known_files)
     else:  # or from the stage before
-        known = shop.shapes.get(stage.input.uid)
+        known = context.shapes.get(stage.input.uid)
         raw = known.outputs[MAIN] if known else None
     if raw is None:
         return None
-    schema = shop.executor.columns(stage, raw, "what was read before" if rows is None else rows.where)
+    schema = context.executor.columns(stage, raw, "what was read before" if rows is None else rows.where)
     fixed = shapes_of(stage, schema, raw)
-    _check_backend(shop, stage)
-    fixed = _fitted_to_head(shop, stage, fixed)
+    _check_backend(context, stage)
+    fixed = _fitted_to_head(context, stage, fixed)
     for table, output in tables_of(stage, fixed):
-        delta.check_table(shop.storage, table, output)
-    shop.reads[stage.uid], shop.inputs[stage.uid], shop.shapes[stage.uid] = raw, schema, fixed
+        delta.check_table(context.storage, table, output)
+    context.reads[stage.uid], context.inputs[stage.uid], context.shapes[stage.uid] = raw, schema, fixed
     return fixed
 
 
@@ -303,11 +316,11 @@ def tables_of(stage: Stage, fixed: Shapes) -> list[tuple[str, pa.Schema]]:
     return [(sink.table, fixed.outputs[output]) for sink, output in named if sink is not None]
 
 
-def _check_backend(shop: Workshop, stage: Stage) -> None:
+def _check_backend(context: RunContext, stage: Stage) -> None:
     """Refuse, before the first row, a backend that is not there or cannot read the state in the newest checkpoint."""
-    configured = shop.settings.state.backend
+    configured = context.settings.state.backend
     backends.named(configured)
-    head = shop.head
+    head = context.head
     recorded = head.operators.get(stage.uid) if head else None
     if head is None or not recorded or not recorded.get("schema"):
         return
@@ -320,15 +333,15 @@ def _check_backend(shop: Workshop, stage: Stage) -> None:
         )
 
 
-def _fitted_to_head(shop: Workshop, stage: Stage, fixed: Shapes) -> Shapes:
+def _fitted_to_head(context: RunContext, stage: Stage, fixed: Shapes) -> Shapes:
     """The shapes with a state schema that also reads the rows in the newest checkpoint; refuses, before the first row, code
     that does not fit them."""
-    head = shop.head
+    head = context.head
     recorded = head.operators.get(stage.uid) if head else None
     if not recorded or not recorded.get("schema"):
         return fixed
     assert head is not None
-    found = fit(stage, fixed, recorded, shop.pipeline)
+    found = fit(stage, fixed, recorded, context.pipeline)
     if found.problems:
         raise PipelineError(
             f"The stage {stage.uid} does not fit its stored state: " + "; ".join(found.problems) + ".",
@@ -342,30 +355,32 @@ def _fitted_to_head(shop: Workshop, stage: Stage, fixed: Shapes) -> Shapes:
     return found.shapes
 
 
-def _task(shop: Workshop, flight: Flight, stage: Stage, fixed: Shapes, tip: Tip) -> KeyedTask:
-    pipeline, settings = shop.pipeline, shop.settings
+def _task(
+    context: RunContext, in_flight: InFlightEpoch, stage: Stage, fixed: Shapes, progress: StageProgress
+) -> KeyedTask:
+    pipeline, settings = context.pipeline, context.settings
     tables = {MAIN: stage.sink.table} if stage.sink else {}
     if stage.late is not None:
         tables[LATE] = stage.late.table
-    doing = flight.work[stage.uid]
-    first = doing.first or Unapplied(flight.pending.id, stage.uid, flight.now, None, (), None)
+    doing = in_flight.work[stage.uid]
+    first = doing.first or InFlightData(in_flight.pending.id, stage.uid, in_flight.now, None, (), None)
     # What is given a name, or is the end, leaves nothing behind; a stage that reads a source has its slices for that.
-    stops = isinstance(stage.input, Stage) and flight.cut.trigger not in (Trigger.SAVEPOINT, Trigger.DRAIN)
+    stops = isinstance(stage.input, Stage) and in_flight.cut.trigger not in (Trigger.SAVEPOINT, Trigger.DRAIN)
     return KeyedTask(
         stage=stage,
         shapes=fixed,
-        epoch=flight.pending.id,
-        generation=flight.pending.generation,
+        epoch=in_flight.pending.id,
+        generation=in_flight.pending.generation,
         now=first.now,
-        progress=Progress(tip.watermark, known_watermark(flight, stage, tip), flight.cut.drain),
+        progress=Progress(progress.watermark, known_watermark(in_flight, stage, progress), in_flight.cut.drain),
         origin=first.epoch,
         patience=settings.checkpoints.alignment_timeout_seconds if stops else None,
         unfinished=bool(doing.left) or doing.first is None,
         parallelism=settings.spark.parallelism,
         max_parallelism=pipeline.max_parallelism,
-        storage=shop.storage,
-        work_dir=work_dir(shop),
-        bases=tip.bases,
+        storage=context.storage,
+        work_dir=work_dir(context),
+        bases=progress.bases,
         tables=tables,
         channel=pipeline.feeds_others(stage) or bool(evaluation.of_rows(stage)),
         event_time=source_of(stage).event_time,
@@ -377,10 +392,10 @@ def _task(shop: Workshop, flight: Flight, stage: Stage, fixed: Shapes, tip: Tip)
         full=settings.checkpoints.mode == "full",
         stages=tuple(known.uid for known in pipeline.stages),
         objects=objects(settings),
-        seconds=flight.deadline - time.monotonic(),
-        swept=tip.swept,
-        forgotten=tip.forgotten,
-        untold_timers=stage.function is not None and stage.on_timer is None and _untold(shop.head, stage),
+        seconds=in_flight.deadline - time.monotonic(),
+        swept=progress.swept,
+        forgotten=progress.forgotten,
+        untold_timers=stage.function is not None and stage.on_timer is None and _untold(context.head, stage),
     )
 
 
@@ -405,69 +420,71 @@ def cache_sizes(settings: Settings, stage: Stage) -> CacheSizes | None:
     return CacheSizes(configured.l1, configured.l2)
 
 
-def known_watermark(flight: Flight, stage: Stage, tip: Tip) -> int | None:
+def known_watermark(in_flight: InFlightEpoch, stage: Stage, progress: StageProgress) -> int | None:
     """The stage's watermark as far as it is known before its job: from file statistics or from the stage upstream."""
-    first = flight.work[stage.uid].first
-    return watermarks.before_job(stage, tip.watermark, first.arriving if first else None)
+    first = in_flight.work[stage.uid].first
+    return watermarks.before_job(stage, progress.watermark, first.arriving if first else None)
 
 
-def note_progress(flight: Flight, stage: Stage, tip: Tip, columns: pa.Schema | None) -> Tip:
+def note_progress(
+    in_flight: InFlightEpoch, stage: Stage, progress: StageProgress, columns: pa.Schema | None
+) -> StageProgress:
     """Record the stage's watermark after its job, what it has left, and what its where dropped; returns where the stage stands now.
 
     columns: those that its function sees.
     """
-    acks, done = flight.pending.acks_of(stage.uid), flight.work[stage.uid]
-    after, waiting, forgotten = tip.watermark, done.behind, tip.forgotten
+    acks, done = in_flight.pending.acks_of(stage.uid), in_flight.work[stage.uid]
+    after, waiting, forgotten = progress.watermark, done.behind, progress.forgotten
     if done.first is not None:
         left = rest(done, acks, columns)
         if left is not None:
             waiting = (left, *waiting)
-        forgotten = forgotten_after(tip.forgotten, stage.ttl, to_micros(done.first.now))
-        known, handed_on = known_watermark(flight, stage, tip), None
+        forgotten = forgotten_after(progress.forgotten, stage.ttl, to_micros(done.first.now))
+        known, handed_on = known_watermark(in_flight, stage, progress), None
         if left is None:
-            after = watermarks.after_job(stage, known, acks, flight.cut.drain)
-            handed_on = watermarks.handed_on(stage, known, after, flight.cut.drain)
-        flight.applied[stage.uid] = Applied(done.first.epoch, done.first.now, left is None, handed_on)
-        offered = _rows_offered(flight, stage)
+            after = watermarks.after_job(stage, known, acks, in_flight.cut.drain)
+            handed_on = watermarks.handed_on(stage, known, after, in_flight.cut.drain)
+        in_flight.applied[stage.uid] = Applied(done.first.epoch, done.first.now, left is None, handed_on)
+        offered = _rows_offered(in_flight, stage)
         if offered and stage.transform is None:
             taken = sum(ack.rows_in + ack.rows_null_key for ack in acks)
-            flight.dropped[stage.uid] = offered - taken - (left.rows if left else 0)
+            in_flight.dropped[stage.uid] = offered - taken - (left.rows if left else 0)
     if after is not None:
-        flight.watermarks[stage.uid] = after
-    flight.waiting[stage.uid] = waiting
-    flight.forgotten[stage.uid] = forgotten
-    return tip.after(acks, after, waiting, forgotten)
+        in_flight.watermarks[stage.uid] = after
+    in_flight.waiting[stage.uid] = waiting
+    in_flight.forgotten[stage.uid] = forgotten
+    return progress.after(acks, after, waiting, forgotten)
 
 
-def _rows_offered(flight: Flight, stage: Stage) -> int:
+def _rows_offered(in_flight: InFlightEpoch, stage: Stage) -> int:
     if isinstance(stage.input, FileSource):
-        planned = flight.cut.slices.get(stage.input.name)
+        planned = in_flight.cut.slices.get(stage.input.name)
         return planned.rows - len(planned.left_out) if planned else 0
-    first = flight.work[stage.uid].first
+    first = in_flight.work[stage.uid].first
     return first.rows if first is not None and not first.begun else 0
 
 
-def _idle(shop: Workshop, flight: Flight, stage: Stage, tip: Tip) -> tuple[Ack, ...]:
+def _idle(context: RunContext, in_flight: InFlightEpoch, stage: Stage, progress: StageProgress) -> tuple[Ack, ...]:
     """The acks of a stage that nothing has been handed on to in full: its state is what it was."""
     acks = []
-    for subtask in range(shop.settings.spark.parallelism):
-        base, attempt = tip.bases.get(subtask), AttemptId(new_attempt_id())
-        nowhere = work_dir(shop) / stage.uid / str(subtask) / attempt
-        handed = Handover(base.attempt if base else None, None, (), str(nowhere))
-        id, generation, swept = flight.pending.id, flight.pending.generation, tip.swept.get(subtask)
+    for subtask in range(context.settings.spark.parallelism):
+        base, attempt = progress.bases.get(subtask), AttemptId(new_attempt_id())
+        nowhere = work_dir(context) / stage.uid / str(subtask) / attempt
+        handed = PendingUpload(base.attempt if base else None, None, (), str(nowhere))
+        id, generation, swept = in_flight.pending.id, in_flight.pending.generation, progress.swept.get(subtask)
         acks.append(Ack(stage.uid, subtask, attempt, id, generation, swept=swept, handover=handed))
     return tuple(acks)
 
 
-def _nothing(shop: Workshop, flight: Flight, stage: Stage) -> tuple[Ack, ...]:
-    recorded = shop.head.operators.get(stage.uid) if shop.head else None
+def _nothing(context: RunContext, in_flight: InFlightEpoch, stage: Stage) -> tuple[Ack, ...]:
+    recorded = context.head.operators.get(stage.uid) if context.head else None
     if recorded and recorded["schema"]:
         raise DamageError(
-            f"Checkpoint {shop.head.id if shop.head else '?'} has state of {stage.uid}, but not what its input looks like.",
+            f"Checkpoint {context.head.id if context.head else '?'} has state of {stage.uid}, but not what its input looks like.",
             where=f"stage {stage.uid}",
             next="Nothing was changed. Let a file arrive and run again.",
         )
-    pending = flight.pending
+    pending = in_flight.pending
     return tuple(
         Ack(stage.uid, subtask, AttemptId(""), pending.id, pending.generation) for subtask in pending.missing(stage.uid)
     )

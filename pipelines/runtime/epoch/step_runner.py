@@ -2,7 +2,7 @@
 
 The coordinator alone decides what comes next. It starts steps and takes their results in one thread, so nothing that it knows
 is ever touched by another; a step gets values and gives one back. A test that puts the steps in an order of its own
-implements `Lanes` without threads.
+implements `StepRunner` without threads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Ended:
     error: BaseException | None
 
 
-class Lanes(Protocol):
+class StepRunner(Protocol):
     """Runs steps."""
 
     def start(self, lane: str, step: Callable[[], object]) -> None:

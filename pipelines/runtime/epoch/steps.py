@@ -23,20 +23,20 @@ import structlog
 from deltalake.exceptions import DeltaError
 
 from pipelines.runtime.definition import FileSource, Stage
-from pipelines.runtime.epoch.model import EpochReport, Flight
+from pipelines.runtime.epoch.model import EpochReport, InFlightEpoch
 from pipelines.runtime.epoch.stage_job import tables_of
 from pipelines.runtime.execution import spark_errors
 from pipelines.runtime.gates import epoch_gates, evaluation
 from pipelines.runtime.operators import duplicates
 from pipelines.runtime.operators.compatibility import changeable, meaning, stored_collections
 from pipelines.runtime.ownership import savepoints
-from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.fencing import as_owner
 from pipelines.runtime.ownership.leftovers import delete_staged
 from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing
 from pipelines.runtime.sinks import delta
-from pipelines.runtime.timings import lap
+from pipelines.runtime.timings import record_ms
 from state_ops.arrow.frames import schema_to_json
 from state_ops.arrow.types import type_name
 from state_ops.backends import composite
@@ -81,32 +81,32 @@ log = structlog.get_logger("weir.epoch")
 _TOTALS = ("epochs", "rows_read", "bytes_new", "files_new")
 
 
-def upload(shop: Workshop, flight: Flight, stage: Stage, bases: Mapping[int, Snapshot]) -> list[Ack]:
+def upload(context: RunContext, in_flight: InFlightEpoch, stage: Stage, bases: Mapping[int, Snapshot]) -> list[Ack]:
     """Make durable what the stage's subtasks have handed over. bases: what the newest confirmed checkpoint names.
 
     Rows for the next stage alone stay where they are, if that has applied them: no checkpoint needs them any more.
     """
-    acks = flight.pending.acks_of(stage.uid)
-    full = shop.settings.checkpoints.mode == "full"
-    waiting = flight.waiting_paths
+    acks = in_flight.pending.acks_of(stage.uid)
+    full = context.settings.checkpoints.mode == "full"
+    waiting = in_flight.waiting_paths
 
     def waits(file: StagedFile) -> bool:
         return file.path in waiting
 
-    return stage_upload.upload(shop.storage, acks, bases, full=full, channels=waits, deadline=flight.deadline)
+    return stage_upload.upload(context.storage, acks, bases, full=full, channels=waits, deadline=in_flight.deadline)
 
 
-def publish(shop: Workshop, flight: Flight, checkpoint: Checkpoint) -> tuple[Publication, ...]:
+def publish(context: RunContext, in_flight: InFlightEpoch, checkpoint: Checkpoint) -> tuple[Publication, ...]:
     """Make its rows visible after the commit. If this fails the epoch stands: recovery does it again, in the next run."""
     clock = time.perf_counter()
-    publications = as_owner(shop, lambda: publish_missing(shop, [checkpoint]))
-    lap(flight.ms, "publish", clock)
+    publications = as_owner(context, lambda: publish_missing(context, [checkpoint]))
+    record_ms(in_flight.ms, "publish", clock)
     return tuple(publications)
 
 
 def finish(
-    shop: Workshop,
-    flight: Flight,
+    context: RunContext,
+    in_flight: InFlightEpoch,
     checkpoint: Checkpoint,
     publications: tuple[Publication, ...],
     done_with: Sequence[Ack],
@@ -117,37 +117,39 @@ def finish(
     done_with: acks of which nobody needs what lies on this disk. also: what epochs in flight need, as `Coordinator.needed` says; None:
     pruning is left to the next epoch.
     """
-    ms = dict(flight.ms)
+    ms = dict(in_flight.ms)
     clock = time.perf_counter()
-    if shop.held:
-        shop.held = not gate_hold.clear(shop.storage)
-    pruned = as_owner(shop, lambda: prune(shop, also=also)) if also is not None else ()
-    for name in shop.discarded:  # once more: tasks of a cancelled job may have gone on writing for a moment
-        delete_staged(shop, name)
-    shop.discarded.clear()
+    if context.held:
+        context.held = not gate_hold.clear(context.storage)
+    pruned = as_owner(context, lambda: prune(context, also=also)) if also is not None else ()
+    for name in context.discarded:  # once more: tasks of a cancelled job may have gone on writing for a moment
+        delete_staged(context, name)
+    context.discarded.clear()
     stage_upload.clear(done_with)
-    for request in flight.cut.requests:
-        as_owner(shop, partial(_answer, shop, checkpoint, request))
-    lap(ms, "prune", clock)
-    return EpochReport(checkpoint, tuple(flight.verdicts), ms, publications, pruned)
+    for request in in_flight.cut.requests:
+        as_owner(context, partial(_answer, context, checkpoint, request))
+    record_ms(ms, "prune", clock)
+    return EpochReport(checkpoint, tuple(in_flight.verdicts), ms, publications, pruned)
 
 
-def keep_up(shop: Workshop) -> None:
+def keep_up(context: RunContext) -> None:
     """Shorten the registry's logs, which nothing waits for."""
-    as_owner(shop, lambda: shop.registry.keep_up(shop.generation))
+    as_owner(context, lambda: context.registry.keep_up(context.generation))
 
 
-def _answer(shop: Workshop, checkpoint: Checkpoint, request: Request) -> None:
+def _answer(context: RunContext, checkpoint: Checkpoint, request: Request) -> None:
     """A barrier that was asked for has been cut."""
-    asked_still = shop.storage.read_bytes(request.name) is not None  # who lost patience was told that nothing was named
+    asked_still = (
+        context.storage.read_bytes(request.name) is not None
+    )  # who lost patience was told that nothing was named
     if request.kind == requests.NAME and asked_still:
         try:
-            savepoints.save(shop, checkpoint, request.savepoint, request.reason)
+            savepoints.save(context, checkpoint, request.savepoint, request.reason)
         except FencedError:
             raise
         except WeirError as error:  # the name was taken meanwhile: no reason to end the run, and who asked sees it
             log.warning("no savepoint was taken", name=request.savepoint, error=plainly(error))
-    requests.take(shop.storage, request)
+    requests.take(context.storage, request)
 
 
 def typed(error: BaseException, where: str) -> WeirError | None:
@@ -178,67 +180,71 @@ def typed(error: BaseException, where: str) -> WeirError | None:
 
 
 def completed(
-    shop: Workshop, flight: Flight, parent: Checkpoint | None, channels: Mapping[str, StateFile]
+    context: RunContext, in_flight: InFlightEpoch, parent: Checkpoint | None, channels: Mapping[str, StateFile]
 ) -> tuple[Checkpoint, tuple[StateFile, ...]]:
     """The epoch as the row and the listing that will make its checkpoint exist, once all that it names has been looked at.
 
     channels: the files of rows that the parent names, by path.
     """
     clock = time.perf_counter()
-    for name, planned in flight.cut.slices.items():
-        shop.readers[name].verify(planned)
-    pending = flight.pending
+    for name, planned in in_flight.cut.slices.items():
+        context.readers[name].verify(planned)
+    pending = in_flight.pending
     files = pending.files()
-    files += _carried(flight, files, channels)
-    schemas = {(uid, name): schema for uid, fixed in flight.shapes.items() for name, schema in fixed.outputs.items()}
+    files += _carried(in_flight, files, channels)
+    schemas = {(uid, name): schema for uid, fixed in in_flight.shapes.items() for name, schema in fixed.outputs.items()}
     tables = [
         known
-        for stage in shop.pipeline.stages
-        if (fixed := flight.shapes.get(stage.uid))
+        for stage in context.pipeline.stages
+        if (fixed := in_flight.shapes.get(stage.uid))
         for known in tables_of(stage, fixed)
     ]
     outputs = [file for file in files if file.kind == OUTPUT]
-    looks: list[Callable[[], object]] = [partial(_fits, shop, table, schema) for table, schema in tables]
-    looks.append(partial(delta.check, shop.storage, outputs, schemas))
+    looks: list[Callable[[], object]] = [partial(_fits, context, table, schema) for table, schema in tables]
+    looks.append(partial(delta.check, context.storage, outputs, schemas))
     *fit, _ = at_once(looks)
-    judged = len(flight.verdicts)
-    checkpoint = _judged(shop, flight, _row(shop, flight, parent, files), files)
-    if len(flight.verdicts) > judged:  # gates take their time, in which somebody may alter a table
-        fit = at_once([partial(_fits, shop, table, schema) for table, schema in tables])
+    judged = len(in_flight.verdicts)
+    checkpoint = _judged(context, in_flight, _row(context, in_flight, parent, files), files)
+    if len(in_flight.verdicts) > judged:  # gates take their time, in which somebody may alter a table
+        fit = at_once([partial(_fits, context, table, schema) for table, schema in tables])
     for (table, schema), fits in zip(tables, fit, strict=True):
         if not fits:
-            delta.ensure(shop.storage, table, schema)
-    lap(flight.ms, "seal", clock)
+            delta.ensure(context.storage, table, schema)
+    record_ms(in_flight.ms, "seal", clock)
     return checkpoint, files
 
 
-def _fits(shop: Workshop, table: str, schema: pa.Schema) -> bool:
-    left = shop.tables.get(table)
+def _fits(context: RunContext, table: str, schema: pa.Schema) -> bool:
+    left = context.tables.get(table)
     return left is not None and delta.fits(left, schema)
 
 
-def _judged(shop: Workshop, flight: Flight, checkpoint: Checkpoint, files: tuple[StateFile, ...]) -> Checkpoint:
+def _judged(
+    context: RunContext, in_flight: InFlightEpoch, checkpoint: Checkpoint, files: tuple[StateFile, ...]
+) -> Checkpoint:
     """The row with what all gates have said; those that look at the whole are asked now. Raises GateError where one holds."""
     clock = time.perf_counter()
-    found = epoch_gates.verdicts(shop, flight.deadline, checkpoint, files)
+    found = epoch_gates.verdicts(context, in_flight.deadline, checkpoint, files)
     if found:
-        lap(flight.ms, "seal:gates", clock)
+        record_ms(in_flight.ms, "seal:gates", clock)
     for uid in dict.fromkeys(verdict.stage for verdict in found):
         evaluation.refuse(uid, [verdict for verdict in found if verdict.stage == uid])
-    flight.verdicts += found
+    in_flight.verdicts += found
     operators = {
-        uid: {**figures, "gates": [one.to_dict() for one in flight.verdicts if one.stage == uid]}
+        uid: {**figures, "gates": [one.to_dict() for one in in_flight.verdicts if one.stage == uid]}
         for uid, figures in checkpoint.operators.items()
     }
     return replace(checkpoint, operators=operators)
 
 
-def _row(shop: Workshop, flight: Flight, parent: Checkpoint | None, files: tuple[StateFile, ...]) -> Checkpoint:
-    pending = flight.pending
+def _row(
+    context: RunContext, in_flight: InFlightEpoch, parent: Checkpoint | None, files: tuple[StateFile, ...]
+) -> Checkpoint:
+    pending = in_flight.pending
     sinks = dict(parent.sinks) if parent else {}
     for name in {file.sink for file in files if file.kind == OUTPUT and file.sink}:
         sinks[name] = {"id": int(pending.id), "before": sinks[name]["id"] if name in sinks else None}
-    operators = {stage.uid: _figures(shop, flight, stage) for stage in shop.pipeline.stages}
+    operators = {stage.uid: _figures(context, in_flight, stage) for stage in context.pipeline.stages}
     for uid, figures in operators.items():
         past = (parent.operators.get(uid) or {}) if parent else {}
         figures["cache_totals"] = _added(past.get("cache_totals"), figures["cache"])
@@ -250,7 +256,7 @@ def _row(shop: Workshop, flight: Flight, parent: Checkpoint | None, files: tuple
     new = [file for file in state if file.new]
     added = {
         "epochs": 1,
-        "rows_read": sum(planned.rows for planned in flight.cut.slices.values()),
+        "rows_read": sum(planned.rows for planned in in_flight.cut.slices.values()),
         "bytes_new": sum(file.bytes for file in new),
         "files_new": len(new),
     }
@@ -258,101 +264,103 @@ def _row(shop: Workshop, flight: Flight, parent: Checkpoint | None, files: tuple
         id=pending.id,
         parent_id=parent.id if parent else None,
         kind="checkpoint",
-        generation=shop.generation,
+        generation=context.generation,
         commit_id=uuid.uuid4().hex,
-        triggered_at=flight.triggered_at,
-        completed_at=flight.triggered_at,
-        epoch_now=flight.now,
-        trigger=flight.cut.trigger.value,
-        reason=flight.cut.reason,
-        offsets=_positions(shop, flight, parent),
-        slice={name: planned.to_dict() for name, planned in flight.cut.slices.items()},
-        watermarks={**(parent.watermarks if parent else {}), **flight.watermarks},
+        triggered_at=in_flight.triggered_at,
+        completed_at=in_flight.triggered_at,
+        epoch_now=in_flight.now,
+        trigger=in_flight.cut.trigger.value,
+        reason=in_flight.cut.reason,
+        offsets=_positions(context, in_flight, parent),
+        slice={name: planned.to_dict() for name, planned in in_flight.cut.slices.items()},
+        watermarks={**(parent.watermarks if parent else {}), **in_flight.watermarks},
         operators=operators,
         sinks=sinks,
-        inputs={name: schema_to_json(schema) for name, schema in flight.frontier.expected.items()},
+        inputs={name: schema_to_json(schema) for name, schema in in_flight.frontier.expected.items()},
         ms={},
         totals={
             **{name: before.get(name, 0) + added[name] for name in _TOTALS},
             **{name: before[name] for name in (EDITED,) if name in before},
             **began(parent),
-            **shop.requested(),
+            **context.requested(),
         },
         files=len(files),
         bytes_total=sum(file.bytes for file in state),
         bytes_new=added["bytes_new"],
-        run_id=shop.run_id,
-        lineage=spans_with(parent, shop.generation, pending.id),
-        format_version=_format(flight, state),
+        run_id=context.run_id,
+        lineage=spans_with(parent, context.generation, pending.id),
+        format_version=_format(in_flight, state),
     )
 
 
-def _positions(shop: Workshop, flight: Flight, parent: Checkpoint | None) -> dict[str, Any]:
+def _positions(context: RunContext, in_flight: InFlightEpoch, parent: Checkpoint | None) -> dict[str, Any]:
     """How far each source is read, with the newest event time of its rows: by statistics, else as the acks say.
 
     Nobody tells it of rows that every stage has left out, by `where` or for a null key, of files without statistics.
     """
     positions = {}
-    for name, position in flight.frontier.offsets.items():
+    for name, position in in_flight.frontier.offsets.items():
         past = parent.offsets.get(name) if parent else None
         newest, untold = [past.get("newest") if past else None, position.get("newest")], is_untold(past)
-        planned = flight.cut.slices.get(name)
-        if planned is not None and planned.rows and planned.newest is None and shop.readers[name].source.event_time:
+        planned = in_flight.cut.slices.get(name)
+        if planned is not None and planned.rows and planned.newest is None and context.readers[name].source.event_time:
             readers = [
-                one for one in shop.pipeline.stages if isinstance(one.input, FileSource) and one.input.name == name
+                one for one in context.pipeline.stages if isinstance(one.input, FileSource) and one.input.name == name
             ]
-            acks = {stage.uid: flight.pending.acks_of(stage.uid) for stage in readers}
+            acks = {stage.uid: in_flight.pending.acks_of(stage.uid) for stage in readers}
             newest += [ack.max_event_time for seen in acks.values() for ack in seen]
-            untold |= not any(_sees_all(flight, stage, acks[stage.uid]) for stage in readers)
+            untold |= not any(_sees_all(in_flight, stage, acks[stage.uid]) for stage in readers)
         positions[name] = told_times(position, newest, untold=untold)
     return positions
 
 
-def _sees_all(flight: Flight, stage: Stage, acks: Sequence[Ack]) -> bool:
+def _sees_all(in_flight: InFlightEpoch, stage: Stage, acks: Sequence[Ack]) -> bool:
     """Whether a stage that reads a source has taken every row as it stands in the files."""
     if stage.transform is not None:
         return False
-    return not flight.dropped.get(stage.uid) and not any(ack.rows_null_key for ack in acks)
+    return not in_flight.dropped.get(stage.uid) and not any(ack.rows_null_key for ack in acks)
 
 
-def _format(flight: Flight, state: Sequence[StateFile]) -> int:
+def _format(in_flight: InFlightEpoch, state: Sequence[StateFile]) -> int:
     """The oldest format that tells whoever reads the checkpoint all that is to be known of it."""
     if any(composite.is_part(file.name) for file in state):
         return WITH_PARTS
-    return WITH_WAITING if any(flight.waiting.values()) else FORMAT_VERSION
+    return WITH_WAITING if any(in_flight.waiting.values()) else FORMAT_VERSION
 
 
-def _carried(flight: Flight, own: Sequence[StateFile], channels: Mapping[str, StateFile]) -> tuple[StateFile, ...]:
+def _carried(
+    in_flight: InFlightEpoch, own: Sequence[StateFile], channels: Mapping[str, StateFile]
+) -> tuple[StateFile, ...]:
     """Rows that still wait since an earlier checkpoint. Like state, they are only ever named again if a confirmed one names them."""
     known = {file.path for file in own if file.kind == CHANNEL}
-    waiting = flight.waiting_paths - known
+    waiting = in_flight.waiting_paths - known
     for path in sorted(waiting - channels.keys()):
         raise DamageError(
             f"Rows that wait for a stage are neither this epoch's nor in the checkpoint before: {path}.",
-            where=f"epoch {flight.pending.id}",
+            where=f"epoch {in_flight.pending.id}",
             next="The epoch was declined. If it happens again, report it: it must not.",
         )
     return tuple(replace(channels[path], new=False) for path in sorted(waiting))
 
 
-def _figures(shop: Workshop, flight: Flight, stage: Stage) -> dict[str, Any]:
-    acks = flight.pending.acks_of(stage.uid)
+def _figures(context: RunContext, in_flight: InFlightEpoch, stage: Stage) -> dict[str, Any]:
+    acks = in_flight.pending.acks_of(stage.uid)
     state = [file for ack in acks for file in ack.files if file.kind == STATE]
-    fixed = flight.shapes.get(stage.uid)
+    fixed = in_flight.shapes.get(stage.uid)
     new = [file for file in state if file.new]
     phases = sorted({phase for ack in acks for phase in ack.ms})
     return {
-        "parallelism": shop.settings.spark.parallelism,
-        "max_parallelism": shop.pipeline.max_parallelism,
+        "parallelism": context.settings.spark.parallelism,
+        "max_parallelism": context.pipeline.max_parallelism,
         "schema": fixed.state.to_json() if fixed else None,
         "schemas": evolution.recorded(fixed.state) if fixed else [],
         "keys": [[key.name, type_name(key.type)] for key in fixed.keys] if fixed else [],
-        "backend": shop.settings.state.backend,
+        "backend": context.settings.state.backend,
         "collections": stored_collections(fixed),
         "swept": {str(ack.subtask): ack.swept for ack in acks if ack.swept is not None},
         "window": meaning(stage),
         "ttl": asdict(stage.ttl) if stage.ttl else None,
-        "forgotten": asdict(forgotten) if (forgotten := flight.forgotten.get(stage.uid)) else None,
+        "forgotten": asdict(forgotten) if (forgotten := in_flight.forgotten.get(stage.uid)) else None,
         **changeable(stage),
         "files_total": len(state),
         "files_new": len(new),
@@ -363,14 +371,14 @@ def _figures(shop: Workshop, flight: Flight, stage: Stage) -> dict[str, Any]:
         "rows_late": sum(ack.rows_late for ack in acks),
         "rows_duplicate": duplicates(acks) if stage.deduplication else 0,
         "rows_null_key": sum(ack.rows_null_key for ack in acks),
-        "rows_dropped": flight.dropped.get(stage.uid, 0),
+        "rows_dropped": in_flight.dropped.get(stage.uid, 0),
         "entries": _entries(acks),
         "timers": _timers(stage, acks),
-        "rows_quarantined": _left_out(flight, stage),
-        "rows_waiting": sum(unapplied.rows for unapplied in flight.waiting.get(stage.uid, ())),
-        "waiting": [unapplied.to_json() for unapplied in flight.waiting.get(stage.uid, ())],
+        "rows_quarantined": _left_out(in_flight, stage),
+        "rows_waiting": sum(unapplied.rows for unapplied in in_flight.waiting.get(stage.uid, ())),
+        "waiting": [unapplied.to_json() for unapplied in in_flight.waiting.get(stage.uid, ())],
         "ms": {phase: max(ack.ms.get(phase, 0.0) for ack in acks) for phase in phases},
-        "cache": _cache_figures(stage, flight.pending.id, acks),
+        "cache": _cache_figures(stage, in_flight.pending.id, acks),
     }
 
 
@@ -396,9 +404,9 @@ def _timers(stage: Stage, acks: Sequence[Ack]) -> bool | None:
     return None if any(ack.timers is None for ack in acks) else False
 
 
-def _left_out(flight: Flight, stage: Stage) -> int:
+def _left_out(in_flight: InFlightEpoch, stage: Stage) -> int:
     """Rows of the slice that the stage has not got to see, whichever stage's gate has set them aside."""
-    planned = flight.cut.slices.get(stage.input.name) if isinstance(stage.input, FileSource) else None
+    planned = in_flight.cut.slices.get(stage.input.name) if isinstance(stage.input, FileSource) else None
     return len(planned.left_out) if planned is not None else 0
 
 

@@ -17,7 +17,7 @@ from pipelines.runtime.gates import evaluation
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.gates.restore_gates import SAMPLE_ROWS
 from pipelines.runtime.inspection.view import View, view_of
-from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.local_paths import objects, work_dir
 from state_ops.backends import composite
 from state_ops.backends.base import Backend
@@ -32,7 +32,7 @@ from state_ops.storage.temp_dirs import scratch
 _APPLIED = ("rows_in", "rows_null_key", "rows_dropped", "rows_quarantined")
 
 
-def verdicts(shop: Workshop, deadline: float, checkpoint: Checkpoint, files: Sequence[StateFile]) -> list[Verdict]:
+def verdicts(context: RunContext, deadline: float, checkpoint: Checkpoint, files: Sequence[StateFile]) -> list[Verdict]:
     """What the gates on figures and state say of an epoch.
 
     deadline: of the epoch, on time.monotonic(). checkpoint, files: as they would be committed.
@@ -41,7 +41,7 @@ def verdicts(shop: Workshop, deadline: float, checkpoint: Checkpoint, files: Seq
     evaluated.
     """
     found: list[Verdict] = []
-    for stage in shop.pipeline.stages:
+    for stage in context.pipeline.stages:
         figures, uid = checkpoint.operators[stage.uid], stage.uid
         asked = [gate for gate in stage.gates if gate.of == FIGURES]
         if asked and has_rows(figures):
@@ -49,7 +49,7 @@ def verdicts(shop: Workshop, deadline: float, checkpoint: Checkpoint, files: Seq
         asked = [gate for gate in stage.gates if gate.of == STATE]
         new = any(file.new and file.operator == uid and file.kind == kinds.STATE for file in files)
         if asked and new and figures["schema"]:
-            rows = _sample(shop, deadline, checkpoint, stage, snapshots_of(tuple(files), uid))
+            rows = _sample(context, deadline, checkpoint, stage, snapshots_of(tuple(files), uid))
             judged = evaluation.evaluated(f"state of {uid}", uid, asked, rows)
             found += evaluation.with_keys(judged, stage.key, rows.combine_chunks)
     return found
@@ -67,13 +67,13 @@ def figures_row(figures: Mapping[str, Any]) -> pa.Table:
 
 
 def _sample(
-    shop: Workshop, deadline: float, checkpoint: Checkpoint, stage: Stage, snapshots: Mapping[int, Snapshot]
+    context: RunContext, deadline: float, checkpoint: Checkpoint, stage: Stage, snapshots: Mapping[int, Snapshot]
 ) -> pa.Table:
     """Some of a stage's state, of each subtask its share, from other key groups each epoch."""
-    view = view_of(shop.pipeline, shop.settings, shop.storage, checkpoint, stage.uid, snapshots)
+    view = view_of(context.pipeline, context.settings, context.storage, checkpoint, stage.uid, snapshots)
     share, found = math.ceil(SAMPLE_ROWS / max(1, len(snapshots))), [view.schema.empty_table()]
     for subtask, one in snapshots.items():
-        with _opened(shop, deadline, view, one) as backend:
+        with _opened(context, deadline, view, one) as backend:
             left = share
             for table in _turned(view, backend, subtask, int(checkpoint.id)):
                 found.append(table.slice(0, left))
@@ -92,12 +92,12 @@ def _turned(view: View, backend: Backend, subtask: int, epoch: int) -> Iterator[
 
 
 @contextmanager
-def _opened(shop: Workshop, deadline: float, view: View, found: Snapshot) -> Iterator[Backend]:
+def _opened(context: RunContext, deadline: float, view: View, found: Snapshot) -> Iterator[Backend]:
     """A snapshot that has just been uploaded, open: its files are linked where this host has them, else fetched."""
-    factory, home = named(view.backend), work_dir(shop)
+    factory, home = named(view.backend), work_dir(context)
     with scratch(home, ".gates-") as own:
-        immutable, kept = composite.is_immutable(factory), objects(shop.settings)
-        snapshot.fetch(shop.storage, found, own, deadline, immutable, kept, home / view.uid)
+        immutable, kept = composite.is_immutable(factory), objects(context.settings)
+        snapshot.fetch(context.storage, found, own, deadline, immutable, kept, home / view.uid)
         try:
             backend = composite.opened(factory, own, view.options)
             try:

@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.inspection.snapshot_files import Shelf, opened
+from pipelines.runtime.inspection.snapshot_files import SnapshotCache, opened
 from pipelines.runtime.inspection.view import View, figures_of, parsed, stages_with_state, view_of
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.checkpoints.checkpoint import Checkpoint, Snapshot, snapshots_of
-from state_ops.checkpoints.reader_holds import Hold
+from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import SAVEPOINT, Registry
 from state_ops.errors import DamageError, PrunedError, WeirError
 from state_ops.ids import CheckpointId
@@ -89,7 +89,9 @@ def held(
         while True:
             checkpoint = chosen(pipeline, registry, at)
             try:
-                stack.enter_context(Hold(storage, registry, checkpoint, purpose, settings.lease.heartbeat_seconds))
+                stack.enter_context(
+                    ReaderHold(storage, registry, checkpoint, purpose, settings.lease.heartbeat_seconds)
+                )
                 break
             except PrunedError:  # replaced this very moment; one that was asked for is not found now
                 continue
@@ -173,7 +175,7 @@ def history(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]
     before: Checkpoint | None = None
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="weir-state-") as scratch:
-        shelf = Shelf(Path(scratch))
+        shelf = SnapshotCache(Path(scratch))
         for row in chain(registry, last):
             try:
                 with view_at(pipeline, settings, storage, registry, row, uid, "weir state get --history") as view:
@@ -189,7 +191,7 @@ def history(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]
             before, rows = row, found
 
 
-def _rows(view: View, key: Sequence[str], shelf: Shelf) -> list[dict[str, Any]]:
+def _rows(view: View, key: Sequence[str], shelf: SnapshotCache) -> list[dict[str, Any]]:
     columns = parsed(view.keys, key, view.uid)
     snapshot = view.snapshots.get(view.subtask(columns))
     if snapshot is None:
@@ -226,7 +228,7 @@ def view_at(
         yield None
         return
     with (
-        Hold(storage, registry, checkpoint, purpose, settings.lease.heartbeat_seconds),
+        ReaderHold(storage, registry, checkpoint, purpose, settings.lease.heartbeat_seconds),
         _retained(registry, checkpoint),
     ):
         yield view_of(pipeline, settings, storage, checkpoint, uid, _snapshots(registry, checkpoint, uid))

@@ -28,15 +28,15 @@ import xxhash
 
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.epoch.model import EpochReport, Frontier
-from pipelines.runtime.epoch.scheduler import InFlight
+from pipelines.runtime.epoch.model import EpochReport, SourceOffsets
+from pipelines.runtime.epoch.scheduler import EpochScheduler
 from pipelines.runtime.epoch.step_runner import Threads
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.inspection.diff import ADDED, CHANGED, REMOVED, compared
 from pipelines.runtime.inspection.snapshot_files import opened
 from pipelines.runtime.inspection.view import View, stages_with_state
-from pipelines.runtime.ownership.epoch_plan import Cut
+from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.ownership.ownership import claimed
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.restore import restore
@@ -45,7 +45,7 @@ from pipelines.runtime.run.run import RunOptions, check_fits, coordinator_of
 from state_ops.arrow import frames
 from state_ops.checkpoints.checkpoint import EPOCH, Checkpoint
 from state_ops.checkpoints.pending_checkpoint import Trigger
-from state_ops.checkpoints.reader_holds import Hold
+from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Registry
 from state_ops.checkpoints.restore_log import Restored
 from state_ops.errors import InputError, PrunedError, WeirError, plainly
@@ -219,7 +219,7 @@ def _held(
             with ExitStack() as attempt:
                 for row in (head, parent):
                     attempt.enter_context(
-                        nullcontext() if row is None else Hold(storage, registry, row, "weir drill", beat)
+                        nullcontext() if row is None else ReaderHold(storage, registry, row, "weir drill", beat)
                     )
                 stack.push(attempt.pop_all())
             return head, parent
@@ -266,27 +266,27 @@ def _replayed(
     """The newest checkpoint's epoch once more, under its own id and at its own time, and the seconds that it took."""
     aligned = there.checkpoints.model_copy(update={"alignment_timeout_seconds": None})
     there = there.model_copy(update={"checkpoints": aligned})
-    frontier = Frontier.at(parent)
+    frontier = SourceOffsets.at(parent)
     slices = {
         name: reader.plan_again(head.slice[name], frontier.expected.get(name))
         for name, reader in readers(pipeline, there).items()
         if name in head.slice
     }
     drained = head.trigger == Trigger.DRAIN.value
-    cut = Cut(Trigger.MANUAL, f"drill of checkpoint {head.id}", slices, drained, at=head.triggered_at)
+    cut = EpochPlan(Trigger.MANUAL, f"drill of checkpoint {head.id}", slices, drained, at=head.triggered_at)
     before = CheckpointId(head.id - 1)
-    with claimed(pipeline, there, executor) as tenure:
-        made = seed(tenure, there, storage, registry, parent, before, f"checkpoint {parent.id}, for a drill")
+    with claimed(pipeline, there, executor) as owner:
+        made = seed(owner, there, storage, registry, parent, before, f"checkpoint {parent.id}, for a drill")
         check_fits(pipeline, made)
-        coordinator = coordinator_of(tenure.shop, RunOptions(), before)
+        coordinator = coordinator_of(owner.context, RunOptions(), before)
         threads = Threads()
-        air = InFlight(tenure.shop, coordinator, tenure.heartbeat, threads, _raised)
+        scheduler = EpochScheduler(owner.context, coordinator, owner.heartbeat, threads, _raised)
         reports: list[EpochReport] = []
         clock = time.perf_counter()
         try:
-            air.begin(cut)
-            while not air.empty:
-                reports += air.turn(there.run.poll_seconds)
+            scheduler.begin(cut)
+            while not scheduler.empty:
+                reports += scheduler.turn(there.run.poll_seconds)
             if not reports:
                 raise WeirError(
                     "Its gates set other rows aside than they did.",
@@ -294,7 +294,7 @@ def _replayed(
                     next="Were they changed since? The next epoch can be compared again.",
                 )
         finally:
-            air.close()
+            scheduler.close()
             threads.close()
     return reports[-1], time.perf_counter() - clock
 

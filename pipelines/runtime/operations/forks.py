@@ -121,7 +121,7 @@ def _forked(
             pipeline,
             settings,
             asked,
-            lambda shop: savepoints.pin_branch(shop, asked),
+            lambda context: savepoints.pin_branch(context, asked),
             settings.checkpoints.timeout_seconds,
         )
         pin = registry.pinned(BRANCH, name)
@@ -156,18 +156,18 @@ def _plant(pipeline: Pipeline, settings: Settings, pin: Pin, newest: Checkpoint 
     listing = lasting(registry.files(base), base.operators)
     named = [(file, replace(file, path=inherited(file.path), new=False)) for file in listing]
     here = replace(pipeline, branch=_branch(pin))
-    with claimed(here, settings) as tenure:
-        if tenure.head is None:
-            tenure.heartbeat.begin(base.id)
+    with claimed(here, settings) as owner:
+        if owner.head is None:
+            owner.heartbeat.begin(base.id)
             if only is not None:
-                tenure.shop.storage.put_bytes(_ONLY, json.dumps({"start": only.start, "end": only.end}).encode())
+                owner.context.storage.put_bytes(_ONLY, json.dumps({"start": only.start, "end": only.end}).encode())
             reason = f"checkpoint {base.id} of {pipeline.title}"
             beginning = {
                 FORKED: max(int(row.id) for row in (base, newest) if row is not None),
                 RANGE_START: only.start if only is not None else 0,
                 RANGE_END: only.end if only is not None else 0,
             }
-            planted(tenure, base, base.id, named, kind=FORK, trigger="fork", reason=reason, beginning=beginning)
+            planted(owner, base, base.id, named, kind=FORK, trigger="fork", reason=reason, beginning=beginning)
 
 
 def drop(pipeline: Pipeline, settings: Settings, name: str) -> Fork:
@@ -196,7 +196,7 @@ def _dropped(pipeline: Pipeline, settings: Settings, storage: Storage, registry:
         pipeline,
         settings,
         Request(requests.UNFORK, savepoint=name),
-        lambda shop: savepoints.unname(shop, BRANCH, name),
+        lambda context: savepoints.unname(context, BRANCH, name),
         settings.checkpoints.timeout_seconds,
     )
     if registry.pinned(BRANCH, name) is not None:

@@ -106,7 +106,7 @@ def plan(pipeline: Pipeline, settings: Settings, at: At = None, executor: Execut
     """
     runs = executor or SparkExecutor(settings, app=f"weir plan {pipeline.name}")
     with _compared_with(pipeline, settings, at) as (storage, registry, head):
-        look = _Look(pipeline, settings, storage, registry, head, runs)
+        look = PlanBuilder(pipeline, settings, storage, registry, head, runs)
         look.all()
         return StatePlan(pipeline.name, head, look.ordered(), tuple(look.samples), tuple(look.spark))
 
@@ -136,7 +136,7 @@ def today(
 
     Raises PipelineError where its definition does not fit its input, or nothing has arrived that would tell what that looks like.
     """
-    look = _Look(pipeline, settings, storage, registry, head, executor)
+    look = PlanBuilder(pipeline, settings, storage, registry, head, executor)
     look.all()
     if uid not in look.shapes:
         said = next((one for one in look.ordered() if one.kind == "stage" and one.name == uid), None)
@@ -148,7 +148,7 @@ def today(
     return look.shapes[uid], {name: known for name, known in look.sources.items() if known is not None}
 
 
-class _Look:
+class PlanBuilder:
     """One look at a pipeline, stage after stage, as the first epoch of a run takes it."""
 
     def __init__(

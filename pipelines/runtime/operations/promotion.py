@@ -26,11 +26,11 @@ from deltalake.exceptions import TableNotFoundError
 
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.epoch.step_runner import Lanes
+from pipelines.runtime.epoch.step_runner import StepRunner
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.operations.forks import behind, branched, range_of
-from pipelines.runtime.ownership.context import Workshop
-from pipelines.runtime.ownership.ownership import Tenure, claimed
+from pipelines.runtime.ownership.context import RunContext
+from pipelines.runtime.ownership.ownership import Ownership, claimed
 from pipelines.runtime.ownership.pipeline_storage import open_storage, storage_errors
 from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing
@@ -364,11 +364,11 @@ def check(decided: PromotionPlan, pipeline: str, accepted: Collection[str]) -> N
 
 
 def catch_up(
-    pipeline: Pipeline, settings: Settings, executor: Executor | None = None, lanes: Lanes | None = None
+    pipeline: Pipeline, settings: Settings, executor: Executor | None = None, runner: StepRunner | None = None
 ) -> int:
     """Let a branch read what its pipeline has read, with the code at hand; returns how many epochs that took."""
     options = RunOptions(until_caught_up=True, reason="to catch up with the pipeline")
-    return sum(1 for _ in runtime.run(pipeline, settings, options, executor, lanes))
+    return sum(1 for _ in runtime.run(pipeline, settings, options, executor, runner))
 
 
 def promote(
@@ -377,7 +377,7 @@ def promote(
     name: str,
     *,
     executor: Executor | None = None,
-    lanes: Lanes | None = None,
+    runner: StepRunner | None = None,
     accepted: Collection[str] = (),
     reason: str = "",
 ) -> Checkpoint:
@@ -389,7 +389,7 @@ def promote(
     """
     storage, _ = open_storage(pipeline, settings)
     with storage_errors(pipeline, settings, storage):
-        return _promoted(pipeline, settings, storage, name, executor, lanes, accepted, reason)
+        return _promoted(pipeline, settings, storage, name, executor, runner, accepted, reason)
 
 
 def _promoted(
@@ -398,15 +398,15 @@ def _promoted(
     storage: Storage,
     name: str,
     executor: Executor | None,
-    lanes: Lanes | None,
+    runner: StepRunner | None,
     accepted: Collection[str],
     reason: str,
 ) -> Checkpoint:
     here = branched(pipeline, settings, name)
     check(plan(pipeline, settings, name), pipeline.title, accepted)
-    catch_up(here, settings, executor, lanes)
-    with suspension.during(storage, "a branch is promoted"), _owned(pipeline, settings) as tenure:
-        catch_up(here, settings, executor, lanes)
+    catch_up(here, settings, executor, runner)
+    with suspension.during(storage, "a branch is promoted"), _owned(pipeline, settings) as owner:
+        catch_up(here, settings, executor, runner)
         with claimed(here, settings):  # nobody else runs it
             decided = plan(pipeline, settings, name)
             check(decided, pipeline.title, accepted)
@@ -415,11 +415,11 @@ def _promoted(
                     f"{here.title} has not read all that {pipeline.title} has, although it was run: {decided.behind}.",
                     next=f"Nothing was changed. `weir run {here.title}` says why it does not go on.",
                 )
-            return _carry_out(tenure, here, decided, reason)
+            return _carry_out(owner, here, decided, reason)
 
 
 @contextmanager
-def _owned(pipeline: Pipeline, settings: Settings) -> Iterator[Tenure]:
+def _owned(pipeline: Pipeline, settings: Settings) -> Iterator[Ownership]:
     """Own a pipeline whose coordinator may live: it is asked to end at its next barrier, and so is who starts another one meanwhile."""
     storage, _ = open_storage(pipeline, settings)
     deadline = time.monotonic() + settings.checkpoints.timeout_seconds
@@ -431,42 +431,46 @@ def _owned(pipeline: Pipeline, settings: Settings) -> Iterator[Tenure]:
             requests.take(storage, sent)
         with ExitStack() as owned:
             try:
-                tenure = owned.enter_context(owning(pipeline, settings, epochs=False))
+                owner = owned.enter_context(owning(pipeline, settings, epochs=False))
             except BusyError:
                 if time.monotonic() > deadline:
                     raise
                 continue
-            yield tenure
+            yield owner
             return
 
 
-def _carry_out(tenure: Tenure, here: Pipeline, decided: PromotionPlan, reason: str) -> Checkpoint:
-    shop, settings = tenure.shop, tenure.shop.settings
+def _carry_out(owner: Ownership, here: Pipeline, decided: PromotionPlan, reason: str) -> Checkpoint:
+    context, settings = owner.context, owner.context.settings
     for table in decided.tables:  # before the row: nobody could change a table that is elsewhere
-        delta.check_chain(shop.storage, shop.pipeline.app_id, table.table, decided.head)
-    id = tenure.begin(decided.head, decided.tip)
+        delta.check_chain(context.storage, context.pipeline.app_id, table.table, decided.head)
+    id = owner.begin(decided.head, decided.tip)
     source, theirs = open_storage(here, settings)
     if decided.only is not None:
-        row, files = _range_row(tenure, here, source, decided, decided.only, id, reason)
+        row, files = _range_row(owner, here, source, decided, decided.only, id, reason)
     else:
-        row, files = _row(tenure, here, source, list(theirs.files(decided.tip)), decided, id, reason)
+        row, files = _row(owner, here, source, list(theirs.files(decided.tip)), decided, id, reason)
     for table in decided.tables:
         if table.back is None and table.schema is not None:
-            delta.ensure(shop.storage, table.table, table.schema)
-    shop.registry.commit(row, files, newest=decided.head.id)
-    shop.head = row
+            delta.ensure(context.storage, table.table, table.schema)
+    context.registry.commit(row, files, newest=decided.head.id)
+    context.head = row
     log.info(
-        "promoted", pipeline=shop.pipeline.title, branch=decided.branch, base=int(decided.base.id), checkpoint=int(id)
+        "promoted",
+        pipeline=context.pipeline.title,
+        branch=decided.branch,
+        base=int(decided.base.id),
+        checkpoint=int(id),
     )
-    publish_missing(shop, [row])
+    publish_missing(context, [row])
     if decided.only is None:
-        gate_hold.clear(shop.storage)  # perhaps it is let through by the branch's code; if not, the next run says so
-    prune(shop)
+        gate_hold.clear(context.storage)  # perhaps it is let through by the branch's code; if not, the next run says so
+    prune(context)
     return row
 
 
 def _row(
-    tenure: Tenure,
+    owner: Ownership,
     here: Pipeline,
     source: Storage,
     listing: list[StateFile],
@@ -476,12 +480,12 @@ def _row(
 ) -> tuple[Checkpoint, tuple[StateFile, ...]]:
     """The promotion's row and listing, when all that they name is here: state and rows are copied, but for what the branch inherited."""
     assert here.branch is not None
-    shop, tip = tenure.shop, decided.tip
-    named = copied(shop, source, lasting(listing, tip.operators), id, returning=True)
+    context, tip = owner.context, decided.tip
+    named = copied(context, source, lasting(listing, tip.operators), id, returning=True)
     files = [new for _, new in named]
     sinks = dict(decided.head.sinks)
     for table in decided.tables:
-        files += _brought(tenure, source, table, id, None)
+        files += _brought(owner, source, table, id, None)
         before = (decided.head.sinks.get(table.table) or {}).get("id")
         if before is not None or table.comes:
             sinks[table.table] = {
@@ -492,7 +496,7 @@ def _row(
                 "branch": here.branch.id,
             }
     row = made_of(
-        shop,
+        context,
         tip,
         id,
         files,
@@ -500,7 +504,7 @@ def _row(
         parent=decided.base.id,
         kind=PROMOTION,
         trigger="promotion",
-        reason=f"of {shop.pipeline.title}@{decided.branch}" + (f": {reason}" if reason else ""),
+        reason=f"of {context.pipeline.title}@{decided.branch}" + (f": {reason}" if reason else ""),
         operators=pointed(tip.operators, named),
         sinks=sinks,
         format_version=WITH_PROMOTION,
@@ -511,15 +515,21 @@ def _row(
 
 
 def _range_row(
-    tenure: Tenure, here: Pipeline, source: Storage, decided: PromotionPlan, only: Range, id: CheckpointId, reason: str
+    owner: Ownership,
+    here: Pipeline,
+    source: Storage,
+    decided: PromotionPlan,
+    only: Range,
+    id: CheckpointId,
+    reason: str,
 ) -> tuple[Checkpoint, tuple[StateFile, ...]]:
     """The same where only rows of a range are replaced: state and positions are the pipeline's own."""
     assert here.branch is not None
-    shop, head = tenure.shop, decided.head
-    files = [replace(file, new=False) for file in lasting(shop.registry.files(head), head.operators)]
+    context, head = owner.context, decided.head
+    files = [replace(file, new=False) for file in lasting(context.registry.files(head), head.operators)]
     sinks = dict(head.sinks)
     for table in decided.tables:
-        files += _brought(tenure, source, table, id, only)
+        files += _brought(owner, source, table, id, only)
         before = (head.sinks.get(table.table) or {}).get("id")
         sinks[table.table] = {
             "id": int(id),
@@ -530,7 +540,7 @@ def _range_row(
             "branch": here.branch.id,
         }
     row = made_of(
-        shop,
+        context,
         head,
         id,
         files,
@@ -538,7 +548,7 @@ def _range_row(
         parent=head.id,
         kind=PROMOTION,
         trigger="promotion",
-        reason=f"{only} of {shop.pipeline.title}@{decided.branch}" + (f": {reason}" if reason else ""),
+        reason=f"{only} of {context.pipeline.title}@{decided.branch}" + (f": {reason}" if reason else ""),
         offsets={name: _as_read(position, decided.tip.offsets.get(name)) for name, position in head.offsets.items()},
         sinks=sinks,
         format_version=WITH_PROMOTION,
@@ -560,34 +570,34 @@ def _as_read(position: dict[str, Any], by_branch: dict[str, Any] | None) -> dict
 
 
 def _brought(
-    tenure: Tenure, source: Storage, table: TablePromotion, id: CheckpointId, only: Range | None
+    owner: Ownership, source: Storage, table: TablePromotion, id: CheckpointId, only: Range | None
 ) -> list[StateFile]:
     """Copies of a branch's rows, perhaps of those of a range alone, in the directory of the pipeline's table; its log does not name them yet."""
-    shop = tenure.shop
+    context = owner.context
     attempt = new_attempt_id()
-    prefix = f"{delta.table_path(table.table)}/data/{epoch_dir(shop.generation, id)}"
+    prefix = f"{delta.table_path(table.table)}/data/{epoch_dir(context.generation, id)}"
 
     def one(numbered: tuple[int, DataFile], _: object) -> StateFile:
         number, file = numbered
         path = f"{prefix}/{number}-{attempt}.parquet"
         there = delta.file_path(table.table, file)
         if only is None:
-            size, digest, rows = copy(shop, source, there, path)
+            size, digest, rows = copy(context, source, there, path)
         else:
-            size, digest, rows = _copied_range(shop, source, there, path, table, only)
+            size, digest, rows = _copied_range(context, source, there, path, table, only)
         return StateFile(
             "", number, OUTPUT, table.table, path, size, digest, True, attempt, sink=table.table, rows=rows
         )
 
-    brought = together(one, list(enumerate(table.comes)), at_once=shop.storage.transfers)
+    brought = together(one, list(enumerate(table.comes)), at_once=context.storage.transfers)
     return [file for file in brought if file.rows]
 
 
 def _copied_range(
-    shop: Workshop, source: Storage, there: str, here: str, table: TablePromotion, only: Range
+    context: RunContext, source: Storage, there: str, here: str, table: TablePromotion, only: Range
 ) -> tuple[int, str, int]:
     assert table.column is not None, "the plan has found one, or refused"
-    with source.fetched(there, shop.settings.work_dir) as local:
+    with source.fetched(there, context.settings.work_dir) as local:
         kept = local.with_name("kept")
         rows = replace_where.only(local, kept, table.column, only, inside=True)
-        return (*shop.storage.put_file(kept, here), rows) if rows else (0, "", 0)
+        return (*context.storage.put_file(kept, here), rows) if rows else (0, "", 0)

@@ -18,7 +18,7 @@ import structlog
 from pipelines.runtime.operators import index_changes
 from pipelines.runtime.operators.compatibility import is_deduplication
 from pipelines.runtime.ownership.local_paths import backend_options, local_directory, objects
-from pipelines.runtime.ownership.ownership import Tenure
+from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.restore.derived_checkpoint import waiting_paths
 from pipelines.runtime.sources.slices import nothing_read
 from state_ops.arrow import frames
@@ -83,35 +83,35 @@ class Routed:
         return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 
 
-def carry_out(tenure: Tenure, target: Target, routed: Routed, replaces: bool, reason: str) -> Checkpoint:
+def carry_out(owner: Ownership, target: Target, routed: Routed, replaces: bool, reason: str) -> Checkpoint:
     """Write, upload and commit, on a newest checkpoint that is proven whole; returns the edit's own checkpoint.
 
     replaces: subtasks start empty, else from what they have. Raises FencedError when a newer owner took over.
     """
-    shop, head = tenure.shop, target.head
-    id = tenure.begin(head)
-    listing = shop.registry.files(head) if head else ()
+    context, head = owner.context, target.head
+    id = owner.begin(head)
+    listing = context.registry.files(head) if head else ()
     now = head.epoch_now if head else datetime.now(UTC)
     bases = {} if replaces else snapshots_of(tuple(listing), target.uid)
-    place = f"state/{target.uid}/{epoch_dir(shop.generation, id)}"
+    place = f"state/{target.uid}/{epoch_dir(context.generation, id)}"
     own: list[StateFile] = []
     try:
         for subtask in range(target.figures["parallelism"]):
             chosen = np.flatnonzero(routed.owners == subtask)
             if len(chosen):
-                own += _written(tenure, target, routed, chosen, id, subtask, bases.get(subtask), to_micros(now))
+                own += _written(owner, target, routed, chosen, id, subtask, bases.get(subtask), to_micros(now))
             else:
                 own += snapshot.unchanged(bases.get(subtask))
     except BaseException:
         with suppress(OSError, WeirError):  # what stays all the same is removed by the next owner
-            shop.storage.delete_tree(place)
+            context.storage.delete_tree(place)
         raise
-    row, files = _row(tenure, target, id, tuple(listing), tuple(own), now, replaces, reason, routed.rows.num_rows)
-    shop.registry.commit(row, files)
-    shop.head = row
+    row, files = _row(owner, target, id, tuple(listing), tuple(own), now, replaces, reason, routed.rows.num_rows)
+    context.registry.commit(row, files)
+    context.head = row
     log.info(
         "state imported",
-        pipeline=shop.pipeline.title,
+        pipeline=context.pipeline.title,
         stage=target.uid,
         checkpoint=int(id),
         rows=routed.rows.num_rows,
@@ -121,7 +121,7 @@ def carry_out(tenure: Tenure, target: Target, routed: Routed, replaces: bool, re
 
 
 def _written(
-    tenure: Tenure,
+    owner: Ownership,
     target: Target,
     routed: Routed,
     chosen: np.ndarray,
@@ -131,16 +131,16 @@ def _written(
     now: int,
 ) -> tuple[StateFile, ...]:
     """One subtask's snapshot with the chosen rows in it, uploaded. now: processing time, for a time to live."""
-    shop = tenure.shop
-    home = local_directory(shop.settings, shop.pipeline, shop.storage) / target.uid / str(subtask)
-    attempt = Attempt(target.uid, subtask, shop.generation, id, new_attempt_id(), home)
+    context = owner.context
+    home = local_directory(context.settings, context.pipeline, context.storage) / target.uid / str(subtask)
+    attempt = Attempt(target.uid, subtask, context.generation, id, new_attempt_id(), home)
     kind = named(target.figures.get("backend", DEFAULT))
     is_immutable = composite.is_immutable(kind)
     where = f"stage {target.uid}, import {id}, subtask {subtask}"
     try:
-        forked = snapshot.fork(shop.storage, attempt, base, None, is_immutable, objects(shop.settings))
+        forked = snapshot.working_copy(context.storage, attempt, base, None, is_immutable, objects(context.settings))
         with snapshot.healing(forked):
-            backend = composite.opened(kind, forked.db, replace(backend_options(shop.settings), where=where))
+            backend = composite.opened(kind, forked.db, replace(backend_options(context.settings), where=where))
             try:
                 rows = Rows(backend, target.state, target.keys, VALUE_STATE)
                 for start in range(0, len(chosen), _BATCH_ROWS):
@@ -154,7 +154,7 @@ def _written(
             finally:
                 backend.close()
         prepared = snapshot.prepare(attempt, forked, taken, is_immutable)
-        return snapshot.upload(shop.storage, attempt, prepared, base).files
+        return snapshot.upload(context.storage, attempt, prepared, base).files
     except BaseException:
         shutil.rmtree(attempt.directory, ignore_errors=True)
         raise
@@ -171,7 +171,7 @@ def _frames(target: Target, rows: pa.Table, groups: np.ndarray, now: int) -> tup
 
 
 def _row(
-    tenure: Tenure,
+    owner: Ownership,
     target: Target,
     id: CheckpointId,
     listing: tuple[StateFile, ...],
@@ -181,7 +181,7 @@ def _row(
     reason: str,
     number: int,
 ) -> tuple[Checkpoint, tuple[StateFile, ...]]:
-    shop, head, at = tenure.shop, target.head, datetime.now(UTC)
+    context, head, at = owner.context, target.head, datetime.now(UTC)
     operators = {uid: _idle(figures) for uid, figures in (head.operators if head else {}).items()}
     waiting = waiting_paths(operators)
     others = [file for file in listing if file.path in waiting or (file.kind == STATE and file.operator != target.uid)]
@@ -207,7 +207,7 @@ def _row(
         id=id,
         parent_id=head.id if head else None,
         kind=EDIT,
-        generation=shop.generation,
+        generation=context.generation,
         commit_id=uuid.uuid4().hex,
         triggered_at=at,
         completed_at=at,
@@ -222,13 +222,13 @@ def _row(
         sinks=dict(head.sinks) if head else {},
         inputs={**target.inputs, **(head.inputs if head else {})},
         ms={},
-        totals={**totals, EDITED: int(id), **began(head), **shop.requested()},
+        totals={**totals, EDITED: int(id), **began(head), **context.requested()},
         files=len(files),
         bytes_total=sum(file.bytes for file in state),
         bytes_new=added,
-        run_id=shop.run_id,
+        run_id=context.run_id,
         format_version=head.format_version if head else FORMAT_VERSION,
-        lineage=spans_with(head, shop.generation, id),
+        lineage=spans_with(head, context.generation, id),
     )
     return made, files
 

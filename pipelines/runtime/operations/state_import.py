@@ -94,16 +94,16 @@ def import_rows(
         target = _target(pipeline, settings, storage, registry, registry.head(), runs, uid, replaces)
         routed = _routed(target, rows)
         return Edit(uid, replaces, routed.by_subtask(), target.head.id if target.head else None, None)
-    with owning(pipeline, settings, runs, epochs=False) as tenure:
-        shop = tenure.shop
-        target = _target(pipeline, settings, shop.storage, shop.registry, tenure.head, runs, uid, replaces)
+    with owning(pipeline, settings, runs, epochs=False) as owner:
+        context = owner.context
+        target = _target(pipeline, settings, context.storage, context.registry, owner.head, runs, uid, replaces)
         routed = _routed(target, rows)
         if target.head is not None:
-            restore.verify(shop, target.head, purpose="edit")
-        done = carry_out(tenure, target, routed, replaces, reason)
+            restore.verify(context, target.head, purpose="edit")
+        done = carry_out(owner, target, routed, replaces, reason)
         if savepoint is not None:
-            savepoints.save(shop, done, savepoint, reason or "weir state import")
-        prune(shop)
+            savepoints.save(context, done, savepoint, reason or "weir state import")
+        prune(context)
         return Edit(uid, replaces, routed.by_subtask(), target.head.id if target.head else None, done.id)
 
 

@@ -12,7 +12,7 @@ from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.operators import Shapes
-from pipelines.runtime.sinks.delta import Left
+from pipelines.runtime.sinks.delta import PublishedTable
 from pipelines.runtime.sources.files import FilesReader
 from state_ops.checkpoints.checkpoint import (
     Checkpoint,
@@ -24,12 +24,12 @@ from state_ops.storage.storage import Storage
 
 
 @dataclass
-class Workshop:
+class RunContext:
     """What all epochs of one run share. shapes: the stages' schemas, found once; inputs: the columns that they see; reads: those before their transform.
 
     head: the newest confirmed checkpoint, as the coordinator knows it. watcher: what this process knows of running restores.
     tables: as it has left them at its last publish. held: there may be a note that a gate holds the pipeline (`state_ops.coordination.gate_hold`).
-    requested_before: `Traffic` of the coordinators before, up to the newest checkpoint. claiming: held while the run renews its claim, which
+    requested_before: `RequestCounts` of the coordinators before, up to the newest checkpoint. claiming: held while the run renews its claim, which
     changes `generation`.
     """
 
@@ -47,7 +47,7 @@ class Workshop:
     reads: dict[str, pa.Schema] = field(default_factory=dict)
     discarded: list[str] = field(default_factory=list)
     watcher: Watcher = field(default_factory=Watcher)
-    tables: dict[str, Left] = field(default_factory=dict)
+    tables: dict[str, PublishedTable] = field(default_factory=dict)
     held: bool = False
     requested_before: Mapping[str, int] = field(default_factory=dict)
     claiming: Lock = field(default_factory=Lock)

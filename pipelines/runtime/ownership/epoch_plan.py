@@ -12,7 +12,7 @@ from state_ops.coordination.requests import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class EpochPlan:
     """Why this barrier is cut. slices: by source; drain: close every window; requests: those that it answers.
 
     at: when it was cut, for an epoch that is replayed; None: now. rounds: how often its slices were replayed with fewer rows.

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import structlog
 
-from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.leftovers import delete_staged
 from state_ops import errors
 from state_ops.errors import RunEndedError, plainly
@@ -17,32 +17,32 @@ log = structlog.get_logger("weir.epoch")
 Done = TypeVar("Done")
 
 
-def as_owner(shop: Workshop, act: Callable[[], Done]) -> Done:
+def as_owner(context: RunContext, act: Callable[[], Done]) -> Done:
     """What `act` does under the run's generation; anew where the run itself has renewed its claim meanwhile, in another thread."""
     while True:
-        generation = shop.generation
+        generation = context.generation
         try:
             return act()
         except errors.FencedError:
-            with shop.claiming:
-                if shop.generation == generation:
+            with context.claiming:
+                if context.generation == generation:
                     raise
 
 
-def discard(shop: Workshop, generation: Generation, epoch: CheckpointId) -> None:
+def discard(context: RunContext, generation: Generation, epoch: CheckpointId) -> None:
     """Delete what a declined epoch staged. Its id is never used again and was not committed, so nothing can name this.
 
     A failure is logged, not raised: it must not replace the error that declined the epoch, and the next take-over cleans up.
     """
     name = epoch_dir(generation, epoch)
     try:
-        delete_staged(shop, name)
+        delete_staged(context, name)
     except OSError as error:
         log.warning("what a declined epoch staged could not be deleted", epoch=epoch, error=plainly(error))
-    shop.discarded.append(name)
+    context.discarded.append(name)
 
 
-def raise_if_fenced(shop: Workshop, error: BaseException) -> None:
+def raise_if_fenced(context: RunContext, error: BaseException) -> None:
     """FencedError if we are. What a zombie stumbles over, e.g. that its successor removed what it had staged, is no news then.
 
     A RunEndedError stays: the generation may be one that this very coordinator has claimed in part, and nobody runs the pipeline.
@@ -50,7 +50,7 @@ def raise_if_fenced(shop: Workshop, error: BaseException) -> None:
     if isinstance(error, errors.FencedError | RunEndedError):
         return
     try:
-        shop.registry.prove(shop.generation)
+        context.registry.prove(context.generation)
     except errors.FencedError as fenced:
         raise fenced from error
     except Exception as unknown:  # the storage is away: then the error at hand is what there is to say

@@ -19,11 +19,11 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import structlog
 
-from pipelines.runtime.ownership.epoch_plan import Cut
+from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.sources.files import FilesReader
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.coordination import gate_hold
-from state_ops.coordination.gate_hold import Held
+from state_ops.coordination.gate_hold import GateHold
 from state_ops.coordination.lease import Lease
 from state_ops.errors import DamageError, GateError, HoldingError, InputError, MissingError, VanishedError, plainly
 from state_ops.ids import CheckpointId, Generation, parse_epoch_dir
@@ -58,7 +58,7 @@ def note(
         return
     gate_hold.write(
         storage,
-        Held(
+        GateHold(
             when=datetime.now(UTC).isoformat(),
             run_id=run_id,
             epoch=newest if error.epoch is None else error.epoch,
@@ -75,7 +75,7 @@ def note(
     )
 
 
-def note_slice(error: HoldingError, epoch: CheckpointId, cut: Cut) -> None:
+def note_slice(error: HoldingError, epoch: CheckpointId, cut: EpochPlan) -> None:
     """Say which epoch an error ended and, where nobody can tell which of its input files is bad, all that it had read."""
     error.epoch = int(epoch)
     if not isinstance(error, DamageError):
@@ -83,8 +83,8 @@ def note_slice(error: HoldingError, epoch: CheckpointId, cut: Cut) -> None:
 
 
 def without_bad_file(
-    readers: Mapping[str, FilesReader], cut: Cut, error: HoldingError, expected: Mapping[str, pa.Schema]
-) -> Cut | None:
+    readers: Mapping[str, FilesReader], cut: EpochPlan, error: HoldingError, expected: Mapping[str, pa.Schema]
+) -> EpochPlan | None:
     """The cut to take instead of an epoch's in which one file could not be read, if its source sets such files aside; else None.
 
     Args:
@@ -106,14 +106,14 @@ def without_bad_file(
     return replace(cut, slices={**cut.slices, source: left})
 
 
-def _read(cut: Cut) -> dict[str, dict[str, tuple[int, int]]]:
+def _read(cut: EpochPlan) -> dict[str, dict[str, tuple[int, int]]]:
     return {
         source: {file.name: (file.size, file.mtime_ns) for file in planned.files}
         for source, planned in cut.slices.items()
     }
 
 
-def _blamed(error: HoldingError, cut: Cut) -> Mapping[str, Mapping[str, tuple[int, int]]]:
+def _blamed(error: HoldingError, cut: EpochPlan) -> Mapping[str, Mapping[str, tuple[int, int]]]:
     """The input file that an error is about, as whoever has read it says, in this process or in another one; nothing where nobody does."""
     if error.files:
         return error.files
@@ -122,7 +122,7 @@ def _blamed(error: HoldingError, cut: Cut) -> Mapping[str, Mapping[str, tuple[in
     return {source: {name: read[source][name]} for source, name in named} if len(named) == 1 else {}
 
 
-def standing(storage: Storage, head: Checkpoint | None, readers: Mapping[str, FilesReader]) -> Held | None:
+def standing(storage: Storage, head: Checkpoint | None, readers: Mapping[str, FilesReader]) -> GateHold | None:
     """What holds the pipeline, if its cause is as it was when that was noted. It lists or asks for the few files that the note names.
 
     Args:
@@ -135,12 +135,12 @@ def standing(storage: Storage, head: Checkpoint | None, readers: Mapping[str, Fi
     return noted
 
 
-def is_since(noted: Held, holder: Lease | None) -> bool:
+def is_since(noted: GateHold, holder: Lease | None) -> bool:
     """Whether a hold was noted by the lease's holder or after it died: then the pipeline has nothing that is to be recovered first."""
     return noted.generation is not None and holder is not None and noted.generation >= holder.generation
 
 
-def _stands(storage: Storage, head: Checkpoint | None, readers: Mapping[str, FilesReader], noted: Held) -> bool:
+def _stands(storage: Storage, head: Checkpoint | None, readers: Mapping[str, FilesReader], noted: GateHold) -> bool:
     for source, files in noted.read.items():
         if source not in readers or not readers[source].are_as_read(files):
             return False

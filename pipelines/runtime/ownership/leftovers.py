@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.context import RunContext
 from state_ops.checkpoints.checkpoint import (
     StateFile,
 )
@@ -15,21 +15,21 @@ from state_ops.errors import plainly
 log = structlog.get_logger("weir.epoch")
 
 
-def remove(shop: Workshop, files: Sequence[StateFile]) -> None:
+def remove(context: RunContext, files: Sequence[StateFile]) -> None:
     """Delete what an attempt that does not count has uploaded; what stays for now is swept like everything unnamed.
 
     Raises nothing: the epoch whose attempt it was may be committed by now.
     """
     for file in files:
         try:
-            shop.storage.delete(file.path)
+            context.storage.delete(file.path)
         except Exception as error:
             log.warning("an object of an attempt that lost could not be deleted", path=file.path, error=plainly(error))
 
 
-def delete_staged(shop: Workshop, name: str) -> None:
-    for stage in shop.pipeline.stages:
-        shop.storage.delete_tree(f"state/{stage.uid}/{name}")
-        shop.storage.delete_tree(f"channels/{stage.uid}/{name}")
-    for sink in shop.pipeline.sinks:
-        shop.storage.delete_tree(f"tables/{sink.table}/data/{name}")
+def delete_staged(context: RunContext, name: str) -> None:
+    for stage in context.pipeline.stages:
+        context.storage.delete_tree(f"state/{stage.uid}/{name}")
+        context.storage.delete_tree(f"channels/{stage.uid}/{name}")
+    for sink in context.pipeline.sinks:
+        context.storage.delete_tree(f"tables/{sink.table}/data/{name}")

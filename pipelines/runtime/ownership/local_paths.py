@@ -7,7 +7,7 @@ from pathlib import Path
 
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.context import RunContext
 from state_ops.backends.base import BackendOptions
 from state_ops.snapshots.object_cache import ObjectCache
 from state_ops.storage.storage import Storage
@@ -18,9 +18,9 @@ def backend_options(settings: Settings) -> BackendOptions:
     return BackendOptions(state.memory_mb, state.max_state_size_mb, dict(state.options), compression=state.compression)
 
 
-def work_dir(shop: Workshop) -> Path:
+def work_dir(context: RunContext) -> Path:
     """Where the pipeline's subtasks have their local files, on each host."""
-    return local_directory(shop.settings, shop.pipeline, shop.storage)
+    return local_directory(context.settings, context.pipeline, context.storage)
 
 
 def local_directory(settings: Settings, pipeline: Pipeline, storage: Storage) -> Path:

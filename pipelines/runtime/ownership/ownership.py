@@ -16,7 +16,7 @@ from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.spark_executor import SparkExecutor
-from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.fencing import raise_if_fenced
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, storage_errors
 from pipelines.runtime.sinks import delta
@@ -37,11 +37,11 @@ log = structlog.get_logger("weir.run")
 
 
 @dataclass(frozen=True, slots=True)
-class Tenure:
+class Ownership:
     """What the owner works with. head: the newest checkpoint when it began; last_id: the highest id ever begun; predecessor: the lease
     as it was before."""
 
-    shop: Workshop
+    context: RunContext
     heartbeat: Heartbeat
     head: Checkpoint | None
     last_id: CheckpointId
@@ -65,7 +65,7 @@ class Tenure:
 @contextmanager
 def claimed(
     pipeline: Pipeline, settings: Settings, executor: Executor | None = None, run_id: str | None = None
-) -> Iterator[Tenure]:
+) -> Iterator[Ownership]:
     """Own the pipeline as it is: nothing is published, pruned or removed. For who has shown a plan and does nothing else."""
     storage, registry = open_storage(pipeline, settings)
     sources = readers(pipeline, settings)
@@ -81,55 +81,55 @@ def claimed(
         last_id = CheckpointId(max([head.id if head else 0, predecessor.last_id if predecessor else 0]))
         with Heartbeat(storage, generation, last_id, settings.lease.heartbeat_seconds, run_id) as heartbeat:
             runs = executor or SparkExecutor(settings, app=f"weir {pipeline.title}")
-            shop = Workshop(pipeline, settings, storage, registry, generation, runs, sources, run_id, head)
-            shop.requested_before = dict(head.totals) if head else {}
+            context = RunContext(pipeline, settings, storage, registry, generation, runs, sources, run_id, head)
+            context.requested_before = dict(head.totals) if head else {}
             try:
-                yield Tenure(shop, heartbeat, head, last_id, predecessor)
+                yield Ownership(context, heartbeat, head, last_id, predecessor)
             except Exception as error:
-                raise_if_fenced(shop, error)
+                raise_if_fenced(context, error)
                 raise
 
 
-def remove_leftovers(shop: Workshop) -> int:
+def remove_leftovers(context: RunContext) -> int:
     """Remove what attempts of older generations, or a crash between two steps, left and nothing names; returns how many objects.
 
     Raises FencedError, with nothing removed, where a newer coordinator took over: what it dropped meanwhile is not left over.
     """
-    there = shop.storage.list_dirs(BRANCHES)  # before the pins: a branch has its pin before its directory
-    held = HeldCommits(shop.watcher.live(shop.storage))
-    strays = shop.registry.strays()
-    completed = shop.registry.checkpoints()
-    listings = [shop.registry.files(row) for row in completed]
+    there = context.storage.list_dirs(BRANCHES)  # before the pins: a branch has its pin before its directory
+    held = HeldCommits(context.watcher.live(context.storage))
+    strays = context.registry.strays()
+    completed = context.registry.checkpoints()
+    listings = [context.registry.files(row) for row in completed]
     listings += [stray.files for stray in strays if stray.commit_id in held]
-    gone = retention.orphans(shop.storage, listings, shop.generation)
-    unpublishable = _unpublishable(shop, completed[-1] if completed else None)
+    gone = retention.orphans(context.storage, listings, context.generation)
+    unpublishable = _unpublishable(context, completed[-1] if completed else None)
     # All of that was read while the pipeline was ours. Without checkpoints, as after `weir cancel --delete`, published rows
     # would look like those of epochs that never completed.
-    branches = {pinned(pin.name, pin.reason).id for pin in shop.registry.pins() if pin.kind == BRANCH}
-    shop.registry.prove(shop.generation)
+    branches = {pinned(pin.name, pin.reason).id for pin in context.registry.pins() if pin.kind == BRANCH}
+    context.registry.prove(context.generation)
     for left in set(there) - branches:  # what somebody wrote who ran a branch that was dropped
-        shop.storage.delete_tree(f"{BRANCHES}/{left}")
-    shop.registry.drop_listings(shop.generation, [stray for stray in strays if stray.commit_id not in held])
-    shop.registry.remove_unnamed(shop.generation)  # with what those listings were in
+        context.storage.delete_tree(f"{BRANCHES}/{left}")
+    context.registry.drop_listings(context.generation, [stray for stray in strays if stray.commit_id not in held])
+    context.registry.remove_unnamed(context.generation)  # with what those listings were in
     for path in (*(orphan.path for orphan in gone), *unpublishable):
-        shop.storage.delete(path)
+        context.storage.delete(path)
     return len(gone) + len(unpublishable)
 
 
-def _unpublishable(shop: Workshop, head: Checkpoint | None) -> list[str]:
+def _unpublishable(context: RunContext, head: Checkpoint | None) -> list[str]:
     """Staged rows of epochs that never completed, of older generations, which are fenced.
 
     None of a table that is ahead of the registry: its rows are published, though no checkpoint that is left knows of them.
     """
     found = []
-    for sink in shop.pipeline.sinks:
-        if delta.astray(shop.storage, shop.pipeline.app_id, sink.table, head) is not None:
+    for sink in context.pipeline.sinks:
+        if delta.diverged(context.storage, context.pipeline.app_id, sink.table, head) is not None:
             continue
         base = f"tables/{sink.table}/data"
-        for name in shop.storage.list_dirs(base):
+        for name in context.storage.list_dirs(base):
             parsed = parse_epoch_dir(name)
-            if parsed is not None and parsed[0] < shop.generation and is_abandoned(head, *parsed):
-                files = shop.storage.list(f"{base}/{name}", unfinished=True)
+            if parsed is not None and parsed[0] < context.generation and is_abandoned(head, *parsed):
+                files = context.storage.list(f"{base}/{name}", unfinished=True)
                 found += [file.path for file in files if is_staged_rows(file.path)]
     return found
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.publish import unpublished
 from state_ops.checkpoints import retention
 from state_ops.checkpoints.checkpoint import (
@@ -17,7 +17,7 @@ from state_ops.checkpoints.checkpoint import (
     from_micros,
     to_begin_from,
 )
-from state_ops.checkpoints.reader_holds import Held
+from state_ops.checkpoints.reader_holds import HoldRecord
 from state_ops.checkpoints.registry import Registry
 from state_ops.ids import CheckpointId
 
@@ -25,7 +25,7 @@ HOUR = 3_600_000_000  # microseconds
 DAY = 24 * HOUR
 
 
-def needed(registry: Registry, holds: Mapping[str, Held], *, own: bool = False) -> dict[CheckpointId, list[str]]:
+def needed(registry: Registry, holds: Mapping[str, HoldRecord], *, own: bool = False) -> dict[CheckpointId, list[str]]:
     """What else keeps checkpoints, in words: sinks that lack their rows, restores that read them. own: as the registry's reads."""
     found: dict[CheckpointId, list[str]] = {}
     for row in unpublished(registry, own=own):
@@ -61,23 +61,23 @@ def kept_for_backfills(
 
 
 def prune(
-    shop: Workshop, keep: int | None = None, also: Mapping[CheckpointId, Sequence[str]] | None = None
+    context: RunContext, keep: int | None = None, also: Mapping[CheckpointId, Sequence[str]] | None = None
 ) -> tuple[CheckpointId, ...]:
     """Drop the checkpoints beyond the retained number, rows first, then the objects that only they named.
 
     keep: how many without a name stay, by default as the settings say. also: what epochs in flight need, in words.
     """
-    keep = shop.settings.checkpoints.num_retained if keep is None else keep
+    keep = context.settings.checkpoints.num_retained if keep is None else keep
     # The owner plans from what it knows: rows go by a commit right after the very version that it knows, objects after `prove`.
-    completed = shop.registry.checkpoints(own=True)
-    listings = {row.id: shop.registry.files(row) for row in completed}
-    live, dead = shop.watcher.sorted_out(shop.storage)
-    why = needed(shop.registry, live, own=True)
-    for id, said in kept_for_backfills(shop.pipeline, shop.settings, completed).items() if keep else ():
+    completed = context.registry.checkpoints(own=True)
+    listings = {row.id: context.registry.files(row) for row in completed}
+    live, dead = context.watcher.sorted_out(context.storage)
+    why = needed(context.registry, live, own=True)
+    for id, said in kept_for_backfills(context.pipeline, context.settings, completed).items() if keep else ():
         why.setdefault(id, []).append(said)
     for id, reasons in (also or {}).items():
         why.setdefault(id, []).extend(reasons)
-    decided = retention.plan(completed, listings, keep, shop.registry.pins(own=True), why)
-    retention.apply(shop.registry, shop.storage, shop.generation, decided, shop.watcher)
-    shop.storage.delete_files(dead)
+    decided = retention.plan(completed, listings, keep, context.registry.pins(own=True), why)
+    retention.apply(context.registry, context.storage, context.generation, decided, context.watcher)
+    context.storage.delete_files(dead)
     return decided.drop

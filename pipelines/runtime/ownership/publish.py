@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.sinks import delta, replace_where, restore_version
 from state_ops.checkpoints.checkpoint import (
     OUTPUT,
@@ -17,30 +17,30 @@ from state_ops.checkpoints.registry import Publication, Registry
 from state_ops.storage.transfers import at_once
 
 
-def publish_missing(shop: Workshop, checkpoints: Sequence[Checkpoint]) -> list[Publication]:
+def publish_missing(context: RunContext, checkpoints: Sequence[Checkpoint]) -> list[Publication]:
     """Publish what some sink lacks, oldest checkpoint first; what is there already is a no-op."""
     published: list[Publication] = []
     for checkpoint in sorted(checkpoints, key=lambda row: row.id):
         own = [sink for sink, ids in checkpoint.sinks.items() if ids["id"] == checkpoint.id]
         staged: dict[str, list[StateFile]] = {sink: [] for sink in own if checkpoint.kind in TAKES_BACK}
-        for file in shop.registry.files(checkpoint):
+        for file in context.registry.files(checkpoint):
             if file.kind == OUTPUT and file.sink:
                 staged.setdefault(file.sink, []).append(file)
-        publishing = [partial(_publish, shop, checkpoint, sink, files) for sink, files in sorted(staged.items())]
+        publishing = [partial(_publish, context, checkpoint, sink, files) for sink, files in sorted(staged.items())]
         published += at_once(publishing)
-    shop.registry.record_publications(shop.generation, published)
+    context.registry.record_publications(context.generation, published)
     return published
 
 
-def _publish(shop: Workshop, checkpoint: Checkpoint, sink: str, files: Sequence[StateFile]) -> Publication:
+def _publish(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequence[StateFile]) -> Publication:
     before = checkpoint.sinks[sink]["before"]
     if checkpoint.kind in TAKES_BACK:
-        shop.tables.pop(sink, None)
+        context.tables.pop(sink, None)
         if "column" in checkpoint.sinks[sink]:
-            scratch = shop.settings.work_dir
-            return replace_where.overwrite(shop.storage, shop.pipeline.app_id, sink, checkpoint, files, scratch)
-        return restore_version.rewind(shop.storage, shop.pipeline.app_id, sink, checkpoint, files)
-    return delta.publish(shop.storage, shop.pipeline.app_id, sink, checkpoint, before, files, shop.tables)
+            scratch = context.settings.work_dir
+            return replace_where.overwrite(context.storage, context.pipeline.app_id, sink, checkpoint, files, scratch)
+        return restore_version.rewind(context.storage, context.pipeline.app_id, sink, checkpoint, files)
+    return delta.publish(context.storage, context.pipeline.app_id, sink, checkpoint, before, files, context.tables)
 
 
 def unpublished(registry: Registry, *, own: bool = False) -> list[Checkpoint]:

@@ -8,7 +8,7 @@ import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.ownership.prune import prune
 from state_ops.checkpoints.checkpoint import Checkpoint
@@ -35,28 +35,28 @@ def check_name(name: str) -> str:
     return name
 
 
-def save(shop: Workshop, checkpoint: Checkpoint, name: str, reason: str) -> Pin:
+def save(context: RunContext, checkpoint: Checkpoint, name: str, reason: str) -> Pin:
     """Name a checkpoint, so that retention never touches it. Raises WeirError when the name is taken."""
     pin = Pin(SAVEPOINT, name, checkpoint.id, checkpoint.commit_id, datetime.now(UTC), reason)
-    shop.registry.pin(shop.generation, pin)
+    context.registry.pin(context.generation, pin)
     return pin
 
 
-def unname(shop: Workshop, kind: str, name: str) -> None:
+def unname(context: RunContext, kind: str, name: str) -> None:
     """Take a savepoint's or a branch's name away, and prune what only it kept."""
-    shop.registry.unpin(shop.generation, kind, name)
-    prune(shop)
+    context.registry.unpin(context.generation, kind, name)
+    prune(context)
 
 
-def pin_branch(shop: Workshop, request: Request) -> None:
+def pin_branch(context: RunContext, request: Request) -> None:
     """Keep a checkpoint for a branch, unless it is gone or the name was taken meanwhile: then who asked finds none."""
-    base = next((row for row in shop.registry.checkpoints(own=True) if row.id == request.checkpoint), None)
+    base = next((row for row in context.registry.checkpoints(own=True) if row.id == request.checkpoint), None)
     if base is None:
         log.warning("no branch was forked: the checkpoint is gone", checkpoint=request.checkpoint)
         return
     pin = Pin(BRANCH, request.savepoint, base.id, base.commit_id, datetime.now(UTC), request.reason)
     try:
-        shop.registry.pin(shop.generation, pin)
+        context.registry.pin(context.generation, pin)
     except WeirError as error:
         log.warning("no branch was forked", name=request.savepoint, error=plainly(error))
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.sources.slices import nothing_read
 from state_ops.checkpoints.checkpoint import STATE, Checkpoint, StateFile, began, spans_with
 from state_ops.ids import CheckpointId
 
 
 def made_of(
-    shop: Workshop,
+    context: RunContext,
     like: Checkpoint,
     id: CheckpointId,
     files: Sequence[StateFile],
@@ -40,7 +40,7 @@ def made_of(
         id=id,
         parent_id=parent,
         kind=kind,
-        generation=shop.generation,
+        generation=context.generation,
         commit_id=uuid.uuid4().hex,
         triggered_at=now,
         completed_at=now,
@@ -49,11 +49,11 @@ def made_of(
         reason=reason,
         slice={name: nothing_read() for name in like.slice},
         ms={},
-        totals={**sums, **(beginning or began(after)), **shop.requested()},
+        totals={**sums, **(beginning or began(after)), **context.requested()},
         files=len(files),
         bytes_new=sum(file.bytes for file in files if file.kind == STATE and file.new),
-        run_id=shop.run_id,
-        lineage=spans_with(after, shop.generation, id),
+        run_id=context.run_id,
+        lineage=spans_with(after, context.generation, id),
         **more,
     )
 

@@ -12,9 +12,9 @@ from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.ownership import hold_causes
-from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.fencing import raise_if_fenced
-from pipelines.runtime.ownership.ownership import Tenure, claimed, remove_leftovers
+from pipelines.runtime.ownership.ownership import Ownership, claimed, remove_leftovers
 from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing, unpublished
 from pipelines.runtime.restore import restore
@@ -33,8 +33,8 @@ def owning(
     run_id: str | None = None,
     *,
     epochs: bool = True,
-    claimed_by: Callable[[Tenure], None] | None = None,
-) -> Iterator[Tenure]:
+    claimed_by: Callable[[Ownership], None] | None = None,
+) -> Iterator[Ownership]:
     """Own the pipeline for as long as the `with` block lasts; what a dead predecessor left is finished or removed first.
 
     executor: what runs stages, by default Spark, which the first epoch starts. epochs: whether some may run; commands that only
@@ -42,63 +42,65 @@ def owning(
     the claim before anything is recovered, which may take long.
     Raises BusyError when a coordinator is alive, FencedError when a newer one took over.
     """
-    with claimed(pipeline, settings, executor, run_id) as tenure:
+    with claimed(pipeline, settings, executor, run_id) as owner:
         if claimed_by is not None:
-            claimed_by(tenure)
+            claimed_by(owner)
         try:
-            yield recovered(tenure, epochs)
+            yield recovered(owner, epochs)
         except HoldingError as error:
-            shop = tenure.shop
-            if epochs and not _next_run_rewinds(shop, error):
-                raise_if_fenced(shop, error)
-                hold_causes.note(shop.storage, shop.head, shop.generation, shop.run_id, error)
+            context = owner.context
+            if epochs and not _next_run_rewinds(context, error):
+                raise_if_fenced(context, error)
+                hold_causes.note(context.storage, context.head, context.generation, context.run_id, error)
             raise
 
 
-def _next_run_rewinds(shop: Workshop, error: HoldingError) -> bool:
+def _next_run_rewinds(context: RunContext, error: HoldingError) -> bool:
     """Whether an epoch has met damage that the next run is to take back by itself."""
-    return isinstance(error, DamageError) and error.epoch is not None and shop.settings.restore.on_invalid == "rewind"
+    return (
+        isinstance(error, DamageError) and error.epoch is not None and context.settings.restore.on_invalid == "rewind"
+    )
 
 
-def recovered(tenure: Tenure, epochs: bool) -> Tenure:
+def recovered(owner: Ownership, epochs: bool) -> Ownership:
     """Finish what a dead predecessor began: publish what a sink lacks, or take it back; prove what is to be built on; prune; remove what
-    nothing names any more. Returns the tenure, at the rewind where the newest checkpoint was damaged and the settings want that."""
-    shop = tenure.shop
-    if shop.pipeline.branch is not None and tenure.head is None:
+    nothing names any more. Returns the ownership, at the rewind where the newest checkpoint was damaged and the settings want that."""
+    context = owner.context
+    if context.pipeline.branch is not None and owner.head is None:
         raise WeirError(
-            f"The branch {shop.pipeline.title} is not whole: it has no checkpoint.",
-            where=shop.storage.uri,
-            next=f"Its creation, or its end, was cut off. Ask for it again: weir fork {shop.pipeline.name} --name {shop.pipeline.branch.name}; "
-            f"or drop it: weir fork {shop.pipeline.name} --drop {shop.pipeline.branch.name}",
+            f"The branch {context.pipeline.title} is not whole: it has no checkpoint.",
+            where=context.storage.uri,
+            next=f"Its creation, or its end, was cut off. Ask for it again: weir fork {context.pipeline.name} --name {context.pipeline.branch.name}; "
+            f"or drop it: weir fork {context.pipeline.name} --drop {context.pipeline.branch.name}",
         )
-    lacking = unpublished(shop.registry)
+    lacking = unpublished(context.registry)
     if lacking:
         log.info("publishing what the last run left", checkpoints=[row.id for row in lacking])
-        publish_missing(shop, lacking)
-    head = shop.registry.head()
-    for sink in shop.pipeline.sinks if epochs else ():
-        delta.check_chain(shop.storage, shop.pipeline.app_id, sink.table, head)
+        publish_missing(context, lacking)
+    head = context.registry.head()
+    for sink in context.pipeline.sinks if epochs else ():
+        delta.check_chain(context.storage, context.pipeline.app_id, sink.table, head)
     if epochs and head is not None:
         try:
-            _check_objects(shop, head)
-            restore.prepare(shop, head)
+            _check_objects(context, head)
+            restore.prepare(context, head)
         except DamageError as damage:
-            if shop.settings.restore.on_invalid != "rewind":
+            if context.settings.restore.on_invalid != "rewind":
                 raise
-            head = restore.back_to_valid(tenure, damage)
-            tenure = replace(tenure, head=head, last_id=head.id)
-    prune(shop)
-    remove_leftovers(shop)
-    return tenure
+            head = restore.back_to_valid(owner, damage)
+            owner = replace(owner, head=head, last_id=head.id)
+    prune(context)
+    remove_leftovers(context)
+    return owner
 
 
-def _check_objects(shop: Workshop, head: Checkpoint) -> None:
+def _check_objects(context: RunContext, head: Checkpoint) -> None:
     """Whether what the newest checkpoint names is there, by names and sizes, before anything is built on it or pruned.
 
     Local copies would hide that it is not: checkpoint after checkpoint would re-reference what is gone, and none that could be
     restored would be left. A full checkpoint re-references no state, so it may be built on local copies; rows that wait it names again.
     """
-    full = shop.settings.checkpoints.mode == "full"
+    full = context.settings.checkpoints.mode == "full"
     kinds = {CHANNEL} if full else {STATE, CHANNEL}
-    named = [file for file in shop.registry.files(head) if file.kind in kinds]
-    restore.check_stored(shop.pipeline.title, shop.storage, head, named)
+    named = [file for file in context.registry.files(head) if file.kind in kinds]
+    restore.check_stored(context.pipeline.title, context.storage, head, named)

@@ -23,9 +23,9 @@ import structlog
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.gates import restore_gates
-from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.local_paths import backend_options, local_directory, objects
-from pipelines.runtime.ownership.ownership import Tenure
+from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.restore import rewind
 from pipelines.runtime.restore.derived_checkpoint import waiting_paths
 from state_ops.backends import composite
@@ -33,7 +33,7 @@ from state_ops.backends.base import BEYOND
 from state_ops.backends.loader import DEFAULT, named
 from state_ops.checkpoints import restore_log
 from state_ops.checkpoints.checkpoint import CHANNEL, STATE, Checkpoint, Snapshot, StateFile, abandoned, snapshots_of
-from state_ops.checkpoints.reader_holds import Hold
+from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Registry
 from state_ops.checkpoints.restore_log import Restored
 from state_ops.coordination.restore_progress import RestoreProgress, Restoring, described
@@ -164,54 +164,54 @@ def restore(
     Raises DamageError that names the file, PrunedError when the checkpoint is pruned meanwhile.
     """
     beat = settings.lease.heartbeat_seconds
-    with Hold(storage, registry, checkpoint, f"weir {purpose}", beat) as hold:
+    with ReaderHold(storage, registry, checkpoint, f"weir {purpose}", beat) as hold:
         decided = plan(pipeline, settings, storage, registry, checkpoint)
         found = _proven(pipeline, settings, storage, decided, purpose, stored=stored)
         hold.check()
     return found
 
 
-def verify(shop: Workshop, checkpoint: Checkpoint, purpose: str = "rewind") -> Restored:
+def verify(context: RunContext, checkpoint: Checkpoint, purpose: str = "rewind") -> Restored:
     """The same for the owner of the pipeline, whose checkpoints nobody else prunes."""
-    decided = plan(shop.pipeline, shop.settings, shop.storage, shop.registry, checkpoint)
-    return _proven(shop.pipeline, shop.settings, shop.storage, decided, purpose, shop.run_id)
+    decided = plan(context.pipeline, context.settings, context.storage, context.registry, checkpoint)
+    return _proven(context.pipeline, context.settings, context.storage, decided, purpose, context.run_id)
 
 
-def prepare(shop: Workshop, head: Checkpoint) -> Restored | None:
+def prepare(context: RunContext, head: Checkpoint) -> Restored | None:
     """Before a run's first epoch: fetch and prove what this host does not have of the newest checkpoint; None if that is nothing.
 
     Where workers do not share this disk, each proves what it fetches; then only `restore.on_invalid: rewind` has it read here too,
     because it is to be known beforehand.
     """
-    shared = shop.settings.spark.master.startswith("local")
-    if not shared and shop.settings.restore.on_invalid != "rewind":
+    shared = context.settings.spark.master.startswith("local")
+    if not shared and context.settings.restore.on_invalid != "rewind":
         return None
-    decided = plan(shop.pipeline, shop.settings, shop.storage, shop.registry, head)
-    stages = {stage.uid for stage in shop.pipeline.stages}  # a retired one's state is not used
+    decided = plan(context.pipeline, context.settings, context.storage, context.registry, head)
+    stages = {stage.uid for stage in context.pipeline.stages}  # a retired one's state is not used
     missing = tuple(part for part in decided.parts if not part.here and part.stage in stages)
     if not missing:
         return None
     some = RestorePlan(head, missing, (), decided.cached, decided.newest)
-    return _proven(shop.pipeline, shop.settings, shop.storage, some, "run", shop.run_id)
+    return _proven(context.pipeline, context.settings, context.storage, some, "run", context.run_id)
 
 
-def back_to_valid(tenure: Tenure, damage: DamageError) -> Checkpoint:
+def back_to_valid(owner: Ownership, damage: DamageError) -> Checkpoint:
     """Rewind to the newest checkpoint that is whole, as `restore.on_invalid: rewind` wants it; returns the rewind.
 
     Raises the damage again when none is.
     """
-    shop, head = tenure.shop, tenure.head
+    context, head = owner.context, owner.head
     assert head is not None, "it is what is damaged"
     log.warning("the newest checkpoint is damaged", checkpoint=int(head.id), what=damage.what, where=damage.where)
-    for row in _earlier(shop.registry.checkpoints(), head):
+    for row in _earlier(context.registry.checkpoints(), head):
         try:
-            verify(shop, row)
+            verify(context, row)
         except DamageError as error:
             log.warning("an earlier checkpoint is damaged too", checkpoint=int(row.id), what=error.what)
             continue
-        decided = rewind.planned(shop.pipeline, shop.settings, shop.storage, shop.registry, head, row)
-        rewind.check(decided, shop.pipeline.title, ())
-        return rewind.carry_out(tenure, decided, f"checkpoint {head.id} is damaged: {damage.what}")
+        decided = rewind.planned(context.pipeline, context.settings, context.storage, context.registry, head, row)
+        rewind.check(decided, context.pipeline.title, ())
+        return rewind.carry_out(owner, decided, f"checkpoint {head.id} is damaged: {damage.what}")
     raise DamageError(
         f"{damage.what} No earlier checkpoint that is retained is whole.",
         where=damage.where,

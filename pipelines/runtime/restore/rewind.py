@@ -19,8 +19,8 @@ import structlog
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.state_reader import chosen
-from pipelines.runtime.ownership.context import Workshop
-from pipelines.runtime.ownership.ownership import Tenure
+from pipelines.runtime.ownership.context import RunContext
+from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing
@@ -169,29 +169,29 @@ def check(decided: RewindPlan, pipeline: str, accepted: Collection[str]) -> None
         )
 
 
-def carry_out(tenure: Tenure, decided: RewindPlan, reason: str = "") -> Checkpoint:
+def carry_out(owner: Ownership, decided: RewindPlan, reason: str = "") -> Checkpoint:
     """Rewind as planned by the owner, to a checkpoint that is proven whole; returns the rewind's own checkpoint."""
-    shop = tenure.shop
+    context = owner.context
     for table in decided.tables:  # before the row: nobody could take back a table that is elsewhere
-        delta.check_chain(shop.storage, shop.pipeline.app_id, table.table, decided.head)
-    id = tenure.begin(decided.head)
-    row, files = _row(shop, decided, id, reason)
-    shop.registry.commit(row, files, newest=decided.head.id)
-    shop.head = row
+        delta.check_chain(context.storage, context.pipeline.app_id, table.table, decided.head)
+    id = owner.begin(decided.head)
+    row, files = _row(context, decided, id, reason)
+    context.registry.commit(row, files, newest=decided.head.id)
+    context.head = row
     log.info(
         "rewound",
-        pipeline=shop.pipeline.title,
+        pipeline=context.pipeline.title,
         to=int(decided.to.id),
         checkpoint=int(id),
         abandoned=[int(one) for one in decided.abandoned],
     )
-    publish_missing(shop, [row])
-    prune(shop)
+    publish_missing(context, [row])
+    prune(context)
     return row
 
 
 def _row(
-    shop: Workshop, decided: RewindPlan, id: CheckpointId, reason: str
+    context: RunContext, decided: RewindPlan, id: CheckpointId, reason: str
 ) -> tuple[Checkpoint, tuple[StateFile, ...]]:
     to, head = decided.to, decided.head
     sinks = dict(head.sinks)
@@ -200,9 +200,9 @@ def _row(
         then = (to.sinks.get(table.table) or {}).get("id")
         if before is not None:
             sinks[table.table] = {"id": int(id), "before": before, "to": then, "at": table.version}
-    files = tuple(replace(file, new=False) for file in lasting(shop.registry.files(to), to.operators))
+    files = tuple(replace(file, new=False) for file in lasting(context.registry.files(to), to.operators))
     row = made_of(
-        shop,
+        context,
         to,
         id,
         files,

@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 import structlog
 
 from configs.settings import Settings
-from pipelines.runtime.ownership.context import Workshop
-from pipelines.runtime.ownership.ownership import Tenure
+from pipelines.runtime.ownership.context import RunContext
+from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.restore.derived_checkpoint import lasting, made_of, pointed
 from state_ops.checkpoints.checkpoint import START, STARTED, STATE, Checkpoint, StateFile
-from state_ops.checkpoints.reader_holds import Hold
+from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import SAVEPOINT, Registry
 from state_ops.coordination import lease
 from state_ops.errors import ConfigurationError, PipelineError, WeirError
@@ -37,13 +37,13 @@ _TRANSFERS = 4
 log = structlog.get_logger("weir.run")
 
 
-def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
+def start(owner: Ownership, settings: Settings, origin: str) -> Checkpoint:
     """Make the savepoint `origin` this pipeline's first checkpoint. origin: PIPELINE:NAME or the URI of a pipeline's storage:NAME.
 
     A pipeline that was started from there goes on from where it is, so that the same command can be given again. Raises PipelineError
     when it has a checkpoint of another origin, WeirError when there is no such savepoint.
     """
-    shop = tenure.shop
+    context = owner.context
     place, _, name = origin.rpartition(":")
     if not place or not name or "/" in name:
         raise ConfigurationError(
@@ -51,27 +51,27 @@ def start(tenure: Tenure, settings: Settings, origin: str) -> Checkpoint:
             where="--from",
             next="Write PIPELINE:NAME, or the directory or URI of a pipeline's storage, a colon and the name.",
         )
-    if tenure.head is not None and _began_from(shop, tenure.head, origin):
-        return tenure.head
-    if tenure.head is not None:
+    if owner.head is not None and _began_from(context, owner.head, origin):
+        return owner.head
+    if owner.head is not None:
         raise PipelineError(
-            f"{shop.pipeline.title} has checkpoint {tenure.head.id} already, so it cannot start from elsewhere.",
-            where=shop.storage.uri,
+            f"{context.pipeline.title} has checkpoint {owner.head.id} already, so it cannot start from elsewhere.",
+            where=context.storage.uri,
             next="Leave --from away to go on from that; or give the pipeline another name or storage root.",
         )
     source = _storage(settings, place)
     registry = Registry(source, "")
     saved, _ = _savepoint(registry, source, name)
-    epoch, reason = tenure.begin(saved), f"from {origin}, its checkpoint {saved.id}"
+    epoch, reason = owner.begin(saved), f"from {origin}, its checkpoint {saved.id}"
     # Before the commit, and trusted only if the registry says that it came to one: this may be cut off in between.
-    shop.storage.put_bytes(ORIGIN, json.dumps({"origin": origin, "checkpoint": int(epoch)}).encode())
-    made = seed(tenure, settings, source, registry, saved, epoch, reason)
-    log.info("started", pipeline=shop.pipeline.title, origin=origin, checkpoint=saved.id, bytes=made.bytes_new)
+    context.storage.put_bytes(ORIGIN, json.dumps({"origin": origin, "checkpoint": int(epoch)}).encode())
+    made = seed(owner, settings, source, registry, saved, epoch, reason)
+    log.info("started", pipeline=context.pipeline.title, origin=origin, checkpoint=saved.id, bytes=made.bytes_new)
     return made
 
 
 def seed(
-    tenure: Tenure,
+    owner: Ownership,
     settings: Settings,
     source: Storage,
     registry: Registry,
@@ -83,19 +83,19 @@ def seed(
 
     Raises DamageError for an object that is not what it was, PrunedError when the checkpoint is pruned meanwhile.
     """
-    shop = tenure.shop
+    context = owner.context
     listing = registry.files(saved)
-    with Hold(
-        source, registry, saved, f"{shop.pipeline.title} starts from it", settings.lease.heartbeat_seconds
+    with ReaderHold(
+        source, registry, saved, f"{context.pipeline.title} starts from it", settings.lease.heartbeat_seconds
     ) as hold:
-        moved = copied(shop, source, lasting(listing, saved.operators), epoch)
+        moved = copied(context, source, lasting(listing, saved.operators), epoch)
         hold.check()
     beginning = {STARTED: int(epoch)}
-    return planted(tenure, saved, epoch, moved, kind=START, trigger="savepoint", reason=reason, beginning=beginning)
+    return planted(owner, saved, epoch, moved, kind=START, trigger="savepoint", reason=reason, beginning=beginning)
 
 
 def planted(
-    tenure: Tenure,
+    owner: Ownership,
     saved: Checkpoint,
     epoch: CheckpointId,
     named: Sequence[tuple[StateFile, StateFile]],
@@ -107,9 +107,9 @@ def planted(
 ) -> Checkpoint:
     """Commit a checkpoint of another storage as the first one here, with no rows in any table. named: each of its files as it is named
     there, and here. beginning: how the chain begins, as `checkpoint.began` has it."""
-    shop, files = tenure.shop, [new for _, new in named]
+    context, files = owner.context, [new for _, new in named]
     made = made_of(
-        shop,
+        context,
         saved,
         epoch,
         files,
@@ -122,18 +122,18 @@ def planted(
         sinks={},
         operators=pointed(saved.operators, named),
     )
-    shop.registry.commit(made, files)
+    context.registry.commit(made, files)
     return made
 
 
-def _began_from(shop: Workshop, head: Checkpoint, origin: str) -> bool:
+def _began_from(context: RunContext, head: Checkpoint, origin: str) -> bool:
     """Whether the pipeline was started from this savepoint, as it was named then.
 
     The note of an earlier release says it before its start was committed, and names no checkpoint. While the chain's first row is retained, that
     tells; later the sum of epochs may, which is carried over from the savepoint, where such a pipeline counted its own ids from 1. Where nothing
     tells, the pipeline goes on, and that is said: a refusal would stop one that is started by this very command each time.
     """
-    raw = shop.storage.read_bytes(ORIGIN)
+    raw = context.storage.read_bytes(ORIGIN)
     if raw is None:
         return False
     try:
@@ -141,18 +141,18 @@ def _began_from(shop: Workshop, head: Checkpoint, origin: str) -> bool:
         noted = str(note["origin"])
     except (ValueError, KeyError, TypeError) as error:
         advice = "Run without --from: the pipeline goes on from where it is."
-        raise lease.unreadable(shop.storage, ORIGIN, error, advice) from error
+        raise lease.unreadable(context.storage, ORIGIN, error, advice) from error
     if noted != origin:
         return False
     if "checkpoint" in note:
         return head.totals.get(STARTED) == note["checkpoint"]
-    first = shop.registry.checkpoints()[0]
+    first = context.registry.checkpoints()[0]
     if first.parent_id is None:
         return first.kind == START
     if head.totals["epochs"] <= head.id:
         log.warning(
             "nobody can tell any more whether the pipeline was started from there; it goes on from where it is",
-            pipeline=shop.pipeline.title,
+            pipeline=context.pipeline.title,
             origin=origin,
             checkpoint=int(head.id),
             next="If its state is not that savepoint's, start a pipeline of another name from it. Else leave --from away.",
@@ -186,7 +186,7 @@ def _savepoint(registry: Registry, source: Storage, name: str) -> tuple[Checkpoi
 
 
 def copied(
-    shop: Workshop, source: Storage, listing: Sequence[StateFile], epoch: CheckpointId, *, returning: bool = False
+    context: RunContext, source: Storage, listing: Sequence[StateFile], epoch: CheckpointId, *, returning: bool = False
 ) -> list[tuple[StateFile, StateFile]]:
     """State and rows that wait for stages, each object beside its copy under a prefix of our own, one attempt for each subtask.
 
@@ -203,8 +203,8 @@ def copied(
         if returning and is_inherited(file.path):
             return file, replace(file, path=own_of_parent(file.path), new=False, snapshot=snapshot)
         top, name = ("state", file.name) if file.kind == STATE else ("channels", f"{number:06}.parquet")
-        path = f"{top}/{file.operator}/{epoch_dir(shop.generation, epoch)}/{file.subtask}-{attempt}/{name}"
-        copy(shop, source, file.path, path, file.digest)
+        path = f"{top}/{file.operator}/{epoch_dir(context.generation, epoch)}/{file.subtask}-{attempt}/{name}"
+        copy(context, source, file.path, path, file.digest)
         return file, replace(file, path=path, new=True, attempt=attempt, snapshot=snapshot)
 
     with ThreadPoolExecutor(_TRANSFERS) as pool:
@@ -212,12 +212,12 @@ def copied(
 
 
 def copy(
-    shop: Workshop, source: Storage, there: str, here: str, digest: str | None = None
+    context: RunContext, source: Storage, there: str, here: str, digest: str | None = None
 ) -> tuple[int, str, int | None]:
     """Copy an object of another storage; returns its size in bytes, its sha256, and its rows if it is Parquet.
 
     digest: DamageError if it has another one.
     """
-    with source.fetched(there, shop.settings.work_dir, digest=digest) as local:
+    with source.fetched(there, context.settings.work_dir, digest=digest) as local:
         rows = pq.read_metadata(local).num_rows if there.endswith(".parquet") else None
-        return *shop.storage.put_file(local, here), rows
+        return *context.storage.put_file(local, here), rows

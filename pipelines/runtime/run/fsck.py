@@ -10,7 +10,7 @@ import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.ownership.publish import publish_missing
 from state_ops.checkpoints.registry import Registry
@@ -45,22 +45,22 @@ def _delivered_again(pipeline: Pipeline, settings: Settings, registry: Registry)
                 yield found(Kind.DELIVERED_AGAIN, what)
 
 
-def repair(shop: Workshop, shown: RepairPlan | None = None) -> RepairPlan:
+def repair(context: RunContext, shown: RepairPlan | None = None) -> RepairPlan:
     """Look again as the owner, publish what is committed, drop stray rows, delete what nothing names; returns what was done.
 
     shown: the plan that a person agreed to, beyond which nothing is done; None: all that is to be repaired. For the owner between
     two epochs: nothing of its own may be in flight.
     """
-    tables = [sink.table for sink in shop.pipeline.sinks]
-    fresh = check(shop.storage, shop.pipeline.app_id, tables, alive=False, owned=True, quick=True)
+    tables = [sink.table for sink in context.pipeline.sinks]
+    fresh = check(context.storage, context.pipeline.app_id, tables, alive=False, owned=True, quick=True)
     plan = agreed(plan_repair(fresh), shown)
     if plan.refused is not None:
         log.warning("nothing was repaired", reason=plan.refused)
         return plan
     if plan.publish:
         ids = {id for finding in plan.publish for id in finding.checkpoints}
-        publish_missing(shop, [row for row in shop.registry.checkpoints() if row.id in ids])
-    carry_out(shop.storage, shop.registry, shop.generation, plan)
+        publish_missing(context, [row for row in context.registry.checkpoints() if row.id in ids])
+    carry_out(context.storage, context.registry, context.generation, plan)
     return plan
 
 

@@ -16,7 +16,7 @@ import structlog
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.state_reader import chosen
-from pipelines.runtime.ownership.context import Workshop
+from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.ownership import remove_leftovers
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.ownership.prune import kept_for_backfills, needed, prune
@@ -38,36 +38,36 @@ log = structlog.get_logger("weir.upkeep")
 _LOOKS = 5
 
 
-def carry_out(shop: Workshop, request: Request) -> None:
+def carry_out(context: RunContext, request: Request) -> None:
     """One request that needs no epoch. An error ends the run, as it would beside an epoch; the next run is not asked again."""
     try:
         if request.kind == UNNAME:
-            unname(shop, SAVEPOINT, request.savepoint)
+            unname(context, SAVEPOINT, request.savepoint)
         elif request.kind == FORK:
-            pin_branch(shop, request)
+            pin_branch(context, request)
         elif request.kind == UNFORK:
-            unname(shop, BRANCH, request.savepoint)
+            unname(context, BRANCH, request.savepoint)
         elif request.kind == UPKEEP:
-            prune(shop)
-            remove_leftovers(shop)
+            prune(context)
+            remove_leftovers(context)
         elif request.kind == REPAIR:
-            fsck.repair(shop)
+            fsck.repair(context)
         elif request.kind == requests.UNREADABLE:
             log.warning("a request that cannot be read is dropped", path=request.name, error=request.reason)
         else:
             log.warning("a request of a kind that this Weir does not know is dropped", kind=request.kind)
     finally:
-        requests.take(shop.storage, request)
+        requests.take(context.storage, request)
 
 
-def end(shop: Workshop) -> None:
+def end(context: RunContext) -> None:
     """Delete every checkpoint that has no name, as `checkpoints.on_cancel: delete` wants it. Tables stay as they are."""
-    dropped = prune(shop, keep=0)
-    log.info("checkpoints deleted", pipeline=shop.pipeline.title, checkpoints=len(dropped))
+    dropped = prune(context, keep=0)
+    log.info("checkpoints deleted", pipeline=context.pipeline.title, checkpoints=len(dropped))
 
 
 def asked(
-    pipeline: Pipeline, settings: Settings, request: Request, alone: Callable[[Workshop], Any], patience: float
+    pipeline: Pipeline, settings: Settings, request: Request, alone: Callable[[RunContext], Any], patience: float
 ) -> bool:
     """Have something done by who may: the running coordinator, asked by `request`, or this process with `alone`.
 
@@ -76,8 +76,8 @@ def asked(
     """
     storage, _ = open_storage(pipeline, settings)
     if not lease.watch(storage):
-        with owning(pipeline, settings, epochs=False) as tenure:
-            alone(tenure.shop)
+        with owning(pipeline, settings, epochs=False) as owner:
+            alone(owner.context)
         return False
     sent = requests.send(storage, request)
     deadline = time.monotonic() + patience
@@ -101,14 +101,14 @@ def savepoint(pipeline: Pipeline, settings: Settings, name: str, reason: str, pa
     check_free(pipeline, settings, name)
     _, registry = open_storage(pipeline, settings)
 
-    def alone(shop: Workshop) -> None:
-        head = shop.registry.head()
+    def alone(context: RunContext) -> None:
+        head = context.registry.head()
         if head is None:
             raise WeirError(
                 f"{pipeline.title} has no checkpoint that could be named.",
                 next=f"Run it first: weir run {pipeline.title}",
             )
-        save(shop, head, name, reason)
+        save(context, head, name, reason)
 
     asked(pipeline, settings, Request(NAME, trigger="savepoint", reason=reason, savepoint=name), alone, patience)
     found = registry.pinned(SAVEPOINT, name)
@@ -131,7 +131,7 @@ def drop_savepoint(pipeline: Pipeline, settings: Settings, name: str, patience: 
         pipeline,
         settings,
         Request(UNNAME, savepoint=name),
-        lambda shop: unname(shop, SAVEPOINT, name),
+        lambda context: unname(context, SAVEPOINT, name),
         patience,
     )
     if found in registry.pins():
@@ -151,14 +151,14 @@ def rewind(
     accepted: the obstacles of its plan that somebody was shown and does it in spite of. Raises BusyError when a coordinator is alive, DamageError when an object of that checkpoint is
     missing or altered, WeirError when there is no such checkpoint or there are other obstacles; nothing is changed then.
     """
-    with owning(pipeline, settings, epochs=False) as tenure:
-        shop = tenure.shop
-        target, head = chosen(pipeline, shop.registry, to), shop.registry.head()
+    with owning(pipeline, settings, epochs=False) as owner:
+        context = owner.context
+        target, head = chosen(pipeline, context.registry, to), context.registry.head()
         assert head is not None, "the target is there"
-        decided = rewinds.planned(pipeline, settings, shop.storage, shop.registry, head, target)
+        decided = rewinds.planned(pipeline, settings, context.storage, context.registry, head, target)
         rewinds.check(decided, pipeline.title, accepted)
-        restore.verify(shop, target)
-        return rewinds.carry_out(tenure, decided, reason)
+        restore.verify(context, target)
+        return rewinds.carry_out(owner, decided, reason)
 
 
 def explain(pipeline: Pipeline, settings: Settings) -> tuple[list[Fate], list[ObjectFate]]:

@@ -16,15 +16,15 @@ import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.epoch.model import EpochReport, Frontier
-from pipelines.runtime.epoch.scheduler import InFlight
-from pipelines.runtime.epoch.step_runner import Lanes, Threads
+from pipelines.runtime.epoch.model import EpochReport, SourceOffsets
+from pipelines.runtime.epoch.scheduler import EpochScheduler
+from pipelines.runtime.epoch.step_runner import StepRunner, Threads
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.operators.compatibility import advice, structure
 from pipelines.runtime.ownership import savepoints
-from pipelines.runtime.ownership.context import Workshop
-from pipelines.runtime.ownership.epoch_plan import Cut
-from pipelines.runtime.ownership.ownership import Tenure
+from pipelines.runtime.ownership.context import RunContext
+from pipelines.runtime.ownership.epoch_plan import EpochPlan
+from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.pipeline_storage import open_storage as open_storage
 from pipelines.runtime.ownership.pipeline_storage import readers
 from pipelines.runtime.restore.recovery import owning
@@ -37,7 +37,7 @@ from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import gate_hold, requests, suspension
 from state_ops.coordination.lease import Heartbeat
 from state_ops.coordination.requests import Request
-from state_ops.coordination.suspension import Halt
+from state_ops.coordination.suspension import Suspension
 from state_ops.errors import (
     ConfigurationError,
     GateError,
@@ -91,7 +91,7 @@ class Loop:
     """Where the run stands between two barriers."""
 
     coordinator: Coordinator
-    air: InFlight
+    scheduler: EpochScheduler
     catching_up: bool = True
     to_drain: set[tuple[str, str]] | None = None
 
@@ -105,12 +105,12 @@ def run(
     settings: Settings,
     options: RunOptions,
     executor: Executor | None = None,
-    lanes: Lanes | None = None,
-    began: Callable[[Tenure], None] | None = None,
+    runner: StepRunner | None = None,
+    began: Callable[[Ownership], None] | None = None,
 ) -> Iterator[EpochReport]:
     """Coordinate the pipeline until the options say to stop; yields a report for each completed epoch, in their order.
 
-    executor: what runs the stages, by default Spark, which the first epoch starts. lanes: what runs steps beside each other, by default
+    executor: what runs the stages, by default Spark, which the first epoch starts. runner: what runs steps beside each other, by default
     threads. began: is told once the pipeline is owned, before anything else is done.
     A run that a person asked for begins again what a person had ended; any other ends then without an epoch (`halted`), since it may
     have waited in a queue meanwhile.
@@ -119,22 +119,24 @@ def run(
     """
     if _is_halted(pipeline, settings, options):
         return
-    with owning(pipeline, settings, executor, options.run_id, claimed_by=began) as tenure:
+    with owning(pipeline, settings, executor, options.run_id, claimed_by=began) as owner:
         if options.by_a_person:
-            suspension.clear(tenure.shop.storage)
+            suspension.clear(owner.context.storage)
         elif _is_halted(pipeline, settings, options):  # now that the lease is written: see `stopping.end`
             return
-        head = tenure.head if options.start_from is None else start(tenure, settings, options.start_from)
+        head = owner.head if options.start_from is None else start(owner, settings, options.start_from)
         check_fits(pipeline, head)
-        tenure.shop.held = gate_hold.is_there(tenure.shop.storage)
-        coordinator = coordinator_of(tenure.shop, options, tenure.last_id)
+        owner.context.held = gate_hold.is_there(owner.context.storage)
+        coordinator = coordinator_of(owner.context, options, owner.last_id)
         threads = Threads()
-        air = InFlight(tenure.shop, coordinator, tenure.heartbeat, lanes or threads, partial(_tolerated, coordinator))
+        scheduler = EpochScheduler(
+            owner.context, coordinator, owner.heartbeat, runner or threads, partial(_tolerated, coordinator)
+        )
         try:
-            yield from _epochs(tenure.shop, options, Loop(coordinator, air), tenure.heartbeat)
+            yield from _epochs(owner.context, options, Loop(coordinator, scheduler), owner.heartbeat)
         finally:
             try:
-                air.close()
+                scheduler.close()
             finally:
                 threads.close()
 
@@ -156,9 +158,9 @@ def _is_halted(pipeline: Pipeline, settings: Settings, options: RunOptions) -> b
     return why is not None
 
 
-def coordinator_of(shop: Workshop, options: RunOptions, last_id: CheckpointId) -> Coordinator:
+def coordinator_of(context: RunContext, options: RunOptions, last_id: CheckpointId) -> Coordinator:
     """Who decides in this run, knowing what is retained."""
-    configured = shop.settings.checkpoints
+    configured = context.settings.checkpoints
     policy = Policy(
         interval=options.interval,
         min_pause=configured.min_pause_seconds,
@@ -167,9 +169,9 @@ def coordinator_of(shop: Workshop, options: RunOptions, last_id: CheckpointId) -
         tolerable_failures=configured.tolerable_failures,
         num_retained=configured.num_retained,
     )
-    retained = shop.registry.checkpoints()
-    listings = {row.id: shop.registry.files(row) for row in retained}
-    return Coordinator(policy, shop.generation, retained, listings, last_id, time.monotonic())
+    retained = context.registry.checkpoints()
+    listings = {row.id: context.registry.files(row) for row in retained}
+    return Coordinator(policy, context.generation, retained, listings, last_id, time.monotonic())
 
 
 def check_fits(pipeline: Pipeline, head: Checkpoint | None) -> None:
@@ -185,98 +187,102 @@ def check_fits(pipeline: Pipeline, head: Checkpoint | None) -> None:
         raise PipelineError(what, where=f"checkpoint {head.id}", next=advice(stopping))
 
 
-def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbeat) -> Iterator[EpochReport]:
-    started, air, poll = time.monotonic(), loop.air, shop.settings.run.poll_seconds
+def _epochs(context: RunContext, options: RunOptions, loop: Loop, heartbeat: Heartbeat) -> Iterator[EpochReport]:
+    started, scheduler, poll = time.monotonic(), loop.scheduler, context.settings.run.poll_seconds
     waiting_since: float | None = None
     while True:
-        yield from air.turn(poll)
-        if air.again is not None:  # the slice of an epoch that a gate has declined comes before what has arrived since
+        yield from scheduler.turn(poll)
+        if (
+            scheduler.again is not None
+        ):  # the slice of an epoch that a gate has declined comes before what has arrived since
             if loop.coordinator.due(time.monotonic(), backlog=True, requested=True, catching_up=True):
-                air.begin(air.again)
+                scheduler.begin(scheduler.again)
             else:
                 time.sleep(poll)
             continue
-        if not (air.has_room or air.empty):  # whatever there is to do waits for an epoch
+        if not (scheduler.has_room or scheduler.empty):  # whatever there is to do waits for an epoch
             continue
-        frontier, answered, alone = air.frontier, air.answers, air.empty
-        seen = yield from air.beside(partial(_look, shop, frontier.offsets), poll)
+        frontier, answered, alone = scheduler.frontier, scheduler.answers, scheduler.empty
+        seen = yield from scheduler.beside(partial(_look, context, frontier.offsets), poll)
         try:
             pending, waiting = seen()
         except Exception:
             if alone:
                 raise
-            yield from _landed(shop, air)  # what was in flight is not to blame, and comes first
+            yield from _landed(context, scheduler)  # what was in flight is not to blame, and comes first
             continue
-        if air.frontier is not frontier:  # epochs have fallen meanwhile
+        if scheduler.frontier is not frontier:  # epochs have fallen meanwhile
             continue
         open_requests = [request for request in pending if request.name not in answered]
         stop = _stop(open_requests, failing=loop.coordinator.failures > 0)
         expired = options.max_seconds is not None and time.monotonic() - started > options.max_seconds
         if stop is not None and stop.drain and loop.to_drain is None:
-            loop.to_drain = waiting | air.reading  # what lands from now on is for the next run
-        draining = loop.to_drain is not None and bool(waiting & loop.to_drain or air.behind)
+            loop.to_drain = waiting | scheduler.reading  # what lands from now on is for the next run
+        draining = loop.to_drain is not None and bool(waiting & loop.to_drain or scheduler.behind)
         # What gets a name has no rows in front of a stage, so that another version of the code can start from it.
         stops = [request for request in open_requests if request.kind == requests.STOP]
         naming = any(request.savepoint for request in stops) and not loop.coordinator.failures
-        draining |= naming and bool(air.behind)
+        draining |= naming and bool(scheduler.behind)
         ending = draining and not (waiting & (loop.to_drain or set()))  # no slice is read any more
         if expired if stop is None else not draining:
-            if not air.empty:  # what is in flight ends first; if it fails, there is more to do
+            if not scheduler.empty:  # what is in flight ends first; if it fails, there is more to do
                 continue
             if stop is None:
                 return
             reason = stop.reason or "weir stop --drain"
-            if stop.drain and not (yield from _drain(shop, loop, reason)):
+            if stop.drain and not (yield from _drain(context, loop, reason)):
                 time.sleep(poll)
                 continue
-            _stopped(shop, loop, heartbeat, stop, open_requests)
+            _stopped(context, loop, heartbeat, stop, open_requests)
             for request in open_requests:
                 if request.kind == requests.STOP:
-                    requests.take(shop.storage, request)
+                    requests.take(context.storage, request)
             return
         barriers = [request for request in open_requests if request.kind in (requests.BARRIER, requests.NAME)]
         others = [request for request in open_requests if request not in barriers and request.kind != requests.STOP]
         if others:
-            if not air.empty:  # they may delete, so nothing is in flight then
+            if not scheduler.empty:  # they may delete, so nothing is in flight then
                 continue
             for request in others:
-                maintenance.carry_out(shop, request)
-                left = {row.id for row in shop.registry.checkpoints()}
+                maintenance.carry_out(context, request)
+                left = {row.id for row in context.registry.checkpoints()}
                 loop.coordinator.pruned(loop.coordinator.confirmed - left)
-        backlog = bool(waiting) or bool(air.behind)
+        backlog = bool(waiting) or bool(scheduler.behind)
         if not backlog:
             # A sensor asks because files wait. An epoch has read them meanwhile: there is nothing left to cut.
             done = [request for request in barriers if request.trigger == Trigger.SENSOR]
             barriers = [request for request in barriers if request not in done]
-            for request in done if air.empty else ():  # else it can wait, and the epochs need not
-                requests.take(shop.storage, request)
-        loop.catching_up |= air.fell()
+            for request in done if scheduler.empty else ():  # else it can wait, and the epochs need not
+                requests.take(context.storage, request)
+        loop.catching_up |= scheduler.fell()
         catching_up, now = loop.catching_up or draining, time.monotonic()
         named = any(request.kind == requests.NAME for request in barriers)
-        if named and not air.empty and shop.settings.checkpoints.alignment_timeout_seconds is not None:
+        if named and not scheduler.empty and context.settings.checkpoints.alignment_timeout_seconds is not None:
             continue  # what is in flight may leave rows
         due = loop.coordinator.due(now, backlog=backlog, requested=bool(barriers), catching_up=catching_up)
-        goes_on = bool(air.behind) and loop.coordinator.due(now, backlog=True, requested=False, catching_up=True)
-        if air.has_room and (due or goes_on):
+        goes_on = bool(scheduler.behind) and loop.coordinator.due(now, backlog=True, requested=False, catching_up=True)
+        if scheduler.has_room and (due or goes_on):
             waiting_since = None
-            alone = air.empty
-            cutting = partial(_cut, shop, frontier, air.behind, loop.catching_up, options, barriers, ending or not due)
-            planned = yield from air.beside(cutting, poll)
+            alone = scheduler.empty
+            cutting = partial(
+                _cut, context, frontier, scheduler.behind, loop.catching_up, options, barriers, ending or not due
+            )
+            planned = yield from scheduler.beside(cutting, poll)
             try:
                 cut = planned()
             except Exception as error:
                 if alone:
                     _not_planned(loop, error)
-                yield from _landed(shop, air)  # then it is planned anew, from where they have come to
+                yield from _landed(context, scheduler)  # then it is planned anew, from where they have come to
             else:
-                if air.frontier is frontier and air.has_room:
-                    air.begin(cut)
+                if scheduler.frontier is frontier and scheduler.has_room:
+                    scheduler.begin(cut)
             continue
-        if not air.empty:
+        if not scheduler.empty:
             continue
         if not backlog:
             loop.catching_up = False
-        if options.drain and not backlog and (yield from _drain(shop, loop, options.reason)):
+        if options.drain and not backlog and (yield from _drain(context, loop, options.reason)):
             heartbeat.outcome = "drained"
             return
         waiting_since = waiting_since if waiting_since is not None else time.monotonic()
@@ -289,11 +295,11 @@ def _epochs(shop: Workshop, options: RunOptions, loop: Loop, heartbeat: Heartbea
         time.sleep(poll)
 
 
-def _look(shop: Workshop, offsets: Mapping[str, dict[str, Any]]) -> tuple[list[Request], set[tuple[str, str]]]:
+def _look(context: RunContext, offsets: Mapping[str, dict[str, Any]]) -> tuple[list[Request], set[tuple[str, str]]]:
     """What is asked for, and source and name of every file that has arrived and that no epoch reads."""
-    open_requests = requests.pending(shop.storage)
-    arrived = {name: reader.check(offsets.get(name)) for name, reader in shop.readers.items()}
-    for name, reader in shop.readers.items():
+    open_requests = requests.pending(context.storage)
+    arrived = {name: reader.check(offsets.get(name)) for name, reader in context.readers.items()}
+    for name, reader in context.readers.items():
         reader.say_again(arrived[name])
     return open_requests, {(name, file.name) for name, found in arrived.items() for file in found.fresh}
 
@@ -305,26 +311,28 @@ def _stop(open_requests: list[Request], failing: bool) -> Request | None:
     return next(iter(at_once if failing and at_once else stops), None)
 
 
-def _stopped(shop: Workshop, loop: Loop, heartbeat: Heartbeat, stop: Request, open_requests: list[Request]) -> None:
+def _stopped(
+    context: RunContext, loop: Loop, heartbeat: Heartbeat, stop: Request, open_requests: list[Request]
+) -> None:
     """What stops ask for at the end: the one that is followed, and all others that this end is one for."""
     ended = [
         request for request in open_requests if request.kind == requests.STOP and (stop.drain or not request.drain)
     ]
     for request in ended:
         if request.savepoint and loop.head is not None:
-            savepoints.save(shop, loop.head, request.savepoint, request.reason)
+            savepoints.save(context, loop.head, request.savepoint, request.reason)
     if any(request.delete for request in ended):
-        maintenance.end(shop)
+        maintenance.end(context)
     heartbeat.outcome = "drained" if stop.drain else "stopped"
     by_a_person = [request for request in ended if request.trigger == Trigger.MANUAL]
     if by_a_person:
-        suspension.write(shop.storage, Halt(heartbeat.outcome, by_a_person[0].reason))
+        suspension.write(context.storage, Suspension(heartbeat.outcome, by_a_person[0].reason))
 
 
-def _landed(shop: Workshop, air: InFlight) -> Iterator[EpochReport]:
+def _landed(context: RunContext, scheduler: EpochScheduler) -> Iterator[EpochReport]:
     """Begin nothing more until nothing is in flight."""
-    while not air.empty:
-        yield from air.turn(shop.settings.run.poll_seconds)
+    while not scheduler.empty:
+        yield from scheduler.turn(context.settings.run.poll_seconds)
 
 
 def _not_planned(loop: Loop, error: Exception) -> None:
@@ -336,56 +344,56 @@ def _not_planned(loop: Loop, error: Exception) -> None:
 
 
 def _cut(
-    shop: Workshop,
-    frontier: Frontier,
+    context: RunContext,
+    frontier: SourceOffsets,
     behind: Mapping[str, int],
     catching_up: bool,
     options: RunOptions,
     barriers: Sequence[Request],
     only_waiting: bool,
-) -> Cut:
-    """Fix the slices of the next epoch, and say what cut it there. behind: as `InFlight.behind`. only_waiting: none is read, stages go on with
+) -> EpochPlan:
+    """Fix the slices of the next epoch, and say what cut it there. behind: as `EpochScheduler.behind`. only_waiting: none is read, stages go on with
     what they have left."""
     asked = tuple(barriers)
     named = next((request for request in barriers if request.kind == requests.NAME), None)
     others = tuple(one for one in asked if one.kind != requests.NAME)
     if behind and (
-        only_waiting or named is not None or max(behind.values()) >= shop.settings.checkpoints.max_waiting_epochs
+        only_waiting or named is not None or max(behind.values()) >= context.settings.checkpoints.max_waiting_epochs
     ):
-        return Cut(
+        return EpochPlan(
             options.trigger,
             f"{max(behind, key=lambda uid: behind[uid])} has not applied all rows yet",
             {},
             requests=others,
         )
     slices = {
-        name: reader.plan(frontier.offsets.get(name), shop.settings.epoch, frontier.expected.get(name))
-        for name, reader in shop.readers.items()
+        name: reader.plan(frontier.offsets.get(name), context.settings.epoch, frontier.expected.get(name))
+        for name, reader in context.readers.items()
     }
     if named is not None:
         why = f"savepoint {named.savepoint!r}: {named.reason}"
-        return Cut(Trigger.SAVEPOINT, why, slices, requests=asked)
+        return EpochPlan(Trigger.SAVEPOINT, why, slices, requests=asked)
     full = [name for name, planned in slices.items() if planned.limited]
     if full:
-        return Cut(Trigger.SLICE_LIMIT, f"slice limit reached in {', '.join(full)}", slices, requests=asked)
+        return EpochPlan(Trigger.SLICE_LIMIT, f"slice limit reached in {', '.join(full)}", slices, requests=asked)
     if barriers:
         first = barriers[0]
         tick = f" (tick {first.tick})" if first.tick else ""
         known = Trigger(first.trigger) if first.trigger in set(Trigger) else Trigger.MANUAL
-        return Cut(known, f"{first.reason}{tick}", slices, requests=asked)
+        return EpochPlan(known, f"{first.reason}{tick}", slices, requests=asked)
     if catching_up or options.interval is None:
-        return Cut(options.trigger, options.reason, slices)
-    return Cut(Trigger.INTERVAL, f"every {options.interval:g} s", slices)
+        return EpochPlan(options.trigger, options.reason, slices)
+    return EpochPlan(Trigger.INTERVAL, f"every {options.interval:g} s", slices)
 
 
-def _drain(shop: Workshop, loop: Loop, reason: str) -> Generator[EpochReport, None, bool]:
+def _drain(context: RunContext, loop: Loop, reason: str) -> Generator[EpochReport, None, bool]:
     """Close every window, unless a failure is too recent; returns whether that was done. A run that says it has drained has.
 
     Nothing is in flight."""
-    before, air = loop.head, loop.air
+    before, scheduler = loop.head, loop.scheduler
     if loop.coordinator.due(time.monotonic(), backlog=True, requested=True, catching_up=True):
-        air.begin(Cut(Trigger.DRAIN, reason, {}, drain=True))
-        yield from _landed(shop, air)
+        scheduler.begin(EpochPlan(Trigger.DRAIN, reason, {}, drain=True))
+        yield from _landed(context, scheduler)
     return loop.head is not before
 
 

@@ -19,10 +19,10 @@ from pipelines.runtime.ownership import hold_causes
 from pipelines.runtime.ownership.pipeline_storage import readers
 from pipelines.runtime.run import run as runtime
 from state_ops.coordination import lease, requests, suspension
-from state_ops.coordination.gate_hold import Held
+from state_ops.coordination.gate_hold import GateHold
 from state_ops.coordination.lease import DEAD_AFTER_HEARTBEATS, Lease
 from state_ops.coordination.requests import Request
-from state_ops.coordination.suspension import Halt
+from state_ops.coordination.suspension import Suspension
 from state_ops.ids import CheckpointId, Generation
 
 # A run that brought no checkpoint is asked for again after 2, 4, 8 ... ticks: input that fails every run must not fill
@@ -62,7 +62,7 @@ class Sight:
     held_since: bool = False
     starting: bool = False
     missing: tuple[str, ...] = ()
-    halted: Halt | None = None
+    halted: Suspension | None = None
 
     @property
     def failed_run(self) -> str | None:
@@ -145,7 +145,7 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
     )
 
 
-def _why_held(noted: Held) -> str:
+def _why_held(noted: GateHold) -> str:
     """What holds the pipeline, and what a person does about it."""
     message = noted.message.splitlines()
     if noted.by_gate:
@@ -180,7 +180,7 @@ def note_cancelled(pipeline: Pipeline, settings: Settings, memory: Memory, run_i
     """
     if memory.cancelled != run_id and alone:
         storage, _ = runtime.open_storage(pipeline, settings)
-        suspension.write(storage, Halt("cancelled", f"run {run_id[:8]}"))
+        suspension.write(storage, Suspension("cancelled", f"run {run_id[:8]}"))
     return replace(memory, cancelled=run_id)
 
 

@@ -15,7 +15,7 @@ from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.coordination import lease, requests, suspension
 from state_ops.coordination.lease import Lease
 from state_ops.coordination.requests import Request
-from state_ops.coordination.suspension import Halt
+from state_ops.coordination.suspension import Suspension
 from state_ops.errors import WeirError
 
 Waiting = Callable[[str], AbstractContextManager[Any]]
@@ -43,9 +43,9 @@ def end(
     before = lease.read(storage)
     if lease.watch(storage) and ask_to_stop(pipeline, settings, request, waiting):
         return True
-    suspension.write(storage, Halt(how, request.reason))
-    # A run that began meanwhile may have looked for the halt before it was there. A run writes its lease, then looks for the halt; here the
-    # halt is written first: one of the two sees the other.
+    suspension.write(storage, Suspension(how, request.reason))
+    # A run that began meanwhile may have looked for the suspension before it was there. A run writes its lease, then looks for it; here the
+    # suspension is written first: one of the two sees the other.
     now = lease.read(storage)
     began = now is not None and (before is None or now.generation != before.generation)
     return began and lease.watch(storage) and ask_to_stop(pipeline, settings, request, waiting)

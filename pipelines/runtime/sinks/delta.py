@@ -4,7 +4,7 @@ Transaction app id: `<pipeline>/<branch>/<table>`, stable for ever; version: the
 version twice in sequence, so the version is read on the very handle that commits, each time. The chain of published
 ids stands in the checkpoints' rows (`sinks`): a table whose version is not where the chain says is damaged.
 
-A table that is as this process left it needs no opening: `Left` knows its newest version, and the next commit is the put of the
+A table that is as this process left it needs no opening: `PublishedTable` knows its newest version, and the next commit is the put of the
 entry after it. Where anybody else has committed since, delta-rs looks at the table anew.
 """
 
@@ -55,7 +55,7 @@ _IMPLIED = {6: {"identityColumns"}}  # by protocols that do not, beside the iner
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class PublishedTable:
     """A table as this process has left it. version: of its log; columns: name -> canonical type; interval: versions between Delta
     checkpoints, which delta-rs writes."""
 
@@ -88,7 +88,7 @@ def ensure(storage: Storage, table: str, schema: pa.Schema) -> None:
     check_table(storage, table, schema)
 
 
-def fits(left: Left, schema: pa.Schema) -> bool:
+def fits(left: PublishedTable, schema: pa.Schema) -> bool:
     """Whether the table has these columns for certain: it is as this process has left it, but for rows that others have added."""
     same = left.columns == {field.name: field.type for field in schema}
     return same and log_entries.newest_after(left.version, "") is not None
@@ -271,7 +271,7 @@ def publish(
     checkpoint: Checkpoint,
     previous: int | None,
     files: Sequence[StateFile],
-    left: MutableMapping[str, Left] | None = None,
+    left: MutableMapping[str, PublishedTable] | None = None,
 ) -> Publication:
     """Make a checkpoint's rows visible in one table, exactly once however often this is called.
 
@@ -298,8 +298,8 @@ def publish(
 
 
 def _put(
-    left: Left, sink_app: str, checkpoint: CheckpointId, previous: int | None, adds: Sequence[DataFile]
-) -> Left | None:
+    left: PublishedTable, sink_app: str, checkpoint: CheckpointId, previous: int | None, adds: Sequence[DataFile]
+) -> PublishedTable | None:
     """Publish to a table that is as it was left: the put succeeds only after its newest version. None: look at it anew."""
     if not left.is_free(previous, sink_app) or not log_entries.still_there(left.version):
         return None
@@ -345,12 +345,12 @@ def _committed(
     raise _damaged(uri, f"{_MAX_RACES} commits in a row failed ({last}); only Weir may write to it")
 
 
-def _left(storage: Storage, table: str, sink_app: str, handle: DeltaTable, published: int) -> Left | None:
+def _left(storage: Storage, table: str, sink_app: str, handle: DeltaTable, published: int) -> PublishedTable | None:
     """The table as the handle shows it after a publish; None if the next one is to go through delta-rs again."""
     if handle.version() != published or handle.protocol().min_writer_version > _WRITER:
         return None
     version = log_entries.known(storage, table_path(table), handle, sink_app, [])
-    return Left(version, _columns(handle), _interval(handle)) if version is not None else None
+    return PublishedTable(version, _columns(handle), _interval(handle)) if version is not None else None
 
 
 def check_chain(storage: Storage, app_id: str, table: str, head: Checkpoint | None) -> None:
@@ -358,12 +358,12 @@ def check_chain(storage: Storage, app_id: str, table: str, head: Checkpoint | No
 
     Ahead: its rows come from checkpoints that the registry does not have, so replaying their input would double them.
     """
-    problem = astray(storage, app_id, table, head)
+    problem = diverged(storage, app_id, table, head)
     if problem is not None:
         raise _damaged(storage.full(table_path(table)), problem)
 
 
-def astray(storage: Storage, app_id: str, table: str, head: Checkpoint | None) -> str | None:
+def diverged(storage: Storage, app_id: str, table: str, head: Checkpoint | None) -> str | None:
     """How the table is not where the newest checkpoint says, in words; None if it is, or if there is neither table nor rows for it."""
     known = (head.sinks.get(table) or {}).get("id") if head else None
     try:

@@ -10,7 +10,7 @@ from state_ops.ids import AttemptId
 _KIND = "state"
 
 
-class Freezer:
+class AsyncSnapshot:
     """asynchronous: whether it may be written after the barrier. backend: its name. most_bytes: what one subtask's state may take in memory
     for that, and what those of all subtasks may take in this process between epochs."""
 

@@ -27,7 +27,7 @@ from polars.exceptions import PanicException
 from pipelines.runtime.definition import ROW, Epoch, Stage
 from pipelines.runtime.operators import FunctionOperator, Operator, Progress, Shapes, build, event_time_of
 from pipelines.runtime.operators.compatibility import timers_left
-from pipelines.runtime.task.async_snapshot import Freezer
+from pipelines.runtime.task.async_snapshot import AsyncSnapshot
 from pipelines.runtime.task.attempt_cache import Caching
 from state_ops.arrow import frames
 from state_ops.arrow.parquet import staged_writer
@@ -38,8 +38,8 @@ from state_ops.checkpoints.checkpoint import (
     CHANNEL,
     OUTPUT,
     Ack,
-    Handover,
     LocalSnapshot,
+    PendingUpload,
     Snapshot,
     StagedFile,
     from_micros,
@@ -171,10 +171,12 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
     kind = named(task.backend)
     is_immutable = composite.is_immutable(kind)
     shared = task.here is not None and task.here.exists()
-    freezer = Freezer(task.asynchronous and shared, task.backend, task.stage.uid, attempt.subtask, task.warm_mb << 20)
+    freezer = AsyncSnapshot(
+        task.asynchronous and shared, task.backend, task.stage.uid, attempt.subtask, task.warm_mb << 20
+    )
     held = freezer.claim(base)
     progress = _progress(task, attempt)
-    forked = snapshot.fork(
+    forked = snapshot.working_copy(
         task.storage, attempt, base, deadline, is_immutable, task.objects, read=held is None, progress=progress
     )
     if progress.fetched and task.seconds is not None:  # which has taken nothing of the epoch's time
@@ -182,7 +184,7 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
     with snapshot.healing(forked):
         where = f"stage {task.stage.uid}, epoch {task.epoch}, subtask {attempt.subtask}"
         options = replace(task.options, where=where)
-        backend = held.thaw(options) if held is not None else composite.opened(kind, forked.db, options)
+        backend = held.reopen(options) if held is not None else composite.opened(kind, forked.db, options)
         clock = _lap(counters, "open", clock)
         staged = _Staged(task, attempt)
         with _closed(backend, staged):
@@ -239,7 +241,7 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
         prepared = snapshot.prepare(attempt, forked, taken, is_immutable)
     else:
         shutil.rmtree(forked.db, ignore_errors=True)
-    handed = Handover(base.attempt if base else None, prepared, staged.files(), str(attempt.directory))
+    handed = PendingUpload(base.attempt if base else None, prepared, staged.files(), str(attempt.directory))
     ack = _ack(task, attempt, handed, operator, counters, caching)
     if not shared:
         ack = _uploaded(task, attempt, base, ack, deadline)
@@ -334,7 +336,7 @@ def _discard(own: tuple[Storage, Attempt, list[str]], cancelled: Event) -> None:
 def _ack(
     task: KeyedTask,
     attempt: Attempt,
-    handed: Handover,
+    handed: PendingUpload,
     operator: Operator,
     counters: _Counters,
     caching: Caching,

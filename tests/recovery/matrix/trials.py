@@ -185,8 +185,8 @@ def repaired(site: Site) -> dict[str, Any]:
     """
     report = fsck.examine(pipeline, site.settings())
     problems = _damage(report)
-    with claimed(pipeline, site.settings(), InMemoryExecutor()) as tenure:
-        fsck.repair(tenure.shop, plan_repair(report))
+    with claimed(pipeline, site.settings(), InMemoryExecutor()) as owner:
+        fsck.repair(owner.context, plan_repair(report))
     stored, after = Stored(site.storage), fsck.examine(pipeline, site.settings(), quick=True)
     told, left = {one.path for one in after.findings}, set(checks.unnamed(stored))
     problems += [f"fsck has left over: {name}" for name in sorted(left) if not checks.is_cut_off_commit(name)]
@@ -227,7 +227,7 @@ def _promote(known: Settings, head: int | None) -> None:
     if head == base_files():
         if there.get("fix") is None:
             forks.fork(pipeline, known, "fix", 1)
-        promotion.promote(pipeline, known, "fix", executor=InMemoryExecutor(), lanes=InTurn())
+        promotion.promote(pipeline, known, "fix", executor=InMemoryExecutor(), runner=InTurn())
         there["fix"] = None
     if "fix" in there:
         forks.drop(pipeline, known, "fix")
