@@ -56,10 +56,10 @@ soak: $(STAMP) ## Run 3,000 epochs while coordinators are killed and frozen; SEE
 	@$(PY) -m tests.soak --unaligned --epochs 1000 --long 300
 
 memory: $(STAMP) ## Show a worker's memory while its state is 20 times the budget, RocksDB's alone and a keyed task's (2 minutes)
-	@$(PY) -m tests.memory
+	@$(PY) -m tests.tools.memory
 
 mutants: $(STAMP) ## Break the code on purpose and see that the tests notice
-	@$(PY) -m tests.mutants
+	@$(PY) -m tests.tools.mutants
 
 bench: $(STAMP) ## Measure incremental against full snapshots; about ten minutes
 	@$(PY) -m benchmarks.incremental

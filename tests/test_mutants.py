@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from tests.mutants import MUTANTS, ROOT
+from tests.tools.mutants import MUTANTS, ROOT
 
 
 @cache

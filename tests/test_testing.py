@@ -17,7 +17,7 @@ from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files,
 from pipelines.flights import Aircraft, aircraft_rotation, airport_hourly, pipeline
 from pipelines.runtime.run.run import RunOptions, open_storage, run
 from state_ops.errors import InputError, PipelineError, StageError
-from tests.reading import state_at, table_at
+from tests.tools.reading import state_at, table_at
 
 MORNING = datetime(2013, 1, 1, tzinfo=UTC)
 

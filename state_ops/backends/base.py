@@ -1,6 +1,6 @@
 """What a state backend is: two protocols, which `rocksdb`, `filesystem`, `memory` and backends of others implement.
 
-The contract, tested for every backend by tests/state_ops/test_backends.py; docs/reference/backends.md shows a small one.
+The contract, tested for every backend by tests/state_ops/backends/test_backends.py; docs/reference/backends.md shows a small one.
 
 One subtask's epoch, which is one attempt:
 

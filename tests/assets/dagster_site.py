@@ -20,7 +20,7 @@ from configs.settings import PROJECT, Settings, load
 from infra import dagster_home, flights_input
 from pipelines import flights
 from pipelines.runtime.ownership.pipeline_storage import open_storage
-from tests.servers import needs
+from tests.tools.servers import needs
 
 _PATIENCE = 400.0  # JVMs and Great Expectations start within it, on two busy processors
 _SHOT = {"width": 1440, "height": 900}

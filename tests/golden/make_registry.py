@@ -14,7 +14,7 @@ from pathlib import Path
 from state_ops.checkpoints.registry import Registry
 from state_ops.ids import Generation
 from state_ops.storage.storage import Storage
-from tests.state_ops.test_registry import APP, a_checkpoint, a_file, published
+from tests.state_ops.checkpoints.test_registry import APP, a_checkpoint, a_file, published
 
 
 def make(root: Path) -> None:

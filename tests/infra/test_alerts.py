@@ -15,7 +15,7 @@ from configs.settings import PROJECT
 from pipelines.cli.main import app
 from pipelines.cli.prometheus import FAMILIES, Exporter
 from tests.recovery.small import Bank
-from tests.servers import needs
+from tests.tools.servers import needs
 
 RULES, PLAYED = PROJECT / "infra" / "alerts.yml", PROJECT / "infra" / "alerts_test.yml"
 GUIDE = PROJECT / "docs" / "how-to" / "monitoring.md"

@@ -23,7 +23,7 @@ from configs.settings import PROJECT
 from infra import dagster_home
 from state_ops.errors import ConfigurationError
 from tests.assets.conftest import landing, project  # noqa: F401  fixtures
-from tests.servers import missing, needs
+from tests.tools.servers import missing, needs
 
 PLACES = ["/usr/lib/postgresql/*/bin", "/usr/local/pgsql/bin", "/opt/homebrew/opt/postgresql@*/bin"]
 PASSWORD = "p@ss:w/rd 1"  # characters that a URL would take for something else

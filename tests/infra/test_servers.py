@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import REQUIRED, needs
+from tests.tools.servers import REQUIRED, needs
 
 
 def test_a_program_is_found_on_the_path_and_in_its_own_place(tmp_path: Path, monkeypatch):

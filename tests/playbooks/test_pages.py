@@ -14,7 +14,7 @@ from pipelines.cli.main import app
 from tests.playbooks import page as reading
 from tests.playbooks.actions import act
 from tests.playbooks.project import Project
-from tests.sampling import sampled
+from tests.tools.sampling import sampled
 
 _SHORT = {"corrupt-checkpoint", "disk-full", "scale", "schema-change", "state-too-large"}
 _SAID_BY_OTHERS = {"Unable to reach the user code server", "file is not a database", "No space left on device"}

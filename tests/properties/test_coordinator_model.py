@@ -27,7 +27,7 @@ from state_ops.checkpoints.pending_checkpoint import (
 )
 from state_ops.checkpoints.shared_state import reference_counts
 from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir
-from tests.state_ops.test_registry import a_checkpoint
+from tests.state_ops.checkpoints.test_registry import a_checkpoint
 
 GENERATION = Generation(2)
 EXPECTED = {"left": 2, "right": 1}

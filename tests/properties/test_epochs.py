@@ -23,7 +23,7 @@ from configs.settings import Settings
 from pipelines import testing
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage, window
 from pipelines.runtime.run.run import RunOptions, open_storage, run
-from tests.reading import state_at, table_at
+from tests.tools.reading import state_at, table_at
 
 START = datetime(2024, 5, 1, tzinfo=UTC)
 LATENESS = timedelta(minutes=20)

@@ -28,7 +28,7 @@ from state_ops.errors import ConfigurationError, GateError, StageError, WeirErro
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.harness import Site
 from tests.recovery.test_forks import nobody_lives
-from tests.sampling import sampled
+from tests.tools.sampling import sampled
 
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 

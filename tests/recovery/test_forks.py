@@ -21,7 +21,7 @@ from state_ops.storage.branches import is_inherited, own_of_parent
 from tests.recovery.cutting import changes_fail_from
 from tests.recovery.small import Bank, pipeline, until
 from tests.recovery.test_rewind import bad
-from tests.sampling import sampled
+from tests.tools.sampling import sampled
 
 MANY = {"WEIR_CHECKPOINTS__NUM_RETAINED": "3"}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.recovery.harness import Site, child
-from tests.sampling import sampled
+from tests.tools.sampling import sampled
 
 _DAYS, _EPOCH = 30, 3
 

@@ -14,7 +14,7 @@ from configs.settings import PROJECT
 from tests.recovery import clustered
 from tests.recovery.harness import Child, Site, child
 from tests.recovery.small import until
-from tests.spark_cluster import cluster, kill_family
+from tests.tools.spark_cluster import cluster, kill_family
 
 _EPOCHS, _ROWS = 5, 200
 _LAST_RESORT = 10**6  # an epoch that there is not

@@ -27,7 +27,7 @@ from tests.recovery.cutting import changes_fail_from
 from tests.recovery.small import Account, Bank, pipeline, until
 from tests.recovery.test_forks import Branched, at, nobody_lives, ran
 from tests.recovery.test_rewind import bad
-from tests.sampling import sampled
+from tests.tools.sampling import sampled
 
 
 def promoted(bank: Branched, name: str = "fix", code=pipeline, **options):

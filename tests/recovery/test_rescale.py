@@ -18,11 +18,11 @@ from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.checkpoints.checkpoint import STATE, WITH_PARTS, Checkpoint
 from state_ops.errors import StageError
 from state_ops.storage.storage import Storage
-from tests.reading import keys_of
 from tests.recovery import test_unaligned as every
 from tests.recovery.harness import Site
 from tests.recovery.small import Bank
-from tests.sampling import sampled
+from tests.tools.reading import keys_of
+from tests.tools.sampling import sampled
 
 GROUPS = 6
 pipeline = replace(every.pipeline, name="rescaled", max_parallelism=GROUPS)

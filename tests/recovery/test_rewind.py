@@ -17,6 +17,8 @@ from pipelines.runtime.ownership.publish import publish_missing
 from pipelines.runtime.restore import rewind
 from pipelines.runtime.run import maintenance
 from state_ops.checkpoints.checkpoint import OUTPUT, REWIND, STATE, abandoned
+from state_ops.coordination import requests
+from state_ops.coordination.requests import Request
 from state_ops.errors import BusyError, DamageError, WeirError
 from tests.recovery import small
 from tests.recovery.cutting import changes_fail_from
@@ -160,7 +162,7 @@ def test_nobody_is_rewound_while_a_coordinator_lives(tmp_path):
         with pytest.raises(BusyError):
             back(bank, 1)
         storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
-        maintenance.lease.send(storage, maintenance.Request("stop"))
+        requests.send(storage, Request("stop"))
     bank.assert_exact(1, 2, 3)
 
 

@@ -29,7 +29,7 @@ from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.coordination import lease, processes
 from state_ops.errors import ConfigurationError
 from tests.recovery.small import Bank, accounts
-from tests.state_ops.test_registry import a_checkpoint
+from tests.state_ops.checkpoints.test_registry import a_checkpoint
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from state_ops.errors import RunEndedError, TransientError
 from state_ops.snapshots import async_writer
 from tests.recovery.harness import Site
 from tests.recovery.small import Apart
-from tests.sampling import sampled
+from tests.tools.sampling import sampled
 
 FOUND = (17,)
 _MANY = int(os.environ.get("WEIR_SCHEDULES", "12"))

@@ -19,11 +19,11 @@ from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.ids import parse_epoch_dir
 from state_ops.storage.storage import Storage
-from tests.reading import state_at
 from tests.recovery.harness import Site
 from tests.soak.accounts import accounts, pipeline, turnover
 from tests.soak.children import Violation
 from tests.soak.replay import Output, Replay, Row, files_of
+from tests.tools.reading import state_at
 
 TABLES = ("ledger", "turnover", "turnover_late")
 _TEN_MINUTES = timedelta(minutes=10)

@@ -12,13 +12,13 @@ from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sinks import delta
 from tests.recovery.harness import Site
-from tests.sampling import sampled
 from tests.soak import accounts
 from tests.soak.bounds import growing, swelling
 from tests.soak.checks import Sample, Verifier
 from tests.soak.driver import Life, soak
 from tests.soak.feed import Feed
 from tests.soak.replay import Replay
+from tests.tools.sampling import sampled
 
 _PLAN = (
     Life("kill", 6, num_retained=3),

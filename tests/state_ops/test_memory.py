@@ -13,8 +13,8 @@ import pytest
 from state_ops.backends import memory_budget as memory
 from state_ops.backends.rocksdb import RocksDBBackend
 from state_ops.errors import DamageError
-from tests.memory import SLACK_MB, phases
-from tests.task_memory import Sizes, task_phases
+from tests.tools.memory import SLACK_MB, phases
+from tests.tools.task_memory import Sizes, task_phases
 
 BUDGET_MB = 16
 

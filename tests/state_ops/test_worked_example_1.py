@@ -33,7 +33,7 @@ from state_ops.snapshots import snapshot
 from state_ops.snapshots.attempt import Attempt
 from state_ops.snapshots.sweep import sweep
 from state_ops.storage.storage import Storage
-from tests.state_ops.test_registry import APP, a_checkpoint
+from tests.state_ops.checkpoints.test_registry import APP, a_checkpoint
 
 _KEEP = 2
 _PATIENCE_SECONDS = 20.0

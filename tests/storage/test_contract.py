@@ -19,7 +19,7 @@ from state_ops.errors import ConfigurationError, DamageError
 from state_ops.storage.object_store import PART
 from state_ops.storage.storage import CancelledError, Storage
 from state_ops.storage.store import CHUNK
-from tests.state_ops.test_registry import APP, a_checkpoint
+from tests.state_ops.checkpoints.test_registry import APP, a_checkpoint
 from tests.storage.conftest import Bucket
 
 Opened = Callable[[], Storage]

@@ -22,7 +22,7 @@ from state_ops.delta import fenced_table
 from state_ops.errors import ConfigurationError, DamageError, FencedError
 from state_ops.ids import Generation
 from state_ops.storage.storage import Storage, UnavailableError
-from tests.state_ops.test_registry import APP, a_checkpoint, a_file, put
+from tests.state_ops.checkpoints.test_registry import APP, a_checkpoint, a_file, put
 from tests.storage import counting
 from tests.storage.conftest import Bucket
 from tests.storage.proxy import Proxy, Request

@@ -22,7 +22,7 @@ from state_ops.errors import ConfigurationError
 from state_ops.ids import Generation
 from state_ops.storage.object_store import PART, translated
 from state_ops.storage.storage import Storage, UnavailableError
-from tests.state_ops.test_registry import APP, a_checkpoint
+from tests.state_ops.checkpoints.test_registry import APP, a_checkpoint
 from tests.storage.conftest import Bucket
 from tests.storage.proxy import Cut, Hang, Proxy, Request, Reset, refused
 

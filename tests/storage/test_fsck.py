@@ -9,7 +9,7 @@ from state_ops.checkpoints.registry import Registry
 from state_ops.fsck.check import check
 from state_ops.fsck.findings import Kind
 from state_ops.fsck.repair import carry_out, plan_repair
-from tests.state_ops.test_registry import APP, a_checkpoint, a_file
+from tests.state_ops.checkpoints.test_registry import APP, a_checkpoint, a_file
 
 ATTEMPT = "a" * 32
 

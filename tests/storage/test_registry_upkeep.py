@@ -7,8 +7,8 @@ import pytest
 from state_ops.checkpoints.registry import Registry
 from state_ops.delta import log_cleanup
 from state_ops.errors import FencedError
-from tests.state_ops.test_registry import APP, a_file, put
-from tests.state_ops.test_registry_upkeep import TABLES, epochs, log_of, taken
+from tests.state_ops.checkpoints.test_registry import APP, a_file, put
+from tests.state_ops.checkpoints.test_registry_maintenance import TABLES, epochs, log_of, taken
 
 
 def test_short_logs_mislead_neither_readers_nor_zombies(anywhere, monkeypatch):

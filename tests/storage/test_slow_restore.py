@@ -17,7 +17,7 @@ from pipelines.runtime.run.run import RunOptions, run
 from state_ops.snapshots import snapshot
 from state_ops.snapshots.sweep import sweep
 from state_ops.storage.storage import Storage, UnavailableError
-from tests.state_ops.test_snapshot import Subtask
+from tests.state_ops.snapshots.test_snapshot import Subtask
 from tests.storage import counting
 from tests.storage.conftest import Bucket
 from tests.storage.proxy import Cut, Proxy, Request

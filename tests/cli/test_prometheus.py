@@ -1,0 +1,329 @@
+"""Metrics of real pipelines, as Prometheus gets them: over HTTP, in its text format, from storage alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
+
+from configs import settings
+from configs.settings import PROJECT, Settings
+from pipelines.cli import metrics, restore
+from pipelines.cli.prometheus import Exporter, Look, Watched, samples
+from pipelines.runtime.epoch import steps
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.run import maintenance
+from pipelines.runtime.run.run import RunOptions, open_storage, run
+from state_ops.coordination import lease, requests
+from state_ops.errors import ConfigurationError, DamageError, GateError, WeirError
+from tests.recovery.small import Bank, successor, until
+from tests.runtime.gates.test_gates import between, gated
+from tests.runtime.operators.test_per_key_runs import COLUMNS, _dicts, a_pipeline, landed
+
+Scraped = dict[tuple[str, ...], float]
+
+
+def parsed(text: str) -> Scraped:
+    """Values by metric and the values of its labels, in the order of the labels' names."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = [value for _, value in sorted(sample.labels.items())]
+            assert (sample.name, *labels) not in found, "Prometheus would drop one of them"
+            found[(sample.name, *labels)] = sample.value
+    return found
+
+
+@contextmanager
+def served(exporter: Exporter) -> Iterator[str]:
+    registry = CollectorRegistry()
+    registry.register(exporter)
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+
+def got(url: str) -> Scraped:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return parsed(answer.read().decode())
+
+
+def scraped(bank: Bank) -> Scraped:
+    with served(Exporter(["small"], bank.site.settings)) as url:
+        return got(url)
+
+
+@pytest.fixture
+def bank(tmp_path: Path) -> Bank:
+    return Bank.at(tmp_path / "site", WEIR_CHECKPOINTS__NUM_RETAINED="2")
+
+
+def test_a_scrape_says_what_the_registry_says(bank: Bank):
+    bank.epochs(1, 2, 3)
+    maintenance.savepoint(bank.site.pipeline, bank.site.settings, "kept", "test", 60)
+    bank.land(4, 5)
+    found, head = scraped(bank), bank.registry.head()
+    assert head is not None
+    expected = {
+        ("weir_up", "small"): 1,
+        ("weir_coordinator_alive", "small"): 0,
+        ("weir_coordinator_generation", "small"): bank.registry.generation(),
+        ("weir_checkpoint_id", "small"): 3,
+        ("weir_checkpoint_completed_timestamp_seconds", "small"): head.completed_at.timestamp(),
+        ("weir_checkpoint_interval_seconds", "small"): 60,
+        ("weir_retained_checkpoints", "small"): 2,
+        ("weir_savepoints", "small"): 1,
+        ("weir_unpublished_checkpoints", "small"): 0,
+        ("weir_epochs_total", "small"): 3,
+        ("weir_rows_read_total", "small"): 30,
+        ("weir_state_uploaded_bytes_total", "small"): head.totals["bytes_new"],
+        ("weir_state_bytes", "small", "accounts"): head.bytes_total,
+        ("weir_stage_rows", "in", "small", "accounts"): 10,
+        ("weir_stage_rows", "out", "small", "accounts"): 10,
+        ("weir_stage_rows", "late", "small", "accounts"): 0,
+        ("weir_epoch_phase_seconds", "to_commit", "small", ""): head.ms["to_commit"] / 1000,
+        ("weir_epoch_phase_seconds", "stage", "small", "accounts"): head.ms["stage:accounts"] / 1000,
+        ("weir_source_files_waiting", "small", "landing"): 2,
+        ("weir_source_bytes_waiting", "small", "landing"): sum(
+            (bank.site.landing / name).stat().st_size for name in ("00004.parquet", "00005.parquet")
+        ),
+        ("weir_sink_checkpoint_id", "small", "booked"): 3,
+        ("weir_sink_published_checkpoint_id", "small", "booked"): 3,
+        ("weir_storage_requests_total", "put", "small"): head.totals["requests_put"],
+        ("weir_storage_transferred_bytes_total", "up", "small"): head.totals["bytes_up"],
+    }
+    assert {key: found.get(key) for key in expected} == expected
+    assert found["weir_scrape_seconds", "small"] < 1
+    assert not [key for key in found if key[0].startswith("weir_restore")], "there was none"
+
+
+def test_before_the_first_checkpoint_and_before_the_first_run(bank: Bank):
+    bank.land(1)
+    found = scraped(bank)
+    assert found["weir_up", "small"] == 1 and found["weir_source_files_waiting", "small", "landing"] == 1
+    assert found["weir_coordinator_generation", "small"] == 0 and found["weir_coordinator_alive", "small"] == 0
+    assert ("weir_checkpoint_id", "small") not in found
+
+
+def test_the_next_scrape_sees_what_came_since(bank: Bank):
+    bank.epochs(1)
+    with served(Exporter(["small"], bank.site.settings)) as url:
+        assert got(url)["weir_checkpoint_id", "small"] == 1
+        bank.epochs(*range(2, 30))  # the registry's logs are cleaned up meanwhile
+        found = got(url)
+    assert found["weir_checkpoint_id", "small"] == 29 and found["weir_epochs_total", "small"] == 29
+
+
+def test_a_coordinator_that_lives_and_one_that_has_ended(bank: Bank):
+    with served(Exporter(["small"], bank.site.settings)) as url:
+        with bank.coordinator():
+            until(lambda: got(url)["weir_coordinator_alive", "small"] == 1)
+            requests.send(open_storage(bank.site.pipeline, bank.site.settings)[0], requests.Request("stop"))
+        assert got(url)["weir_coordinator_alive", "small"] == 0
+
+
+def test_on_another_host_only_the_counter_tells(bank: Bank):
+    bank.epochs(1)
+    storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
+    held = lease.read(storage)
+    assert held is not None
+
+    def beat(counter: int) -> None:
+        away = replace(held, host="elsewhere", stopped=False, counter=counter, heartbeat_seconds=5.0)
+        storage.put_bytes(lease.LEASE, json.dumps({name: getattr(away, name) for name in away.__slots__}).encode())
+
+    watched, alive = Watched("small", bank.site.settings), []
+    for counter, at in [(1, 0.0), (1, 14.0), (2, 15.0), (2, 29.0), (2, 30.0), (3, 31.0), (3, 46.0)]:
+        beat(counter)
+        alive.append(watched.look(lambda at=at: at).alive)
+    assert alive == [None, None, True, True, False, True, False]
+    assert "weir_coordinator_alive" not in {name for name, _, _ in samples(replace(watched.look(), alive=None))}
+
+
+def test_checkpoints_that_a_table_lacks(bank: Bank, monkeypatch):
+    bank.epochs(1)
+
+    def refused(*_: object) -> None:
+        raise OSError("the table cannot be reached")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(steps, "publish_missing", refused)
+        with pytest.raises(WeirError, match="cannot be reached"):
+            bank.epochs(2)
+    found = scraped(bank)
+    assert found["weir_unpublished_checkpoints", "small"] == 1
+    assert found["weir_sink_checkpoint_id", "small", "booked"] == 2
+    assert found["weir_sink_published_checkpoint_id", "small", "booked"] == 1
+
+
+def test_a_gate_that_holds_the_pipeline_until_a_later_epoch_is_well(tmp_path: Path):
+    bank = gated(tmp_path, between("amount", 0, 1), between("rows_in", 10, 10, of="figures"))
+    with pytest.raises(GateError):
+        bank.epochs(1, 2)
+    found = scraped(bank)
+    assert found["weir_held", "small"] == 1 and found["weir_checkpoint_id", "small"] == 1
+    assert found["weir_epoch_phase_seconds", "seal_gates", "small", ""] > 0
+    assert ("weir_epoch_phase_seconds", "gate", "small", "accounts") in found
+    (bank.site.landing / "00002.parquet").unlink()
+    bank.land(1)  # its name was read already
+    (bank.site.landing / "00001.parquet").rename(bank.site.landing / "00003.parquet")
+    bank.epochs()
+    assert scraped(bank)["weir_held", "small"] == 0
+
+
+def test_restores_that_were_well_and_one_that_was_not(bank: Bank, monkeypatch):
+    for name, value in bank.site.env.items():
+        monkeypatch.setenv(name, value)
+    bank.epochs(1, 2)
+    restore.restore("small")
+    found = scraped(bank)
+    assert found["weir_restore_last_valid", "small"] == 1
+    assert found["weir_restore_last_checkpoint_id", "small"] == 2
+    assert 0 < found["weir_restore_last_seconds", "fetch", "small"] < 60
+    assert abs(found["weir_restore_last_timestamp_seconds", "small"] - time.time()) < 600
+    head = bank.registry.head()
+    assert head is not None
+    (bank.site.storage / bank.registry.files(head)[0].path).unlink()
+    with pytest.raises(DamageError):
+        restore.restore("small")
+    assert scraped(bank)["weir_restore_last_valid", "small"] == 0
+
+
+def test_the_state_cache(tmp_path: Path):
+    pipeline, configured = a_pipeline(tmp_path, landed(_dicts, output=COLUMNS), {"totals": {"l1": 100}})
+    reports = list(run(pipeline, configured, RunOptions(until_caught_up=True), InMemoryExecutor()))
+    look = Look(60.0, None, False, 1, [reports[-1].checkpoint], 0, 0, (), {}, None)
+    found = {(name, *labels): value for name, labels, value in samples(look)}
+    assert found["weir_cache_hits_total", "totals", "l1"] == 16 and found["weir_cache_misses_total", "totals"] == 8
+    assert found["weir_cache_writes_total", "totals", "flushed"] == 24
+
+
+# -- several pipelines, of which some cannot be read
+
+
+@pytest.fixture
+def both(bank: Bank) -> Settings:
+    """The small pipeline and its successor, which have run, and one that nobody can import."""
+    params = bank.site.env["WEIR_PIPELINES__SMALL__PARAMS"]
+    loaded = settings.load({
+        **bank.site.env,
+        "WEIR_PIPELINES__SUCCESSOR__OBJECT": "tests.recovery.small:successor",
+        "WEIR_PIPELINES__SUCCESSOR__PARAMS": params,
+        "WEIR_PIPELINES__LOST__OBJECT": "no.such.module:pipeline",
+    })  # fmt: skip
+    bank.epochs(1, 2)
+    list(run(successor, loaded, RunOptions(until_caught_up=True), InMemoryExecutor()))
+    return loaded
+
+
+def _assert_others_are_seen(found: Scraped) -> None:
+    assert found["weir_up", "successor"] == 1 and found["weir_checkpoint_id", "successor"] == 2
+    assert found["weir_up", "small"] == 0 and found["weir_up", "lost"] == 0
+    assert {key[0] for key in found if "small" in key[1:] or "lost" in key[1:]} == {"weir_up"}
+
+
+def test_a_damaged_registry_hides_no_other_pipeline_and_is_named_once(bank: Bank, both: Settings):
+    (newest,) = list((bank.site.storage / "registry" / "checkpoints" / "data").glob("*-*.parquet"))[-1:]
+    whole = newest.read_bytes()
+    newest.write_bytes(whole[:100])
+    with capture_logs() as logged, served(Exporter(["lost", "small", "successor"], both)) as url:
+        _assert_others_are_seen(got(url))
+        _assert_others_are_seen(got(url))
+        newest.write_bytes(whole)
+        assert got(url)["weir_up", "small"] == 1
+    told = [(line["event"], line["pipeline"]) for line in logged if "pipeline" in line]
+    assert told == [
+        ("a pipeline cannot be read", "lost"),
+        ("a pipeline cannot be read", "small"),
+        ("a pipeline can be read again", "small"),
+    ]
+
+
+def test_storage_that_does_not_answer_hides_no_other_pipeline(bank: Bank, both: Settings):
+    place = bank.site.storage / lease.LEASE
+    held = place.read_bytes()
+    place.unlink()
+    os.mkfifo(place)  # whoever reads it waits until somebody writes
+    exporter = Exporter(["lost", "small", "successor"], both, patience=2.0)
+    with served(exporter) as url:
+        began = time.monotonic()
+        _assert_others_are_seen(got(url))
+        assert time.monotonic() - began < 20
+        asked = exporter._looking["small"]
+        _assert_others_are_seen(got(url))
+        assert exporter._looking["small"] is asked, "it is not asked once more beside the first time"
+        released = os.open(place, os.O_WRONLY)
+        place.unlink()
+        place.write_bytes(held)
+        os.close(released)
+        until(lambda: got(url)["weir_up", "small"] == 1)
+
+
+# -- the command
+
+
+def _command(bank: Bank, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "pipelines.cli.main", "metrics", *arguments]
+
+
+def _environment(bank: Bank) -> dict[str, str]:
+    return {**os.environ, **bank.site.env, "PYTHONPATH": str(PROJECT)}
+
+
+def test_the_command_serves_until_it_is_ended(bank: Bank):
+    bank.epochs(1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = _command(bank, "small", "--port", str(port))
+    with subprocess.Popen(command, cwd=PROJECT, env=_environment(bank), stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            said = process.stderr.readline()
+            assert f"http://127.0.0.1:{port}/metrics" in said
+            found = got(f"http://127.0.0.1:{port}/metrics")
+            taken = subprocess.run(
+                command, cwd=PROJECT, env=_environment(bank), capture_output=True, text=True, timeout=120
+            )
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    assert found["weir_up", "small"] == 1 and found["weir_checkpoint_id", "small"] == 1
+    assert taken.returncode == 2 and f"--port {port + 1}" in taken.stderr
+
+
+def test_once_prints_all_pipelines_of_the_configuration_and_ends(bank: Bank):
+    bank.epochs(1)
+    done = subprocess.run(
+        _command(bank, "--once"), cwd=PROJECT, env=_environment(bank), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    found = parsed(done.stdout)
+    assert found["weir_up", "small"] == 1 and ("weir_up", "flights") in found
+
+
+def test_a_name_that_is_not_configured_is_refused(bank: Bank, monkeypatch):
+    for name, value in bank.site.env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=r"'smal'.*\n.*small") as refused:
+        metrics.metrics(["small", "smal"], once=True)
+    assert refused.value.exit_code == 2

@@ -1,0 +1,190 @@
+"""The report of a pipeline's expectations: pages by Great Expectations, and the same verdicts for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.api import expect, on_state, on_table
+from pipelines.runtime.gates import data_docs, restore_gates
+from state_ops.errors import ConfigurationError
+from tests.recovery.small import Bank
+from tests.runtime.gates.test_gates import between, gated
+from tests.tools.servers import needs
+
+
+@pytest.fixture
+def bank(tmp_path) -> Bank:
+    """Two epochs; all kinds of gates, which the epochs passed or were warned of."""
+    asked = (
+        between("amount", 0, 9),
+        between("total", 0, 1, of="state", on_failure="warn"),
+        between("rows_out", 0, 10, of="figures"),
+        expect("ExpectColumnToExist", column="at"),
+    )
+    made = gated(tmp_path, *asked, WEIR_CHECKPOINTS__NUM_RETAINED="5")
+    restored = (
+        on_table("booked", between("amount", 0, 1)),
+        on_table("booked", between("amount", 0, 9)),  # the very expectation of a gate
+        on_state("accounts", between("rows", 1, 9)),
+    )
+    made = Bank(replace(made.site, pipeline=replace(made.site.pipeline, on_restore=restored)))
+    made.epochs(1, 2)
+    return made
+
+
+def test_every_expectation_is_asked_and_shown(bank, monkeypatch):
+    report = data_docs.build(bank.site.pipeline, bank.site.settings)
+    found = {(one.of, one.stage, one.gate.partition("(")[2]): (one.passed, one.rows) for one in report.verdicts}
+    assert found == {
+        ("rows", "booked", "column='amount', max_value=9, min_value=0)"): (True, 20),
+        ("rows", "booked", "column='amount', max_value=1, min_value=0)"): (False, 20),
+        ("rows", "booked", "column='at')"): (True, 20),
+        ("state", "accounts", "column='total', max_value=1, min_value=0)"): (False, 12),
+        ("state", "accounts", "column='rows', max_value=9, min_value=1)"): (True, 12),
+        ("figures", "accounts", "column='rows_out', max_value=10, min_value=0)"): (True, 2),
+    }
+    assert len(report.verdicts) == 7 and not report.passed and not report.left_out
+    assert report.index == bank.site.settings.work_dir / "data_docs" / "small" / "index.html"
+    pages = {page.stem: page.read_text() for page in report.index.parent.glob("expectations/*.html")}
+    assert pages.keys() == {"table booked", "state accounts", "figures accounts"}
+    assert "rows_out" in pages["figures accounts"]
+    results = list(report.index.parent.glob("validations/**/*.html"))
+    assert len(results) == 3 and all(
+        "Failed" in page.read_text() or "Succeeded" in page.read_text() for page in results
+    )
+    assert report.index.read_text().count("table booked") >= 1
+
+    again = data_docs.build(bank.site.pipeline, bank.site.settings)
+    assert len(list(again.index.parent.glob("validations/**/*.html"))) == 3, "pages of earlier reports are gone"
+    assert [path.name for path in again.index.parent.parent.iterdir()] == ["small"]
+    bank.epochs(3)
+    assert bank.registry.head().operators["accounts"]["gates"][0]["passed"], "gates of runs are as they were"
+
+    monkeypatch.setattr(restore_gates, "SAMPLE_ROWS", 5)
+    few = data_docs.build(bank.site.pipeline, bank.site.settings)
+    assert {one.rows for one in few.verdicts if one.of != "figures"} == {5}
+
+
+def test_the_command_says_what_failed_and_where_the_pages_are(bank, weir, tmp_path):
+    gates = {
+        "accounts": [
+            {"expect": "ExpectColumnValuesToBeBetween", "column": "amount", "max_value": 1, "on_failure": "warn"}
+        ]
+    }
+    env = {"WEIR_PIPELINES__SMALL__GATES": json.dumps(gates)}
+    ended = weir(bank.site, "report", "small", "--to", str(tmp_path / "docs"), **env)
+    assert ended.code == 0 and "failed" in ended.out and "10 of 20 rows" in ended.out.replace("\n", " ")
+    assert (tmp_path / "docs" / "index.html").is_file()
+    told = json.loads(weir(bank.site, "report", "small", "--to", str(tmp_path / "docs"), "--json", **env).out)
+    assert told["passed"] is False and told["verdicts"][0]["unexpected"] == 10
+
+
+def test_nothing_of_others_is_replaced(bank, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    with pytest.raises(ConfigurationError, match="something else"):
+        data_docs.build(bank.site.pipeline, bank.site.settings, tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
+
+
+def test_what_cannot_be_looked_at_is_said(tmp_path: Path):
+    bank = gated(tmp_path, between("nowhere", 0, 9, on_failure="warn"), between("total", 0, 9, of="state"))
+    early = data_docs.build(bank.site.pipeline, bank.site.settings)
+    assert not early.verdicts and len(early.left_out) == 2 and early.index.is_file()
+    sound = Bank(replace(bank.site, pipeline=gated(tmp_path / "other").site.pipeline))
+    sound.epochs(1)
+    report = data_docs.build(bank.site.pipeline, bank.site.settings)
+    assert [one.of for one in report.verdicts] == ["state"]
+    assert len(report.left_out) == 1 and "nowhere" in report.left_out[0]
+    stages = (replace(bank.site.pipeline.stages[0], sink=None),)
+    nowhere = data_docs.build(replace(bank.site.pipeline, stages=stages), bank.site.settings)
+    assert "kept in no table" in nowhere.left_out[0]
+
+
+def test_pages_judge_large_numbers_exactly_beside_a_null(tmp_path):
+    big = 2**60
+    made = gated(
+        tmp_path,
+        expect("ExpectColumnValuesToBeInSet", column="amount", value_set=[big + 1]),
+        between("amount", 0, 2**61),
+    )
+    made.site.landing.mkdir(parents=True)
+    rows = {"id": ["a", "b", "c"], "at": [1, 2, 3], "amount": pa.array([big + 1, None, big + 1], pa.int64())}
+    pq.write_table(pa.table(rows), made.site.landing / "00001.parquet")
+    restored = (
+        on_table(
+            "booked",
+            expect("ExpectColumnSumToBeBetween", column="amount", min_value=2 * big + 2, max_value=2 * big + 2),
+        ),
+        on_table("booked", expect("ExpectColumnValuesToBeInSet", column="amount", value_set=[big])),
+    )
+    made = Bank(replace(made.site, pipeline=replace(made.site.pipeline, on_restore=restored)))
+    assert len(made.epochs()) == 1
+    report = data_docs.build(made.site.pipeline, made.site.settings)
+    assert [one.passed for one in sorted(report.verdicts, key=lambda one: one.gate)] == [True, True, False, True]
+    assert not report.left_out
+
+
+OUTSIDE = re.compile(
+    r"""(?:src|href|action)\s*=\s*["']?\s*(?:https?:)?//|url\(\s*["']?(?:https?:)?//|@import[^;]*//""", re.IGNORECASE
+)
+
+
+def test_the_pages_load_nothing_from_elsewhere_and_what_they_load_is_there(bank):
+    site = data_docs.build(bank.site.pipeline, bank.site.settings).index.parent
+    pages = list(site.rglob("*.html"))
+    assert len(pages) >= 7
+    for page in pages:
+        text = page.read_text()
+        assert not OUTSIDE.search(text), page
+        loaded = re.findall(r"""<(?:script|img|link)\b[^>]*?\b(?:src|href)=["']([^"'#]+)["']""", text)
+        assert sum(name.endswith(".js") for name in loaded) >= 9 and sum(name.endswith(".css") for name in loaded) >= 6
+        assert [name for name in loaded if not (page.parent / name).is_file()] == []
+        assert "integrity=" not in text and "crossorigin=" not in text
+    for style in site.rglob("*.css"):
+        assert not OUTSIDE.search(style.read_text()), style
+    assert (site / "static/vendor/licenses/jquery.txt").is_file()
+
+
+def test_the_pages_can_be_read_without_a_network(bank):
+    """In a browser that has none: tables, styles and icons are there, and nothing is asked of anybody."""
+    from playwright.sync_api import sync_playwright
+
+    report = data_docs.build(bank.site.pipeline, bank.site.settings)
+    asked: list[str] = []
+    errors: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=str(needs("chromium", "chromium")), args=["--no-sandbox", "--disable-gpu"]
+        )
+        context = browser.new_context(offline=True)
+        page = context.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("requestfailed", lambda request: errors.append(f"failed: {request.url}"))
+        page.goto(report.index.as_uri())
+        page.get_by_role("link", name="table booked").first.wait_for()
+        assert page.evaluate("getComputedStyle(document.querySelector('.navbar')).display") == "flex"
+        shoot(page, "index")
+        for result in sorted(report.index.parent.glob("validations/**/*.html")):
+            page.goto(result.as_uri())
+            assert page.get_by_text("Expectation").first.is_visible()
+            assert page.evaluate("typeof $ === 'function' && typeof vegaEmbed === 'function'")
+            shoot(page, f"result-{len(asked)}")
+        browser.close()
+    assert errors == []
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def shoot(page, name: str) -> None:
+    """Keep a picture of a page where PAGES_SHOTS names a directory."""
+    if directory := os.environ.get("PAGES_SHOTS"):
+        page.screenshot(path=str(Path(directory) / f"{name}.png"), full_page=True)

@@ -1,0 +1,129 @@
+"""What changes a pipeline's fingerprint, and what does not, across processes too."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import types
+from pathlib import Path
+
+import pytest
+
+from pipelines.runtime.operations.fingerprint import fingerprint
+
+PROJECT = Path(__file__).parents[3]
+
+HELPER = """
+    RATE = 3
+
+    class Price:
+        def __init__(self, net): self.net = net
+        def gross(self): return self.net * RATE
+
+    def doubled(value): return value * 2
+"""
+FLOW = """
+    import logging, threading
+    import polars as pl
+    import pyarrow as pa
+    import helper
+    from helper import Price, doubled
+    from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
+
+    log, lock = logging.getLogger("x"), threading.Lock()
+    KNOWN = {"b", "a", "c", ("d", 1)}
+
+    class Seen(State):
+        rows: int = 0
+
+    def inner(rows):
+        with lock:
+            return rows.with_columns(v=doubled(pl.col("v")) + Price(1).gross() + len(KNOWN))
+
+    @stage("s", source=files("{landing}/*.parquet", name="landing"), key="k", state=Seen, sink=delta.append("t"))
+    def s(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        '''Docs.'''
+        state.fold(rows, rows=agg.count())
+        log.info("x")
+        return inner(rows)
+
+    pipeline = Pipeline("p", (s,), description="for people")
+"""
+
+
+def written(root: Path, flow: str, helper: str) -> None:
+    root.mkdir(exist_ok=True)
+    (root / "flow.py").write_text(textwrap.dedent(flow))
+    (root / "helper.py").write_text(textwrap.dedent(helper))
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """The fingerprint of two modules, as they stand in these texts."""
+
+    def told(flow: str = FLOW, helper: str = HELPER) -> str:
+        written(tmp_path, flow, helper)
+        for name in ("helper", "flow"):
+            file = tmp_path / f"{name}.py"
+            module = types.ModuleType(name)
+            module.__file__ = str(file)
+            monkeypatch.setitem(sys.modules, name, module)
+            exec(compile(file.read_text(), str(file), "exec", dont_inherit=True), module.__dict__)
+        return fingerprint(module.pipeline)
+
+    return told
+
+
+def told_elsewhere(root: Path, seed: str) -> str:
+    """The same, from a process of its own with other hashes of texts."""
+    asked = "import flow; from pipelines.runtime.operations.fingerprint import fingerprint; print(fingerprint(flow.pipeline))"
+    environment = {"PYTHONPATH": f"{root}:{PROJECT}", "PYTHONHASHSEED": seed, "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", asked], cwd=root, env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_processes_tell_the_same_of_the_same_code(tmp_path, told):
+    first = told()
+    assert told_elsewhere(tmp_path, "1") == first
+    assert told_elsewhere(tmp_path, "2") == first, "from bytecode that the first has cached"
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        ("helper", "RATE = 3", "RATE = 4"),
+        ("helper", "self.net * RATE", "self.net + RATE"),
+        ("helper", "value * 2", "value + 2"),
+        ("flow", "Price(1)", "Price(2)"),
+        ("flow", '"c", ', '"e", '),
+        ("flow", "rows: int = 0", "rows: int = 1"),
+        ("flow", 'key="k"', 'key="v"'),
+        ("flow", "rows: pl.DataFrame, state", "rows: pa.Table, state"),
+        ("flow", 'delta.append("t")', 'delta.append("u")'),
+    ],
+)
+def test_what_is_shipped_changes_it(told, file, before, after):
+    sources = {"flow": FLOW, "helper": HELPER}
+    assert before in sources[file]
+    first = told(**sources)
+    sources[file] = sources[file].replace(before, after)
+    assert told(**sources) != first
+
+
+def test_comments_and_moved_lines_do_not_where_all_can_be_looked_into(told):
+    plain = FLOW.replace("with lock:", "if True:")
+    moved = plain.replace("    def inner", "    # what was learned\n\n\n    def inner").replace(
+        "for people", "for others"
+    )
+    assert told(moved) == told(plain)
+
+
+def test_a_module_counts_whole_where_it_has_what_cannot_be_looked_into(told):
+    assert told(FLOW.replace("threading.Lock()", "threading.RLock()")) != told()
+    assert (
+        told(FLOW.replace("    lock", "    # another one\n    lock").replace("def inner", "# here\n    def inner"))
+        != told()
+    )

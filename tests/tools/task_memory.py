@@ -1,0 +1,172 @@
+"""A keyed task's memory while its state is many times the budget; part of `python -m tests.tools.memory`.
+
+A child process runs what a Spark worker runs, `keyed_stage.run`, epoch after epoch: it loads a state, changes some of it and a quarter
+of it, and reports after each epoch the highest resident size that the kernel has seen. Rows come in batches that are made as they are asked for.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from configs.settings import PROJECT
+from pipelines.api import Epoch, State, ValueState, agg, delta, files, stage
+from pipelines.runtime.execution.direct_read import with_owners
+from pipelines.runtime.operators import Progress, shapes
+from pipelines.runtime.task import run_task
+from pipelines.runtime.task.run_task import KeyedTask
+from state_ops.backends.base import BackendOptions
+from state_ops.checkpoints.checkpoint import STATE, Snapshot, snapshots_of
+from state_ops.ids import CheckpointId, Generation
+from state_ops.rows import row_store as rows_module
+from state_ops.storage.storage import Storage
+from tests.tools.resident_size import forget_peak, resident
+
+TEXT_BYTES, PENDING_MB = 1000, 32
+_FREED_MB = 48  # that glibc keeps of what Polars and Python have freed, and libraries that only a task uses
+_LOADS = 4
+_ENTRY_BYTES = TEXT_BYTES + 40
+_SCHEMA = pa.schema([("k", pa.int64()), ("note", pa.string())])
+
+
+class Kept(State):
+    """Of one key."""
+
+    rows: int = 0
+    note: str | None = None
+
+
+@stage("kept", source=files("x/*.parquet"), key="k", state=Kept, sink=delta.append("kept"))
+def kept(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+    """Each key's newest note."""
+    state.fold(rows, rows=agg.count(), note=agg.max("note"))
+    return rows.select("k")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What bounds the task's memory, in MiB and rows. pending_mb: `rows._PENDING_BYTES`, which is no setting."""
+
+    memory_mb: int
+    resident_mb: int
+    batch_rows: int
+    pending_mb: int = PENDING_MB
+
+    def allowed(self, slack_mb: int) -> float:
+        """The sum of what docs/reference/backends.md names, in MiB above the size after imports."""
+        batch = self.batch_rows * _ENTRY_BYTES / (1 << 20)
+        return self.memory_mb + slack_mb + _FREED_MB + 6 * self.pending_mb + 3 * self.resident_mb + 10 * batch
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPhase:
+    """One epoch: memory in MiB above the baseline, now and at most; state: MiB of its checkpoint."""
+
+    name: str
+    seconds: float
+    now: float
+    peak: float
+    state: float
+
+
+def task_phases(sizes: Sizes, state_mb: int) -> Iterator[TaskPhase]:
+    """Run a child through all epochs."""
+    with tempfile.TemporaryDirectory(prefix="weir-memory-") as scratch:
+        asked = json.dumps({**asdict(sizes), "state_mb": state_mb, "scratch": scratch})
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tests.tools.task_memory", asked], stdout=subprocess.PIPE, text=True, cwd=PROJECT
+        )
+        assert child.stdout is not None
+        with child.stdout:
+            for line in child.stdout:
+                yield TaskPhase(**json.loads(line))
+        if child.wait():
+            raise RuntimeError(f"the child ended with {child.returncode}")
+
+
+class _Task:
+    def __init__(self, sizes: Sizes, state_mb: int, scratch: Path) -> None:
+        rows_module._PENDING_BYTES = sizes.pending_mb << 20
+        rows_module._WRITE_BYTES = min(rows_module._WRITE_BYTES, sizes.pending_mb << 19)
+        self._sizes, self._scratch = sizes, scratch
+        self._storage, self._shapes = Storage(str(scratch / "storage")), shapes(kept, _SCHEMA)
+        self._keys = (state_mb << 20) // _ENTRY_BYTES
+        self._draw = np.random.default_rng(1)
+        self._noise = np.frombuffer(self._draw.bytes(1 << 19).hex().encode(), np.uint8)
+        self._bases: dict[int, Snapshot] = {}
+        self._epoch = 0
+        self._run(np.arange(10))  # modules that are imported only now
+        self._baseline = resident("VmRSS")
+
+    def run(self) -> None:
+        for part in np.array_split(self._draw.permutation(self._keys), _LOADS):
+            self._report("load", part)
+        for name, share in (("some", 50), ("some again", 50), ("a quarter", 4)):
+            self._report(name, self._draw.integers(0, self._keys, self._keys // share))
+
+    def _report(self, name: str, numbers: np.ndarray) -> None:
+        forget_peak()
+        clock = time.monotonic()
+        state = self._run(numbers)
+        sizes = (round(resident(field) - self._baseline, 1) for field in ("VmRSS", "VmHWM"))
+        phase = TaskPhase(name, round(time.monotonic() - clock, 2), *sizes, round(state / (1 << 20), 1))
+        print(json.dumps(asdict(phase)), flush=True)
+
+    def _run(self, numbers: np.ndarray) -> int:
+        self._epoch += 1
+        task = KeyedTask(
+            stage=kept,
+            shapes=self._shapes,
+            epoch=CheckpointId(self._epoch),
+            generation=Generation(1),
+            now=datetime(2024, 5, 1, tzinfo=UTC),
+            progress=Progress(None, None, False),
+            parallelism=1,
+            max_parallelism=128,
+            storage=self._storage,
+            work_dir=self._scratch / "work",
+            bases=self._bases,
+            tables={},
+            channel=True,
+            event_time=None,
+            options=BackendOptions(memory_mb=self._sizes.memory_mb),
+            resident_mb=self._sizes.resident_mb,
+            stages=("kept",),
+        )
+        ack = run_task.run(task, 0, self._batches(numbers))
+        assert ack.error is None, ack.error
+        gc.collect()  # as Spark's daemon does after each task
+        self._bases = dict(snapshots_of(ack.files, "kept"))
+        return sum(file.bytes for file in ack.files if file.kind == STATE)
+
+    def _batches(self, numbers: np.ndarray) -> Iterator[pa.RecordBatch]:
+        for at in range(0, len(numbers), self._sizes.batch_rows):
+            some = numbers[at : at + self._sizes.batch_rows]
+            starts = self._draw.integers(0, len(self._noise) - TEXT_BYTES, len(some))
+            text = np.lib.stride_tricks.sliding_window_view(self._noise, TEXT_BYTES)[starts]
+            offsets = pa.py_buffer(np.arange(len(some) + 1, dtype=np.int32) * TEXT_BYTES)
+            notes = pa.Array.from_buffers(pa.string(), len(some), [None, offsets, pa.py_buffer(text.tobytes())])
+            table = pa.table([pa.array(some), notes], schema=_SCHEMA)
+            yield from with_owners(kept, table, 1, 128)[0].combine_chunks().to_batches()
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    state_mb, scratch = asked.pop("state_mb"), Path(asked.pop("scratch"))
+    _Task(Sizes(**asked), state_mb, scratch).run()
+
+
+if __name__ == "__main__":
+    main()
