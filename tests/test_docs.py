@@ -20,3 +20,28 @@ def test_every_registry_column_is_documented():
         section = page.split(f"## registry/{title}")[1].split("\n## ")[0]
         words = set(re.findall(r"\w+", section))
         assert set(schema.names) <= words, (title, set(schema.names) - words)
+
+
+def test_every_function_that_the_architecture_names_is_in_the_file_that_it_links_to():
+    page = PROJECT / "docs" / "architecture.md"
+    links = re.findall(r"\[(`?)([^\]`]+)`?\]\(([^)]+)\)", page.read_text())
+    assert len(links) > 40
+    for quoted, name, target in links:
+        file = page.parent / target
+        assert file.exists(), target
+        if quoted and not name.endswith("/") and file.suffix == ".py" and "/" not in name and name != file.stem:
+            assert re.search(rf"(?:def|class) {name}\b", file.read_text()), (name, target)
+
+
+def test_the_architecture_draws_every_room():
+    page = (PROJECT / "docs" / "architecture.md").read_text().split("```mermaid")[1].split("```")[0]
+    for package in ("state_ops", "pipelines", "pipelines/runtime"):
+        for room in (PROJECT / package).iterdir():
+            if room.is_dir() and (room / "__init__.py").exists():
+                assert re.search(rf"\b{room.name}\b", page), f"{package}/{room.name}"
+
+
+def test_every_decision_is_in_the_index_once():
+    index = (PROJECT / "docs" / "adr" / "README.md").read_text()
+    for decision in (PROJECT / "docs" / "adr").glob("0*.md"):
+        assert index.count(f"({decision.name})") == 1, decision.name

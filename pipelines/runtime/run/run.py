@@ -1,6 +1,6 @@
 """One run of a pipeline's coordinator: take over, recover, then epochs until there is a reason to stop.
 
-Here it is decided when a barrier is cut, and where; `in_flight` takes the epochs from there to their end. `run` is a generator: it yields a report for each completed epoch, to whoever called it (CLI, Dagster, a test). Only
+Here it is decided when a barrier is cut, and where; `scheduler` takes the epochs from there to their end. `run` is a generator: it yields a report for each completed epoch, to whoever called it (CLI, Dagster, a test). Only
 the generation gives rights; everything that a dead predecessor left is found and finished or removed here.
 """
 
