@@ -9,10 +9,10 @@ STAMP := $(VENV)/.stamp
 # What pyproject.toml's requires-python says, and able to make a virtual environment.
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
-.PHONY: help venv demo demo-clean test test-long s3 lint ui matrix schedules soak memory mutants lock bench bench-cache bench-epoch bench-state bench-async bench-snapshots bench-dagster
+.PHONY: help venv demo demo-clean test test-long s3 lint ui matrix schedules soak memory mutants mutants-changed lock bench bench-cache bench-epoch bench-state bench-async bench-snapshots bench-dagster
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## Make .venv as requirements.lock says
 	@$(PY) --version
@@ -60,6 +60,9 @@ memory: $(STAMP) ## Show a worker's memory while its state is 20 times the budge
 
 mutants: $(STAMP) ## Break the code on purpose and see that the tests notice
 	@$(PY) -m tests.tools.mutants
+
+mutants-changed: $(STAMP) ## The same for what the last commit, or what is not committed, changes; SINCE=REF: since another one
+	@$(PY) -m tests.tools.mutants --changed --since $(or $(SINCE),HEAD~1)
 
 bench: $(STAMP) ## Measure incremental against full snapshots; about ten minutes
 	@$(PY) -m benchmarks.incremental

@@ -1,4 +1,4 @@
-"""`make mutants`: break the code on purpose, one line at a time, and see that a named test notices.
+"""`make mutants`, `make mutants-changed`: break the code on purpose, one line at a time, and see that a named test notices.
 
 Each mutant is applied to a copy of the tree; the named tests must pass there before it and fail after it. Exit 1 if one
 survives, or if the line that it changes is no longer there.
@@ -6,15 +6,20 @@ survives, or if the line that it changes is no longer there.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 ROOT = Path(__file__).parents[2]
+_TREES = 2  # in which mutants are tried side by side
 
 
 @dataclass(frozen=True)
@@ -3143,23 +3148,51 @@ MUTANTS = [
 
 
 def main() -> int:
-    chosen = [mutant for mutant in MUTANTS if not sys.argv[1:] or any(word in mutant.name for word in sys.argv[1:])]
+    parser = argparse.ArgumentParser(description="Break the code on purpose and see that the tests notice.")
+    parser.add_argument("words", nargs="*", help="only mutants whose name has any of these words")
+    parser.add_argument("--changed", action="store_true", help="only mutants of files, or killed by tests, that differ")
+    parser.add_argument(
+        "--since", default="HEAD~1", help="from this commit (default: the last one and what is not committed)"
+    )
+    asked = parser.parse_args()
+    chosen = [mutant for mutant in MUTANTS if not asked.words or any(word in mutant.name for word in asked.words)]
+    if asked.changed:
+        differ = _differ(asked.since)
+        chosen = [mutant for mutant in chosen if {mutant.file, mutant.test.split("::")[0]} & differ]
     if not chosen:
-        print(f"No mutant's name has any of these words: {' '.join(sys.argv[1:])}", file=sys.stderr)
-        return 2
-    with tempfile.TemporaryDirectory(prefix="weir-mutants-") as scratch:
-        tree = Path(scratch) / "tree"
-        _copy(tree)
+        print("There is no such mutant.", file=sys.stderr)
+        return 0 if asked.changed else 2
+    with tempfile.TemporaryDirectory(prefix="weir-mutants-") as scratch, ThreadPoolExecutor(_TREES) as pool:
+        trees = SimpleQueue[Path]()
+        for number in range(_TREES):
+            _copy(tree := Path(scratch) / f"tree-{number}")
+            trees.put(tree)
         tests = sorted({mutant.test for mutant in chosen})
         print(f"{len(tests)} named tests on the unbroken tree")
         if not _passes(tree, tests, shown=True):
             print("they do not pass as they are: nothing can be learned from mutants", file=sys.stderr)
             return 1
-        survivors = [mutant.name for mutant in chosen if not _is_killed(tree, mutant)]
+        killed = list(pool.map(partial(_killed_in_a_free, trees), chosen))
+    survivors = [mutant.name for mutant, is_killed in zip(chosen, killed, strict=True) if not is_killed]
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants killed")
     for name in survivors:
         print(f"  survived: {name}", file=sys.stderr)
     return 1 if survivors else 0
+
+
+def _differ(since: str) -> set[str]:
+    """Files that differ from a commit, new ones too."""
+    asked = (["git", "diff", "--name-only", since], ["git", "ls-files", "--others", "--exclude-standard"])
+    listed = [subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True) for command in asked]
+    return {name for done in listed for name in done.stdout.splitlines()}
+
+
+def _killed_in_a_free(trees: SimpleQueue[Path], mutant: Mutant) -> bool:
+    tree = trees.get()
+    try:
+        return _is_killed(tree, mutant)
+    finally:
+        trees.put(tree)
 
 
 def _copy(tree: Path) -> None:
