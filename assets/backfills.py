@@ -1,6 +1,7 @@
 """Backfills as a partitioned asset: choose days on Dagster's backfill page, and one run replays them on a branch.
 
-flights/backfill          a partition is a day (or an hour) of event time; materialized: it was replayed, and promoted unless that waits
+flights/backfill          a partition is a day (or an hour) of event time; materialized: it was replayed, and promoted
+                          unless that waits
 flights_backfill_job      the same as a job, and as a nightly schedule for the newest days
 flights_promote_job       approve a backfill, or promote any other branch
 """

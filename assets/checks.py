@@ -1,7 +1,7 @@
 """Asset checks: gates on the stages, and on the checkpoint whether the pipeline would come back.
 
-Runs and sensors report them as they learn of them. Executing one from Dagster's pages asks again: of gates what the newest
-checkpoint recorded, of the others by looking.
+Runs and sensors report them as they learn of them. Executing one from Dagster's pages asks again: of gates what the
+newest checkpoint recorded, of the others by looking.
 """
 
 import re
@@ -27,8 +27,8 @@ from state_ops.fsck.findings import Report
 
 LAST_RUN, ON_TIME, RESTORABLE, INPUT, WHOLE = "last_run", "on_time", "restorable", "input_is_there", "storage_is_whole"
 
-# A run answers the first ones at its end, beside what it materializes: Dagster shows a verdict only until there is something newer. So what
-# is proven less often stands on the drill, which is as rare.
+# A run answers the first ones at its end, beside what it materializes: Dagster shows a verdict only until there is
+# something newer. So what is proven less often stands on the drill, which is as rare.
 _ON = {
     LAST_RUN: (CHECKPOINT, "The last run ended without an error."),
     ON_TIME: (CHECKPOINT, "No input waits longer than dagster.overdue_seconds without a checkpoint."),
@@ -253,7 +253,8 @@ def on_time(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvaluation:
 
 
 def restorable(pipeline: Pipeline, settings: Settings, at: int | str | None = None) -> dg.AssetCheckEvaluation:
-    """Prove a checkpoint, by default the newest, and leave it on this host. at: a checkpoint's id or a savepoint's name."""
+    """Prove a checkpoint, by default the newest, and leave it on this host. at: a checkpoint's id or a savepoint's
+    name."""
     storage, registry = open_storage(pipeline, settings)
     if registry.head() is None:
         return verdict(pipeline, RESTORABLE, True, "there is no checkpoint yet")
@@ -281,7 +282,8 @@ def restorable(pipeline: Pipeline, settings: Settings, at: int | str | None = No
 def answers(
     instance: dg.DagsterInstance, pipeline: Pipeline, settings: Settings, row: Checkpoint
 ) -> list[dg.AssetCheckEvaluation]:
-    """What a checkpoint that was committed since says of the checks that are red: the last run failed, or a checkpoint could not be restored."""
+    """What a checkpoint that was committed since says of the checks that are red: the last run failed, or a checkpoint
+    could not be restored."""
     given = []
     if red(instance, pipeline, LAST_RUN) is not None:
         said = f"a run goes on since: checkpoint {row.id} is committed"
@@ -296,7 +298,8 @@ def answers(
 def _no_longer_damaged(
     pipeline: Pipeline, settings: Settings, row: Checkpoint, damaged: dg.AssetCheckEvaluation
 ) -> str | None:
-    """In words, why a red verdict on a checkpoint says nothing of this one; None if it does: what was damaged is so still."""
+    """In words, why a red verdict on a checkpoint says nothing of this one; None if it does: what was damaged is so
+    still."""
     where = str(damaged.metadata["where"].value) if "where" in damaged.metadata else ""
     storage, registry = open_storage(pipeline, settings)
     named = [file for file in registry.files(row) if storage.full(file.path) in where]

@@ -75,7 +75,8 @@ def coordinate(context: Context, pipeline: Pipeline, settings: Settings) -> Iter
 
 @contextmanager
 def showing(what: str) -> Iterator[None]:
-    """What is only shown must not end a run that does well: its database may be locked, a table be gone, a source not answer."""
+    """What is only shown must not end a run that does well: its database may be locked, a table be gone, a source not
+    answer."""
     try:
         yield
     except Exception as error:
@@ -83,7 +84,8 @@ def showing(what: str) -> Iterator[None]:
 
 
 def introduce(context: Context, pipeline: Pipeline) -> None:
-    """Say which pipeline a run coordinates, and which process that is: sensors know it by that, whatever job it is of."""
+    """Say which pipeline a run coordinates, and which process that is: sensors know it by that, whatever job it is
+    of."""
     pid = os.getpid()
     said = {
         COORDINATES: pipeline.name,
@@ -117,7 +119,8 @@ def told_of(context: Context, pipeline: Pipeline, error: WeirError) -> None:
 
 
 class Watcher:
-    """Shows epochs in Dagster: those that come fast share an observation, and so do the stages' of a minute; gates become checks."""
+    """Shows epochs in Dagster: those that come fast share an observation, and so do the stages' of a minute; gates
+    become checks."""
 
     def __init__(self, context: Context, pipeline: Pipeline, settings: Settings) -> None:
         self._context, self._pipeline, self._settings = context, pipeline, settings
@@ -225,7 +228,8 @@ def failure(error: WeirError) -> dg.Failure:
 
 def _options(context: Context, settings: Settings) -> RunOptions:
     tags = context.run.tags
-    # Dagster gives all tags of a run to those that repeat it, and numbers those that it asks for itself; the others a person has executed again.
+    # Dagster gives all tags of a run to those that repeat it, and numbers those that it asks for itself; the others a
+    # person has executed again.
     retried = _RETRIES in tags
     again = _REPEATS in tags and not retried
     by_sensor = tags.get(TRIGGER) == Trigger.SENSOR.value and not again

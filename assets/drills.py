@@ -1,4 +1,5 @@
-"""The restore drill: a job, whose every run is a materialization of an asset of its own, with what it measured and how that has changed."""
+"""The restore drill: a job, whose every run is a materialization of an asset of its own, with what it measured and how
+that has changed."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,8 @@ COMES_BACK, IN_TIME = "comes_back_as_it_was", "meets_objectives"
 
 
 def spec(pipeline: Pipeline) -> dg.AssetSpec:
-    """`flights/restore_drill`, downstream of the checkpoint. Nothing materializes it but drills: it is not among what *Materialize all* takes."""
+    """`flights/restore_drill`, downstream of the checkpoint. Nothing materializes it but drills: it is not among what
+    *Materialize all* takes."""
     return dg.AssetSpec(
         key(pipeline, DRILL),
         deps=[key(pipeline, CHECKPOINT)],

@@ -4,8 +4,8 @@
                      |                   |
                      +-> tables/...      +-> tables/...
 
-A pipeline is one multi-asset that cannot be subset: its stages advance together, epoch by epoch. One run coordinates many
-epochs in one process. Each epoch is an observation of its assets, each run one materialization.
+A pipeline is one multi-asset that cannot be subset: its stages advance together, epoch by epoch. One run coordinates
+many epochs in one process. Each epoch is an observation of its assets, each run one materialization.
 """
 
 from collections.abc import Iterator, Sequence

@@ -18,7 +18,8 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One observation: of one epoch, or of a few that came too fast one after the other. seconds: of the slowest, to its commit."""
+    """One observation: of one epoch, or of a few that came too fast one after the other. seconds: of the slowest, to
+    its commit."""
 
     at: datetime
     checkpoint: int
@@ -94,7 +95,8 @@ def as_plot(found: Sequence[Point]) -> dg.MarkdownMetadataValue:
 def drills_plot(
     instance: dg.DagsterInstance, drill: dg.AssetKey, now: tuple[datetime, float, float]
 ) -> dg.MetadataValue:
-    """How long recovery took in the last drills, and how old the oldest unread input was. now: of this drill, which is not recorded yet."""
+    """How long recovery took in the last drills, and how old the oldest unread input was. now: of this drill, which is
+    not recorded yet."""
     found = []
     for record in instance.fetch_materializations(drill, limit=_LAST).records:
         done = record.asset_materialization

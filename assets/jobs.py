@@ -98,7 +98,8 @@ class UpkeepConfig(dg.Config):
 
 
 def restore_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
-    """Prove a checkpoint, report what was found as checks, resume. It coordinates, so there is one at a time with the epochs."""
+    """Prove a checkpoint, report what was found as checks, resume. It coordinates, so there is one at a time with the
+    epochs."""
 
     @dg.op(name=f"{pipeline.name}_restore", pool=pool(pipeline), out=dg.Out(dg.Nothing))
     def restore(context: dg.OpExecutionContext, config: RestoreConfig) -> None:
@@ -161,7 +162,8 @@ def _prove(context: dg.OpExecutionContext, pipeline: Pipeline, settings: Setting
         checks.restorable(pipeline, settings, at),
         checks.input_is_there(pipeline, settings),
     ]
-    # A look at sizes alone takes no damage back that a full check has found, nor does an older checkpoint speak for the newest.
+    # A look at sizes alone takes no damage back that a full check has found, nor does an older checkpoint speak for the
+    # newest.
     kept = [one for one in found if not (one.check_name == checks.WHOLE and one.passed)]
     with showing("what was proven"):
         show(context, [one for one in kept if at is None or one.check_name != checks.RESTORABLE])

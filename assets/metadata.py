@@ -68,8 +68,8 @@ def of_table(pipeline: Pipeline, sink: DeltaSink, storage: Storage) -> dict[str,
 
 @dataclass
 class Tally:
-    """Epochs that are shown together: those of one observation, or of a whole run. Sums, and the newest report; not all reports, whose
-    positions would add up over a long run."""
+    """Epochs that are shown together: those of one observation, or of a whole run. Sums, and the newest report; not all
+    reports, whose positions would add up over a long run."""
 
     epochs: int = 0
     first: CheckpointId | None = None
@@ -112,8 +112,8 @@ _SUMMED = {
 
 
 def of_epochs(tally: Tally, lag: Mapping[str, int]) -> dict[str, Any]:
-    """An observation of the checkpoint: one epoch, or a few that came fast; figures that do not add up are the newest's. lag: files that
-    wait, by source."""
+    """An observation of the checkpoint: one epoch, or a few that came fast; figures that do not add up are the
+    newest's. lag: files that wait, by source."""
     report = tally.newest
     assert report is not None, "there is nothing to observe"
     row = report.checkpoint
@@ -166,7 +166,8 @@ def _stages(tally: Tally, row: Checkpoint) -> dg.MetadataValue:
 
 
 def of_source_read(tally: Tally, name: str, waiting: int) -> dict[str, Any]:
-    """An observation of a source: how far it is read, and the columns of its files. waiting: files that no epoch has read."""
+    """An observation of a source: how far it is read, and the columns of its files. waiting: files that no epoch has
+    read."""
     assert tally.newest is not None, "there is nothing to observe"
     row = tally.newest.checkpoint
     shown: dict[str, Any] = {"checkpoint": int(row.id), "files waiting": waiting}
@@ -258,8 +259,8 @@ def _columns(pipeline: Pipeline, stage: Stage, head: Checkpoint, storage: Storag
 
 
 def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[str]) -> dict[str, list[str]]:
-    """By output column, the input columns that it is made of. Operators say it; of a function, a column of the same name is taken for
-    the same column, and others are left out. inputs: the input's columns."""
+    """By output column, the input columns that it is made of. Operators say it; of a function, a column of the same
+    name is taken for the same column, and others are left out. inputs: the input's columns."""
     made: dict[str, list[str]] = {name: [name] for name in columns if name in inputs}
     operator = stage.window or stage.aggregation
     if operator is not None:

@@ -1,6 +1,7 @@
 """Names that Dagster's side of a pipeline shares: asset keys, tags, jobs.
 
-flights/landing   flights/aircraft_rotation   flights/tables/aircraft_legs   flights/checkpoint   flights/restore_drill   flights/backfill
+flights/landing   flights/aircraft_rotation   flights/tables/aircraft_legs   flights/checkpoint   flights/restore_drill
+                  flights/backfill
 """
 
 from __future__ import annotations

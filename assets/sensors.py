@@ -1,6 +1,7 @@
 """A pipeline's sensors.
 
-    checkpoint_sensor    its ticks trigger epochs: a barrier where a coordinator lives, a run where none does, a restore after a death
+    checkpoint_sensor    its ticks trigger epochs: a barrier where a coordinator lives, a run where none does, a restore
+                         after a death
     run_failure_sensor   a run failed: restore and resume if another attempt can help, else say who has to do what
     lease_watchdog       ends what does not live any more, on either side, and says when input is overdue
 
@@ -149,7 +150,8 @@ def run_failure_sensor(
     def follows(
         instance: dg.DagsterInstance, run: dg.DagsterRun, kind: str | None, what: str
     ) -> dg.RunRequest | dg.SkipReason:
-        """What follows a run of the pipeline that failed. kind: of its error, where it could say so; what: happened, on one line."""
+        """What follows a run of the pipeline that failed. kind: of its error, where it could say so; what: happened, on
+        one line."""
         if kind in _FOR_A_PERSON:
             return dg.SkipReason(f"nothing that a restore could mend: {what} A person has to {_FOR_A_PERSON[kind]}")
         if kind in _ELSEWHERE:
@@ -243,8 +245,8 @@ def _answer_red(
     sight: decisions.Sight,
     seen: dict[str, Any],
 ) -> list[str]:
-    """What a checkpoint has answered that is newer than when a check was first seen red here; in words. Runs of Dagster answer it
-    themselves, others cannot. seen: what the watchdog remembers."""
+    """What a checkpoint has answered that is newer than when a check was first seen red here; in words. Runs of Dagster
+    answer it themselves, others cannot. seen: what the watchdog remembers."""
     if all(checks.red(instance, pipeline, name) is None for name in (checks.LAST_RUN, checks.RESTORABLE)):
         seen.pop("red_at", None)
         return []
@@ -281,7 +283,8 @@ def _coordinates(run: dg.DagsterRun, pipeline: Pipeline, keys: set[dg.AssetKey])
 
 
 def _filters(pipeline: Pipeline, statuses: Sequence[DagsterRunStatus] = ()) -> list[dg.RunsFilter]:
-    """Where such runs are found, without looking through those of others: by what they say, by job, and those from assets."""
+    """Where such runs are found, without looking through those of others: by what they say, by job, and those from
+    assets."""
     return [
         dg.RunsFilter(statuses=statuses, tags={COORDINATES: pipeline.name}),
         *(dg.RunsFilter(statuses=statuses, job_name=name) for name in (job_name(pipeline), restore_job_name(pipeline))),
@@ -305,8 +308,8 @@ def _newest(instance: dg.DagsterInstance, pipeline: Pipeline, keys: set[dg.Asset
 def _answers(instance: dg.DagsterInstance, run_id: str, sensor: str) -> str | None:
     """Who asks for what follows a run that did not end well: None if this sensor does, else the one that does already.
 
-    Sensors tick beside each other, and what one asks for is a run only once its tick is over. Two that look within the same few
-    milliseconds both ask; the second run then finds that the first one was there.
+    Sensors tick beside each other, and what one asks for is a run only once its tick is over. Two that look within the
+    same few milliseconds both ask; the second run then finds that the first one was there.
     """
     run = instance.get_run_by_id(run_id)
     if run is None:
@@ -318,7 +321,8 @@ def _answers(instance: dg.DagsterInstance, run_id: str, sensor: str) -> str | No
 
 
 def _end_dead(context: dg.SensorEvaluationContext, run_ids: Sequence[str]) -> Iterator[str]:
-    """Mark runs as failed whose process on this host is gone, also one that held no lease; yields what was done, in words."""
+    """Mark runs as failed whose process on this host is gone, also one that held no lease; yields what was done, in
+    words."""
     for run_id in run_ids:
         run = context.instance.get_run_by_id(run_id)
         if run is not None and _is_gone(_process(run)):
@@ -327,8 +331,8 @@ def _end_dead(context: dg.SensorEvaluationContext, run_ids: Sequence[str]) -> It
 
 
 def _process(run: dg.DagsterRun) -> tuple[str, str, str, str]:
-    """Host, pid, birth and pid namespace of a run's process, each empty where it has said nothing: what another run has said it may have from that,
-    since Dagster gives all tags of a run to those that repeat it."""
+    """Host, pid, birth and pid namespace of a run's process, each empty where it has said nothing: what another run has
+    said it may have from that, since Dagster gives all tags of a run to those that repeat it."""
     host, pid, born, pids, whose = [*run.tags.get(PROCESS, "").split("|"), "", "", "", "", ""][:5]
     return (host, pid, born, pids) if whose in ("", run.run_id) else ("", "", "", "")
 

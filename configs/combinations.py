@@ -1,7 +1,7 @@
 """Settings that are right by themselves and make no sense together. Each rule's docstring stands on the reference page.
 
-What is only unusual is not refused: more epochs at a time beside a pause (the pause counts from the last begin or end, so
-epochs overlap all the same), a linger as long as the run, one retained checkpoint that a cancel deletes.
+What is only unusual is not refused: more epochs at a time beside a pause (the pause counts from the last begin or end,
+so epochs overlap all the same), a linger as long as the run, one retained checkpoint that a cancel deletes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def min_pause_beyond_interval(settings: Settings) -> Iterator[Contradiction]:
 
 
 def timeout_within_interval(settings: Settings) -> Iterator[Contradiction]:
-    """`checkpoints.timeout_seconds` below `checkpoints.interval_seconds`: an epoch would be aborted before anything waits for it."""
+    """`checkpoints.timeout_seconds` below `checkpoints.interval_seconds`: an epoch would be aborted before anything
+    waits for it."""
     timeout, interval = settings.checkpoints.timeout_seconds, settings.checkpoints.interval_seconds
     if timeout < interval:
         yield Contradiction(
@@ -69,7 +70,8 @@ def poll_beyond_interval(settings: Settings) -> Iterator[Contradiction]:
 
 
 def request_beyond_timeout(settings: Settings) -> Iterator[Contradiction]:
-    """On S3, `storage.s3.request_timeout_seconds` not below `checkpoints.timeout_seconds`: no request could be tried again."""
+    """On S3, `storage.s3.request_timeout_seconds` not below `checkpoints.timeout_seconds`: no request could be tried
+    again."""
     request, timeout = settings.storage.s3.request_timeout_seconds, settings.checkpoints.timeout_seconds
     if settings.storage.root.startswith(("s3://", "s3a://")) and request >= timeout:
         yield Contradiction(
@@ -81,7 +83,8 @@ def request_beyond_timeout(settings: Settings) -> Iterator[Contradiction]:
 
 
 def second_layer_below_first(settings: Settings) -> Iterator[Contradiction]:
-    """`l2` of a cache below its `l1`: the barrier waits for the flush of `l1`, which is what a second layer is there to shorten."""
+    """`l2` of a cache below its `l1`: the barrier waits for the flush of `l1`, which is what a second layer is there to
+    shorten."""
     for uid, cache in settings.state.caches.items():
         if 0 < cache.l2 < cache.l1:
             keys = f"state.caches.{uid}.l2", f"state.caches.{uid}.l1"
@@ -93,7 +96,8 @@ def second_layer_below_first(settings: Settings) -> Iterator[Contradiction]:
 
 
 def alignment_beyond_timeout(settings: Settings) -> Iterator[Contradiction]:
-    """`checkpoints.alignment_timeout_seconds` not below `checkpoints.timeout_seconds`: the epoch would be aborted before a stage stops."""
+    """`checkpoints.alignment_timeout_seconds` not below `checkpoints.timeout_seconds`: the epoch would be aborted
+    before a stage stops."""
     alignment, timeout = settings.checkpoints.alignment_timeout_seconds, settings.checkpoints.timeout_seconds
     if alignment is not None and alignment >= timeout:
         yield Contradiction(
@@ -104,7 +108,8 @@ def alignment_beyond_timeout(settings: Settings) -> Iterator[Contradiction]:
 
 
 def waiting_epochs_without_alignment(settings: Settings) -> Iterator[Contradiction]:
-    """`checkpoints.max_waiting_epochs` without `checkpoints.alignment_timeout_seconds`: checkpoints would leave no rows in front of a stage."""
+    """`checkpoints.max_waiting_epochs` without `checkpoints.alignment_timeout_seconds`: checkpoints would leave no rows
+    in front of a stage."""
     checkpoints = settings.checkpoints
     if checkpoints.alignment_timeout_seconds is None and _is_changed(checkpoints, "max_waiting_epochs"):
         yield Contradiction(
@@ -116,7 +121,8 @@ def waiting_epochs_without_alignment(settings: Settings) -> Iterator[Contradicti
 
 
 def limit_of_memory_backend(settings: Settings) -> Iterator[Contradiction]:
-    """`state.max_state_size_mb` with `rocksdb` or `filesystem` as `state.backend`: of Weir's own backends, `memory` alone has a limit."""
+    """`state.max_state_size_mb` with `rocksdb` or `filesystem` as `state.backend`: of Weir's own backends, `memory`
+    alone has a limit."""
     state = settings.state
     if state.backend in OWN_BACKENDS and state.backend != "memory" and _is_changed(state, "max_state_size_mb"):
         yield Contradiction(
@@ -127,7 +133,8 @@ def limit_of_memory_backend(settings: Settings) -> Iterator[Contradiction]:
 
 
 def asynchronous_snapshots_of_rocksdb(settings: Settings) -> Iterator[Contradiction]:
-    """`state.asynchronous_snapshots` with `rocksdb` as `state.backend`: its snapshots are hard links, which nothing waits for."""
+    """`state.asynchronous_snapshots` with `rocksdb` as `state.backend`: its snapshots are hard links, which nothing
+    waits for."""
     state = settings.state
     if state.asynchronous_snapshots and state.backend == "rocksdb":
         yield Contradiction(
@@ -138,7 +145,8 @@ def asynchronous_snapshots_of_rocksdb(settings: Settings) -> Iterator[Contradict
 
 
 def asynchronous_snapshots_in_memory(settings: Settings) -> Iterator[Contradiction]:
-    """`state.asynchronous_snapshots` with `state.warm_mb` of 0, or with `spark.python.worker.reuse` or `spark.python.use.daemon` false: nothing could outlive its task."""
+    """`state.asynchronous_snapshots` with `state.warm_mb` of 0, or with `spark.python.worker.reuse` or
+    `spark.python.use.daemon` false: nothing could outlive its task."""
     if not settings.state.asynchronous_snapshots:
         return
     if settings.state.warm_mb == 0:
@@ -178,7 +186,8 @@ def rewind_without_earlier(settings: Settings) -> Iterator[Contradiction]:
 
 
 def stale_within_a_run(settings: Settings) -> Iterator[Contradiction]:
-    """`dagster.freshness_hours` not above `run.max_run_seconds`: assets would be stale while a run that does well goes on."""
+    """`dagster.freshness_hours` not above `run.max_run_seconds`: assets would be stale while a run that does well goes
+    on."""
     hours, seconds = settings.dagster.freshness_hours, settings.run.max_run_seconds
     if hours is not None and hours * 3600 <= seconds:
         yield Contradiction(

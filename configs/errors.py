@@ -1,7 +1,7 @@
 """The root of the error tree. `state_ops.errors` has the rest of it; the settings need only these two.
 
-Every message says what happened, where, and what to do: the three arguments of `WeirError`. Each of them is redacted, since many
-repeat what a library or a server has said.
+Every message says what happened, where, and what to do: the three arguments of `WeirError`. Each of them is redacted,
+since many repeat what a library or a server has said.
 """
 
 from __future__ import annotations

@@ -1,15 +1,18 @@
-"""Secrets are removed here from the texts that people and logs see: one function, `redacted`, for every text that comes from outside.
+"""Secrets are removed here from the texts that people and logs see: one function, `redacted`, for every text that comes
+from outside.
 
-Servers answer a refused request with parts of that request. AWS's `SignatureDoesNotMatch` holds the id of the key, the session token
-and everything that was signed. Libraries copy the answer into their errors, and some print the URL or the options with which they were
-called. So a text from outside passes through here before it reaches a message, a log, the registry or Dagster:
+Servers answer a refused request with parts of that request. AWS's `SignatureDoesNotMatch` holds the id of the key, the
+session token and everything that was signed. Libraries copy the answer into their errors, and some print the URL or the
+options with which they were called. So a text from outside passes through here before it reaches a message, a log, the
+registry or Dagster:
 
 - Of a server's answer, the HTTP status and the error's code stay. The rest goes, whatever it says.
-- Elsewhere `RULES` says what goes: the values of request headers, of parameters of signed URLs, and of options that are named like secrets.
+- Elsewhere `RULES` says what goes: the values of request headers, of parameters of signed URLs, and of options that are
+named like secrets.
 - The values of the environment variables that the settings refer to as secrets go wherever they stand.
 
-Everything else stays: paths, URLs, and what the library itself has to say. Each rule takes time that is linear in the length of the text:
-a server may answer with anything, and a message must not keep a run waiting.
+Everything else stays: paths, URLs, and what the library itself has to say. Each rule takes time that is linear in the
+length of the text: a server may answer with anything, and a message must not keep a run waiting.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ class Rule:
 
     Attributes:
         purpose: What the rule is for.
-        pattern: What it finds. It begins at a word that is rare, and repeats nothing that could begin at many places of the same text.
+        pattern: What it finds. It begins at a word that is rare, and repeats nothing that could begin at many places of
+            the same text.
         put: What stands there afterwards, as `re.sub` takes it.
     """
 
@@ -71,7 +75,8 @@ _ROOT = rf"(?:{_LT}\?xml(?:[^<>&?]|&quot;)*+\?{_GT}\s*+)?+{_LT}(?P<root>Error|Er
 _CHILD = rf"(?=\s*+{_LT}[a-z]\w{{0,64}}{_GT}|[^<&]*+{_LT}/)"
 _CODE = re.compile(rf"{_LT}Code{_GT}(\w{{1,64}}){_LT}/")
 
-# A name and its value: `name=value`, `name: "value"`, `"name" => Some(\"value\")`, `--name value`, `('name', b'value')`.
+# A name and its value: `name=value`, `name: "value"`, `"name" => Some(\"value\")`, `--name value`, `('name',
+# b'value')`.
 _OPENING = r"(?:Some\(|\[)?+(?:[bfru]?[\\]*+[\"'])?+"
 _IS = rf"[\\]*+[\"']?+[^\S\n]*+(?>=>|->|:=|==?|:)[^\S\n]*+{_OPENING}"
 _BARE = r"[^\s\"',;&<>(){}\[\]\\]++"
@@ -79,7 +84,8 @@ _QUOTED = (
     r"(?<=\\\")(?:[^\"\\]++|\\++(?!\"))++|(?<=\\')(?:[^'\\]++|\\++(?!'))++"
     r"|(?<=\")(?!\s)(?:(?:[^\"\\]++|\\.)++(?=\")|[^\"\n]++)|(?<=')(?!\s)(?:(?:[^'\\]++|\\.)++(?=')|[^'\n]++)"
 )
-# What may stand after a name and is no value: a sentence about it, its type, a reference, nothing, and what is gone already.
+# What may stand after a name and is no value: a sentence about it, its type, a reference, nothing, and what is gone
+# already.
 _WORDS = (
     r"an?|are|cannot|denied|expected|extra|failed|field|has|input|invalid|is|it|may|missing|must|no|not|required|set|should"
     r"|string|the|value|was"
@@ -197,12 +203,14 @@ _variables = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
 
 
 def remember_variable(name: str) -> None:
-    """Let `redacted` remove the value of this environment variable, whatever it is at the time. Nothing but the name is kept."""
+    """Let `redacted` remove the value of this environment variable, whatever it is at the time. Nothing but the name is
+    kept."""
     _variables.add(name)
 
 
 def redacted(text: str) -> str:
-    """The text without credentials, tokens, signatures, what was signed, and request headers; with status, code, paths and the rest."""
+    """The text without credentials, tokens, signatures, what was signed, and request headers; with status, code, paths
+    and the rest."""
     for value in _secrets():
         text = text.replace(value, _GONE)
     for rule in RULES:

@@ -49,7 +49,7 @@ def page() -> str:
         if name == "state":
             parts.append(_section("state.caches.<uid>", CacheSettings))
     parts.append(_REFUSED)
-    parts.append("\n".join(f"- {(rule.__doc__ or '').strip()}" for rule in RULES) + "\n")
+    parts.append("\n".join(f"- {' '.join((rule.__doc__ or '').split())}" for rule in RULES) + "\n")
     return "\n".join(parts)
 
 

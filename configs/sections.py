@@ -22,7 +22,8 @@ def _advice(text: str) -> dict[str, JsonValue]:
 
 
 class SecretReference(Section):
-    """Where a process finds a secret: the name of an environment variable. The secret itself never stands in settings."""
+    """Where a process finds a secret: the name of an environment variable. The secret itself never stands in
+    settings."""
 
     env: str = Field(description="Name of the environment variable.")
 

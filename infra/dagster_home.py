@@ -1,4 +1,5 @@
-"""Dagster on this machine, for `make ui` and `make demo`: its home below `.weir/`, and processes that end for certain."""
+"""Dagster on this machine, for `make ui` and `make demo`: its home below `.weir/`, and processes that end for
+certain."""
 
 from __future__ import annotations
 
@@ -34,10 +35,11 @@ INSTANCES = {"sqlite": "dagster.yaml", "postgres": "dagster-postgres.yaml"}
 
 
 def prepare() -> Path:
-    """Make the home, with the configuration that WEIR_DAGSTER_INSTANCE chooses: `infra/dagster.yaml` unless that says postgres.
+    """Make the home, with the configuration that WEIR_DAGSTER_INSTANCE chooses: `infra/dagster.yaml` unless that says
+    postgres.
 
-    Raises ConfigurationError for another choice, and for Postgres without its library or the variables that its file names; TransientError
-    where Postgres does not answer.
+    Raises ConfigurationError for another choice, and for Postgres without its library or the variables that its file
+    names; TransientError where Postgres does not answer.
     """
     chosen = os.environ.get("WEIR_DAGSTER_INSTANCE") or "sqlite"
     if chosen not in INSTANCES:
@@ -91,7 +93,8 @@ def _reach_postgres() -> None:
 
 @contextmanager
 def instance() -> Iterator[DagsterInstance]:
-    """What Dagster remembers. Raises TransientError where its database does not answer, be it now or within the `with` block."""
+    """What Dagster remembers. Raises TransientError where its database does not answer, be it now or within the `with`
+    block."""
     from dagster import DagsterInstance
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -142,7 +145,8 @@ def holder() -> int | None:
 
 
 def end_lost_runs(instance: DagsterInstance, living: str | None) -> int:
-    """Mark runs as failed that a killed Dagster left as running; only for a home without a daemon. living: a run that is not lost."""
+    """Mark runs as failed that a killed Dagster left as running; only for a home without a daemon. living: a run that
+    is not lost."""
     from dagster import DagsterRunStatus, RunsFilter
 
     begun = [

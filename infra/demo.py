@@ -1,6 +1,7 @@
 """`make demo`: a year of real flights through the flights pipeline, with Dagster's sensor asking for the epochs.
 
-    days prepared -> 350 land -> sensor asks for a run -> 35 epochs -> 5 land -> sensor asks for a barrier -> ... -> summary
+    days prepared -> 350 land -> sensor asks for a run -> 35 epochs -> 5 land -> sensor asks for a barrier -> ... ->
+    summary
 
 It picks up where an earlier one was, also one that was interrupted. `--clean` removes all that it made.
 """

@@ -5,9 +5,10 @@
       +- dagster-daemon         sensors and schedules, unless another process runs them already
       +- dagster-webserver      the pages
 
-It idles below a twentieth of a core. A daemon that has a code server of its own makes it anew every minute, and so do the pages when it misses
-them: that took a fifth. One that is asked over a socket is only asked again what there is; and sensors tick twice a minute here, unless
-WEIR_DAGSTER__SENSOR_SECONDS says otherwise.
+It idles below a twentieth of a core. A daemon that has a code server of its own makes it anew every minute, and so do
+the pages when it misses
+them: that took a fifth. One that is asked over a socket is only asked again what there is; and sensors tick twice a
+minute here, unless WEIR_DAGSTER__SENSOR_SECONDS says otherwise.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ out = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> None:
-    """Start Dagster's processes, and keep the code server alive until one of the others ends or somebody ends this one."""
+    """Start Dagster's processes, and keep the code server alive until one of the others ends or somebody ends this
+    one."""
     port = _free_port(os.environ.get("PORT", "3000"))
     dagster_home.prepare()
     environment = {"WEIR_DAGSTER__SENSOR_SECONDS": _SENSOR_SECONDS, **dagster_home.environment()}
@@ -65,7 +67,8 @@ def _ended(number: int, _: FrameType | None) -> None:
 
 
 def serve(port: int, environment: Mapping[str, str], *, daemon: bool) -> int:
-    """Run Dagster's processes until one of them but the code server ends; returns its exit code. All of them are ended with this one."""
+    """Run Dagster's processes until one of them but the code server ends; returns its exit code. All of them are ended
+    with this one."""
     socket_port = _unused_port()
     workspace = dagster_home.HOME / f"workspace-{os.getpid()}.yaml"
     where = {"host": _HOST, "port": socket_port, "location_name": "weir"}

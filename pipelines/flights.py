@@ -3,8 +3,8 @@
 Input: every flight that was to leave New York in 2013, a Parquet file a day. Cancelled flights (no dep_time) and rows
 without a tail number are dropped and counted by `where`; a diverted leg has no arr_delay: it adds nothing to the sum.
 
-`every="1h", size="3h"` would make the windows hop, `gap="30m"` make them sessions; `aggregate` and `deduplicate` stand in a
-pipeline just as `window` does: docs/reference/operators.md.
+`every="1h", size="3h"` would make the windows hop, `gap="30m"` make them sessions; `aggregate` and `deduplicate` stand
+in a pipeline just as `window` does: docs/reference/operators.md.
 """
 
 import polars as pl

@@ -67,8 +67,8 @@ def _imported(name: str, settings: Settings) -> Pipeline:
 
 
 def _check_caches(pipeline: Pipeline, settings: Settings) -> None:
-    """Refuse a state cache for a stage that no pipeline of the configuration has. They share that section, so others are only imported
-    for what this one does not know; one that cannot be leaves open whose it is."""
+    """Refuse a state cache for a stage that no pipeline of the configuration has. They share that section, so others
+    are only imported for what this one does not know; one that cannot be leaves open whose it is."""
     known = {pipeline.name: [stage.uid for stage in pipeline.stages]}
     unknown = settings.state.caches.keys() - set(known[pipeline.name])
     for name in settings.pipelines if unknown else ():
@@ -88,7 +88,8 @@ def _check_caches(pipeline: Pipeline, settings: Settings) -> None:
 
 
 def _with_configured(pipeline: Pipeline, configured: PipelineSettings) -> Pipeline:
-    """The pipeline with the gates and expectations of the configuration behind its own. Raises ConfigurationError that names the key."""
+    """The pipeline with the gates and expectations of the configuration behind its own. Raises ConfigurationError that
+    names the key."""
     where = f"pipelines.{pipeline.name}"
     unknown = sorted(configured.gates.keys() - {stage.uid for stage in pipeline.stages})
     if unknown:

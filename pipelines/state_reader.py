@@ -34,12 +34,13 @@ def dataframe(
     savepoint: str | None = None,
     settings: Settings | None = None,
 ) -> DataFrame:
-    """The rows of a stage's state: key columns, then fields, lists and maps, of open windows their bounds; a partition a subtask.
+    """The rows of a stage's state: key columns, then fields, lists and maps, of open windows their bounds; a partition
+    a subtask.
 
-    pipeline: itself, or its name in the configuration. at: a checkpoint's id; by default the newest. settings: by default those of
-    WEIR_ENV. Each task fetches its subtask's files, checks their digests and opens them, whenever an action needs it: what is to be
-    read for longer than retention keeps it should be a savepoint. Raises WeirError when there is no such checkpoint or state,
-    ConfigurationError for a column that Spark has no type for.
+    pipeline: itself, or its name in the configuration. at: a checkpoint's id; by default the newest. settings: by
+    default those of WEIR_ENV. Each task fetches its subtask's files, checks their digests and opens them, whenever an
+    action needs it: what is to be read for longer than retention keeps it should be a savepoint. Raises WeirError when
+    there is no such checkpoint or state, ConfigurationError for a column that Spark has no type for.
     """
     if at is not None and savepoint is not None:
         raise ConfigurationError("`at` and `savepoint` each name a checkpoint.", next="Say one of them.")

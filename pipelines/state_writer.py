@@ -37,11 +37,11 @@ def write(
 ) -> Edit:
     """Put rows into a stage's state as a checkpoint of its own, which the next run continues; returns what was done.
 
-    pipeline: itself, or its name in the configuration. rows: a pyarrow, Polars, pandas or Spark DataFrame, which is collected; key columns,
-    then fields, as `state_reader.dataframe` has them. replace: the stage's state is exactly these rows. savepoint: name the checkpoint. dry_run:
-    only validate. settings: by default those of WEIR_ENV.
-    Raises InputError with all that is wrong with the rows, BusyError when a coordinator is alive, PipelineError for a stage whose state cannot
-    be made from rows; nothing is changed then.
+    pipeline: itself, or its name in the configuration. rows: a pyarrow, Polars, pandas or Spark DataFrame, which is
+    collected; key columns, then fields, as `state_reader.dataframe` has them. replace: the stage's state is exactly
+    these rows. savepoint: name the checkpoint. dry_run: only validate. settings: by default those of WEIR_ENV.
+    Raises InputError with all that is wrong with the rows, BusyError when a coordinator is alive, PipelineError for a
+    stage whose state cannot be made from rows; nothing is changed then.
     """
     known = settings or load()
     found = named(pipeline, known) if isinstance(pipeline, str) else pipeline

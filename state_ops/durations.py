@@ -1,4 +1,5 @@
-"""Durations as authors write them ("90s", "15m", "1h", "30d", or a timedelta), and as messages show them ("1 h 30 min")."""
+"""Durations as authors write them ("90s", "15m", "1h", "30d", or a timedelta), and as messages show them ("1 h 30
+min")."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ _SHOWN = (
 
 
 def shown(micros: int) -> str:
-    """A duration for people, exact, each unit that it has: 604,800,000,000 µs is "7 d", 5,400,000,000 is "1 h 30 min"."""
+    """A duration for people, exact, each unit that it has: 604,800,000,000 µs is "7 d", 5,400,000,000 is "1 h 30
+    min"."""
     rest, parts = abs(micros), list[str]()
     for unit, length in _SHOWN:
         count, rest = divmod(rest, length)

@@ -43,7 +43,8 @@ class PipelineError(WeirError):
 
 
 class StateSizeError(ConfigurationError):
-    """Reconfigure: state grew past what its backend is meant for. The epoch was declined, and everything is as it was."""
+    """Reconfigure: state grew past what its backend is meant for. The epoch was declined, and everything is as it
+    was."""
 
 
 class StageError(WeirError):
@@ -55,11 +56,13 @@ class StageError(WeirError):
 
 
 class HoldingError(WeirError):
-    """Base of what the next run would only meet again: the run ends, and schedulers wait until its cause has changed, or for a person.
+    """Base of what the next run would only meet again: the run ends, and schedulers wait until its cause has changed,
+    or for a person.
 
     Attributes:
         epoch: The id of the epoch that ended with it; None if it came before an epoch had begun.
-        files: By source, the input files that may be its cause: by name, their size in bytes and their time of change in ns since 1970.
+        files: By source, the input files that may be its cause: by name, their size in bytes and their time of change
+            in ns since 1970.
     """
 
     epoch: int | None = None
@@ -71,7 +74,8 @@ class InputError(HoldingError):
 
 
 class VanishedError(InputError):
-    """Run again, which plans anew: what an epoch was to read is not there any more, or not where an executor looks. Nobody waits for it."""
+    """Run again, which plans anew: what an epoch was to read is not there any more, or not where an executor looks.
+    Nobody waits for it."""
 
 
 class GateError(HoldingError):
@@ -154,13 +158,15 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def plainly(error: BaseException) -> str:
-    """A foreign error on one line: its type and what it says, redacted, without the colours and the tree in which delta-rs draws its causes."""
+    """A foreign error on one line: its type and what it says, redacted, without the colours and the tree in which
+    delta-rs draws its causes."""
     lines = (" ".join(_DECORATION.sub("", line).split()) for line in redacted(str(error)).splitlines())
     return f"{type(error).__name__}: {' '.join(filter(None, lines))}"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what a foreign error says, redacted: some libraries append a native stack. Its type, if it says nothing."""
+    """The first line of what a foreign error says, redacted: some libraries append a native stack. Its type, if it says
+    nothing."""
     return next(iter(redacted(str(error)).strip().splitlines()), type(error).__name__)
 
 

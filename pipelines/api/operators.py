@@ -37,10 +37,10 @@ def aggregate(
 ) -> Stage:
     """Running aggregates: at every barrier, one row with the values so far for each key that the epoch touched.
 
-    A row has the key columns, the aggregates and `epoch`, the checkpoint's id as int64: of a key's rows in a table, the one
-    with the highest epoch is the newest. order_by: what `agg.first` and `agg.last` are by: the values of the rows where
-    these columns are smallest and largest of all rows that ever came. where, transform, null_keys, gate: as in `stage`.
-    """
+    A row has the key columns, the aggregates and `epoch`, the checkpoint's id as int64: of a key's rows in a table, the
+    one with the highest epoch is the newest. order_by: what `agg.first` and `agg.last` are by: the values of the rows
+    where these columns are smallest and largest of all rows that ever came. where, transform, null_keys, gate: as in
+    `stage`."""
     place = f"aggregate {uid}"
     columns, by = _columns(key), _columns(order_by)
     _check_aggregates(place, aggregates, {*columns, "epoch"})
@@ -93,10 +93,11 @@ def window(
         every="1h", size="3h"    hopping: one begins every hour and lasts three; a row is in each that spans it
         gap="30m"                sessions: rows of a key that are closer than the gap, from the first to the last + gap
 
-    offset shifts tumbling and hopping windows from 1970-01-01 UTC. A window closes at the first barrier whose watermark (newest
-    event time less lateness) has reached its end. A row is late if all its windows closed in an earlier epoch, and in sessions
-    if the session that it is part of had ended by then: counted, and kept in the table `late` if there is one. order_by:
-    what `agg.first` and `agg.last` are by, else `on`. where, transform, null_keys, gate: as in `stage`.
+    offset shifts tumbling and hopping windows from 1970-01-01 UTC. A window closes at the first barrier whose watermark
+    (newest event time less lateness) has reached its end. A row is late if all its windows closed in an earlier epoch,
+    and in sessions
+    if the session that it is part of had ended by then: counted, and kept in the table `late` if there is one.
+    order_by: what `agg.first` and `agg.last` are by, else `on`. where, transform, null_keys, gate: as in `stage`.
     """
     place = f"window {uid}"
     columns = _columns(key)
@@ -193,11 +194,12 @@ def deduplicate(
     Of a key's rows in one epoch the first by `order_by` counts, by `on` without it; without either any one of them, but
     exactly one. ttl: for how long a key is remembered, e.g. "7d"; without it for ever.
 
-    With `on`, a timestamp column, time is event time: a key is remembered until the watermark (newest event time so far)
-    has reached the `on` of the row that was handed out, plus ttl. Rows whose own `on` plus ttl the watermark had reached
-    before their epoch are late: nothing tells any more whether they are duplicates. They are counted, not handed out, and
-    kept in the table `late` if there is one. Without `on`, time is processing time: `epoch.now`, from the epoch in which
-    the row was handed out; no row is late. where, transform, null_keys, gate: as in `stage`.
+    With `on`, a timestamp column, time is event time: a key is remembered until the watermark (newest event time so
+    far) has reached the `on` of the row that was handed out, plus ttl. Rows whose own `on` plus ttl the watermark had
+    reached
+    before their epoch are late: nothing tells any more whether they are duplicates. They are counted, not handed out,
+    and kept in the table `late` if there is one. Without `on`, time is processing time: `epoch.now`, from the epoch in
+    which the row was handed out; no row is late. where, transform, null_keys, gate: as in `stage`.
     """
     place = f"deduplicate {uid}"
     if on is not None and ttl is None:

@@ -28,8 +28,8 @@ class FileSource:
 
     pattern: directory and file name pattern, with {placeholders} from the configuration. event_time: timestamp column
     that drives the watermark. order: files are taken in name order. below_floor: what to do about new names that
-    sort below the oldest remembered one: "fail" or "warn". on_bad: what to do about a file that cannot be read as it is: "fail" or "quarantine".
-    """
+    sort below the oldest remembered one: "fail" or "warn". on_bad: what to do about a file that cannot be read as it
+    is: "fail" or "quarantine"."""
 
     pattern: str
     event_time: str | None = None
@@ -40,8 +40,9 @@ class FileSource:
 
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
-    """A Delta table that only Weir writes. table: its name, and its directory below the pipeline's `tables/`. event_time: the timestamp or
-    date column by which its rows belong to a day; None: the window's start, or the source's event time."""
+    """A Delta table that only Weir writes. table: its name, and its directory below the pipeline's `tables/`.
+    event_time: the timestamp or date column by which its rows belong to a day; None: the window's start, or the
+    source's event time."""
 
     table: str
     event_time: str | None = None
@@ -60,10 +61,10 @@ _EXPECTATION = re.compile(r"Expect[A-Za-z]+")
 class Gate:
     """One Great Expectations expectation, by class name and arguments, on what one epoch makes of a stage.
 
-    on_failure: "hold": the epoch is declined; "warn": it goes on, and says so; "quarantine": it is replayed without the rows of the source
-    that fail, at most this share of them (quarantine_at_most). of: "rows", those that the stage hands out; "state", a
-    sample of what would be committed; "figures", one row with the numbers that the checkpoint records of the stage.
-    """
+    on_failure: "hold": the epoch is declined; "warn": it goes on, and says so; "quarantine": it is replayed without the
+    rows of the source that fail, at most this share of them (quarantine_at_most). of: "rows", those that the stage
+    hands out; "state", a sample of what would be committed; "figures", one row with the numbers that the checkpoint
+    records of the stage."""
 
     expectation: str
     arguments: tuple[tuple[str, Any], ...]
@@ -120,8 +121,8 @@ class Epoch:
     """What a stage's function may know about the epoch it works for; the same again when the epoch is replayed.
 
     now: processing time, fixed by the coordinator, never decreasing. watermark: event time before this epoch, by
-    which lateness is judged; None before the first. One beyond Python's years is `datetime.min` or `datetime.max`, in UTC.
-    """
+    which lateness is judged; None before the first. One beyond Python's years is `datetime.min` or `datetime.max`, in
+    UTC."""
 
     id: CheckpointId
     now: datetime
@@ -134,8 +135,8 @@ class Epoch:
 class Window:
     """Event-time windows of one size. on: timestamp column; times in microseconds; aggregates: by output column.
 
-    A window begins every `every`, shifted by `offset` from 1970-01-01 UTC: with every = size they tumble, below it they hop.
-    """
+    A window begins every `every`, shifted by `offset` from 1970-01-01 UTC: with every = size they tumble, below it they
+    hop."""
 
     on: str
     size: int
@@ -159,8 +160,8 @@ class SessionWindow:
 
 @dataclass(frozen=True, slots=True)
 class Deduplication:
-    """The first row of each key. ttl: microseconds after which a key is forgotten, in event time of the column `on`, or in
-    processing time without one; None: never. late: rows too old to tell."""
+    """The first row of each key. ttl: microseconds after which a key is forgotten, in event time of the column `on`, or
+    in processing time without one; None: never. late: rows too old to tell."""
 
     ttl: int | None
     on: str | None
@@ -178,8 +179,10 @@ class Aggregation:
 class Stage:
     """One keyed operator of a pipeline. uid: the stable name by which its state is found.
 
-    Exactly one of `function` (with `state`), `window`, `aggregation` and `deduplication` says what it does. Of a function's
-    state: on_timer is called when a timer fires; ttl: when it is forgotten. per_key: both functions are called once per key;
+    Exactly one of `function` (with `state`), `window`, `aggregation` and `deduplication` says what it does. Of a
+    function's
+    state: on_timer is called when a timer fires; ttl: when it is forgotten. per_key: both functions are called once per
+    key;
     output: the columns that these hand out, if they are declared.
     """
 
@@ -285,9 +288,11 @@ class Stage:
 class Pipeline:
     """Stages in topological order. max_parallelism: number of key groups, fixed for the pipeline's life.
 
-    retired: uids of stages, names of sources, and fields of states (stage.field) that were removed for good: their state, positions and
-    values are dropped. added: names of sources that are new, and whose whole input is meant for stages that have state already.
-    on_restore: what must hold of a sample of the state, and of the newest rows of tables, before a restored checkpoint is used.
+    retired: uids of stages, names of sources, and fields of states (stage.field) that were removed for good: their
+    state, positions and values are dropped. added: names of sources that are new, and whose whole input is meant for
+    stages that have state already.
+    on_restore: what must hold of a sample of the state, and of the newest rows of tables, before a restored checkpoint
+    is used.
     branch: which fork of it this is; None: the pipeline itself. Set by who runs a branch, not by its author.
     """
 

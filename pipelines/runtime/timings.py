@@ -23,11 +23,11 @@ _LANES = {
 
 
 def bottleneck(ms: Mapping[str, float]) -> str | None:
-    """What an epoch kept busy longest, hence what bounds how many there can be: a stage by its uid, "gates", "uploads", "commits",
-    "publishing" or "pruning".
+    """What an epoch kept busy longest, hence what bounds how many there can be: a stage by its uid, "gates", "uploads",
+    "commits", "publishing" or "pruning".
 
-    ms: a checkpoint's. Publishing and pruning are those of epochs before, and so is what commits take beside sealing: each is done one after the other.
-    """
+    ms: a checkpoint's. Publishing and pruning are those of epochs before, and so is what commits take beside sealing:
+    each is done one after the other."""
     runner: dict[str, float] = {}
     for phase, took in ms.items():
         if phase == "seal:gates":  # a part of "seal"

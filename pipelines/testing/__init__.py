@@ -4,13 +4,15 @@
     out = run.epoch([{"tailnum": "N1", "dest": "BOS", ...}])
     assert run.state["N1"].legs == 2
 
-What runs is the real thing: the keyed task of each subtask on a real RocksDB, which snapshots each epoch and forks the next
-from it, in a temporary directory that goes with the run. Rows are routed and sorted as Spark does it. Three parts of a stage
+What runs is the real thing: the keyed task of each subtask on a real RocksDB, which snapshots each epoch and forks the
+next from it, in a temporary directory that goes with the run. Rows are routed and sorted as Spark does it. Three parts
+of a stage
 need more than that:
 
-- `where` is Spark SQL, of which a part is evaluated here, exactly as Spark does it: comparisons, AND, OR, NOT, IS, IN, BETWEEN, LIKE,
-  arithmetic, CAST and TRY_CAST, `||`, and coalesce, isnull, isnotnull, isnan, abs, length, trim, upper and lower, on booleans, numbers,
-  texts, dates and timestamps. Everything else is refused by name, and so is what Spark would convert by itself (`v = '3'`).
+- `where` is Spark SQL, of which a part is evaluated here, exactly as Spark does it: comparisons, AND, OR, NOT, IS, IN,
+  BETWEEN, LIKE, arithmetic, CAST and TRY_CAST, `||`, and coalesce, isnull, isnotnull, isnan, abs, length, trim, upper
+  and lower, on booleans, numbers, texts, dates and timestamps. Everything else is refused by name, and so is what Spark
+  would convert by itself (`v = '3'`).
 - `transform` is not applied: give `run` rows as the transform returns them. A pipeline with one needs Spark.
 - Gates are not evaluated.
 """
@@ -59,8 +61,8 @@ def run_pipeline(
 ) -> PipelineRun:
     """Run a pipeline over slices, an epoch each: rows of its source, or by source name where it has several.
 
-    drain: then close every window. schema: of the source, if it has one. More epochs may follow with `PipelineRun.epoch`.
-    """
+    drain: then close every window. schema: of the source, if it has one. More epochs may follow with
+    `PipelineRun.epoch`."""
     started = PipelineRun(pipeline, parallelism, batch_rows, schema)
     for rows in slices:
         started.epoch(rows)

@@ -1,4 +1,5 @@
-"""Whether anything depends on how the input is cut into epochs, batches and subtasks: trials by chance, compared with the plainest."""
+"""Whether anything depends on how the input is cut into epochs, batches and subtasks: trials by chance, compared with
+the plainest."""
 
 from __future__ import annotations
 
@@ -54,10 +55,11 @@ def assert_slicing_does_not_matter(
     """Check that a stage or a pipeline gives the same rows and the same final state however its input is cut.
 
     Where epochs and batches end, and how many subtasks there are, is chance in production, so nothing may depend on it.
-    Each trial cuts the rows at random places into epochs, some of them empty, and into batches, for 1 to 4 subtasks, and
-    closes every window at the end; it must agree with one epoch in one batch on one subtask. Epochs get the rows in the
-    order of `order_by`, or of event time without it; rows that tie, and all rows of an epoch where the stage declares no
-    order, come in any order, as from Spark. `epoch.now` is always the same. Floats may differ in their last bits.
+    Each trial cuts the rows at random places into epochs, some of them empty, and into batches, for 1 to 4 subtasks,
+    and closes every window at the end; it must agree with one epoch in one batch on one subtask. Epochs get the rows in
+    the order of `order_by`, or of event time without it; rows that tie, and all rows of an epoch where the stage
+    declares no order, come in any order, as from Spark. `epoch.now` is always the same. Floats may differ in their last
+    bits.
 
     state: what a stage's keys have at first. Raises AssertionError with the first difference and the slicing behind it.
     """
@@ -146,7 +148,8 @@ def _player(target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], sch
 
 
 def _newest(stage: Stage, rows: pl.DataFrame) -> pl.DataFrame:
-    """What is to be compared of a stage's rows: of running aggregates, which come once an epoch, each key's newest row."""
+    """What is to be compared of a stage's rows: of running aggregates, which come once an epoch, each key's newest
+    row."""
     if stage.aggregation is None or not rows.width:
         return rows
     return rows.sort(EPOCH).unique(list(stage.key), keep="last", maintain_order=True).drop(EPOCH)

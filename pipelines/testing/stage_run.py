@@ -1,4 +1,5 @@
-"""Stages and pipelines on their own, epoch by epoch, on the real keyed task and a real RocksDB: what `pipelines.testing` offers."""
+"""Stages and pipelines on their own, epoch by epoch, on the real keyed task and a real RocksDB: what
+`pipelines.testing` offers."""
 
 from __future__ import annotations
 
@@ -101,8 +102,8 @@ class StageRun:
         """Run one epoch over `rows`, possibly none, and return what the stage hands out.
 
         now: processing time, by default a minute after the previous epoch's. drain: close every window. watermark: the
-        stage's watermark from this epoch on, by default the newest event time less the lateness. Raises the typed error of
-        an epoch that is declined.
+        stage's watermark from this epoch on, by default the newest event time less the lateness. Raises the typed error
+        of an epoch that is declined.
         """
         table = self._table(rows)
         given = self._last.watermark
@@ -148,7 +149,8 @@ class StageRun:
 
     @property
     def late(self) -> pl.DataFrame:
-        """The last epoch's rows that came after their window had closed, or too late to tell whether they are duplicates."""
+        """The last epoch's rows that came after their window had closed, or too late to tell whether they are
+        duplicates."""
         return self._rows(self.acks, LATE) if self.stage.on is not None else pl.DataFrame()
 
     @property

@@ -1,8 +1,8 @@
 """Columns in the types of state, every value as it was.
 
-A cast of Polars cuts 1.7 down to 1, 1.999 down or up to a decimal's digits and a datetime down to its day, without a word; what
-it makes of a sum depends then on how the rows were sliced. Here a type that holds all values costs nothing, and where a value may
-be lost the columns are compared. What changes a value is refused:
+A cast of Polars cuts 1.7 down to 1, 1.999 down or up to a decimal's digits and a datetime down to its day, without a
+word; what it makes of a sum depends then on how the rows were sliced. Here a type that holds all values costs nothing,
+and where a value may be lost the columns are compared. What changes a value is refused:
 
     numbers    whole floats fit integers, floats fit decimals as far as a float tells; large integers and decimals in
                floats, and float64 in float32, are rounded as ever, but nothing becomes infinite

@@ -34,8 +34,8 @@ def is_large(type: pa.DataType) -> bool:
 
 
 def numpy_type(type: pa.DataType) -> np.dtype:
-    """The dtype of `fixed_values`: little-endian; bool as uint8, dates, times and durations as their integers, decimals of
-    128 and 256 bits, fixed-size binary and intervals as V<bytes>."""
+    """The dtype of `fixed_values`: little-endian; bool as uint8, dates, times and durations as their integers, decimals
+    of 128 and 256 bits, fixed-size binary and intervals as V<bytes>."""
     if pa.types.is_boolean(type):
         return np.dtype("u1")
     if pa.types.is_fixed_size_binary(type) or pa.types.is_interval(type) or type.bit_width > 64:
@@ -69,7 +69,8 @@ def nulls_of(array: pa.Array) -> np.ndarray | None:
 
 
 def fixed_values(array: pa.Array) -> np.ndarray:
-    """The raw values of a fixed-width array, slices respected; undefined where null. A view where Arrow has whole bytes."""
+    """The raw values of a fixed-width array, slices respected; undefined where null. A view where Arrow has whole
+    bytes."""
     dtype, buffer = numpy_type(array.type), array.buffers()[1]
     if buffer is None or not len(array):
         return np.zeros(len(array), dtype)
@@ -127,7 +128,8 @@ def copy_ranges(
 ) -> None:
     """Copy source[starts[i] : starts[i] + lengths[i]] to target[to[i] :], for all i; uint8 arrays, int64 positions.
 
-    One numpy call per distinct length. Long values have many lengths but few rows, so that the calls never outnumber the
+    One numpy call per distinct length. Long values have many lengths but few rows, so that the calls never outnumber
+    the
     bytes: rows of k distinct lengths hold at least k * k / 2 of them.
     """
     if not len(lengths):

@@ -1,4 +1,5 @@
-"""Frames in and out: any frame becomes one canonical Arrow table, and an Arrow table becomes what a function asked for."""
+"""Frames in and out: any frame becomes one canonical Arrow table, and an Arrow table becomes what a function asked
+for."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def canonical_type(type: pa.DataType) -> pa.DataType:
 
 
 def common_type(type: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """What two canonical types have in common where a column, or a part of it, that is all null has none in one of them; None if they differ."""
+    """What two canonical types have in common where a column, or a part of it, that is all null has none in one of
+    them; None if they differ."""
     if type == other or pa.types.is_null(other):
         return type
     if pa.types.is_null(type):
@@ -150,8 +152,8 @@ def canonical(table: pa.Table) -> pa.Table:
 def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The columns of a canonical schema by name, in its order and types, of rows that may have them in another one.
 
-    Files of one table may: a deploy can hand out the same columns in another order, and a compaction writes other Arrow types. Columns that
-    the rows lack are null; those that the schema lacks are left out.
+    Files of one table may: a deploy can hand out the same columns in another order, and a compaction writes other Arrow
+    types. Columns that the rows lack are null; those that the schema lacks are left out.
     """
     rows = canonical(table)
     columns = [
@@ -164,8 +166,8 @@ def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def with_leaves(array: pa.Array, leaf: Callable[[pa.Array], pa.Array]) -> pa.Array:
     """The array with all that is no list, map or struct replaced, in the order in which a Parquet file has its columns.
 
-    Dictionaries, extensions and views of lists become what they hold; the names and the nullability of what lists and maps hold are lost.
-    """
+    Dictionaries, extensions and views of lists become what they hold; the names and the nullability of what lists and
+    maps hold are lost."""
     type = array.type
     if isinstance(type, pa.BaseExtensionType):
         return with_leaves(array.storage, leaf)
@@ -207,7 +209,8 @@ def _cut(leaf: pa.Array) -> pa.Array:
 
 
 def schema_to_json(schema: pa.Schema) -> dict[str, Any]:
-    """A schema as people read it (`columns`) and as programs read it back exactly (`ipc`, Arrow's own bytes in base64)."""
+    """A schema as people read it (`columns`) and as programs read it back exactly (`ipc`, Arrow's own bytes in
+    base64)."""
     columns = {field.name: str(field.type) for field in schema}
     return {"columns": columns, "ipc": base64.b64encode(schema.serialize().to_pybytes()).decode()}
 
@@ -219,7 +222,8 @@ def schema_from_json(raw: dict[str, Any]) -> pa.Schema:
 
 
 def arrow(frame: Any, where: str = "") -> pa.Table:
-    """A canonical Arrow table from a pyarrow, Polars or pandas frame, or from anything with the Arrow PyCapsule interface."""
+    """A canonical Arrow table from a pyarrow, Polars or pandas frame, or from anything with the Arrow PyCapsule
+    interface."""
     if isinstance(frame, pa.Table):
         return canonical(frame)
     if isinstance(frame, pa.RecordBatch):
@@ -243,7 +247,8 @@ def polars(frame: Any) -> pl.DataFrame:
 
 
 def from_arrow(table: pa.Table) -> pl.DataFrame:
-    """An Arrow table as a Polars frame. Times with a fixed offset are in UTC there: Polars knows only zones that have names."""
+    """An Arrow table as a Polars frame. Times with a fixed offset are in UTC there: Polars knows only zones that have
+    names."""
     schema = pa.schema([field.with_type(_named_zones(field.type)) for field in table.schema])
     return pl.from_arrow(table if schema == table.schema else table.cast(schema))  # type: ignore[return-value]
 
@@ -270,7 +275,8 @@ def polars_type(type: pa.DataType) -> pl.DataType:
 
 
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """A column for people: as `to_pylist` gives it, but text for a time or date that Python's years 1 to 9999 do not reach."""
+    """A column for people: as `to_pylist` gives it, but text for a time or date that Python's years 1 to 9999 do not
+    reach."""
     try:
         return column.to_pylist()
     except OverflowError:
@@ -303,8 +309,8 @@ def _python_value(value: pa.Scalar) -> Any:
 
 
 def stored(frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:
-    """The columns of `schema` in exactly its types, which need not be canonical: state keeps unsigned numbers, nanoseconds,
-    time zones and fixed sizes. Raises ArrowInvalid for a value that its type cannot hold."""
+    """The columns of `schema` in exactly its types, which need not be canonical: state keeps unsigned numbers,
+    nanoseconds, time zones and fixed sizes. Raises ArrowInvalid for a value that its type cannot hold."""
     return frame.select(schema.names).to_arrow(compat_level=pl.CompatLevel.oldest()).cast(schema)
 
 
@@ -315,10 +321,10 @@ def _to_pandas(table: pa.Table) -> pd.DataFrame:
 def _pandas_type(type: pa.DataType) -> Any:
     """The pandas dtype of a column; None for NumPy's own (floats, timestamps).
 
-    With NumPy's, an integer or boolean column changes its dtype, and integers above 2**53 their value, where a batch holds
-    a null; and a column of objects has no type where a batch is empty. The same rows would not give the same results.
-    Floats stay NumPy's, in which a null is NaN, so a NaN comes back as a null: dtypes that tell the two apart fail in np.where, and
-    their isna and fillna pass over NaN.
+    With NumPy's, an integer or boolean column changes its dtype, and integers above 2**53 their value, where a batch
+    holds a null; and a column of objects has no type where a batch is empty. The same rows would not give the same
+    results. Floats stay NumPy's, in which a null is NaN, so a NaN comes back as a null: dtypes that tell the two apart
+    fail in np.where, and their isna and fillna pass over NaN.
     """
     if pa.types.is_signed_integer(type):
         return {8: pd.Int8Dtype, 16: pd.Int16Dtype, 32: pd.Int32Dtype, 64: pd.Int64Dtype}[type.bit_width]()
@@ -349,7 +355,8 @@ _BY_TEXT = {
 
 
 def converter(function: Callable[..., Any], parameter: int = 0) -> Callable[[pa.Table], Any]:
-    """What turns an Arrow table into the frame that a parameter of the function, by default its first, is annotated with."""
+    """What turns an Arrow table into the frame that a parameter of the function, by default its first, is annotated
+    with."""
     parameters = list(inspect.signature(function).parameters.values())[parameter:]
     written = parameters[0].annotation if parameters else inspect.Parameter.empty
     try:

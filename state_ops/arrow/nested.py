@@ -1,8 +1,8 @@
 """Lists, maps and structs inside a state row: how their columns are laid down as bytes and read back.
 
-A struct in a row is no value of its own: it is one more null bit, and its fields are slots of the row, right after it. A
-list, map or fixed-size list is, after its uint32 count in the fixed part of the row (a fixed-size list needs none), one
-block of its elements. A block of k values is, column by column:
+A struct in a row is no value of its own: it is one more null bit, and its fields are slots of the row, right after it.
+A list, map or fixed-size list is, after its uint32 count in the fixed part of the row (a fixed-size list needs none),
+one block of its elements. A block of k values is, column by column:
 
     nulls     1 bit per value, least significant bit first, padded to whole bytes; 1 is null
     and then, by the type of the values,
@@ -13,8 +13,8 @@ block of its elements. A block of k values is, column by column:
     fixed-size list  one block of the elements of those that are not null
     null      nothing
 
-So a block has the layout of Arrow's own buffers, cut at the row. Writing it is one copy of ranges per buffer, reading it one
-gather per buffer, however many elements the lists have and however deep they are nested.
+So a block has the layout of Arrow's own buffers, cut at the row. Writing it is one copy of ranges per buffer, reading
+it one gather per buffer, however many elements the lists have and however deep they are nested.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def elements_type(type: pa.DataType) -> pa.Field:
 
 
 def elements(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
-    """All elements of a list, map or fixed-size list array, one list after the other, and each list's int64 count; 0 where
-    null."""
+    """All elements of a list, map or fixed-size list array, one list after the other, and each list's int64 count; 0
+    where null."""
     if pa.types.is_map(array.type):
         type = pa.list_(elements_type(array.type))
         array = pa.Array.from_buffers(
@@ -72,7 +72,8 @@ def elements(array: pa.Array) -> tuple[pa.Array, np.ndarray]:
 
 
 def check_nulls(array: pa.Array, nullable: bool, inside: np.ndarray | None, path: str, refuse: Refusal) -> None:
-    """Calls `refuse` if the array has a null where none may be: anywhere but in a struct that is null itself (`inside`)."""
+    """Calls `refuse` if the array has a null where none may be: anywhere but in a struct that is null itself
+    (`inside`)."""
     nulls = None if nullable else nulls_of(array)
     if nulls is None:
         return
@@ -87,7 +88,8 @@ def check_nulls(array: pa.Array, nullable: bool, inside: np.ndarray | None, path
 def segments(
     array: pa.Array, counts: np.ndarray, field: pa.Field, path: str, refuse: Refusal, inside: np.ndarray | None = None
 ) -> Iterator[Segment]:
-    """The block of each row's elements, as segments one behind the other. array: all rows' elements; counts: int64 per row.
+    """The block of each row's elements, as segments one behind the other. array: all rows' elements; counts: int64 per
+    row.
 
     field: the elements' declared type and nullability. `refuse` is called for nulls where none may be.
     """
@@ -197,7 +199,8 @@ class Cursor:
 
 
 def block(cursor: Cursor, counts: np.ndarray, field: pa.Field, path: str, inside: np.ndarray | None = None) -> pa.Array:
-    """The inverse of `segments`: the array of all rows' elements. counts: int64 per row; inside: where a struct is null."""
+    """The inverse of `segments`: the array of all rows' elements. counts: int64 per row; inside: where a struct is
+    null."""
     n = int(counts.sum())
 
     def sound(ok: np.ndarray, problem: str) -> None:

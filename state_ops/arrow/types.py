@@ -66,8 +66,8 @@ PYTHON_TYPES: dict[type, pa.DataType] = {
 
 
 def stored_type(type: pa.DataType) -> pa.DataType:
-    """The type that values of `type` are stored as: dictionaries, run ends and views as what they stand for, maps unsorted, `Z` as UTC,
-    offsets as +HH:MM.
+    """The type that values of `type` are stored as: dictionaries, run ends and views as what they stand for, maps
+    unsorted, `Z` as UTC, offsets as +HH:MM.
     """
     if pa.types.is_timestamp(type) and type.tz:
         return pa.timestamp(type.unit, tz=_stored_zone(type.tz))
@@ -135,7 +135,8 @@ def with_parts(type: pa.DataType, fields: list[pa.Field]) -> pa.DataType:
 
 
 def without_nullability(type: pa.DataType) -> pa.DataType:
-    """The type with every part nullable: what two types are compared by where the values themselves are checked for nulls."""
+    """The type with every part nullable: what two types are compared by where the values themselves are checked for
+    nulls."""
     if not (fields := parts(type)):
         return type
     loose = [pa.field(field.name, without_nullability(field.type), True) for field in fields]

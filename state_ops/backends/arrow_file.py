@@ -1,6 +1,7 @@
 """A whole state in one file: sorted keys and values as an Arrow IPC stream, and a digest behind it.
 
-    stream of record batches (key: large_binary, value: large_binary)  |  xxh3-128 of the stream, 16 bytes  |  b"WEIRENT1"
+    stream of record batches (key: large_binary, value: large_binary)  |  xxh3-128 of the stream, 16 bytes  |
+                                                                       b"WEIRENT1"
 
 Written once and never changed. It is hard-linked unread, so it carries its own digest, which every reader verifies.
 """

@@ -1,37 +1,42 @@
 """What a state backend is: two protocols, which `rocksdb`, `filesystem`, `memory` and backends of others implement.
 
-The contract, tested for every backend by tests/state_ops/backends/test_backends.py; docs/reference/backends.md shows a small one.
+The contract, tested for every backend by tests/state_ops/backends/test_backends.py; docs/reference/backends.md shows a
+small one.
 
 One subtask's epoch, which is one attempt:
 
     open(directory)  ->  multi_get, scan, write ...  ->  snapshot(target), if something was written  ->  close
 
-- **The directory belongs to this attempt alone**, and lies on a local disk. It is empty when there is no state yet; else it holds
-  the base snapshot's files, flat, under the names that they had. Afterwards it is removed.
-- **Files that `is_immutable` names are hard links.** Other checkpoints' files are the very same inodes, so they must never be
-  changed in place, nor truncated, nor opened for writing; deleting one, or renaming another file over it, is fine. All others are
-  copies, to do with as one likes. The answer depends on the name alone and must not change from one release to the next.
-- **A snapshot is a set of files.** What it lists is uploaded, and is all that the next epoch's directory holds. A file that is the
-  very inode which the base brought is not uploaded again: its object is named once more. So a name of an immutable file must never
-  come back with other content in one lineage of snapshots.
-- **A checkpoint is the only durability.** Nothing has to survive a crash before the snapshot, so nothing needs a log or fsync.
-- **Damage is the backend's to find in immutable files**: they are linked unread, so each needs checksums that are verified
-  when it is read, and damage raises DamageError rather than give other values. Copied files are compared with the digests in the
-  checkpoint before `open` sees them.
+- **The directory belongs to this attempt alone**, and lies on a local disk. It is empty when there is no state yet;
+  else it holds the base snapshot's files, flat, under the names that they had. Afterwards it is removed.
+- **Files that `is_immutable` names are hard links.** Other checkpoints' files are the very same inodes, so they must
+  never be changed in place, nor truncated, nor opened for writing; deleting one, or renaming another file over it, is
+  fine. All others are copies, to do with as one likes. The answer depends on the name alone and must not change from
+  one release to the next.
+- **A snapshot is a set of files.** What it lists is uploaded, and is all that the next epoch's directory holds. A file
+that is the
+  very inode which the base brought is not uploaded again: its object is named once more. So a name of an immutable file
+  must never come back with other content in one lineage of snapshots.
+- **A checkpoint is the only durability.** Nothing has to survive a crash before the snapshot, so nothing needs a log or
+fsync.
+- **Damage is the backend's to find in immutable files**: they are linked unread, so each needs checksums that are
+  verified when it is read, and damage raises DamageError rather than give other values. Copied files are compared with
+  the digests in the checkpoint before `open` sees them.
 
 What is not called, and what is not promised:
 
-- After a failure nothing but `close` is called, and `close` may fail then as well; after a crash not even that. A directory that
-  was left is never opened again, and a snapshot that was begun may end up in no checkpoint.
+- After a failure nothing but `close` is called, and `close` may fail then as well; after a crash not even that. A
+  directory that was left is never opened again, and a snapshot that was begun may end up in no checkpoint.
 - `close` is called after `snapshot` and before the upload: what `target` holds has to stand without the open backend.
-- An epoch that is replayed, a speculative twin and a fork each open the same base again, perhaps at the same time, on the same
+- An epoch that is replayed, a speculative twin and a fork each open the same base again, perhaps at the same time, on
+the same
   host: in directories of their own with the same inodes.
 - One thread uses a backend at a time; several backends may be open in one process, one after the other or at once.
 - A backend for reading (`weir state get`) is opened, read and closed, without a snapshot.
 
-Errors: DamageError when what Weir wrote is not what is read, TransientError when the machine or the disk is short of something
-and a replay may succeed, ConfigurationError for a setting. Whatever else is raised declines the epoch as an error of the stage.
-"""
+Errors: DamageError when what Weir wrote is not what is read, TransientError when the machine or the disk is short of
+something and a replay may succeed, ConfigurationError for a setting. Whatever else is raised declines the epoch as an
+error of the stage."""
 
 from __future__ import annotations
 
@@ -48,10 +53,11 @@ BEYOND = b"\xff" * 9
 
 @dataclass(frozen=True, slots=True)
 class SortedRun(Sequence[tuple[bytes, bytes]]):
-    """Puts whose keys ascend strictly, probably the last of an epoch: a backend that keeps sorted runs may keep them as they are.
+    """Puts whose keys ascend strictly, probably the last of an epoch: a backend that keeps sorted runs may keep them as
+    they are.
 
-    To every other one it is a sequence of pairs, which are only made when they are asked for. The field is not called `keys`:
-    dict() would take the run for a mapping.
+    To every other one it is a sequence of pairs, which are only made when they are asked for. The field is not called
+    `keys`: dict() would take the run for a mapping.
     """
 
     ascending: list[bytes]
@@ -89,18 +95,21 @@ class Backend(Protocol):
         ...
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
-        """Apply one batch, all or nothing, visible at once. Deletes come first; of several puts of a key the last counts.
+        """Apply one batch, all or nothing, visible at once. Deletes come first; of several puts of a key the last
+        counts.
 
         Deleting a key that is not there is no error. Empty values are values. puts may be a `SortedRun`.
         """
         ...
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries with start <= key < end, in key order. Nothing is written before the iterator is exhausted or dropped."""
+        """Entries with start <= key < end, in key order. Nothing is written before the iterator is exhausted or
+        dropped."""
         ...
 
     def approximate_entries(self) -> int:
-        """How many entries there are, roughly and without looking at them. It decides what is cheaper, never what is right."""
+        """How many entries there are, roughly and without looking at them. It decides what is cheaper, never what is
+        right."""
         ...
 
     def snapshot(self, target: Path) -> list[Path]:
@@ -117,10 +126,11 @@ class Backend(Protocol):
 
 
 class Frozen(Protocol):
-    """A state as it was at a barrier. Nobody changes it any more, so that it may be written while the next epoch works on it.
+    """A state as it was at a barrier. Nobody changes it any more, so that it may be written while the next epoch works
+    on it.
 
-    files: names of what `write` makes; the factory calls all of them immutable. file_bytes: of these files; memory_bytes: what it takes
-    in this process. Both are estimates: they decide what may wait, never what is right.
+    files: names of what `write` makes; the factory calls all of them immutable. file_bytes: of these files;
+    memory_bytes: what it takes in this process. Both are estimates: they decide what may wait, never what is right.
     """
 
     @property
@@ -135,22 +145,26 @@ class Frozen(Protocol):
         ...
 
     def reopen(self, options: BackendOptions) -> Backend:
-        """Open the state as it was, without its files. What is then written shows nowhere but in the backend that is returned."""
+        """Open the state as it was, without its files. What is then written shows nowhere but in the backend that is
+        returned."""
         ...
 
 
 @runtime_checkable
 class Freezing(Protocol):
-    """What a backend may offer besides: snapshots that are written after the barrier (`state.asynchronous_snapshots`)."""
+    """What a backend may offer besides: snapshots that are written after the barrier
+    (`state.asynchronous_snapshots`)."""
 
     def freeze(self) -> Frozen:
-        """The state of this moment, in no more time than it takes to hold on to it. Only `close` is called afterwards."""
+        """The state of this moment, in no more time than it takes to hold on to it. Only `close` is called
+        afterwards."""
         ...
 
 
 @runtime_checkable
 class Clipping(Protocol):
-    """What a backend may offer besides: without it, entries are deleted one by one when a subtask's key groups change."""
+    """What a backend may offer besides: without it, entries are deleted one by one when a subtask's key groups
+    change."""
 
     def keep_only(self, start: bytes, end: bytes) -> None:
         """Forget all entries but those with start <= key < end. The state counts as written."""
@@ -161,9 +175,9 @@ class Clipping(Protocol):
 class BackendOptions:
     """What the settings give every backend; each takes what concerns it.
 
-    memory_mb: MiB for all state of this process together. max_state_size_mb: MiB of keys and values that one subtask may have
-    in the memory backend. own: `state.options`, for backends of others. where: whose state it is, for messages. compression: of RocksDB's files.
-    """
+    memory_mb: MiB for all state of this process together. max_state_size_mb: MiB of keys and values that one subtask
+    may have in the memory backend. own: `state.options`, for backends of others. where: whose state it is, for
+    messages. compression: of RocksDB's files."""
 
     memory_mb: int = 128
     max_state_size_mb: float = 5

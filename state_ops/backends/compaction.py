@@ -1,6 +1,7 @@
 """Which part of a subtask's state is compacted when: shards are ranges of keys, each with sorted runs of its own.
 
-Pure functions over sizes; `rocksdb` carries out what they decide. docs/adr/0006-compaction.md has the reasons and figures.
+Pure functions over sizes; `rocksdb` carries out what they decide. docs/adr/0006-compaction.md has the reasons and
+figures.
 
 A shard is a column family that is named by its first key, so where a key lives is read from the database, never guessed
 from settings. The default family holds what lies before all others; a database without others is one shard.
@@ -27,7 +28,8 @@ _DUE_FROM, _DUE_TO = 0.5, 0.8  # bytes of a shard's younger runs, per byte of it
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Sizes of one shard in bytes: its largest sorted run (the base), all others (what was written since), and how many."""
+    """Sizes of one shard in bytes: its largest sorted run (the base), all others (what was written since), and how
+    many."""
 
     base: int
     delta: int
@@ -67,7 +69,8 @@ def trigger(index: int) -> int:
 
 
 def sizes(files: Iterable[Mapping[str, Any]], starts: Sequence[bytes]) -> list[Shard]:
-    """The shards' sizes from RocksDB's list of live files: each file of level 0 is a sorted run, so is each other level."""
+    """The shards' sizes from RocksDB's list of live files: each file of level 0 is a sorted run, so is each other
+    level."""
     runs: list[dict[object, int]] = [{} for _ in starts]
     for file in files:
         run = file["name"] if file["level"] == 0 else file["level"]
@@ -80,8 +83,8 @@ def due(shards: Sequence[Shard]) -> list[int]:
     """The shards to merge whole at this barrier, most overdue first.
 
     A shard is due when what was written since its last merge outweighs half to four fifths of the base, each shard at
-    another share, so that shards of one age come due one after the other. One is merged even if it is large; further ones
-    only while all together rewrite at most an eighth of the state. What waits is more overdue next time.
+    another share, so that shards of one age come due one after the other. One is merged even if it is large; further
+    ones only while all together rewrite at most an eighth of the state. What waits is more overdue next time.
     RocksDB by itself would merge a shard whole at about 100 %, and all shards of one age in one epoch.
     A state of one shard is left to RocksDB: there is nothing to take turns with.
     """
@@ -102,7 +105,8 @@ def due(shards: Sequence[Shard]) -> list[int]:
 
 
 def pieces(shards: Sequence[Shard], index: int, threshold: int) -> int:
-    """Into how many shards to split one: 1 leaves it alone. Splits what is above `threshold` bytes and a quarter of all.
+    """Into how many shards to split one: 1 leaves it alone. Splits what is above `threshold` bytes and a quarter of
+    all.
 
     Keys are spread evenly by their key group, so this usually happens once in the life of a state. Where they are not
     (few key groups, keys that grow), a shard that has outgrown the others is split again.
@@ -115,10 +119,11 @@ def pieces(shards: Sequence[Shard], index: int, threshold: int) -> int:
 
 
 def borders(entries: Iterable[tuple[bytes, bytes]], step: int, number: int) -> list[bytes]:
-    """Where to cut sorted entries (key, value) into `number` pieces of like bytes: the first keys of all but the first piece.
+    """Where to cut sorted entries (key, value) into `number` pieces of like bytes: the first keys of all but the first
+    piece.
 
-    A key is looked at every `step` bytes. Fewer borders come back where keys do not differ early enough to be cut there.
-    """
+    A key is looked at every `step` bytes. Fewer borders come back where keys do not differ early enough to be cut
+    there."""
     sample: list[bytes] = []
     first: bytes | None = None
     seen = 0

@@ -3,10 +3,10 @@
     000012.sst                       one database: files under the names that its backend gave them
     0000~000012.sst 0040~000007.sst  several: before the `~` the first key, in hex, of the range that the database holds
 
-Putting databases side by side rewrites nothing and uploads nothing: their files are those that the old subtasks have uploaded. Which
-of them a key is in is read off the names; what an old subtask held beyond the new one's key groups is clipped. Databases that are
-small, or too many, are copied into a neighbour (`folded`), because each one costs an epoch a file and a flush of its own.
-"""
+Putting databases side by side rewrites nothing and uploads nothing: their files are those that the old subtasks have
+uploaded. Which of them a key is in is read off the names; what an old subtask held beyond the new one's key groups is
+clipped. Databases that are small, or too many, are copied into a neighbour (`folded`), because each one costs an epoch
+a file and a flush of its own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """State in a dict, and in a single file at each checkpoint: the backends `filesystem` and `memory`.
 
-Every epoch reads the whole state and, if something was written, writes the whole state: for states that are small or that change
-almost entirely. `memory` is the same with a limit, so that a small state that grows says so before it is felt.
+Every epoch reads the whole state and, if something was written, writes the whole state: for states that are small or
+that change almost entirely. `memory` is the same with a limit, so that a small state that grows says so before it is
+felt.
 `MemoryBackend()` by itself serves schema inference and unit tests.
 """
 
@@ -97,10 +98,11 @@ class MemoryBackend:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FrozenEntries:
-    """A state in memory, between the epoch that left it and the next. Copy-on-write: the dict is shared until that changes something.
+    """A state in memory, between the epoch that left it and the next. Copy-on-write: the dict is shared until that
+    changes something.
 
-    order: the keys', of which each backend gets its own. file_bytes: of keys and values, exactly where there is a limit.
-    """
+    order: the keys', of which each backend gets its own. file_bytes: of keys and values, exactly where there is a
+    limit."""
 
     entries: dict[bytes, bytes]
     order: _Order
@@ -135,9 +137,9 @@ def _limit(options: BackendOptions) -> int:
 class _Order:
     """The keys of a dict in order, for scans between writes: sorted runs, each more than twice as long as the next.
 
-    A scan after k new keys merges about k log n of n, instead of sorting all (O'Neil et al., The Log-Structured Merge-Tree,
-    1996, in small). Keys that were removed stay in their runs until these are merged, or outnumber the others.
-    """
+    A scan after k new keys merges about k log n of n, instead of sorting all (O'Neil et al., The Log-Structured
+    Merge-Tree, 1996, in small). Keys that were removed stay in their runs until these are merged, or outnumber the
+    others."""
 
     def __init__(self, keys: list[bytes]) -> None:
         self._runs: list[list[bytes]] = [keys] if keys else []  # longest first

@@ -78,7 +78,8 @@ def budget(memory_mb: int) -> Budget:
 
 
 def lease_files(budget: Budget) -> int:
-    """How many files one more database may keep open: half of what is left, so that the next one finds something too."""
+    """How many files one more database may keep open: half of what is left, so that the next one finds something
+    too."""
     with _lock:
         share = max(_LEAST_FILES, budget.files // 2)
         budget.files -= share
@@ -91,12 +92,12 @@ def return_files(budget: Budget, share: int) -> None:
 
 
 def options(budget: Budget, families: int, files: int, compression: Compression) -> Options:
-    """A column family's options, of a database with so many families and open files. compression: of the files to come, "lz4" or
-    "zstd"; those that there are stay as they are and are read all the same.
+    """A column family's options, of a database with so many families and open files. compression: of the files to come,
+    "lz4" or "zstd"; those that there are stay as they are and are read all the same.
 
-    RocksDB holds up to two memtables of each family, so a single database stays within 7/8 of the memtables' share by itself,
-    however fast it is written. The common limit only asks for flushes; where several databases together exceed it all the same,
-    each makes room when it is written.
+    RocksDB holds up to two memtables of each family, so a single database stays within 7/8 of the memtables' share by
+    itself, however fast it is written. The common limit only asks for flushes; where several databases together exceed
+    it all the same, each makes room when it is written.
     """
     options = Options(raw_mode=True)
     options.create_if_missing(True)
@@ -123,12 +124,13 @@ def options(budget: Budget, families: int, files: int, compression: Compression)
 def _blocks(budget: Budget) -> BlockBasedOptions:
     blocks = BlockBasedOptions()
     blocks.set_block_cache(budget.cache)
-    # Sparse gets spend most of their time on blocks that are not cached: four times larger ones cost half as much there.
+    # Sparse gets spend most of their time on blocks that are not cached: four times larger ones cost half as much
+    # there.
     blocks.set_block_size(16 << 10)
     blocks.set_bloom_filter(10, False)
     blocks.set_format_version(5)
-    # In partitions: a large file's whole filter is larger than one of the cache's own parts, so it would be read for every get,
-    # and building it would take eight bytes for every key of the file.
+    # In partitions: a large file's whole filter is larger than one of the cache's own parts, so it would be read for
+    # every get, and building it would take eight bytes for every key of the file.
     blocks.set_cache_index_and_filter_blocks(True)
     blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
     blocks.set_partition_filters(True)

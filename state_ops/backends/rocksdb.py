@@ -1,7 +1,8 @@
 """State in RocksDB through rocksdict in raw mode: bytes in, bytes out, no pickle.
 
 The write-ahead log is off: durability is the checkpoint, as in Flink. Compaction is universal (few, large merges late):
-what a compaction rewrites must be uploaded again, and universal compaction rewrites least per changed byte. So that no epoch
+what a compaction rewrites must be uploaded again, and universal compaction rewrites least per changed byte. So that no
+epoch
 rewrites everything, a state above a size is cut into shards, column families that hold a range of keys each: `shards`
 decides when each is merged, this module does it.
 """
@@ -44,15 +45,16 @@ _QUIET_POLLS = 5
 _COPY_BYTES = 4 << 20
 _FILE_ENTRIES = 10_000  # of a run and a shard, from which on a file written here costs less than memtable and flush
 _FILE = "run.unfinished"
-# Not part of the state: RocksDB's own logs, its empty write-ahead log, options (`budget` gives them), rocksdict's notes.
+# Not part of the state: RocksDB's own logs, its empty write-ahead log, options (`budget` gives them), rocksdict's
+# notes.
 _STATE_FILES = ("MANIFEST-", "CURRENT")
 
 
 class RocksDBBackend:
     """One subtask's open database in `path` (created if empty).
 
-    memory_mb: budget of this process, shared by all its databases; shard_mb: a state larger than this is cut into shards when it
-    is written; compression: "lz4" or "zstd", of the files that it writes.
+    memory_mb: budget of this process, shared by all its databases; shard_mb: a state larger than this is cut into
+    shards when it is written; compression: "lz4" or "zstd", of the files that it writes.
     """
 
     def __init__(
@@ -144,7 +146,8 @@ class RocksDBBackend:
             self._put(puts, deletes)
 
     def _release(self) -> None:
-        """A run was not the last of the epoch: it goes where what follows will go, so that the epoch adds one file, not two."""
+        """A run was not the last of the epoch: it goes where what follows will go, so that the epoch adds one file, not
+        two."""
         if self._held is not None:
             held, self._held = self._held, None
             self._put(held, ())
@@ -187,7 +190,8 @@ class RocksDBBackend:
             self._shards[index].ingest_external_file([path], self._handed_over)
 
     def _make_room(self) -> None:
-        """Flush, and wait for it: several databases together hold more in memtables than they may, or flushes are slow."""
+        """Flush, and wait for it: several databases together hold more in memtables than they may, or flushes are
+        slow."""
         held = sum(shard.property_int_value("rocksdb.cur-size-all-mem-tables") or 0 for shard in self._shards)
         if (
             held > self._budget.memtable_bytes // 16
@@ -238,7 +242,8 @@ class RocksDBBackend:
         return held + sum(shard.property_int_value("rocksdb.estimate-num-keys") or 0 for shard in self._shards)
 
     def keep_only(self, start: bytes, end: bytes) -> None:
-        """Drop shards outside, and delete ranges. Merges wait for the next epoch: in this one no value is read or written again."""
+        """Drop shards outside, and delete ranges. Merges wait for the next epoch: in this one no value is read or
+        written again."""
         self._release()
         uppers = [*self._starts[1:], BEYOND]
         try:
@@ -265,7 +270,8 @@ class RocksDBBackend:
         self._db.drop_column_family(name)
 
     def snapshot(self, target: Path) -> list[Path]:
-        """Flush, or write a file, merge what is due, and hard-link the live files into `target` (which must not exist)."""
+        """Flush, or write a file, merge what is due, and hard-link the live files into `target` (which must not
+        exist)."""
         try:
             if self._held is not None:
                 self._ingest(self._held)
@@ -320,7 +326,8 @@ class RocksDBBackend:
         return self._scan(self._shards[index], self._starts[index], None)
 
     def _move_out(self, index: int, new: list[bytes]) -> None:
-        """Give what a shard has from new[0] on to new shards. Nobody sees the state in between: this is one attempt's copy."""
+        """Give what a shard has from new[0] on to new shards. Nobody sees the state in between: this is one attempt's
+        copy."""
         number = len(self._starts) + len(new)
         for offset, start in enumerate(new, index + 1):
             name = compaction.name_of(start)

@@ -35,7 +35,8 @@ def to_micros(moment: datetime) -> int:
 
 
 def from_micros(micros: int) -> datetime:
-    """The aware moment so many microseconds since 1970 UTC; of what Python's years 1 to 9999 do not reach, the nearest one.
+    """The aware moment so many microseconds since 1970 UTC; of what Python's years 1 to 9999 do not reach, the nearest
+    one.
 
     Event times come from rows, and a watermark that stands at the year 12000 must stop neither an epoch nor a command.
     """
@@ -73,8 +74,8 @@ class StateFile:
 class Snapshot:
     """One subtask's state at an epoch: the local directory's attempt and every file of it.
 
-    rescaled: nobody has taken it as it is; it is put together from those of other subtasks, and has more key groups than its own.
-    """
+    rescaled: nobody has taken it as it is; it is put together from those of other subtasks, and has more key groups
+    than its own."""
 
     subtask: int
     attempt: AttemptId
@@ -86,9 +87,9 @@ class Snapshot:
 class LocalFile:
     """One file of a snapshot that has not been uploaded.
 
-    digest: sha256, of a file that its backend changes in place (`fork` copies those); None for an immutable one. inherited: it is
-    the base's file of that name, the very inode. writing: it may still be written (`writing.settle`), and `bytes` is an estimate.
-    """
+    digest: sha256, of a file that its backend changes in place (`fork` copies those); None for an immutable one.
+    inherited: it is the base's file of that name, the very inode. writing: it may still be written (`writing.settle`),
+    and `bytes` is an estimate."""
 
     name: str
     bytes: int
@@ -108,7 +109,8 @@ class LocalSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """Rows that a subtask hands out, on its host's disk. local: where; the rest as in `StateFile`, once it is uploaded."""
+    """Rows that a subtask hands out, on its host's disk. local: where; the rest as in `StateFile`, once it is
+    uploaded."""
 
     kind: str
     name: str
@@ -123,7 +125,8 @@ class StagedFile:
 class PendingUpload:
     """What a subtask leaves at the barrier for the coordinator to upload, which shares its disk.
 
-    base: the attempt whose snapshot it was built on. snapshot: None where the subtask wrote nothing, so that its state is the base's.
+    base: the attempt whose snapshot it was built on. snapshot: None where the subtask wrote nothing, so that its state
+    is the base's.
     directory: the attempt's.
     """
 
@@ -141,9 +144,11 @@ class PendingUpload:
 class Ack:
     """A subtask's report to the coordinator. `error` set: it is a decline.
 
-    Event times are microseconds since 1970 UTC. ms: durations in milliseconds by phase. swept: up to where this epoch has swept
-    expired state, as a key in hex; None: to its end. A hint for the next epoch, and no part of the state. cache: `CacheFigures` of a
-    stage that has a state cache. entries: of its state, roughly; None: nobody has looked. timers: whether some are set; None: the same. traffic: what it has requested of storage in a process of its own, as `RequestCounts` counts.
+    Event times are microseconds since 1970 UTC. ms: durations in milliseconds by phase. swept: up to where this epoch
+    has swept expired state, as a key in hex; None: to its end. A hint for the next epoch, and no part of the state.
+    cache: `CacheFigures` of a stage that has a state cache. entries: of its state, roughly; None: nobody has looked.
+    timers: whether some are set; None: the same. traffic: what it has requested of storage in a process of its own, as
+    `RequestCounts` counts.
     handover: what is still to be uploaded; the coordinator counts only acks that have none.
     """
 
@@ -197,14 +202,16 @@ class Checkpoint:
 
     offsets: by source, its position after this epoch. slice: by source, what this epoch read.
     watermarks: by stage, microseconds since 1970 UTC. operators: by stage uid, figures and schemas.
-    kind: checkpoint, start (of a pipeline, from another one's savepoint), rewind (to its parent; what lies between is abandoned), edit (of
-    one stage's state, by hand), fork (the first of a branch) or promotion (a branch's state and rows instead of what followed its parent).
-    sinks: by sink, `id`, the newest checkpoint up to this one that has output for it, and `before`, the one before that. Of a rewind
-    or a promotion itself also `to`, whose rows are the newest that stay, and `at`, the Delta version that it was decided on; of the
-    promotion of a range its `column`, `start` and `end` (microseconds) instead.
-    inputs: by source, the columns that its files have. totals: sums over the whole chain, and how that began (`began`). ms: milliseconds by
-    phase.
-    lineage: the newest spans of ids that were completed one after the other, as [generation, first, last]; see `spans_with`.
+    kind: checkpoint, start (of a pipeline, from another one's savepoint), rewind (to its parent; what lies between is
+    abandoned), edit (of one stage's state, by hand), fork (the first of a branch) or promotion (a branch's state and
+    rows instead of what followed its parent).
+    sinks: by sink, `id`, the newest checkpoint up to this one that has output for it, and `before`, the one before
+    that. Of a rewind or a promotion itself also `to`, whose rows are the newest that stay, and `at`, the Delta version
+    that it was decided on; of the promotion of a range its `column`, `start` and `end` (microseconds) instead.
+    inputs: by source, the columns that its files have. totals: sums over the whole chain, and how that began (`began`).
+    ms: milliseconds by phase.
+    lineage: the newest spans of ids that were completed one after the other, as [generation, first, last]; see
+    `spans_with`.
     digest: of the row, as the registry writes it; None before, and of older releases' rows.
     """
 
@@ -248,13 +255,15 @@ class Checkpoint:
 def began(parent: Checkpoint | None) -> dict[str, int]:
     """What the totals of a checkpoint that follows `parent` say of how its chain began.
 
-    The first checkpoint of a chain is pruned one day, and files beside the registry may be what a command left that was cut off. So
-    every row of a chain repeats it.
+    The first checkpoint of a chain is pruned one day, and files beside the registry may be what a command left that was
+    cut off. So every row of a chain repeats it.
 
     Returns:
         `started`: the id of the `start` that the chain began with. On a branch `forked`, its pipeline's
-        newest checkpoint at that moment; `range_start` and `range_end`, in microseconds since 1970 UTC: the rows that alone it is to
-        replace, or twice 0: all since its base. Empty: it began with an epoch or an edit, or an earlier release began it.
+        newest checkpoint at that moment; `range_start` and `range_end`, in microseconds since 1970 UTC: the rows that
+        alone it is to
+        replace, or twice 0: all since its base. Empty: it began with an epoch or an edit, or an earlier release began
+            it.
     """
     if parent is None:
         return {}
@@ -275,11 +284,12 @@ def abandoned(checkpoints: Sequence[Checkpoint]) -> dict[CheckpointId, Checkpoin
 
 
 def event_time(checkpoint: Checkpoint, lateness: int = 0) -> int | None:
-    """The newest event time of the rows that a checkpoint has read, in microseconds since 1970 UTC; None: it goes by none.
+    """The newest event time of the rows that a checkpoint has read, in microseconds since 1970 UTC; None: it goes by
+    none.
 
-    By the statistics of the files, else by what the subtasks have seen of rows, and by the stages' watermarks. lateness: the longest of the
-    pipeline's windows, in microseconds, by which watermarks stay behind; it counts where an earlier release has noted statistics alone.
-    """
+    By the statistics of the files, else by what the subtasks have seen of rows, and by the stages' watermarks.
+    lateness: the longest of the pipeline's windows, in microseconds, by which watermarks stay behind; it counts where
+    an earlier release has noted statistics alone."""
     read = [position.get("newest") for position in checkpoint.offsets.values()]
     behind = lateness if any(_UNTOLD not in position for position in checkpoint.offsets.values()) else 0
     reached = [watermark + behind for watermark in checkpoint.watermarks.values()]
@@ -298,30 +308,35 @@ def told_times(position: dict[str, Any], newest: Sequence[int | None], *, untold
 
 
 def is_untold(position: dict[str, Any] | None) -> bool:
-    """Whether rows up to a source's position may be newer than it says. Earlier releases noted the statistics of files alone."""
+    """Whether rows up to a source's position may be newer than it says. Earlier releases noted the statistics of files
+    alone."""
     if position is None:
         return False
     return bool(position.get(_UNTOLD, position.get("files", 0) > 0 and position.get("newest") is None))
 
 
 def untold_sources(checkpoint: Checkpoint, timed: Collection[str]) -> list[str]:
-    """Of the sources that have an event time, those of which a checkpoint may have read newer rows than `event_time` says.
+    """Of the sources that have an event time, those of which a checkpoint may have read newer rows than `event_time`
+    says.
 
-    timed: their names. Only the pipeline knows them: a position of a source without an event time has no newest one either.
-    """
+    timed: their names. Only the pipeline knows them: a position of a source without an event time has no newest one
+    either."""
     return sorted(name for name, position in checkpoint.offsets.items() if name in timed and is_untold(position))
 
 
 def before(checkpoints: Sequence[Checkpoint], moment: int, lateness: int = 0) -> list[Checkpoint]:
-    """Those that seem to have seen no row of this event time or a later one, in their order. lateness: as in `event_time`."""
+    """Those that seem to have seen no row of this event time or a later one, in their order. lateness: as in
+    `event_time`."""
     return [row for row in checkpoints if (seen := event_time(row, lateness)) is not None and seen < moment]
 
 
 def to_begin_from(earlier: Sequence[Checkpoint], timed: Collection[str]) -> Sequence[Checkpoint]:
-    """Of those `before` a moment, oldest first, the newest; where that is not sure to be, the one before it and the newest.
+    """Of those `before` a moment, oldest first, the newest; where that is not sure to be, the one before it and the
+    newest.
 
-    Rows of which nobody knows the event time were read beside others that end just before the moment, so a backfill begins
-    from the first of these. Both are to be retained: else the next look would take that one for the newest, and go back further.
+    Rows of which nobody knows the event time were read beside others that end just before the moment, so a backfill
+    begins from the first of these. Both are to be retained: else the next look would take that one for the newest, and
+    go back further.
     timed: as in `untold_sources`.
     """
     return earlier[-2:] if untold_sources(earlier[-1], timed) else earlier[-1:]
@@ -331,10 +346,11 @@ _SPANS = 100
 
 
 def spans_with(parent: Checkpoint | None, generation: Generation, id: CheckpointId) -> list[list[int]]:
-    """The lineage of a checkpoint that continues `parent`. It is bounded: older spans than the newest hundred are forgotten.
+    """The lineage of a checkpoint that continues `parent`. It is bounded: older spans than the newest hundred are
+    forgotten.
 
-    That of a first checkpoint begins with a span of nobody, so that what zombies stage below its id is known to be abandoned.
-    """
+    That of a first checkpoint begins with a span of nobody, so that what zombies stage below its id is known to be
+    abandoned."""
     spans = [list(span) for span in parent.lineage] if parent else [[0, 0, 0]]
     if spans and spans[-1][0] == generation and spans[-1][2] == id - 1:
         spans[-1][2] = id
@@ -346,8 +362,8 @@ def spans_with(parent: Checkpoint | None, generation: Generation, id: Checkpoint
 def is_abandoned(head: Checkpoint | None, generation: Generation, epoch: CheckpointId) -> bool:
     """Whether an epoch of a generation that is fenced has no checkpoint and never will; False where that is not known.
 
-    Above the head that is so, and below it where the head's lineage shows a gap or another generation: an epoch that was
-    declined, or that a zombie went on with.
+    Above the head that is so, and below it where the head's lineage shows a gap or another generation: an epoch that
+    was declined, or that a zombie went on with.
     """
     if head is None or epoch > head.id:
         return True

@@ -1,11 +1,13 @@
-"""The coordinator's decisions, without Spark, clock or I/O: when to cut a barrier, what an ack means, what may be committed.
+"""The coordinator's decisions, without Spark, clock or I/O: when to cut a barrier, what an ack means, what may be
+committed.
 
     trigger -> pending -> every subtask acked -> begin_commit -> completed      in id order, never a newer one first
                   |                                   |
                   +-- declined, timed out, gate ... --+-> abort: it, and every pending epoch that was built on it
 
-Epoch n+1 may start while n is pending. It continues n (`parent_id`), but its files name only objects of checkpoints that
-are confirmed, from its `base` on; `needed` says which of those pruning must leave for it. So n may fall at any time.
+Epoch n+1 may start while n is pending. It continues n (`parent_id`), but its files name only objects of checkpoints
+that are confirmed, from its `base` on; `needed` says which of those pruning must leave for it. So n may fall at any
+time.
 
 Times are seconds on any clock that the caller likes; one that goes back is taken for one that stood still.
 """
@@ -37,9 +39,9 @@ _LONGEST_RETRY = 30.0
 class Policy:
     """How often barriers are cut, and how much may go wrong. Times in seconds.
 
-    interval: between barriers while data waits, None = only on request. min_pause: least time since the last epoch began or
-    ended. timeout: from trigger to commit. tolerable_failures: in a row. num_retained: completed checkpoints to keep.
-    """
+    interval: between barriers while data waits, None = only on request. min_pause: least time since the last epoch
+    began or ended. timeout: from trigger to commit. tolerable_failures: in a row. num_retained: completed checkpoints
+    to keep."""
 
     interval: float | None = None
     min_pause: float = 0.0
@@ -99,7 +101,8 @@ class Coordinator:
     def trigger(
         self, now: float, trigger: Trigger, expected: Mapping[str, int], *, catching_up: bool = False
     ) -> PendingCheckpoint | Refusal:
-        """Begin the next epoch, with an id above every one that was ever begun. expected: number of subtasks by operator."""
+        """Begin the next epoch, with an id above every one that was ever begun. expected: number of subtasks by
+        operator."""
         at = self._clock(now)
         held = self._held(at, catching_up or trigger in (Trigger.SAVEPOINT, Trigger.DRAIN))
         if held is not None:
@@ -131,7 +134,8 @@ class Coordinator:
     # -- acks
 
     def receive(self, ack: Ack) -> Received:
-        """What an ack means. Files to discard lie under its attempt's own prefix, and nothing that counts names them."""
+        """What an ack means. Files to discard lie under its attempt's own prefix, and nothing that counts names
+        them."""
         if ack.generation != self.generation:
             return Received(AckOutcome.FENCED)
         if not self._first_id <= ack.epoch <= self._last_id:
@@ -150,7 +154,8 @@ class Coordinator:
         return Received(outcome, error, self._discardable(ack))
 
     def _unconfirmed(self, pending: PendingCheckpoint, ack: Ack) -> StateFile | None:
-        """The first file that is neither the attempt's own nor an object that a checkpoint from the epoch's base on confirms."""
+        """The first file that is neither the attempt's own nor an object that a checkpoint from the epoch's base on
+        confirms."""
         confirmed = [self._confirmed[id] for id in self._needed_by(pending)]
         for file in ack.files:
             if owns(ack, file):
@@ -180,7 +185,8 @@ class Coordinator:
     # -- ends
 
     def expire(self, now: float) -> tuple[Aborted, ...]:
-        """Abort the oldest epoch whose time is up, and its successors; one that is being committed has no deadline any more."""
+        """Abort the oldest epoch whose time is up, and its successors; one that is being committed has no deadline any
+        more."""
         at = self._clock(now)
         for pending in self._pending:
             if at >= pending.deadline and not pending.committing:
@@ -190,8 +196,8 @@ class Coordinator:
     def abort(self, now: float, id: CheckpointId, reason: FailureReason) -> tuple[Aborted, ...]:
         """Abort an epoch and all that continue it: one failure. Nothing, if it was aborted before.
 
-        Of one that is being committed only the registry knows: FailureReason.COMMIT says that it was asked, and has no row.
-        Raises ValueError for that, and for an epoch that has completed or was never begun.
+        Of one that is being committed only the registry knows: FailureReason.COMMIT says that it was asked, and has no
+        row. Raises ValueError for that, and for an epoch that has completed or was never begun.
         """
         if id in self._aborted:
             return ()
@@ -219,7 +225,8 @@ class Coordinator:
         self._count_failure(now)
 
     def begin_commit(self) -> PendingCheckpoint | None:
-        """The oldest pending epoch if all its acks are in: it is to be committed now. None otherwise, whatever newer ones have."""
+        """The oldest pending epoch if all its acks are in: it is to be committed now. None otherwise, whatever newer
+        ones have."""
         oldest = self._pending[0] if self._pending else None
         if oldest is None or not oldest.complete:
             return None
@@ -227,7 +234,8 @@ class Coordinator:
         return oldest
 
     def completed(self, now: float, checkpoint: Checkpoint, carried: Sequence[StateFile] = ()) -> None:
-        """The registry has the checkpoint's row: it is the head now. carried: files of its listing that no ack has brought.
+        """The registry has the checkpoint's row: it is the head now. carried: files of its listing that no ack has
+        brought.
 
         Raises ValueError unless it was being committed.
         """
@@ -243,7 +251,8 @@ class Coordinator:
         self.head, self.failures, self._last = checkpoint, 0, self._clock(now)
 
     def renew(self, generation: Generation) -> tuple[Aborted, ...]:
-        """Go on under a generation that this coordinator has claimed itself. What is pending carries the old one and falls."""
+        """Go on under a generation that this coordinator has claimed itself. What is pending carries the old one and
+        falls."""
         if generation == self.generation:
             return ()
         fallen = self._drop(list(self._pending), None, FailureReason.RENEWED)
@@ -272,7 +281,8 @@ class Coordinator:
     # -- retention
 
     def needed(self) -> dict[CheckpointId, list[str]]:
-        """Why pruning must leave checkpoints although newer ones have completed: epochs in flight may name their objects."""
+        """Why pruning must leave checkpoints although newer ones have completed: epochs in flight may name their
+        objects."""
         found: dict[CheckpointId, list[str]] = {}
         for pending in self._pending:
             for id in self._needed_by(pending):
@@ -299,7 +309,8 @@ class Coordinator:
         return any(pending.id == id for pending in self._pending)
 
     def _clock(self, now: float) -> float:
-        """The time that has passed; a clock set back by an hour neither ends a wait early nor makes it an hour longer."""
+        """The time that has passed; a clock set back by an hour neither ends a wait early nor makes it an hour
+        longer."""
         self._lost += max(0.0, self._seen - now)
         self._seen = now
         return now + self._lost

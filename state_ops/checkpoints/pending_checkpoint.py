@@ -13,7 +13,8 @@ from state_ops.ids import CheckpointId, Generation, epoch_dir
 
 
 class Trigger(StrEnum):
-    """Why an epoch's barrier was cut. CATCH_UP: by a run from the shell of its own accord, as input had waited; MANUAL: somebody asked."""
+    """Why an epoch's barrier was cut. CATCH_UP: by a run from the shell of its own accord, as input had waited; MANUAL:
+    somebody asked."""
 
     INTERVAL = "interval"
     SENSOR = "sensor"
@@ -27,9 +28,9 @@ class Trigger(StrEnum):
 class AckOutcome(StrEnum):
     """What the coordinator made of an ack. Every ack gets one; only ACCEPTED counts.
 
-    DUPLICATE: of a subtask that has acked, by the same or by another attempt. LATE: of an epoch that has completed or was
-    aborted. UNKNOWN: of no operator or subtask of its epoch. FENCED: of another generation. FOREIGN: of an epoch that this
-    coordinator never began.
+    DUPLICATE: of a subtask that has acked, by the same or by another attempt. LATE: of an epoch that has completed or
+    was aborted. UNKNOWN: of no operator or subtask of its epoch. FENCED: of another generation. FOREIGN: of an epoch
+    that this coordinator never began.
     """
 
     ACCEPTED = "accepted"
@@ -60,8 +61,8 @@ class PendingCheckpoint:
     """An epoch between its trigger and its completion.
 
     parent_id: what it continues, pending or confirmed. base: the newest confirmed checkpoint at its trigger. expected:
-    number of subtasks by operator uid. deadline: on the coordinator's clock. committing: only the registry can tell now.
-    """
+    number of subtasks by operator uid. deadline: on the coordinator's clock. committing: only the registry can tell
+    now."""
 
     id: CheckpointId
     parent_id: CheckpointId | None
@@ -75,8 +76,8 @@ class PendingCheckpoint:
     committing: bool = False
 
     def record(self, ack: Ack) -> AckOutcome:
-        """Of an ack of this epoch and generation. The first one of a subtask is the winner among its attempts; the same attempt's
-        ack comes again when what it handed over has been uploaded.
+        """Of an ack of this epoch and generation. The first one of a subtask is the winner among its attempts; the same
+        attempt's ack comes again when what it handed over has been uploaded.
         """
         key = (ack.operator, ack.subtask)
         if not 0 <= ack.subtask < self.expected.get(ack.operator, 0):
@@ -117,7 +118,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What became of an ack. error: of a decline, as in `Ack.error`. discard: objects of its attempt that nothing names."""
+    """What became of an ack. error: of a decline, as in `Ack.error`. discard: objects of its attempt that nothing
+    names."""
 
     outcome: AckOutcome
     error: dict[str, Any] | None = None

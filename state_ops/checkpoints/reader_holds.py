@@ -1,14 +1,16 @@
 """What keeps a checkpoint besides its age: savepoints, branches, and restores that are running.
 
     registry/pins/               Delta: savepoints and branches, by name; committed by the generation's owner alone
-    coordinator/holds/<uuid>.json  one running restore each: which checkpoint it reads, and a counter that a heartbeat raises
+    coordinator/holds/<uuid>.json  one running restore each: which checkpoint it reads, and a counter that a heartbeat
+                                   raises
 
-A restore on any host may hold a checkpoint, without owning anything. It writes its hold first and then looks whether the
-checkpoint is still there; pruning drops a checkpoint's row first and then looks for holds. So whichever comes first, either
-the restore sees that the checkpoint is gone, or pruning sees the hold and leaves listing and objects where they are.
+A restore on any host may hold a checkpoint, without owning anything. It writes its hold first and then looks whether
+the checkpoint is still there; pruning drops a checkpoint's row first and then looks for holds. So whichever comes
+first, either the restore sees that the checkpoint is gone, or pruning sees the hold and leaves listing and objects
+where they are.
 
-A hold counts until its counter has not changed for 3 heartbeats on the observer's own monotonic clock, or its process is gone
-and the observer sees the processes of its host and container. No wall clocks are compared.
+A hold counts until its counter has not changed for 3 heartbeats on the observer's own monotonic clock, or its process
+is gone and the observer sees the processes of its host and container. No wall clocks are compared.
 """
 
 from __future__ import annotations
@@ -57,8 +59,8 @@ class HoldRecord:
 class ReaderHold:
     """Keeps one checkpoint from being pruned for as long as the `with` block lasts.
 
-    Raises PrunedError when the checkpoint is gone already. Call `check` before what was read is put to use: a process that
-    stood still for too long may have lost its hold.
+    Raises PrunedError when the checkpoint is gone already. Call `check` before what was read is put to use: a process
+    that stood still for too long may have lost its hold.
     """
 
     def __init__(
@@ -127,7 +129,8 @@ class ReaderHold:
 
 
 class HeldCommits:
-    """Which commits of checkpoints running restores hold: `commit_id in held`. All, while there is a hold that cannot be read."""
+    """Which commits of checkpoints running restores hold: `commit_id in held`. All, while there is a hold that cannot
+    be read."""
 
     def __init__(self, holds: Mapping[str, HoldRecord]) -> None:
         self._ids = {hold.commit_id for hold in holds.values()}

@@ -1,7 +1,8 @@
 """The registry: Delta tables that record completed checkpoints and every file they name. The ONLY commit point.
 
     registry/checkpoints/    one row per completed checkpoint. A row here = the checkpoint exists
-    registry/state_files/    partitioned by checkpoint, a full listing each time. Written first, meaningless without the row
+    registry/state_files/    partitioned by checkpoint, a full listing each time. Written first, meaningless without the
+                             row
     registry/publications/   which Delta version made which checkpoint's output visible in which sink
     registry/pins/           savepoints and branches: checkpoints that retention leaves alone, by name
 
@@ -102,8 +103,9 @@ PINS = pa.schema(
     ]
 )
 
-# What a row's digest is of: no other columns and in this order, for ever, since other releases compute it too. A column that comes later
-# needs a digest column of its own. It finds rows that somebody or something altered; who alters on purpose can make a new one,
+# What a row's digest is of: no other columns and in this order, for ever, since other releases compute it too. A column
+# that comes later needs a digest column of its own. It finds rows that somebody or something altered; who alters on
+# purpose can make a new one,
 # as with the digests of objects: storage has to be guarded, nothing here authenticates.
 _DIGESTED = {
     "checkpoints": (
@@ -172,7 +174,8 @@ Row = TypeVar("Row")
 
 
 class _Rows(Generic[Row]):
-    """The rows of a whole table as values. Files never change, so each is read, checked against its digest and parsed once."""
+    """The rows of a whole table as values. Files never change, so each is read, checked against its digest and parsed
+    once."""
 
     def __init__(self, table: FencedTable, parse: Callable[[dict[str, Any]], Row]) -> None:
         self._table, self._parse, self._name = table, parse, table.path.rpartition("/")[2]
@@ -251,8 +254,9 @@ class Registry:
         return self._checkpoints, self._files, self._publications, self._pins
 
     # -- reading: no right needed, no JVM
-    # own: for the owner of the generation, without asking storage: what this object itself has seen or committed last. It is all
-    # there is as long as nobody took over, and what is decided from it takes effect by the owner's next commit or after `prove`.
+    # own: for the owner of the generation, without asking storage: what this object itself has seen or committed last.
+    # It is all there is as long as nobody took over, and what is decided from it takes effect by the owner's next
+    # commit or after `prove`.
 
     def generation(self) -> Generation:
         return self._checkpoints.generation()
@@ -296,7 +300,8 @@ class Registry:
         return next((pin for pin in self.pins() if (pin.kind, pin.name) == (kind, name)), None)
 
     def strays(self, *, own: bool = False) -> list[OrphanListing]:
-        """Listings whose checkpoint has no row: a prune or a commit was cut off, or a running restore still reads them."""
+        """Listings whose checkpoint has no row: a prune or a commit was cut off, or a running restore still reads
+        them."""
         named = {_listing_path(row) for row in self.checkpoints(own=own)}
 
         def read(files: list[DataFile]) -> list[OrphanListing]:
@@ -352,8 +357,8 @@ class Registry:
     def commit(self, checkpoint: Checkpoint, files: Sequence[StateFile], *, newest: CheckpointId | None = None) -> None:
         """Make the checkpoint exist: its listing first, then its row, which is the commit point.
 
-        The row goes in only while the table's head is the checkpoint's parent and we own the generation. newest: of a rewind, the head
-        that it leaves.
+        The row goes in only while the table's head is the checkpoint's parent and we own the generation. newest: of a
+        rewind, the head that it leaves.
         """
         head = checkpoint.parent_id if newest is None else newest
         # Both files at once, which count for nothing yet; then the entries that name them, one after the other.
@@ -375,7 +380,8 @@ class Registry:
         return self._completed.write([row], f"data/{_numbered(checkpoint)}", [("id", checkpoint.id)])
 
     def holds(self, checkpoint: Checkpoint) -> bool:
-        """Whether this very try of the checkpoint is in the registry: what decides after a commit that reported an error."""
+        """Whether this very try of the checkpoint is in the registry: what decides after a commit that reported an
+        error."""
         return any(row.commit_id == checkpoint.commit_id for row in self.checkpoints())
 
     def record_publications(self, generation: Generation, publications: Sequence[Publication]) -> None:
@@ -391,7 +397,8 @@ class Registry:
             self._publications.commit(generation, data)
 
     def pin(self, generation: Generation, pin: Pin) -> None:
-        """Give a checkpoint a name. Raises WeirError when the name is taken, PrunedError when the checkpoint is gone."""
+        """Give a checkpoint a name. Raises WeirError when the name is taken, PrunedError when the checkpoint is
+        gone."""
         taken = self.pinned(pin.kind, pin.name)
         if taken is not None and taken.commit_id == pin.commit_id:
             return  # an earlier try of this very request
@@ -434,11 +441,12 @@ class Registry:
     def drop_listings(self, generation: Generation, strays: Iterable[OrphanListing]) -> list[str]:
         """Remove listings that no row names, and publications of checkpoints that have no row. No object is deleted.
 
-        Returns the files that the tables name no more, for the caller to delete: with what the listings named, since it is proved
-        meanwhile that the generation owns the registry.
+        Returns the files that the tables name no more, for the caller to delete: with what the listings named, since it
+        is proved meanwhile that the generation owns the registry.
         """
         gone = {stray.path for stray in strays}
-        # First, for the next checkpoint may be committed and published meanwhile: what is here is of those in `kept`, or of none.
+        # First, for the next checkpoint may be committed and published meanwhile: what is here is of those in `kept`,
+        # or of none.
         published = {file.path for file in self._publications.read(list, own=True)}
         kept = {row.id: row.commit_id for row in self.checkpoints(own=True)}
 
@@ -466,10 +474,11 @@ class Registry:
         at_once([partial(table.keep_up, generation) for table in self._tables if table.upkeep_due])
 
     def remove_unnamed(self, generation: Generation) -> None:
-        """Delete files in the registry's directories that no table names: left by a crash beside a commit, or by a probe.
+        """Delete files in the registry's directories that no table names: left by a crash beside a commit, or by a
+        probe.
 
-        For the owner of the generation, while it commits nothing. Older generations are fenced and cannot name them any more.
-        """
+        For the owner of the generation, while it commits nothing. Older generations are fenced and cannot name them any
+        more."""
         for table in self._tables:
             written = [file.path for file in table.storage.list(table.path, unfinished=True)]
             named = {f"{table.path}/{file.path}" for file in table.read(list)}

@@ -1,8 +1,8 @@
 """`registry/restores`: what every restore found, for who asks whether restores work and how long they take.
 
-Nobody decides anything from it, so it needs no right: a look from any host appends its row, whoever owns the pipeline. Every row comes in a
-file of its own, so now and then whoever appends one puts the newest `KEPT` of them into one file, and the others go.
-"""
+Nobody decides anything from it, so it needs no right: a look from any host appends its row, whoever owns the pipeline.
+Every row comes in a file of its own, so now and then whoever appends one puts the newest `KEPT` of them into one file,
+and the others go."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ SCHEMA = pa.schema(
 class Restored:
     """One restore. purpose: restore, run, rewind, drill. problem: why the checkpoint is not valid, None if it is.
 
-    bytes_fetched, bytes_cached, bytes_local: of its state, where they came from. expectations: how many were evaluated. bytes_unread: of what
-    was on this host, whose size alone was compared in storage; the table does not record it.
+    bytes_fetched, bytes_cached, bytes_local: of its state, where they came from. expectations: how many were evaluated.
+    bytes_unread: of what was on this host, whose size alone was compared in storage; the table does not record it.
     """
 
     checkpoint_id: CheckpointId
@@ -115,8 +115,8 @@ def record(storage: Storage, restored: Restored) -> None:
 def _compact(storage: Storage) -> None:
     """Put the newest rows into one file, where there are many files, and delete what they were in.
 
-    The commit is the one right after the version that was read, or none: a row that somebody appends meanwhile is not lost. Who reads the
-    version before it misses the rows whose files are gone, and nothing depends on them.
+    The commit is the one right after the version that was read, or none: a row that somebody appends meanwhile is not
+    lost. Who reads the version before it misses the rows whose files are gone, and nothing depends on them.
     """
     handle = fenced_table.open_table(storage, PATH)
     files = _newest_first(handle)

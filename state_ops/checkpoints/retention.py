@@ -3,12 +3,13 @@
     plan    -> which checkpoints stay and why, and which objects only the others name
     apply   -> drop the rows; look for running restores; drop the listings; delete the objects
 
-A checkpoint stays if it is among the newest `keep` that have no name, if a rewind left it behind that can still be taken back, if it is the head, if a savepoint or a branch names it, or
-if something still needs it (a sink lacks its rows, a restore reads it, an epoch in flight is built on it).
+A checkpoint stays if it is among the newest `keep` that have no name, if a rewind left it behind that can still be
+taken back, if it is the head, if a savepoint or a branch names it, or if something still needs it (a sink lacks its
+rows, a restore reads it, an epoch in flight is built on it).
 
-A crash in between leaves listings without rows (`Registry.strays`) and orphans, which the next prune and the next take-over
-remove. What a checkpoint references is decided by the registry alone; an object of our own or a newer generation is never an
-orphan here, because a live attempt may still be named by an ack.
+A crash in between leaves listings without rows (`Registry.strays`) and orphans, which the next prune and the next
+take-over remove. What a checkpoint references is decided by the registry alone; an object of our own or a newer
+generation is never an orphan here, because a live attempt may still be named by an ack.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from state_ops.storage.storage import Storage, StoredFile
 class Fate:
     """What happens to one checkpoint, and why. reasons: in words, each true by itself; none: it goes.
 
-    bytes: of its state and channel objects; frees: of those that go with it, because no checkpoint that stays names them.
-    """
+    bytes: of its state and channel objects; frees: of those that go with it, because no checkpoint that stays names
+    them."""
 
     id: CheckpointId
     stays: bool
@@ -72,8 +73,8 @@ def reasons(
 ) -> dict[CheckpointId, tuple[str, ...]]:
     """Why each checkpoint stays; an empty tuple: it goes.
 
-    keep: how many to retain besides those with a name; 0 drops the head too, and a rewind with what it abandoned. needed: who else needs a checkpoint, in words.
-    """
+    keep: how many to retain besides those with a name; 0 drops the head too, and a rewind with what it abandoned.
+    needed: who else needs a checkpoint, in words."""
     named = {pin.commit_id for pin in pins}
     ordered = sorted(checkpoints, key=lambda row: row.id)
     left = abandoned(ordered)
@@ -118,7 +119,8 @@ def explain(
     pins: Sequence[Pin] = (),
     needed: Mapping[CheckpointId, Sequence[str]] | None = None,
 ) -> tuple[list[Fate], list[ObjectFate]]:
-    """The plan with the reason for every checkpoint and every object. Published rows are not Weir's to delete: left out."""
+    """The plan with the reason for every checkpoint and every object. Published rows are not Weir's to delete: left
+    out."""
     why = reasons(checkpoints, keep, pins, needed)
     named: dict[str, list[CheckpointId]] = {}
     sizes: dict[str, int] = {}
@@ -141,7 +143,8 @@ def explain(
 def apply(
     registry: Registry, storage: Storage, generation: Generation, decided: RetentionPlan, watcher: Watcher
 ) -> tuple[StateFile, ...]:
-    """Carry a plan out as the owner of `generation`, and finish what an earlier one had to leave; returns what was deleted.
+    """Carry a plan out as the owner of `generation`, and finish what an earlier one had to leave; returns what was
+    deleted.
 
     watcher: what this process knows of running restores. What one of them still reads stays, until a later call.
     """
@@ -164,10 +167,11 @@ def apply(
 
 
 def orphans(storage: Storage, listings: Iterable[Collection[StateFile]], generation: Generation) -> list[StoredFile]:
-    """State and channel objects of older generations that no listing names. listings: of all checkpoints, and of strays that are held.
+    """State and channel objects of older generations that no listing names. listings: of all checkpoints, and of strays
+    that are held.
 
-    Older generations are fenced, so nothing can come to reference these any more: no clock and no age is asked. Files that have
-    no name of Weir's are not its to delete.
+    Older generations are fenced, so nothing can come to reference these any more: no clock and no age is asked. Files
+    that have no name of Weir's are not its to delete.
     """
     named = reference_counts(listings)
     found = []

@@ -1,8 +1,8 @@
 """The shared state registry: who references which object.
 
 Counts are derived from the listings of the retained checkpoints each time they are needed. They are never stored: a
-stored count drifts at the first crash between two writes, and a drifted count either leaks objects or deletes live ones.
-"""
+stored count drifts at the first crash between two writes, and a drifted count either leaks objects or deletes live
+ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def reference_counts(listings: Iterable[Iterable[StateFile]]) -> Counter[str]:
 
 
 def unreferenced(dropped: Iterable[Iterable[StateFile]], kept: Iterable[Iterable[StateFile]]) -> list[StateFile]:
-    """Objects that only the dropped listings name, each once. Published output belongs to its table, and what a branch inherits to the
+    """Objects that only the dropped listings name, each once. Published output belongs to its table, and what a branch
+    inherits to the
     pipeline that it was forked from: never listed."""
     counts = reference_counts(kept)
     gone = {

@@ -1,13 +1,17 @@
-"""The hold: a note in `coordinator/held.json` that says which error ended the pipeline's last run, where every next run would meet it again.
+"""The hold: a note in `coordinator/held.json` that says which error ended the pipeline's last run, where every next run
+would meet it again.
 
-A quality gate, bad input and damage hold a pipeline. Sensors read the note before they start a run, and `weir status` shows it. It is only
-advice and gives no right: whoever runs the pipeline again plans the same slice, asks the same gates and reads the same objects.
+A quality gate, bad input and damage hold a pipeline. Sensors read the note before they start a run, and `weir status`
+shows it. It is only
+advice and gives no right: whoever runs the pipeline again plans the same slice, asks the same gates and reads the same
+objects.
 
 - If a run is killed before it writes the note, the next run writes it.
-- If a run is killed before it removes the note, readers ignore it as soon as the newest checkpoint is past the epoch that is held.
+- If a run is killed before it removes the note, readers ignore it as soon as the newest checkpoint is past the epoch
+that is held.
 
-No failure to read, write or remove it ends a run. Whether its cause still stands is `pipelines.runtime.ownership.hold_causes`'s to say.
-"""
+No failure to read, write or remove it ends a run. Whether its cause still stands is
+`pipelines.runtime.ownership.hold_causes`'s to say."""
 
 from __future__ import annotations
 
@@ -36,7 +40,8 @@ class GateHold:
     Attributes:
         when: ISO 8601, UTC.
         run_id: Of the run that ended.
-        epoch: The id of the epoch that was declined; where none had begun, of the newest checkpoint, 0 if there is none.
+        epoch: The id of the epoch that was declined; where none had begun, of the newest checkpoint, 0 if there is
+            none.
         stage: Whose gate it is; empty where it is none.
         message: What people are told, on several lines.
         verdicts: Those that failed, as in a checkpoint's row.
@@ -93,8 +98,8 @@ class GateHold:
 def read(storage: Storage, head: CheckpointId | None) -> GateHold | None:
     """What holds the pipeline, as far as can be told; None if nothing does, or nobody can tell.
 
-    head: the id of the newest checkpoint. Where it is above the epoch's, a run has gone on, and was ended before it could remove the note.
-    """
+    head: the id of the newest checkpoint. Where it is above the epoch's, a run has gone on, and was ended before it
+    could remove the note."""
     try:
         data = storage.read_bytes(PATH)
         if data is None:

@@ -5,8 +5,8 @@
 
 A lease says whether a coordinator lives; it grants no right, only the generation does. No wall clocks are compared:
 a coordinator is dead when its counter did not change for 3 heartbeats on the observer's own monotonic clock. On the
-coordinator's own host a vanished process is seen at once, unless a container or a boot lies between: its number says nothing there.
-"""
+coordinator's own host a vanished process is seen at once, unless a container or a boot lies between: its number says
+nothing there."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ Record = TypeVar("Record")
 class Lease:
     """last_id: the highest checkpoint id this coordinator has begun; a successor starts above it.
 
-    born: tells the process from a later one of the same pid. pids: among which processes that pid counts (`pid_namespace`). stopped: it
-    ended by itself; outcome says how: "stopped" or "drained" as it was asked to, "interrupted" by a signal, "ended" because there was
-    nothing more to do, or "failed".
+    born: tells the process from a later one of the same pid. pids: among which processes that pid counts
+    (`pid_namespace`). stopped: it ended by itself; outcome says how: "stopped" or "drained" as it was asked to,
+    "interrupted" by a signal, "ended" because there was nothing more to do, or "failed".
     """
 
     generation: Generation
@@ -119,14 +119,16 @@ def known(kind: type, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def remove_unfinished(storage: Storage) -> None:
-    """Delete what a killed coordinator had written of its lease, on a local disk; for the owner, before its own first beat."""
+    """Delete what a killed coordinator had written of its lease, on a local disk; for the owner, before its own first
+    beat."""
     for file in storage.list(Path(LEASE).parent.as_posix(), unfinished=True) if storage.is_local else ():
         if file.path.startswith(f"{Path(LEASE).parent}/{UNFINISHED}"):
             storage.delete(file.path)
 
 
 def alive(lease: Lease | None) -> bool | None:
-    """True, False, or None when only watching the counter can tell (the coordinator runs on another host, or in a container)."""
+    """True, False, or None when only watching the counter can tell (the coordinator runs on another host, or in a
+    container)."""
     if lease is None or lease.stopped:
         return False
     return process_lives(lease.host, lease.pid, lease.born, lease.pids)
@@ -211,7 +213,8 @@ class Heartbeat:
         if not self._lock.acquire(timeout=self._seconds + _LAST_SECONDS):
             raise TimeoutError("an earlier write of the lease does not end")
         try:
-            # An unreadable one is written anew: the lease grants no right, and a successor writes its own over ours at its next beat.
+            # An unreadable one is written anew: the lease grants no right, and a successor writes its own over ours at
+            # its next beat.
             with suppress(DamageError):
                 current = read(self._storage)
                 if current is not None and current.generation > self._lease.generation:

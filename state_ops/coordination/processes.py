@@ -11,7 +11,8 @@ import psutil
 
 
 def process_lives(host: str, pid: int, began: str, pids: str) -> bool | None:
-    """Whether a process lives; None if that cannot be seen from here. began, pids: what `born` and `pid_namespace` said of it."""
+    """Whether a process lives; None if that cannot be seen from here. began, pids: what `born` and `pid_namespace` said
+    of it."""
     if host != socket.gethostname() or not pids or pids != pid_namespace():
         return None
     try:
@@ -33,7 +34,8 @@ def born(pid: int) -> str:
 
 
 def is_of_earlier_boot(host: str, began: str) -> bool:
-    """Whether a process of this host began before it was booted, if hosts of one name are one. began: what `born` said of it."""
+    """Whether a process of this host began before it was booted, if hosts of one name are one. began: what `born` said
+    of it."""
     return host == socket.gethostname() and "/" in began and began.partition("/")[0] != _boot()
 
 
@@ -42,8 +44,8 @@ def _boot() -> str:
 
 
 def pid_namespace() -> str:
-    """Among which processes the pids that this one sees count; "" where that cannot be told. Containers may share a host's name but not
-    its pids, and a machine of the same name may be another one, or the same after a boot."""
+    """Among which processes the pids that this one sees count; "" where that cannot be told. Containers may share a
+    host's name but not its pids, and a machine of the same name may be another one, or the same after a boot."""
     if sys.platform != "linux":
         return sys.platform
     try:

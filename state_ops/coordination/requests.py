@@ -24,9 +24,9 @@ UNREADABLE = "unreadable"  # the kind of a request that cannot be read
 class Request:
     """What someone asks of the running coordinator; trigger: who asks (sensor, manual).
 
-    kind: "barrier"; "stop", with `drain` or with `delete`, which drops the checkpoints without a name at the end; "savepoint",
-    which names the next checkpoint `savepoint`; "drop_savepoint"; "upkeep", which prunes and removes what nothing names; "fork" and
-    "drop_fork", which pin `checkpoint` for the branch `savepoint` and let it go.
+    kind: "barrier"; "stop", with `drain` or with `delete`, which drops the checkpoints without a name at the end;
+    "savepoint", which names the next checkpoint `savepoint`; "drop_savepoint"; "upkeep", which prunes and removes what
+    nothing names; "fork" and "drop_fork", which pin `checkpoint` for the branch `savepoint` and let it go.
     """
 
     kind: str
@@ -51,7 +51,8 @@ def send(storage: Storage, request: Request) -> Request:
 
 
 def pending(storage: Storage) -> list[Request]:
-    """All requests that no coordinator has taken yet, oldest first; those that cannot be read are of the kind UNREADABLE.
+    """All requests that no coordinator has taken yet, oldest first; those that cannot be read are of the kind
+    UNREADABLE.
 
     A request is named by its file, whatever it says of itself: that name is what `take` deletes.
     """

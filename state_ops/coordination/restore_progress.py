@@ -2,10 +2,10 @@
 
     coordinator/restoring/<digest>.json    one for what one process fetches; gone at its end
 
-A fetch may take longer than an epoch: the state may be large, and the storage slow. So it has no deadline of an epoch's. In its place it says
-here, again and again, that it goes on, and the coordinator lets the time of its epoch begin anew each time. One that gets no
-byte for ten minutes, or whose process is gone, says nothing any more, and its epoch's time runs out like any other's.
-"""
+A fetch may take longer than an epoch: the state may be large, and the storage slow. So it has no deadline of an
+epoch's. In its place it says here, again and again, that it goes on, and the coordinator lets the time of its epoch
+begin anew each time. One that gets no byte for ten minutes, or whose process is gone, says nothing any more, and its
+epoch's time runs out like any other's."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _STALLED_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Restoring:
-    """What is being fetched. stage, subtask: whose state; None: that of several. generation, epoch: for which epoch; None: before a run's
-    first, or by a command.
+    """What is being fetched. stage, subtask: whose state; None: that of several. generation, epoch: for which epoch;
+    None: before a run's first, or by a command.
 
     bytes: those that are here, of bytes_total. beat: how often this was said. at: when it was said last, UTC.
     """
@@ -59,7 +59,8 @@ class Restoring:
 
 
 class RestoreProgress:
-    """Says how far one process is. about: whose state it is. seconds: how often, at most. heard: is told each time, in its thread.
+    """Says how far one process is. about: whose state it is. seconds: how often, at most. heard: is told each time, in
+    its thread.
 
     What is fetched sooner than that is never said at all.
     """
@@ -111,7 +112,8 @@ class RestoreProgress:
 
 
 def read(storage: Storage) -> list[Restoring]:
-    """What is being fetched, as far as it has been said, in no order. What killed processes have said last is among it."""
+    """What is being fetched, as far as it has been said, in no order. What killed processes have said last is among
+    it."""
     found = []
     for file in storage.list(DIRECTORY):
         raw = storage.read_bytes(file.path)

@@ -1,8 +1,8 @@
 """`coordinator/suspension.json`: that a person has ended the pipeline, so that nobody but a person begins again.
 
-It is an object of its own, beside the lease: the lease changes hands, with every command that owns the pipeline for a moment, and this
-does not. Sensors read it; a run that begins epochs removes it, for whoever starts one by hand has begun again.
-"""
+It is an object of its own, beside the lease: the lease changes hands, with every command that owns the pipeline for a
+moment, and this does not. Sensors read it; a run that begins epochs removes it, for whoever starts one by hand has
+begun again."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ _FOR_A_WHILE = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Suspension:
-    """how: "stopped", "drained" or "cancelled". why: in words. when: ISO 8601, UTC. process: host, pid and birth of the process for whose
-    time alone it holds; None: until somebody begins again. pids: among which processes that pid counts, as in a lease."""
+    """how: "stopped", "drained" or "cancelled". why: in words. when: ISO 8601, UTC. process: host, pid and birth of the
+    process for whose time alone it holds; None: until somebody begins again. pids: among which processes that pid
+    counts, as in a lease."""
 
     how: str
     why: str
@@ -41,7 +42,8 @@ class Suspension:
 
 
 def read(storage: Storage) -> Suspension | None:
-    """The suspension that holds now; None: nobody has ended the pipeline, or the process that did so for a while is gone."""
+    """The suspension that holds now; None: nobody has ended the pipeline, or the process that did so for a while is
+    gone."""
     raw = storage.read_bytes(PATH)
     try:
         found = record(Suspension, raw) if raw is not None else None

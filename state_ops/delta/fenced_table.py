@@ -2,12 +2,13 @@
 
 Two rules live here, both found by playing the failing sequence:
 
-- `FencedTable`: every commit is the entry right after a version whose recorded transaction version equals our generation, with
-  the same app id, and is put only if no entry is there (`log_entries`). So the check and the commit share one version of the
-  table, every time, retries included. And a commit counts only when the version before it is there still: a coordinator that
-  stood still in the middle of a commit may put its entry where upkeep has cleaned one away. Claims and changes of the table
-  itself, once a run, are delta-rs' commits, on the handle that read the old generation. delta-rs lets a refreshed handle commit
-  an equal or lower version, rebases a commit with another app id or none, and does not refresh a handle by its own commit.
+- `FencedTable`: every commit is the entry right after a version whose recorded transaction version equals our
+  generation, with the same app id, and is put only if no entry is there (`log_entries`). So the check and the commit
+  share one version of the table, every time, retries included. And a commit counts only when the version before it is
+  there still: a coordinator that stood still in the middle of a commit may put its entry where upkeep has cleaned one
+  away. Claims and changes of the table itself, once a run, are delta-rs' commits, on the handle that read the old
+  generation. delta-rs lets a refreshed handle commit an equal or lower version, rebases a commit with another app id or
+  none, and does not refresh a handle by its own commit.
 - Tables are read file by file with pyarrow, without its threads: a process that ends right after a threaded read is
   sometimes aborted by Arrow (apache/arrow#34314), and a command that succeeded would exit with 134.
 """
@@ -50,7 +51,8 @@ _FORGETS = "delta.setTransactionRetentionDuration"
 
 
 class Table(DeltaTable):
-    """delta-rs' handle of a table. Its errors hold what a server has answered, so they are scrubbed wherever a method asks storage.
+    """delta-rs' handle of a table. Its errors hold what a server has answered, so they are scrubbed wherever a method
+    asks storage.
 
     What `alter` returns, and delta-rs' functions, are called inside `scrubbing()`.
     """
@@ -70,7 +72,8 @@ class Table(DeltaTable):
 
 @contextmanager
 def _committing() -> Iterator[None]:
-    """Around a commit of delta-rs. CommitFailedError: there is another entry, or the store was busy with that very object (S3's 409).
+    """Around a commit of delta-rs. CommitFailedError: there is another entry, or the store was busy with that very
+    object (S3's 409).
 
     delta-rs takes a 409 for an entry, and then does not find it.
     """
@@ -122,7 +125,8 @@ def ensure_table(
                 )
             return
         except CommitFailedError:
-            # Somebody else created it at the same moment, or the store was busy with that very object (S3's 409): look again.
+            # Somebody else created it at the same moment, or the store was busy with that very object (S3's 409): look
+            # again.
             if not left and not exists(storage, path):
                 raise
 
@@ -161,8 +165,8 @@ def probe_conditional_put(storage: Storage, after: Generation) -> None:
     """Make sure that the store refuses a second conditional put: fencing stands and falls with that.
 
     Two handles of a scratch table commit the same version; exactly one may win. Raises ConfigurationError otherwise.
-    after: the generation that owns the registry now. Owners of later ones may delete the scratch table (`remove_probes`).
-    """
+    after: the generation that owns the registry now. Owners of later ones may delete the scratch table
+    (`remove_probes`)."""
     path = f"registry/{PROBE}g{after}-{uuid.uuid4().hex}"
     try:
         ensure_table(storage, path, pa.schema([("probe", pa.int64())]))
@@ -206,7 +210,8 @@ def remove_probes(storage: Storage, generation: Generation) -> None:
 
 
 def _alone(method: Callable[Params, T]) -> Callable[Params, T]:
-    """One thread at a time: epochs are committed beside the publishing and pruning of older ones, on the same tables."""
+    """One thread at a time: epochs are committed beside the publishing and pruning of older ones, on the same
+    tables."""
 
     @wraps(method)
     def locked(*args: Params.args, **options: Params.kwargs) -> T:
@@ -273,8 +278,8 @@ class FencedTable:
     def last_known(self) -> Known | None:
         """The version that this object saw or made last, without a request.
 
-        For the owner of the generation, whose commits are the only ones: what it decides from this takes effect by a commit right
-        after this very version, or once it has proved that it owns the table still.
+        For the owner of the generation, whose commits are the only ones: what it decides from this takes effect by a
+        commit right after this very version, or once it has proved that it owns the table still.
         """
         return self._known if self._known is not None else self.newest()
 
@@ -324,16 +329,18 @@ class FencedTable:
 
     @_alone
     def claim(self, generation: Generation | None = None, *, after: Generation | None = None) -> Generation:
-        """Take the table over: commit `generation` (default: one more than the recorded) on the handle that read the old one.
+        """Take the table over: commit `generation` (default: one more than the recorded) on the handle that read the
+        old one.
 
-        Of two takers on the same old generation exactly one wins; the other gets FencedError. With a given generation, which
-        won elsewhere, a rival that is late with a lower one only delays us. after: the recorded one, else FencedError.
+        Of two takers on the same old generation exactly one wins; the other gets FencedError. With a given generation,
+        which won elsewhere, a rival that is late with a lower one only delays us. after: the recorded one, else
+        FencedError.
 
-        A claim is ours only if the newest version is the very one that we made: a taker that stood still meanwhile may have
-        put it where the winner's upkeep had cleaned one away, and both would go by the same number.
+        A claim is ours only if the newest version is the very one that we made: a taker that stood still meanwhile may
+        have put it where the winner's upkeep had cleaned one away, and both would go by the same number.
 
-        Each try has an id in its entry. A store that reports an error may have put the entry all the same, and what is put
-        again, by delta-rs or by whoever retries, then meets it: the id says that it is ours.
+        Each try has an id in its entry. A store that reports an error may have put the entry all the same, and what is
+        put again, by delta-rs or by whoever retries, then meets it: the id says that it is ours.
         """
         expected = after
         for _ in range(_MAX_RACES):
@@ -395,7 +402,8 @@ class FencedTable:
         removes: Sequence[DataFile],
         check: Callable[[Known], None] | None,
     ) -> Known:
-        """Put an entry after the last version, as often as other commits come between; returns the version that it made."""
+        """Put an entry after the last version, as often as other commits come between; returns the version that it
+        made."""
         for race in range(_MAX_RACES):
             before = self.newest() if race else self.last_known()
             assert before is not None, f"{self.path} was not ensured"
@@ -452,8 +460,8 @@ class FencedTable:
     # -- upkeep, by the owner
 
     def keep_up(self, generation: Generation) -> None:
-        """Shorten the log, beside commits. Whatever fails in it is done by the next upkeep. Raises FencedError when a higher generation owns
-        the table."""
+        """Shorten the log, beside commits. Whatever fails in it is done by the next upkeep. Raises FencedError when a
+        higher generation owns the table."""
         try:
             with self._lock:
                 self.upkeep_due = False

@@ -8,8 +8,8 @@ Why each step is safe:
 - The last two Delta checkpoints stay with everything after them, so whoever opened the table or refreshed a handle less
   than `INTERVAL` commits ago misses nothing. An older handle finds a gap, and looks again (`FencedTable`).
 - Oldest first: whatever a crash leaves is the unbroken end of the log, and the next clean-up starts with the rest.
-- A commit that was decided on an older handle may still put its entry where one was cleaned away. No reader sees such an
-  entry, because it lies before the checkpoints; its writer believes nothing before the newest version confirms it
+- A commit that was decided on an older handle may still put its entry where one was cleaned away. No reader sees such
+  an entry, because it lies before the checkpoints; its writer believes nothing before the newest version confirms it
   (`FencedTable.commit` and `claim`); and the next clean-up removes it.
 """
 

@@ -2,10 +2,10 @@
 
     version v, as it is known  --put v+1, unless it is there-->  look at v once more: unchanged  =  committed
 
-The put is the question whether v is the newest version, so nothing is asked before it; delta-rs lists the log before and after
-each commit and reads it again. Entries are cleaned away oldest first, so as long as v's entry is there, byte for byte, none after it
-was cleaned away, and what was put or found there is the table's history. docs/adr/0022-requests.md plays the sequences.
-"""
+The put is the question whether v is the newest version, so nothing is asked before it; delta-rs lists the log before
+and after each commit and reads it again. Entries are cleaned away oldest first, so as long as v's entry is there, byte
+for byte, none after it was cleaned away, and what was put or found there is the table's history.
+docs/adr/0022-requests.md plays the sequences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _OURS = {"commitInfo", "txn", "add", "remove"}
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One Parquet file of a table: path relative to the table, size in bytes, rows, partition values, min/max by column."""
+    """One Parquet file of a table: path relative to the table, size in bytes, rows, partition values, min/max by
+    column."""
 
     path: str
     bytes: int
@@ -60,8 +61,8 @@ class DataFile:
 class Known:
     """What is known of one version of a table; it never changes, whatever becomes of the table.
 
-    table_uri: of the table; entry: the version's own in the log, byte for byte; owners: transaction versions by app id, of one
-    app id alone; files: by path.
+    table_uri: of the table; entry: the version's own in the log, byte for byte; owners: transaction versions by app id,
+    of one app id alone; files: by path.
     """
 
     storage: Storage
@@ -87,7 +88,8 @@ def entry_path(table: str, version: int) -> str:
 
 
 def known(storage: Storage, path: str, handle: DeltaTable, app_id: str, files: Sequence[DataFile]) -> Known | None:
-    """What a handle that was just opened shows; None if its version's entry is gone already, so that it cannot be told again."""
+    """What a handle that was just opened shows; None if its version's entry is gone already, so that it cannot be told
+    again."""
     owner = handle.transaction_version(app_id)
     entry = storage.read_bytes(entry_path(path, handle.version()))
     if entry is None:

@@ -1,7 +1,7 @@
 """The whole check: one look, the digests, and a second look that every finding has to survive.
 
-A coordinator may live and work meanwhile. What belongs to its generation is never reported; what it prunes between two reads
-looks like damage once, and not twice, because a checkpoint's row goes before its objects and never comes back.
+A coordinator may live and work meanwhile. What belongs to its generation is never reported; what it prunes between two
+reads looks like damage once, and not twice, because a checkpoint's row goes before its objects and never comes back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _OF_OBJECTS = {Kind.MISSING_OBJECT, Kind.ALTERED_OBJECT, Kind.MISSING_ROWS, Kind
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at everything but contents. wanted: what has to be there, by path; whole: of that, what is there in its size."""
+    """One look at everything but contents. wanted: what has to be there, by path; whole: of that, what is there in its
+    size."""
 
     survey: Survey
     wanted: Mapping[str, Expected]
@@ -50,8 +51,8 @@ def check(
     """Look at everything that one pipeline has stored. Reads only.
 
     app_id: of the pipeline's registry. tables: names of its sinks. alive: whether a coordinator of it lives, other than
-    the caller. owned: the caller owns the newest generation. quick: compare sizes only. Raises OSError when storage does not answer: half a listing proves nothing.
-    """
+    the caller. owned: the caller owns the newest generation. quick: compare sizes only. Raises OSError when storage
+    does not answer: half a listing proves nothing."""
     names = frozenset(tables)
     last = first = look(storage, app_id, names, alive, owned)
     read, altered = 0, []
@@ -84,7 +85,8 @@ def check(
 
 
 def look(storage: Storage, app_id: str, names: frozenset[str], alive: bool, owned: bool) -> Look:
-    """In this order: the tables' versions, the registry, the tables, the listing. Each may only be newer than the one before."""
+    """In this order: the tables' versions, the registry, the tables, the listing. Each may only be newer than the one
+    before."""
     early = sinks.versions(storage, app_id)
     seen = survey(storage, app_id, alive, owned)
     known = names.union(*(row.sinks for row in seen.checkpoints))

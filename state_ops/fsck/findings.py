@@ -9,8 +9,8 @@ from state_ops.ids import CheckpointId, Generation
 
 
 class Severity(StrEnum):
-    """damage: something that Weir wrote is missing, altered or inconsistent. leftover: nothing needs it, or the next run finishes
-    it. foreign: Weir did not write it."""
+    """damage: something that Weir wrote is missing, altered or inconsistent. leftover: nothing needs it, or the next
+    run finishes it. foreign: Weir did not write it."""
 
     DAMAGE = "damage"
     LEFTOVER = "leftover"
@@ -60,7 +60,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Meaning:
-    """blocks: what is named can no longer be told from what is not, or what was published from what was not: nothing is deleted."""
+    """blocks: what is named can no longer be told from what is not, or what was published from what was not: nothing is
+    deleted."""
 
     severity: Severity
     next: str
@@ -132,8 +133,8 @@ MEANINGS: dict[Kind, _Meaning] = {
 class Finding:
     """One thing that is wrong or superfluous.
 
-    path: relative to the pipeline's storage. checkpoints: the retained ones that it harms, or the one it speaks of. bytes: of
-    the file. repair: what `--repair` does about it; None: nothing.
+    path: relative to the pipeline's storage. checkpoints: the retained ones that it harms, or the one it speaks of.
+    bytes: of the file. repair: what `--repair` does about it; None: nothing.
     """
 
     kind: Kind
@@ -188,7 +189,8 @@ def found(
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """One retained checkpoint and whether everything that a restore of it reads is there. names: of its savepoints and branches."""
+    """One retained checkpoint and whether everything that a restore of it reads is there. names: of its savepoints and
+    branches."""
 
     id: CheckpointId
     names: tuple[str, ...]

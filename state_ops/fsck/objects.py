@@ -1,13 +1,15 @@
 """Everything in storage against what the registry and the tables name.
 
     state/<operator>/g<generation>-e<epoch>/<subtask>-<attempt>/<file>
-    channels/<operator>/g<generation>-e<epoch>/<subtask>-<attempt>.parquet, or <subtask>-<attempt>/<number or positions>.parquet
+    channels/<operator>/g<generation>-e<epoch>/<subtask>-<attempt>.parquet, or <subtask>-<attempt>/<number or
+    positions>.parquet
     tables/<table>/data/g<generation>-e<epoch>/<subtask>-<attempt>.parquet      and Delta's own files
     registry/<table>/...                                                        Delta; data files of Weir's names
     coordinator/lease.json, held.json, halt.json, requests/<uuid>.json, holds/<uuid>.json, restoring/<digest>.json
     promotes.json, backfill.json                                                of a branch
 
-What fits none of these is foreign. An object that nothing names is an orphan only if its generation can commit nothing any
+What fits none of these is foreign. An object that nothing names is an orphan only if its generation can commit nothing
+any
 more: no clock and no age is asked.
 """
 
@@ -49,7 +51,8 @@ _HALF_IN_LOG = re.compile(r"_commit_.*\.tmp|.*#\d+")  # what delta-rs renames or
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A file that has to be there. digest: sha256 that was recorded; None: only its own page checksums can be looked at.
+    """A file that has to be there. digest: sha256 that was recorded; None: only its own page checksums can be looked
+    at.
 
     live: it is part of a table that people read. checkpoints: the retained ones that name it.
     """
@@ -79,8 +82,8 @@ class Expected:
 def expectations(seen: Survey, tables: Mapping[str, SinkTable]) -> dict[str, Expected]:
     """By path, what retained checkpoints and published tables need.
 
-    Rows that are published belong to their table: they may have been compacted and vacuumed, and only what the table still
-    names has to be there.
+    Rows that are published belong to their table: they may have been compacted and vacuumed, and only what the table
+    still names has to be there.
     """
     live = {path: size for table in tables.values() for path, size in table.files.items()}
     wanted = {}
@@ -111,7 +114,8 @@ def compare(wanted: Mapping[str, Expected], stored: Mapping[str, int]) -> Iterat
 def superfluous(
     storage: Storage, seen: Survey, tables: Mapping[str, SinkTable], stored: Mapping[str, int]
 ) -> Iterator[Finding]:
-    """What is there and nothing names. Nothing of what Weir writes is reported while it is not known in full what is named."""
+    """What is there and nothing names. Nothing of what Weir writes is reported while it is not known in full what is
+    named."""
     ours: dict[str, list[StoredFile]] = {}
     for path, size in stored.items():
         file = StoredFile(path, size)
@@ -151,7 +155,8 @@ def superfluous(
 
 
 def _in_table(storage: Storage, seen: Survey, table: SinkTable, files: list[StoredFile]) -> Iterator[Finding]:
-    """Files in a table's directory that its newest version does not have: its log's business if that ever mentioned them."""
+    """Files in a table's directory that its newest version does not have: its log's business if that ever mentioned
+    them."""
     if table.problem is not None or not seen.readable:
         return
     candidates = [file.path for file in files if file.path not in table.files]
@@ -174,7 +179,8 @@ def _in_table(storage: Storage, seen: Survey, table: SinkTable, files: list[Stor
 
 
 def unnamed_registry_files(storage: Storage, seen: Survey, stored: Mapping[str, int]) -> Iterator[Finding]:
-    """Data files in the registry's directories that its tables do not name. A living coordinator may be about to commit them."""
+    """Data files in the registry's directories that its tables do not name. A living coordinator may be about to commit
+    them."""
     for path in TABLES:
         try:
             handle = open_table(storage, path) if any(one.startswith(f"{path}/_delta_log/") for one in stored) else None
@@ -202,7 +208,8 @@ def _half_written(seen: Survey, file: StoredFile) -> Iterator[Finding]:
             yield found(Kind.HALF_WRITTEN, what, file.path, bytes=file.bytes)
     elif parts[0] in ("registry", "coordinator", "tables"):
         if not seen.alive:
-            # Requests, holds and what restores say are written by anybody at any time: the writer of this one may be at it.
+            # Requests, holds and what restores say are written by anybody at any time: the writer of this one may be at
+            # it.
             anybody = file.path.startswith(_BY_ANYBODY) or parts[0] == "tables"
             yield found(Kind.HALF_WRITTEN, what, file.path, bytes=file.bytes, leave=anybody)
     else:

@@ -1,8 +1,8 @@
 """What `--repair` does: a plan, made purely from a report, and its execution by the generation's owner.
 
 The plan is what a person agreed to. The owner looks again, and deletes only what the plan names and this new look finds
-superfluous as well: rows first, then objects. Whatever a retained checkpoint, a running restore or a table names is not in
-either, and while it cannot be told in full what is named, both are empty.
+superfluous as well: rows first, then objects. Whatever a retained checkpoint, a running restore or a table names is not
+in either, and while it cannot be told in full what is named, both are empty.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def agreed(fresh: RepairPlan, shown: RepairPlan | None) -> RepairPlan:
 def carry_out(storage: Storage, registry: Registry, generation: Generation, plan: RepairPlan) -> int:
     """Drop rows, then delete files, as the owner of `generation`; returns how many files were deleted.
 
-    plan: of a report that the owner made under this very generation: nobody else can commit since. Raises FencedError, with
-    the rest left, when a newer coordinator took over. Publishing is not done here.
+    plan: of a report that the owner made under this very generation: nobody else can commit since. Raises FencedError,
+    with the rest left, when a newer coordinator took over. Publishing is not done here.
     """
     listings = {finding.path for finding in plan.drop if finding.kind is Kind.STRAY_LISTING}
     if plan.drop:

@@ -1,8 +1,8 @@
 """The published tables against the chain of checkpoints, and against the files that they name.
 
-A table's transaction version is the last checkpoint that was published in it. It is read before the registry and after it: a
-checkpoint is committed before it is published, so only the earlier reading can show that a table is ahead, and only the later
-one that it is behind.
+A table's transaction version is the last checkpoint that was published in it. It is read before the registry and after
+it: a checkpoint is committed before it is published, so only the earlier reading can show that a table is ahead, and
+only the later one that it is behind.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ TOP = "tables"
 
 @dataclass(slots=True)
 class SinkTable:
-    """version: the last published checkpoint, None for none. files: path from the root -> size in bytes, of the newest version.
+    """version: the last published checkpoint, None for none. files: path from the root -> size in bytes, of the newest
+    version.
 
     problem: why the table cannot be read. exists: whether there is a Delta table.
     """
@@ -113,7 +114,8 @@ def chain_problems(storage: Storage, seen: Survey, table: SinkTable, early: int 
 def mentioned(storage: Storage, table: str, paths: Collection[str]) -> set[str]:
     """Which of these files the table's log adds or removes in any entry or checkpoint that still exists.
 
-    table, paths: from the root. A file that the log has ever mentioned belongs to the table and its vacuum. Raises what reading
+    table, paths: from the root. A file that the log has ever mentioned belongs to the table and its vacuum. Raises what
+    reading
     a damaged entry raises: nothing may be concluded from half a log.
     """
     wanted = {path.removeprefix(f"{table}/"): path for path in paths}

@@ -68,8 +68,8 @@ class Survey:
 def survey(storage: Storage, app_id: str, alive: bool, owned: bool = False) -> Survey:
     """Read the registry whole, each listing once and none kept.
 
-    alive: whether a coordinator lives, other than the caller. owned: the caller owns the newest generation. In both cases that
-    generation may still commit; else none may without a new claim.
+    alive: whether a coordinator lives, other than the caller. owned: the caller owns the newest generation. In both
+    cases that generation may still commit; else none may without a new claim.
     """
     registry = Registry(storage, app_id)
     seen = Survey(Generation(0), Generation(0), alive)
@@ -107,7 +107,8 @@ def _read(storage: Storage, seen: Survey, call: Callable[[], T]) -> T | None:
 
 
 def _set_back(storage: Storage, app_id: str) -> list[Finding]:
-    """The tables are claimed in their order, so none can be of an older generation than one after it; read in reverse."""
+    """The tables are claimed in their order, so none can be of an older generation than one after it; read in
+    reverse."""
     claims: list[tuple[str, int]] = []
     for path in reversed(TABLES):
         try:
@@ -190,7 +191,8 @@ _TOP = {STATE: "state/", CHANNEL: "channels/", OUTPUT: "tables/"}
 
 
 def _listing_problems(row: Checkpoint, listing: tuple[StateFile, ...], branch: bool) -> Iterator[Finding]:
-    """What is wrong with a listing by itself. branch: it is a branch's, which may name its pipeline's state and rows that wait."""
+    """What is wrong with a listing by itself. branch: it is a branch's, which may name its pipeline's state and rows
+    that wait."""
     for file in listing:
         inherited = branch and is_inherited(file.path) and file.kind != OUTPUT
         try:
@@ -232,7 +234,8 @@ def _drift(row: Checkpoint, figure: str, recorded: int, counted: int) -> Iterato
 def chain_problems(rows: list[Checkpoint], generation: Generation) -> Iterator[Finding]:
     """How the rows contradict the way in which checkpoints come to be; rows: retained, by id.
 
-    When a checkpoint commits, its parent is the newest row. Rows are dropped and never come back, so a row that is here now
+    When a checkpoint commits, its parent is the newest row. Rows are dropped and never come back, so a row that is here
+    now
     and older was here then: no parent may be older than the row before, but that of a rewind.
     """
     before: Checkpoint | None = None
@@ -291,7 +294,8 @@ def _name(seen: Survey, row: Checkpoint, listing: tuple[StateFile, ...]) -> None
 
 
 def _strays(storage: Storage, seen: Survey, strays: list[OrphanListing]) -> None:
-    """Listings and publications without a row. While a coordinator lives it may be about to commit, or to prune, them."""
+    """Listings and publications without a row. While a coordinator lives it may be about to commit, or to prune,
+    them."""
     watcher = Watcher()
     holds = _read(storage, seen, lambda: watcher.live(storage)) or {}
     held = HeldCommits(holds)

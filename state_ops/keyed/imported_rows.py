@@ -22,9 +22,9 @@ _SHOWN = 3
 def fitting(rows: pa.Table, keys: pa.Schema, schema: StateSchema, where: str) -> pa.Table:
     """The rows in the state's own types: key columns, then fields, as `scan_state` gives them.
 
-    Numbers may be narrower or wider where every value fits; a text is no number, and a moment with a time zone none without. where: for
-    the error. Raises InputError with everything that is wrong: missing and strange columns, types, values that do not fit, nulls, several
-    rows of one key, with a sample of each.
+    Numbers may be narrower or wider where every value fits; a text is no number, and a moment with a time zone none
+    without. where: for the error. Raises InputError with everything that is wrong: missing and strange columns, types,
+    values that do not fit, nulls, several rows of one key, with a sample of each.
     """
     fields = [(one.name, one.type, False) for one in keys]
     fields += [(one.name, one.type, one.nullable) for one in visible(schema)]

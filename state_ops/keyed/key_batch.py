@@ -61,7 +61,8 @@ class Batch:
         return encode_keys([*ahead, *columns, *after], groups, kind)
 
     def codes(self, frame: pl.DataFrame, method: str) -> np.ndarray:
-        """For each row of the frame, the code of its key. StageError for a key that is not of this batch, or cannot be one."""
+        """For each row of the frame, the code of its key. StageError for a key that is not of this batch, or cannot be
+        one."""
         missing = [name for name in self.names if name not in frame.columns]
         if missing:
             raise StageError(
@@ -102,8 +103,8 @@ def given_columns(
 ) -> dict[str, pl.Series]:
     """The columns for some fields, in their Polars types: `named[field]` or the column of the field's own name.
 
-    Fields that have neither are left out. StageError for a name that is no field, a missing column, or a value that misfits.
-    """
+    Fields that have neither are left out. StageError for a name that is no field, a missing column, or a value that
+    misfits."""
     for name, column in named.items():
         if name not in wanted:
             raise StageError(f"{method} knows no {name!r}.", where=where, next=f"Its columns are: {', '.join(wanted)}.")

@@ -1,7 +1,7 @@
 """Lists, maps and timers of one key, for functions that are called once per key.
 
-Each stands on the handle for whole batches: what the calls change is collected here, by the key's number in the batch, and
-handed over at once by `end`.
+Each stands on the handle for whole batches: what the calls change is collected here, by the key's number in the batch,
+and handed over at once by `end`.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class KeyList:
 class KeyMap:
     """A map of the current key: `state.<name>`. Reading one entry costs a look-up of its own, whatever the map's size.
 
-    An entry is the same under every spelling of its key, as it is once it is stored: a datetime without a zone and the one in UTC, a date
-    and its midnight, a number of NumPy's and Python's.
+    An entry is the same under every spelling of its key, as it is once it is stored: a datetime without a zone and the
+    one in UTC, a date and its midnight, a number of NumPy's and Python's.
     """
 
     def __init__(self, declared: Collection, where: str) -> None:

@@ -4,9 +4,9 @@
     state.recent.append(ride), state.spent["food"] = 3.5         its lists and maps
     state.timers.set(at=moment), state.timers.set(after="15m")   its timers
 
-All of it stands on the handles for whole batches. The keys of a batch are known before the first call, so their rows are
-read at once; what the calls change is collected, made columns, checked and written at once. Only the calls are per key.
-"""
+All of it stands on the handles for whole batches. The keys of a batch are known before the first call, so their rows
+are read at once; what the calls change is collected, made columns, checked and written at once. Only the calls are per
+key."""
 
 from __future__ import annotations
 

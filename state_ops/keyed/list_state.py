@@ -3,9 +3,9 @@
     group | LIST_STATE | tag | key | number (int64)  ->  the element's row
     group | LIST_ENDS  | tag | key                   ->  first, next: the numbers that are taken
 
-An append writes its elements and the two ends; what the list has already is not touched. Since the ends say which numbers
-there are, elements are found by one multi-get for all keys of a batch, without a scan. An element beyond the ends is none:
-it is what a TTL has forgotten and the sweep has not reached yet.
+An append writes its elements and the two ends; what the list has already is not touched. Since the ends say which
+numbers there are, elements are found by one multi-get for all keys of a batch, without a scan. An element beyond the
+ends is none: it is what a TTL has forgotten and the sweep has not reached yet.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _STAMPED_ENDS = ttl.stamped(_PLAIN_ENDS)
 
 
 class ListState:
-    """The list `name` of each key: `state.<name>`. Methods take a frame with the key columns, whose keys are of the batch.
+    """The list `name` of each key: `state.<name>`. Methods take a frame with the key columns, whose keys are of the
+    batch.
 
     declared: with the hidden field of `ttl.stamped` in its schema if there is an expiry.
     """
@@ -84,8 +85,8 @@ class ListState:
     def append(self, frame: Any, **columns: str) -> None:
         """Append each row to its key's list, in the order of the rows.
 
-        An element's fields are the columns of their names, or `field="column"`; a field without a column has its default.
-        """
+        An element's fields are the columns of their names, or `field="column"`; a field without a column has its
+        default."""
         method = f"{self._name}.append"
         given = frames.polars(frame)
         batch, codes = self._codes(given, method)
@@ -112,8 +113,8 @@ class ListState:
         self._moved[codes] = True
 
     def get(self, frame: Any) -> Any:
-        """All elements of the frame's keys: key columns and the elements' fields, a row an element; keys in the order of
-        their first row, elements in that of the list."""
+        """All elements of the frame's keys: key columns and the elements' fields, a row an element; keys in the order
+        of their first row, elements in that of the list."""
         given = frames.polars(frame)
         return self._read(self._distinct(given, f"{self._name}.get"), None)
 
@@ -169,8 +170,8 @@ class ListState:
         self._first[here], self._next[here] = rows["first"].to_numpy(), rows["next"].to_numpy()
 
     def _advance(self, codes: np.ndarray, n: int | None) -> None:
-        """Move `first` to the first element that is stored, where many numbers, or many of the last n, would be asked for: the
-        sweep takes elements away without the ends, and appends alone never read what is before them."""
+        """Move `first` to the first element that is stored, where many numbers, or many of the last n, would be asked
+        for: the sweep takes elements away without the ends, and appends alone never read what is before them."""
         assert self._first is not None
         sizes = self._next[codes] - self._first[codes]
         if not self._swept or not (many := (sizes if n is None else np.minimum(sizes, n)) > _MANY).any():
@@ -224,7 +225,8 @@ class ListState:
 
 
 def ends_schema(elements: StateSchema) -> StateSchema:
-    """The schema of a list's ends, and those that they had before: a TTL came and went for them when it did for elements."""
+    """The schema of a list's ends, and those that they had before: a TTL came and went for them when it did for
+    elements."""
     older = [_of_ends(one) for one in elements.older]
     return _of_ends(elements).reading(older)
 

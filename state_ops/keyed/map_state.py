@@ -34,7 +34,8 @@ _ENTRY = "__weir_entry"
 
 
 class MapState:
-    """The map `name` of each key: `state.<name>`. Methods take a frame with the key columns, whose keys are of the batch.
+    """The map `name` of each key: `state.<name>`. Methods take a frame with the key columns, whose keys are of the
+    batch.
 
     declared: with the hidden field of `ttl.stamped` in its schema if there is an expiry. Where a method is about single
     entries, the column `<name>_key`, or `<name>_key="column"`, has their map keys.
@@ -136,7 +137,8 @@ class MapState:
 
     def fold(self, frame: Any, **arguments: Agg | str) -> Any:
         """Merge aggregates of this frame's rows into their entries, in fields of the aggregates' names; returns key
-        columns, `<name>_key` and the new values, a row an entry. Beside aggregates only `<name>_key="column"` is taken."""
+        columns, `<name>_key` and the new values, a row an entry. Beside aggregates only `<name>_key="column"` is
+        taken."""
         method = f"{self._name}.fold"
         aggregates = {name: one for name, one in arguments.items() if isinstance(one, Agg)}
         columns = {name: one for name, one in arguments.items() if isinstance(one, str)}
@@ -233,7 +235,8 @@ def _without(columns: dict[str, str], keys: dict[str, Any]) -> dict[str, str]:
 def scan_map(
     backend: Backend, declared: Collection, keys: pa.Schema, groups: range, expiry: Expiry | None = None
 ) -> Iterator[pa.Table]:
-    """The maps in some key groups: key columns, `<name>_key`, then a value's fields, in key order; one table a key group."""
+    """The maps in some key groups: key columns, `<name>_key`, then a value's fields, in key order; one table a key
+    group."""
     assert declared.key is not None
     for group in groups:
         entries = of_tag(backend, group, MAP_STATE, declared.tag)

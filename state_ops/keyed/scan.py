@@ -27,8 +27,8 @@ def scan_state(
 ) -> Iterator[pa.Table]:
     """One table a key group: key columns, fields, then a column for each list and map, in key order.
 
-    A list is a list of its elements, a map a list of structs with the map's key first. A key with elements but no row has
-    nulls for its fields.
+    A list is a list of its elements, a map a list of structs with the map's key first. A key with elements but no row
+    has nulls for its fields.
     """
     if not collections:
         yield from scan_values(backend, schema, keys, groups, expiry)

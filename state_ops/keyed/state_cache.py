@@ -2,19 +2,19 @@
 
     function -> L1 (write-back) -> [L2 (write-through)] -> values to bytes -> backend
 
-Between two barriers the state in the backend need not be up to date, so an update can stay in L1 until its entry is evicted
-or the barrier comes. The larger L1, the fewer gets and puts, but the longer the barrier, which waits for the flush of
-every dirty entry. L2 lifts that: an entry that L1 evicts is put at once and stays in L2 clean, so only the small L1 is
-flushed; the price is a put for every time that a dirty entry leaves L1. (The idea, its figures and the worked example are
-those of King's state cache for Flink.)
+Between two barriers the state in the backend need not be up to date, so an update can stay in L1 until its entry is
+evicted or the barrier comes. The larger L1, the fewer gets and puts, but the longer the barrier, which waits for the
+flush of every dirty entry. L2 lifts that: an entry that L1 evicts is put at once and stays in L2 clean, so only the
+small L1 is flushed; the price is a put for every time that a dirty entry leaves L1. (The idea, its figures and the
+worked example are those of King's state cache for Flink.)
 
 What holds at any time:
 - a key is in one layer at most, and what neither layer knows is in the backend;
 - dirty entries are in L1; an entry is dirty if and only if it was updated or deleted since it was last written;
 - that a key has no value is an entry like any other, so that absent keys are not asked for again.
 
-A write that fails is fatal to the attempt: the cache refuses every later one, so that no author's `except` can lead to a
-snapshot that lacks an update.
+A write that fails is fatal to the attempt: the cache refuses every later one, so that no author's `except` can lead to
+a snapshot that lacks an update.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ log = structlog.get_logger("weir.cache")
 
 @dataclass(frozen=True, slots=True)
 class ValueStore(Generic[V]):
-    """Value state by encoded key in a backend: bytes below, decoded values above. encode and decode take whole batches; decode gives None
-    for what counts as absent."""
+    """Value state by encoded key in a backend: bytes below, decoded values above. encode and decode take whole batches;
+    decode gives None for what counts as absent."""
 
     backend: Backend
     encode: Callable[[Sequence[V]], Sequence[bytes]]
@@ -80,8 +80,8 @@ class CacheSizes:
 class CacheFigures:
     """What a cache did since the last barrier, in entries; sums over subtasks.
 
-    evicted: dirty entries that were written before the barrier because L1 was full. flushed: those that the barrier wrote.
-    """
+    evicted: dirty entries that were written before the barrier because L1 was full. flushed: those that the barrier
+    wrote."""
 
     l1_hits: int = 0
     l2_hits: int = 0
@@ -146,8 +146,8 @@ class StateCache(Generic[V]):
         return value
 
     def get_many(self, keys: Sequence[bytes]) -> list[V | None]:
-        """The values of distinct keys, in their order: one multi-get for all that no layer has, and at most one write for
-        what that evicts. Afterwards the keys are the most recently used ones, those just read last."""
+        """The values of distinct keys, in their order: one multi-get for all that no layer has, and at most one write
+        for what that evicts. Afterwards the keys are the most recently used ones, those just read last."""
         missing = []
         for key in keys:
             if key in self._l1:
@@ -183,7 +183,8 @@ class StateCache(Generic[V]):
         self._make_room()
 
     def flush(self) -> None:
-        """Write every dirty entry in one batch; all entries are clean then. Raises what made it fail, now or earlier."""
+        """Write every dirty entry in one batch; all entries are clean then. Raises what made it fail, now or
+        earlier."""
         if self._failure is not None:
             raise self._failure
         if self._dirty:

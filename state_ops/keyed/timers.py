@@ -3,10 +3,11 @@
     group | EVENT_TIMERS or PROCESSING_TIMERS               | at (int64 us) | key  ->  held
     group | EVENT_TIMERS_OF_KEY or PROCESSING_TIMERS_OF_KEY | key | at (int64 us)  ->  nothing
 
-The first gives what is due as one range of a key group, in order of time; the second what a key has. A timer is its key and
-its time, so that setting the same one again changes nothing. held: minus the id of the epoch in whose barrier it does not fire
-(int64, big endian), or 0; see `TimerState.firing`. Earlier releases wrote the id itself, and pipelines of theirs have ids twice: those that were
-started from a savepoint counted from 1 again, and a promotion could have a lower one than its branch. So a positive number holds nothing
+The first gives what is due as one range of a key group, in order of time; the second what a key has. A timer is its key
+and its time, so that setting the same one again changes nothing. held: minus the id of the epoch in whose barrier it
+does not fire (int64, big endian), or 0; see `TimerState.firing`. Earlier releases wrote the id itself, and pipelines of
+theirs have ids twice: those that were started from a savepoint counted from 1 again, and a promotion could have a lower
+one than its branch. So a positive number holds nothing
 any more: the barrier in which it did is over.
 """
 
@@ -72,9 +73,9 @@ class TimerState:
     def firing(self, domain: str, at: np.ndarray, clock: int) -> None:
         """The batch is of keys whose timers fire, one of each, at these moments. clock: what makes others due.
 
-        What is set now fires in the same barrier if it is due and later than the timer that set it: in order, and not for
-        ever. Any other timer of this domain that is set now is held until the next epoch. `disturbed` then says whether
-        timers that are due have changed.
+        What is set now fires in the same barrier if it is due and later than the timer that set it: in order, and not
+        for ever. Any other timer of this domain that is set now is held until the next epoch. `disturbed` then says
+        whether timers that are due have changed.
         """
         self._firing, self.disturbed = (domain, at, clock), False
 
@@ -87,9 +88,9 @@ class TimerState:
     def set(self, frame: Any, *, at: str | None = None, after: str | timedelta | None = None) -> None:
         """Have `on_timer` called for each row's key, at a moment of event time or after a while of processing time.
 
-        at: a column of timestamps; the timer fires at the first barrier whose watermark has reached it; a row without one
-        sets none. after: e.g. "15m" from `epoch.now`; it fires at the first barrier whose `epoch.now` has reached that.
-        Several moments for one key are several timers; the same one twice is one.
+        at: a column of timestamps; the timer fires at the first barrier whose watermark has reached it; a row without
+        one sets none. after: e.g. "15m" from `epoch.now`; it fires at the first barrier whose `epoch.now` has reached
+        that. Several moments for one key are several timers; the same one twice is one.
         """
         given, codes = self._given(frame, "state.timers.set")
         if (at is None) == (after is None):
@@ -200,7 +201,8 @@ class Due:
         self._at = 0  # before this position in `groups` nothing is due any more
 
     def piece(self) -> pl.DataFrame:
-        """The next timers: key columns, key group and `at` (microseconds), of each key in order of time; empty: no more.
+        """The next timers: key columns, key group and `at` (microseconds), of each key in order of time; empty: no
+        more.
 
         Only what has not been fired since is in it, so ask again for what is due after an author's function set timers.
         """
@@ -246,7 +248,8 @@ def _held_by(value: bytes) -> int:
 
 
 def waves(timers: pl.DataFrame, keys: list[str]) -> Iterator[pl.DataFrame]:
-    """Timers as frames that have a key at most once: first each key's first timer, then each key's second, and so on."""
+    """Timers as frames that have a key at most once: first each key's first timer, then each key's second, and so
+    on."""
     number = timers.select(pl.int_range(pl.len()).over(keys)).to_series() if len(timers) else None
     if number is None:
         return

@@ -1,12 +1,14 @@
 """Time to live: state that was not touched for a while is never seen again, and swept away bit by bit.
 
-Every value, list element and map entry carries the processing time (`epoch.now`) at which it was last touched, in a hidden
-field of its schema. It is expired when that is `ttl` or longer ago. Expiry is judged when something is read, by the
-epoch's fixed clock, so a replay sees what the first try saw; when an expired entry is deleted does not matter to anybody.
+Every value, list element and map entry carries the processing time (`epoch.now`) at which it was last touched, in a
+hidden field of its schema. It is expired when that is `ttl` or longer ago. Expiry is judged when something is read, by
+the epoch's fixed clock, so a replay sees what the first try saw; when an expired entry is deleted does not matter to
+anybody.
 
-That holds for a TTL that changes too, because a checkpoint records what its stage has forgotten (`Forgotten`). What one TTL has
-let expire stays expired when the next one is longer, or when there is none any more: such a stage keeps the hidden field.
-"""
+That holds for a TTL that changes too, because a checkpoint records what its stage has forgotten (`Forgotten`). What one
+TTL has
+let expire stays expired when the next one is longer, or when there is none any more: such a stage keeps the hidden
+field."""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ WRITE, READ_AND_WRITE = "write", "read_and_write"
 
 @dataclass(frozen=True, slots=True)
 class Ttl:
-    """micros: how long state lives after it was touched, in microseconds. on_read: whether reading it touches it too."""
+    """micros: how long state lives after it was touched, in microseconds. on_read: whether reading it touches it
+    too."""
 
     micros: int
     on_read: bool = False
@@ -43,10 +46,10 @@ class Forgotten:
     """What a stage with a TTL, or that once had one, has forgotten for good. A checkpoint records it for each stage.
 
     Attributes:
-        upto: State that was last touched at this moment or before it is expired, whatever the TTL is now. Microseconds since
-            1970 UTC; None: nothing is.
-        unstamped: When state without a stamp, which is older than the first TTL, counts as touched: at the first epoch that
-            had one. Microseconds since 1970 UTC; None: no epoch has had one yet.
+        upto: State that was last touched at this moment or before it is expired, whatever the TTL is now. Microseconds
+            since 1970 UTC; None: nothing is.
+        unstamped: When state without a stamp, which is older than the first TTL, counts as touched: at the first epoch
+            that had one. Microseconds since 1970 UTC; None: no epoch has had one yet.
     """
 
     upto: int | None = None
@@ -77,8 +80,8 @@ def forgotten_in(figures: Mapping[str, Any], epoch_now: int) -> Forgotten | None
 
     Args:
         figures: What the checkpoint's row says of the stage.
-        epoch_now: The checkpoint's processing time, in microseconds since 1970 UTC: rows of earlier releases say what is
-            forgotten by their TTL alone.
+        epoch_now: The checkpoint's processing time, in microseconds since 1970 UTC: rows of earlier releases say what
+            is forgotten by their TTL alone.
     """
     if "forgotten" in figures:
         return Forgotten(**figures["forgotten"]) if figures["forgotten"] else None
@@ -189,8 +192,8 @@ def sweep(
 ) -> bytes | None:
     """Look at the next entries from `position`, at most `most`, and delete those that are expired.
 
-    schemas: by what stands between key group and key: kind, or kind and tag. Returns where to go on in the next epoch; None:
-    at the beginning. Whoever starts elsewhere looks at some entries earlier and at some later, nothing else.
+    schemas: by what stands between key group and key: kind, or kind and tag. Returns where to go on in the next epoch;
+    None: at the beginning. Whoever starts elsewhere looks at some entries earlier and at some later, nothing else.
     """
     entries: list[tuple[bytes, bytes]] = []
     for group in groups:

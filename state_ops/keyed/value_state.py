@@ -1,8 +1,8 @@
 """Value state: one typed row per key, read and written by whole batches.
 
-The runtime hands a batch to a stage's function together with this handle. The rows of the batch's distinct keys are found at
-once when the function first touches state, and changed in columns; what changed is kept by `rows` after the function returned,
-and written at the barrier. Nothing here loops over rows.
+The runtime hands a batch to a stage's function together with this handle. The rows of the batch's distinct keys are
+found at once when the function first touches state, and changed in columns; what changed is kept by `rows` after the
+function returned, and written at the barrier. Nothing here loops over rows.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _SCANNED = 50_000  # entries of a table
 class ValueState:
     """The typed row of each key. Every method takes a frame with the key columns, whose keys are keys of the batch.
 
-    Frames come in as pyarrow, pandas or Polars and go out as what the stage's function is annotated with. schema: with the
-    hidden field of `ttl.stamped` if there is an expiry.
+    Frames come in as pyarrow, pandas or Polars and go out as what the stage's function is annotated with. schema: with
+    the hidden field of `ttl.stamped` if there is an expiry.
     """
 
     def __init__(
@@ -98,7 +98,8 @@ class ValueState:
         return self._out(self._seen(codes)[codes].select(list(self._types)))
 
     def join(self, frame: Any, *fields: str) -> Any:
-        """The frame with the state of each row's key beside it: these fields, or all. A key without state has the defaults."""
+        """The frame with the state of each row's key beside it: these fields, or all. A key without state has the
+        defaults."""
         table = frames.arrow(frame, self._where)
         codes = self._known().codes(frames.from_arrow(table.select(self._key_columns(table))), "state.join")
         wanted = list(fields) or list(self._types)
@@ -146,8 +147,8 @@ class ValueState:
         self._present[codes] = False
 
     def lag(self, frame: Any, **fields: str) -> Any:
-        """For each row, the key's previous row: `field="column"` gives the column of the row before, from this frame or,
-        for a key's first row here, from the state; and keeps the key's last row in those fields for the next time.
+        """For each row, the key's previous row: `field="column"` gives the column of the row before, from this frame
+        or, for a key's first row here, from the state; and keeps the key's last row in those fields for the next time.
 
         Rows of a key must be in order, which `order_by` on the stage gives. A key seen for the first time has the
         fields' defaults.
@@ -165,7 +166,8 @@ class ValueState:
         return self._out(result)
 
     def fold(self, frame: Any, **aggregates: Agg) -> Any:
-        """Merge aggregates of this frame into fields of the same name; returns key columns and the new values, a row a key.
+        """Merge aggregates of this frame into fields of the same name; returns key columns and the new values, a row a
+        key.
 
         count, sum, min, max, first and last can be folded; a mean is a sum and a count.
         """

@@ -3,15 +3,15 @@
     from state_ops.rows import aggregates as agg
     agg.count(), agg.sum("dep_delay"), agg.mean("dep_delay"), agg.min(...), agg.max(...), agg.first(...), agg.last(...)
 
-`count` counts rows. Nulls are left out of all others; over nothing a sum is 0, the others are null. Sums of integers and
-booleans are int64 and sums of decimals decimal128(38, scale); one that does not fit is refused, never wrapped. Means are
-float64. A NaN counts in min and max only where there is nothing else.
+`count` counts rows. Nulls are left out of all others; over nothing a sum is 0, the others are null. Sums of integers
+and booleans are int64 and sums of decimals decimal128(38, scale); one that does not fit is refused, never wrapped.
+Means are float64. A NaN counts in min and max only where there is nothing else.
 
 `first` and `last` have two meanings. In `aggregate` and `window` they have an order (`ordered`): they are the value of
 the row where the order columns are smallest or largest among all rows that ever came, so that slicing cannot change
 them; rows with a null in the value or in an order column are left out, and of rows that tie the smallest value is first
-and the largest last; lists, maps and structs go by their first parts that differ. Without one, in `state.fold`, rows count in the order in which they come, and `last` takes the last
-row's value even if it is null.
+and the largest last; lists, maps and structs go by their first parts that differ. Without one, in `state.fold`, rows
+count in the order in which they come, and `last` takes the last row's value even if it is null.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ class Agg:
         return [pl.col(field).get(self._row(name)) for field in self.fields(name)]
 
     def rank_columns(self, name: str) -> tuple[list[str], list[str]]:
-        """What rows are ranked by for `partial`, and partials for `combine`, in a column `rank_of(name)`; none if empty."""
+        """What rows are ranked by for `partial`, and partials for `combine`, in a column `rank_of(name)`; none if
+        empty."""
         if not self.order_by:
             return [], []
         assert self.column is not None
@@ -130,8 +131,8 @@ class Agg:
     def merge(self, name: str, old: str, new: str, ranked: bool = False) -> list[pl.Expr]:
         """Expressions that merge the fields `<old>name` with the partials `<new>name`. Null means: nothing yet.
 
-        ranked: of first and last, to go by the column `rank_of(name)` of both sides. Fields that are lists, maps and structs can be
-        sorted, but an expression cannot compare two of them.
+        ranked: of first and last, to go by the column `rank_of(name)` of both sides. Fields that are lists, maps and
+        structs can be sorted, but an expression cannot compare two of them.
         """
         if self.kind in ("count", "sum", "mean"):
             return [

@@ -12,7 +12,8 @@ _SKIPPED = 16  # entries that are cheaper to pass over than a new scan: measured
 
 class Entries:
     """Puts and deletes wait here until the batch is over, or until something is read that they may have changed: then
-    they are written first, so that a batch reads what it wrote. The attempt's state is its own; nobody sees it halfway."""
+    they are written first, so that a batch reads what it wrote. The attempt's state is its own; nobody sees it
+    halfway."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -35,7 +36,8 @@ class Entries:
         return next((key for key, _ in self._backend.scan(start, end)), None)
 
     def below(self, prefixes: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """All entries whose keys begin with one of `prefixes` (distinct, none of them the beginning of another), in key order.
+        """All entries whose keys begin with one of `prefixes` (distinct, none of them the beginning of another), in key
+        order.
 
         Neighbours are read by one scan: it passes over what nobody asked for as long as that is cheaper than a new one.
         """

@@ -1,8 +1,8 @@
 """A table of rows by key, sorted by the 64-bit hash of the key: finding keys is a binary search over a column, merging
 two tables is one gather, and nothing loops over rows.
 
-The hash only sorts; the keys themselves are compared afterwards. Different keys with one hash cannot live in such a table:
-whoever meets a CollisionError goes on without it.
+The hash only sorts; the keys themselves are compared afterwards. Different keys with one hash cannot live in such a
+table: whoever meets a CollisionError goes on without it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class HashedTable:
         return len(self.hashes)
 
     def find(self, hashes: np.ndarray, keys: pl.DataFrame) -> np.ndarray:
-        """int64[m]: the row of each of m keys, -1 where there is none. Fastest in order of the hashes. Raises CollisionError."""
+        """int64[m]: the row of each of m keys, -1 where there is none. Fastest in order of the hashes. Raises
+        CollisionError."""
         if not len(self):
             return np.full(len(hashes), -1, np.int64)
         at = np.minimum(np.searchsorted(self.hashes, hashes), len(self) - 1)
@@ -61,7 +62,8 @@ class HashedTable:
     def merged(
         self, newer: HashedTable, present: np.ndarray | None = None, found: np.ndarray | None = None
     ) -> HashedTable:
-        """Both tables' rows, the newer's where both have the key. present: bool[len(newer)], false removes the key; found: what
+        """Both tables' rows, the newer's where both have the key. present: bool[len(newer)], false removes the key;
+        found: what
         `find` says of the newer's keys, if it is known.
 
         Raises CollisionError.

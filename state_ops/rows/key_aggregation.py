@@ -31,11 +31,11 @@ _INT64 = (-(1 << 63), (1 << 63) - 1)
 
 
 class Partials:
-    """The partials of the batches so far, by some columns. Rows wait until they are many, since grouping a large batch costs
-    less than grouping its parts and then their results.
+    """The partials of the batches so far, by some columns. Rows wait until they are many, since grouping a large batch
+    costs less than grouping its parts and then their results.
 
-    limit: how many partials may gather before they are combined, if they are not large: text is kept by min, max, first and
-    last. full: so many were left then that they should be taken.
+    limit: how many partials may gather before they are combined, if they are not large: text is kept by min, max, first
+    and last. full: so many were left then that they should be taken.
     """
 
     def __init__(self, aggregates: Aggregates, by: Sequence[str], where: str, limit: int) -> None:
@@ -75,13 +75,15 @@ class Partials:
 
 
 def parts(gathered: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Partials in parts that go to state one after the other: on their way there they take several times as much memory."""
+    """Partials in parts that go to state one after the other: on their way there they take several times as much
+    memory."""
     number = gathered.estimated_size() // _PART_BYTES + 1
     return gathered.iter_slices(max(1, math.ceil(len(gathered) / number)))
 
 
 def have_gathered(parts: Sequence[pl.DataFrame], limit: int, share: int) -> bool:
-    """Whether partials are more than this share of what may gather: of `limit` rows, and of bytes, since aggregates keep text."""
+    """Whether partials are more than this share of what may gather: of `limit` rows, and of bytes, since aggregates
+    keep text."""
     rows, size = sum(map(len, parts)), sum(part.estimated_size() for part in parts)
     return rows > limit // share or size > PARTIAL_BYTES // share
 
@@ -89,8 +91,8 @@ def have_gathered(parts: Sequence[pl.DataFrame], limit: int, share: int) -> bool
 def fitting(
     aggregates: Mapping[str, Agg], rows: pl.DataFrame, types: Mapping[str, Any], method: str, where: str
 ) -> tuple[list[tuple[str, Agg]], pl.DataFrame]:
-    """The aggregates over columns in the types of their fields, and the rows with these columns: what a field cannot hold is
-    refused row by row, so that slicing cannot change what is kept.
+    """The aggregates over columns in the types of their fields, and the rows with these columns: what a field cannot
+    hold is refused row by row, so that slicing cannot change what is kept.
 
     Sums are made wider than their fields; see `fitted`. Raises StageError for a value that its field cannot hold.
     """
@@ -115,7 +117,8 @@ def fitting(
 
 
 def _summed(column: pl.DataType, field: pl.DataType, said: str, where: str) -> pl.DataType:
-    """In which type the numbers of a column are added for a field: its own, unless the sum would lose what the numbers have."""
+    """In which type the numbers of a column are added for a field: its own, unless the sum would lose what the numbers
+    have."""
     if column == pl.Null:
         return column
     if not field.is_numeric():

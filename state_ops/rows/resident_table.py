@@ -1,11 +1,12 @@
 """Resident tables: all rows of a keyed state as one file beside its local snapshot, for states that fit a budget.
 
-Spark gives a subtask to any idle worker, so what one process keeps in memory is warm only by luck. A file that is mapped
-serves whichever process comes next, on this host; elsewhere, and after a restore, there is none, and nothing depends on it.
+Spark gives a subtask to any idle worker, so what one process keeps in memory is warm only by luck. A file that is
+mapped serves whichever process comes next, on this host; elsewhere, and after a restore, there is none, and nothing
+depends on it.
 
-Why it is safe: it lies in the attempt's own directory, which `snapshot.working_copy` opens only if the checkpoint's row names that
-very attempt; it is written before the attempt's manifest, renamed into place whole, never changed, and carries a digest of
-its bytes, which is checked whenever it is mapped.
+Why it is safe: it lies in the attempt's own directory, which `snapshot.working_copy` opens only if the checkpoint's row
+names that very attempt; it is written before the attempt's manifest, renamed into place whole, never changed, and
+carries a digest of its bytes, which is checked whenever it is mapped.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _WORTH = (
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """Where resident tables come from and go to. source: the base's local directory, None if it has none here; target: this
-    attempt's; most_bytes: above it no table is kept; groups: the subtask's key groups; fresh: the state is empty, so that an
-    empty table is all of it."""
+    """Where resident tables come from and go to. source: the base's local directory, None if it has none here; target:
+    this attempt's; most_bytes: above it no table is kept; groups: the subtask's key groups; fresh: the state is empty,
+    so that an empty table is all of it."""
 
     source: Path | None
     target: Path

@@ -1,11 +1,12 @@
 """Rows of a keyed state, found and changed by columns of keys: what every vectorised operator reads and writes through.
 
     pending    what this epoch has changed, in memory; written to the backend once, at the barrier, in key order
-    resident   all rows, where they fit and pay: a file beside the local snapshot, mapped into whichever process needs it
+    resident   all rows, where they fit and pay: a file beside the local snapshot, mapped into whichever process needs
+               it
     backend    the truth
 
-A look-up asks them in this order. Measured per key: 3 us to get it from RocksDB in key order and 4.5 us in any other, 0.2 us
-to find it in a resident table; writing in key order takes a quarter of the time of any other.
+A look-up asks them in this order. Measured per key: 3 us to get it from RocksDB in key order and 4.5 us in any other,
+0.2 us to find it in a resident table; writing in key order takes a quarter of the time of any other.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _SCAN_PER_GET = 4  # entries that a scan passes in the time of one get, a table 
 class _Asked:
     """The keys that were asked for last: most are put next, so what was found out about them is not found out again.
 
-    keys: the very frame that was given; order: of its rows by their hashes; hashes, typed: in that order; at: their places in
+    keys: the very frame that was given; order: of its rows by their hashes; hashes, typed: in that order; at: their
+    places in
     `table`, if they were looked for in one.
     """
 
@@ -58,8 +60,8 @@ class _Asked:
 class Rows:
     """One state of one subtask in one epoch.
 
-    keys: the key columns; state_id: which state of the stage it is. residence: where a resident table comes from and goes
-    to; None keeps none. Frames of keys have the key columns and the key group, and distinct keys.
+    keys: the key columns; state_id: which state of the stage it is. residence: where a resident table comes from and
+    goes to; None keeps none. Frames of keys have the key columns and the key group, and distinct keys.
     """
 
     def __init__(
@@ -88,7 +90,8 @@ class Rows:
         self._scan_tried = False
 
     def get(self, keys: pl.DataFrame) -> tuple[pl.DataFrame, np.ndarray]:
-        """The rows of these keys, in their order, with the fields' defaults where there is none; and bool[n], where there is."""
+        """The rows of these keys, in their order, with the fields' defaults where there is none; and bool[n], where
+        there is."""
         self._begin()
         self._asked = asked = self._ordered(keys)
         try:
@@ -144,7 +147,8 @@ class Rows:
                 self._resident = None
 
     def barrier(self) -> None:
-        """The epoch's changes are complete: write them, and leave the resident table to the next epoch where that pays."""
+        """The epoch's changes are complete: write them, and leave the resident table to the next epoch where that
+        pays."""
         self._flush(SortedRun)
         if self._touched and self._resident is not None and self._residence is not None:
             self._residence.save(str(self._state_id), self._shape, self._resident, self._touched)
@@ -163,7 +167,8 @@ class Rows:
         return _Asked(keys, order, hashes[order], typed[order])
 
     def _found(self, asked: _Asked) -> tuple[pl.DataFrame, np.ndarray]:
-        """Rows of fields, and whether they are there, the defaults among them; and int64[n], which of them is each key's."""
+        """Rows of fields, and whether they are there, the defaults among them; and int64[n], which of them is each
+        key's."""
         hashes, keys = asked.hashes, asked.typed
         at = np.full(len(keys), -1, np.int64)  # of each key, its row in all parts
         missing = np.arange(len(keys))
@@ -258,7 +263,8 @@ class Rows:
     def _entries(
         self, rows: pl.DataFrame, present: np.ndarray, order: np.ndarray, keys: list[bytes]
     ) -> Iterator[tuple[list[bytes], list[bytes], list[bytes]]]:
-        """Some rows at a time: keys and values of those that are there, and the keys of the others. keys: in this order."""
+        """Some rows at a time: keys and values of those that are there, and the keys of the others. keys: in this
+        order."""
         parts = int(rows.estimated_size()) // _WRITE_BYTES + 1
         step = -(-len(keys) // parts)
         for at in range(0, len(keys), step):
@@ -288,7 +294,8 @@ class Rows:
         return xxhash64(self._arrays(keys))
 
     def _in_key_order(self, keys: pl.DataFrame) -> tuple[list[pa.Array], np.ndarray]:
-        """The key columns, and int64[n]: the rows in the order of their encoded keys, or close to it if there is a text."""
+        """The key columns, and int64[n]: the rows in the order of their encoded keys, or close to it if there is a
+        text."""
         arrays = self._arrays(keys)
         words = [word for array in arrays for word in _words(array)]
         if any(is_variable(array.type) for array in arrays):
@@ -312,7 +319,8 @@ def _joined(parts: Iterator[tuple[list[bytes], list[bytes], list[bytes]]]) -> tu
 
 
 def rows_of(schema: StateSchema, values: Sequence[bytes | None]) -> tuple[pl.DataFrame, np.ndarray]:
-    """The rows of values, in their order, with the fields' defaults where there is none; and bool[n], where there is one."""
+    """The rows of values, in their order, with the fields' defaults where there is none; and bool[n], where there is
+    one."""
     present = np.fromiter((value is not None for value in values), bool, len(values))
     stored = decode_rows(schema, [value for value in values if value is not None])
     at = np.where(present, np.cumsum(present) - 1, stored.num_rows)

@@ -1,10 +1,12 @@
-"""Partials of one epoch that do not fit into memory: on the local disk until the barrier, split by ranges of key groups.
+"""Partials of one epoch that do not fit into memory: on the local disk until the barrier, split by ranges of key
+groups.
 
-    <directory>/spill/<range>-<number>.arrow    in the order in which they came; gone after the barrier, or with the attempt's directory
+    <directory>/spill/<range>-<number>.arrow    in the order in which they came; gone after the barrier, or with the
+                                                attempt's directory
 
-All partials of a key lie in one range, so ranges go to state one after the other, and each key is read from state and written to it once
-an epoch, however many rows it has (external hash aggregation: Graefe, Query Evaluation Techniques for Large Databases, 1993).
-"""
+All partials of a key lie in one range, so ranges go to state one after the other, and each key is read from state and
+written to it once an epoch, however many rows it has (external hash aggregation: Graefe, Query Evaluation Techniques
+for Large Databases, 1993)."""
 
 from __future__ import annotations
 

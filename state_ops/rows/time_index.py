@@ -25,8 +25,8 @@ def entries(moments: np.ndarray, keys: Sequence[pa.Array | pa.ChunkedArray], gro
 
 
 def due(backend: Backend, groups: range, upto: int | None, most: int) -> Iterator[list[bytes]]:
-    """The entries up to a moment, or all of them, in pieces of at most `most`. Those of a piece must be deleted before the
-    next is asked for."""
+    """The entries up to a moment, or all of them, in pieces of at most `most`. Those of a piece must be deleted before
+    the next is asked for."""
     found: list[bytes] = []
     for group in groups:
         while True:

@@ -33,7 +33,8 @@ def renamed_from(*names: str) -> Renamed:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """Of an annotation. default: of a field that is given none; renamed, parts, and required of such a field: as of `Field`."""
+    """Of an annotation. default: of a field that is given none; renamed, parts, and required of such a field: as of
+    `Field`."""
 
     type: pa.DataType
     nullable: bool = False
@@ -123,8 +124,8 @@ def _below(name: str, parts: Iterable[Part]) -> tuple[Part, ...]:
 
 
 def _strange_to_frames(type: pa.DataType) -> pa.DataType | None:
-    """The type, or the part of it, that the frames of a stage's function have no equal of: Polars has none, or `frames` makes
-    it one of fewer values (unsigned numbers become signed, timestamps and durations microseconds)."""
+    """The type, or the part of it, that the frames of a stage's function have no equal of: Polars has none, or `frames`
+    makes it one of fewer values (unsigned numbers become signed, timestamps and durations microseconds)."""
     if pa.types.is_interval(type) or pa.types.is_decimal256(type) or (pa.types.is_decimal(type) and type.scale < 0):
         return type
     if pa.types.is_uint64(type) or _is_nanos(type):

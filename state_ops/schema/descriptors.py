@@ -9,7 +9,8 @@ Each kind of state has a number of its own behind the key group, and each list a
 
     key group  uint16, big endian
     kind       uint8, of the constants here
-    tag        4 bytes, lists and maps only: blake2b of the field's name. It depends on nothing else, so that two branches of
+    tag        4 bytes, lists and maps only: blake2b of the field's name. It depends on nothing else, so that two
+               branches of
                one pipeline never give one tag to two fields
     ...        value: the key columns; list: these and the element's number; map: these and the map's key;
                timers: see `state_ops.keyed.timers`
@@ -52,10 +53,11 @@ EMPTY = {LIST: list, MAP: dict}
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """A list or map of each key. kind: "list" or "map"; key: type of a map's keys; schema: one element's or value's row.
+    """A list or map of each key. kind: "list" or "map"; key: type of a map's keys; schema: one element's or value's
+    row.
 
-    row: the State class of an element or value; None where they are plain values, in one field of the collection's name.
-    """
+    row: the State class of an element or value; None where they are plain values, in one field of the collection's
+    name."""
 
     name: str
     kind: str
@@ -106,7 +108,8 @@ def collection(name: str, kind: str, key: pa.DataType | None, element: StateSche
 
 
 def checked(collections: tuple[Collection, ...], fields: tuple[str, ...]) -> tuple[Collection, ...]:
-    """PipelineError for a name that is a field's too, or for two names with one tag, which would share their entries."""
+    """PipelineError for a name that is a field's too, or for two names with one tag, which would share their
+    entries."""
     by_tag: dict[int, str] = {}
     for one in collections:
         if one.name in fields:

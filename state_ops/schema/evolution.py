@@ -1,20 +1,25 @@
 """State whose class has changed: which changes are possible, and rows of an older schema as rows of a newer one.
 
-A checkpoint records the schema that its state was last written with, and the ones before it that rows may still have. Nothing
-is rewritten when a schema changes: a row is read as if every change since it was written had been applied to it, one after the
-other, and is stored with the newest schema when its key is next updated. That it is one after the other makes the result the
-same whichever rows were updated in between: a field that was dropped and later added again is a new field. Except where the
+A checkpoint records the schema that its state was last written with, and the ones before it that rows may still have.
+Nothing
+is rewritten when a schema changes: a row is read as if every change since it was written had been applied to it, one
+after the other, and is stored with the newest schema when its key is next updated. That it is one after the other makes
+the result the
+same whichever rows were updated in between: a field that was dropped and later added again is a new field. Except where
+the
 very same schema comes back, to the default: then rows of both times are read as they are (docs/adr/0012).
 
-    add a field            older rows read its default, or null: `without_default` says which have none of their author's
+    add a field            older rows read its default, or null: `without_default` says which have none of their
+                           author's
     drop a field           its values are no longer read, and gone when the row is next updated: `gone` says which
-    widen a type           integers, floats and decimals to one that holds all values exactly; string, binary and list to large
+    widen a type           integers, floats and decimals to one that holds all values exactly; string, binary and list
+                           to large
     make nullable          from `int` to `int | None`
     rename                 where the field declares its old name: `renamed_from`, and only one old field can be meant
     reorder, new default   always
 
-The same holds for the fields of structs, in list elements and map values. Anything else is refused before the first row.
-"""
+The same holds for the fields of structs, in list elements and map values. Anything else is refused before the first
+row."""
 
 from __future__ import annotations
 
@@ -74,7 +79,8 @@ def _compare(path: str, a: pa.Field, b: pa.Field, of: Field, at: tuple[str, ...]
 
 
 def _ambiguous(path: str, sources: Sequence[str]) -> list[str]:
-    """What is said of a field that may be several of the old ones; nothing where it is one. path: of the field; sources: their names."""
+    """What is said of a field that may be several of the old ones; nothing where it is one. path: of the field;
+    sources: their names."""
     if len(sources) == 1:
         return []
     kept, others = sources[0], ", ".join(repr(name) for name in sources[1:])
@@ -137,7 +143,8 @@ def _sources(name: str, renamed: Iterable[str], before: Mapping[str, Any], taken
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A field, or a part of a field, whose values nothing of the newer schema reads: they are gone when its row is next updated.
+    """A field, or a part of a field, whose values nothing of the newer schema reads: they are gone when its row is next
+    updated.
 
     Attributes:
         path: From the field down, as obstacles name it: "address.street".
@@ -163,7 +170,8 @@ def gone(old: StateSchema, new: StateSchema) -> list[Gone]:
 
 
 def without_default(old: StateSchema, new: StateSchema) -> list[tuple[str, str]]:
-    """Path and type of the fields, and parts of fields, that `new` has beside those of `old` and for which its author gives no
+    """Path and type of the fields, and parts of fields, that `new` has beside those of `old` and for which its author
+    gives no
     default: what older rows read as, the zero of the type, is nothing that anybody has said."""
     return [
         (level.path + field.name, type_name(field.type) or "")
@@ -175,8 +183,9 @@ def without_default(old: StateSchema, new: StateSchema) -> list[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """The fields of a row, or of one struct in it. path: what their names begin with; now: each field of the newer schema, the names
-    that it may have had before (none: it is new), whether its default is nobody's, and where its parts are known."""
+    """The fields of a row, or of one struct in it. path: what their names begin with; now: each field of the newer
+    schema, the names that it may have had before (none: it is new), whether its default is nobody's, and where its
+    parts are known."""
 
     path: str
     before: tuple[pa.Field, ...]
@@ -220,7 +229,8 @@ def _levels_below(path: str, a: pa.DataType, b: pa.DataType, of: Field, at: tupl
 
 
 def _successors(dropped: Sequence[pa.Field], level: _Level) -> dict[str, str]:
-    """For fields that are dropped the new ones that could hold their values, each once: those of the same type and most alike in name."""
+    """For fields that are dropped the new ones that could hold their values, each once: those of the same type and most
+    alike in name."""
     alike = []
     for was in dropped:
         for field, sources, _, (of, at) in level.now:
@@ -294,7 +304,8 @@ def _repeated(value: Any, type: pa.DataType, rows: int) -> pa.Array:
 
 
 def recorded(schema: StateSchema) -> list[dict[str, Any]]:
-    """As JSON, every schema that rows in state may have, oldest first and `schema` last, and what reading them takes."""
+    """As JSON, every schema that rows in state may have, oldest first and `schema` last, and what reading them
+    takes."""
     return [
         {
             "schema": one.to_json(),

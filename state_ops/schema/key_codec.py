@@ -1,5 +1,5 @@
-"""Keys in RocksDB: bytes whose order is the order of (key group, state, key columns), so that a range of key groups, one
-state of a group, or all entries below one key are each one RocksDB range.
+"""Keys in RocksDB: bytes whose order is the order of (key group, state, key columns), so that a range of key groups,
+one state of a group, or all entries below one key are each one RocksDB range.
 
     key group  uint16, big endian
     state id   uint8
@@ -7,8 +7,8 @@ state of a group, or all entries below one key are each one RocksDB range.
                int8..int64, date32 (int32 days), timestamp (int64 microseconds): big endian, sign bit flipped
                bool: 1 byte
                decimal128: 16 bytes of the unscaled value, big endian, sign bit flipped
-               string, binary: each 0x00 as 0x00 0xFF, and 0x00 0x00 at the end, so that "a" sorts before "a\\0" and "ab",
-               and a composite by its first column first
+               string, binary: each 0x00 as 0x00 0xFF, and 0x00 0x00 at the end, so that "a" sorts before "a\\0" and
+               "ab", and a composite by its first column first
 
 Nulls are no keys. Floats are none either: -0.0 and NaN have several encodings, and a key must have one.
 """
@@ -63,7 +63,8 @@ def check_key_type(name: str, type: pa.DataType) -> None:
 
 
 def group_prefix(group: int, state_id: int) -> bytes:
-    """The 3 bytes that begin every key of this group and state. The range ends before group_prefix(group, state_id + 1)."""
+    """The 3 bytes that begin every key of this group and state. The range ends before group_prefix(group, state_id +
+    1)."""
     return ((group << 8) + state_id).to_bytes(_HEADER, "big")  # the carry of state 255 + 1 is the next group
 
 
@@ -202,7 +203,8 @@ def _unordered(type: pa.DataType, raw: np.ndarray) -> pa.Array:
 
 
 def _escaped(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bytes, starts and lengths with every 0x00 as 0x00 0xFF; the very arrays where there is none, as in almost all text."""
+    """Bytes, starts and lengths with every 0x00 as 0x00 0xFF; the very arrays where there is none, as in almost all
+    text."""
     low, high = (int(starts[0]), int(starts[-1] + lengths[-1])) if len(starts) else (0, 0)
     zero = data[low:high] == 0
     if not zero.any():

@@ -1,8 +1,8 @@
 """Key groups: which bucket a key falls into, and which subtask owns a bucket.
 
-The bucket is exactly Spark's pmod(xxhash64(columns...), max_parallelism), so that the engine may route in SQL what the state
-engine checks in numpy. The ranges are those of Flink's KeyGroupRangeAssignment, so that changing the parallelism moves the
-fewest groups and each subtask's groups stay one range of RocksDB keys.
+The bucket is exactly Spark's pmod(xxhash64(columns...), max_parallelism), so that the engine may route in SQL what the
+state engine checks in numpy. The ranges are those of Flink's KeyGroupRangeAssignment, so that changing the parallelism
+moves the fewest groups and each subtask's groups stay one range of RocksDB keys.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _Groups = TypeVar("_Groups", int, np.ndarray)
 def key_groups(columns: Sequence[pa.Array | pa.ChunkedArray], max_parallelism: int) -> np.ndarray:
     """uint16[n]: pmod(xxhash64(c1, c2, ...), max_parallelism) of n rows, as Spark computes it.
 
-    columns: the key's columns in order, with the types of `check_key_type` (int and bigint hash differently, so cast to the
-    declared type first). A null leaves the hash as it was, also as in Spark. Raises PipelineError for another type.
+    columns: the key's columns in order, with the types of `check_key_type` (int and bigint hash differently, so cast to
+    the declared type first). A null leaves the hash as it was, also as in Spark. Raises PipelineError for another type.
     """
     check_parallelism(1, max_parallelism)
     return np.mod(xxhash64(columns).view(np.int64), max_parallelism).astype(np.uint16)

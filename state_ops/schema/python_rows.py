@@ -51,8 +51,8 @@ def _values(array: pa.Array) -> list[Any]:
 def columns(fields: Sequence[Field], rows: Sequence[Row], name_of: Callable[[int], str], where: str) -> pa.Table:
     """Rows as a table of exactly the fields' types.
 
-    name_of: says of a row's number whose it is. Raises StageError, which names field, owner and value, for a value that its
-    field cannot hold.
+    name_of: says of a row's number whose it is. Raises StageError, which names field, owner and value, for a value that
+    its field cannot hold.
     """
     by_field = list(zip(*rows, strict=True)) if rows else [()] * len(fields)
     arrays = []
@@ -79,7 +79,8 @@ def as_stored(table: pa.Table, fields: Sequence[Field], rows: Sequence[Row]) -> 
 
 
 class RowReader:
-    """Gives rows as they are read back once they are stored: 1 for 1.0 in an integer, a datetime with its field's time zone, a date for its midnight.
+    """Gives rows as they are read back once they are stored: 1 for 1.0 in an integer, a datetime with its field's time
+    zone, a date for its midnight.
 
     Args:
         fields: The rows' fields.
@@ -174,8 +175,8 @@ _Plain = Callable[[Any], Any]
 
 @lru_cache(maxsize=256)
 def _plainer(type: pa.DataType) -> _Plain | None:
-    """What makes a value of a type one that Arrow takes: a State a dict, a map pairs, 1.0 in an integer 1; and refuses one that
-    Arrow would alter without a word. None: there is none."""
+    """What makes a value of a type one that Arrow takes: a State a dict, a map pairs, 1.0 in an integer 1; and refuses
+    one that Arrow would alter without a word. None: there is none."""
     if pa.types.is_struct(type):
         parts = {part.name: _plainer(part.type) for part in type}
         return lambda value: _struct(value, parts)
@@ -202,7 +203,8 @@ def _plainer(type: pa.DataType) -> _Plain | None:
 
 @lru_cache(maxsize=256)
 def _as_they_are(type: pa.DataType) -> frozenset[Any]:
-    """The classes whose values need not be looked at, for speed: all that they can be fits the type, or Arrow refuses it."""
+    """The classes whose values need not be looked at, for speed: all that they can be fits the type, or Arrow refuses
+    it."""
     if pa.types.is_integer(type):
         return frozenset({int, NoneType})
     if pa.types.is_date(type):
@@ -272,8 +274,8 @@ def _day(value: Any) -> date | None:
 
 
 def _moment(value: Any, unit: int) -> Any:
-    """A datetime of whole units, each of so many microseconds. The nanoseconds of one of pandas' are cut to microseconds like
-    those of columns."""
+    """A datetime of whole units, each of so many microseconds. The nanoseconds of one of pandas' are cut to
+    microseconds like those of columns."""
     if value is pd.NaT:
         return None
     if (value := _of_numpy(value)) is None:
@@ -286,7 +288,8 @@ def _moment(value: Any, unit: int) -> Any:
 
 
 def _of_numpy(value: Any) -> Any:
-    """NumPy's moments and dates as datetimes, which Arrow takes for every type, and NaT as None; those beyond Python's years as they are."""
+    """NumPy's moments and dates as datetimes, which Arrow takes for every type, and NaT as None; those beyond Python's
+    years as they are."""
     if not isinstance(value, np.datetime64):
         return value
     found = value.astype("M8[us]").item()
@@ -336,7 +339,8 @@ _DIGITS = Context(prec=200, traps=[])
 
 @lru_cache(maxsize=256)
 def _settler(type: pa.DataType) -> _Settle:
-    """What says how a value of a type is read back, where that can be told without Arrow, which takes many times as long; else `_UNSETTLED`.
+    """What says how a value of a type is read back, where that can be told without Arrow, which takes many times as
+    long; else `_UNSETTLED`.
 
     It goes by the value's exact class, since a subclass may do anything. What Arrow would refuse is unsettled too.
     """
@@ -495,7 +499,8 @@ def _settler_of_structs(parts: dict[str, _Settle]) -> _Settle:
 
 
 def _are_exact(type: pa.DataType) -> Callable[[list[Any]], bool]:
-    """Whether all values of a list are read back as they are, seen at once; False where that is to be seen one by one."""
+    """Whether all values of a list are read back as they are, seen at once; False where that is to be seen one by
+    one."""
     if pa.types.is_integer(type):
         lowest, highest = _range_of(type)
         return lambda values: (

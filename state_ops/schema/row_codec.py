@@ -4,15 +4,17 @@
     schema    8 bytes   the id of the StateSchema that the row was written with
     nulls     1 bit per slot, in order, least significant bit first, padded to whole bytes; 1 is null
     fixed     per slot, little endian, all zero where null: integers and floats as they are, bool 1 byte, dates, times,
-              timestamps and durations as their integers, decimals as their unscaled value, fixed-size binary as it is; string
-              and binary the uint32 length of their bytes; list and map the uint32 count of their elements; of a struct, a
-              fixed-size list and null nothing
-    variable  per slot, in order: the bytes of a string or binary; of lists and maps one block of their elements (see `nested`)
+              timestamps and durations as their integers, decimals as their unscaled value, fixed-size binary as it is;
+              string and binary the uint32 length of their bytes; list and map the uint32 count of their elements; of a
+              struct, a fixed-size list and null nothing
+    variable  per slot, in order: the bytes of a string or binary; of lists and maps one block of their elements (see
+              `nested`)
 
 The slots are the fields in their order, and after a struct its fields, which are null where it is.
 
-The format is canonical: equal rows have equal bytes. It carries no checksum, RocksDB's blocks have theirs; what decoding
-checks is that every byte has a meaning, so that damage or a foreign value is never read as a row of the wrong shape.
+The format is canonical: equal rows have equal bytes. It carries no checksum, RocksDB's blocks have theirs; what
+decoding checks is that every byte has a meaning, so that damage or a foreign value is never read as a row of the wrong
+shape.
 
 No Python loop runs over rows or values, only over fields and what is nested in them.
 """
@@ -80,7 +82,8 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """The slots, and the part of every row before its variable part, as a packed numpy record; slot i is named by its number."""
+    """The slots, and the part of every row before its variable part, as a packed numpy record; slot i is named by its
+    number."""
 
     slots: tuple[_Slot, ...]
     record: np.dtype
@@ -117,8 +120,8 @@ def _fixed_part(type: pa.DataType) -> np.dtype | None:
 def encode_rows(schema: StateSchema, table: pa.Table | pa.RecordBatch) -> list[bytes]:
     """One value per row of `table`, whose columns are matched by name and may be chunked, sliced or dictionaries.
 
-    Raises PipelineError, naming the field, where columns and fields do not match exactly (a name too many or too few, another
-    Arrow type); StageError for a null where the schema allows none.
+    Raises PipelineError, naming the field, where columns and fields do not match exactly (a name too many or too few,
+    another Arrow type); StageError for a null where the schema allows none.
     """
     _check_columns(schema, table.schema)
     if isinstance(table, pa.RecordBatch):
@@ -231,8 +234,8 @@ def _check_columns(schema: StateSchema, given: pa.Schema) -> None:
 
 
 def _holds(declared: pa.DataType, given: pa.DataType) -> bool:
-    """Whether a column's type is the declared one, but for dictionaries and views in it, and for what may be null: the values
-    are looked at for nulls themselves."""
+    """Whether a column's type is the declared one, but for dictionaries and views in it, and for what may be null: the
+    values are looked at for nulls themselves."""
     return bool(declared == given or without_nullability(declared) == without_nullability(stored_type(given)))
 
 
@@ -242,8 +245,8 @@ def _holds(declared: pa.DataType, given: pa.DataType) -> bool:
 def decode_rows(schema: StateSchema, values: Sequence[bytes]) -> pa.Table:
     """The rows of `values`, written with `schema` or with one of `schema.older`, as a table of `schema.arrow`.
 
-    Raises DamageError for any value that `encode_rows` of these schemas cannot have written: cut short, too long, another
-    format version, another schema, a null where none may be, text that is not UTF-8.
+    Raises DamageError for any value that `encode_rows` of these schemas cannot have written: cut short, too long,
+    another format version, another schema, a null where none may be, text that is not UTF-8.
     """
     joined, starts, lengths = join(values)
     if len(joined) > _MAX_DECODED and len(values) > 1:
@@ -262,8 +265,8 @@ def decode_rows(schema: StateSchema, values: Sequence[bytes]) -> pa.Table:
 
 
 def stored_numbers(schema: StateSchema, values: Sequence[bytes], name: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """The field `name` of rows, a fixed-width one: its raw values and bool[n], which of them are null. Nothing else of the
-    rows is decoded or checked. None if some of them were not written with this very schema."""
+    """The field `name` of rows, a fixed-width one: its raw values and bool[n], which of them are null. Nothing else of
+    the rows is decoded or checked. None if some of them were not written with this very schema."""
     joined, starts, lengths = join(values)
     layout = _layout(schema)
     width = layout.record.itemsize
@@ -279,7 +282,8 @@ def stored_numbers(schema: StateSchema, values: Sequence[bytes], name: str) -> t
 def _written_with(
     joined: np.ndarray, starts: np.ndarray, lengths: np.ndarray, schema: StateSchema
 ) -> np.ndarray | None:
-    """For each value which of the older schemas and then `schema` it has; None where all have `schema` or are damaged."""
+    """For each value which of the older schemas and then `schema` it has; None where all have `schema` or are
+    damaged."""
     if not len(starts) or int(lengths.min()) < SCHEMA_ID.stop:
         return None
     ids = items(joined, 8)[starts + SCHEMA_ID.start].view("<u8")

@@ -31,16 +31,18 @@ class State:
             legs: int = 0
             last_dest: str | None = None
 
-    A class attribute is the default. `X | None` is nullable and defaults to None; any other field without a default gets
-    the zero of its type (0, 0.0, "", b"", False, 1970-01-01, [], {}) for a key that is new. A field that is added to a class whose
-    state is stored needs a default, or `| None`: what rows of before read as must be said. `list[int]`, `dict[str, float]` and other
-    state classes are fields like any other, read and written as a whole. A subclass of a state class adds to its base's fields.
+    A class attribute is the default. `X | None` is nullable and defaults to None; any other field without a default
+    gets the zero of its type (0, 0.0, "", b"", False, 1970-01-01, [], {}) for a key that is new. A field that is added
+    to a class whose state is stored needs a default, or `| None`: what rows of before read as must be said.
+    `list[int]`, `dict[str, float]` and other state classes are fields like any other, read and written as a whole. A
+    subclass of a state class adds to its base's fields.
 
-    Instances take keywords, compare by value and refuse names that are not fields. Raises PipelineError, naming class and
+    Instances take keywords, compare by value and refuse names that are not fields. Raises PipelineError, naming class
+    and
     field, where an annotation cannot be resolved or stored: when the class is defined, not when the pipeline runs.
 
-    `recent: ListOf[Ride]` and `spent: MapOf[str, float]` declare a list and a map of each key, which are no fields of the row
-    but entries of their own; an instance has them as a Python list and dict.
+    `recent: ListOf[Ride]` and `spent: MapOf[str, float]` declare a list and a map of each key, which are no fields of
+    the row but entries of their own; an instance has them as a Python list and dict.
     """
 
     __weir_schema__: ClassVar[StateSchema] = StateSchema(())

@@ -1,7 +1,7 @@
 """What one key's state row looks like: its fields, their Arrow types and defaults. `state_class` makes one of a class.
 
-A schema's id is the hash of its canonical JSON, so two branches of one pipeline never allocate the same id for different
-schemas, and the same class yields the same id on every machine and in every process.
+A schema's id is the hash of its canonical JSON, so two branches of one pipeline never allocate the same id for
+different schemas, and the same class yields the same id on every machine and in every process.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from state_ops.errors import DamageError, PipelineError
 class Part:
     """Something inside a field, as rows that are older than it read it: its default, and the names that it had before.
 
-    path: from the field down, ("street",) of a struct's field, ("item", "street") in a list's elements, ("value", "street")
-    in a map's values. required: as of `Field`.
+    path: from the field down, ("street",) of a struct's field, ("item", "street") in a list's elements, ("value",
+    "street") in a map's values. required: as of `Field`.
     """
 
     path: tuple[str, ...]
@@ -51,9 +51,10 @@ TOUCHED = "__weir_touched"
 class Field:
     """One column of a state row. `default` is what a key without a row, or a row older than the field, reads as.
 
-    renamed: names that it had before; parts: what there is to know of its parts; required: its author gave no default, so that
-    `default` is nothing but the zero of its type. None of them is anything of how a row is stored, so none counts for equality or
-    for the schema's id.
+    renamed: names that it had before; parts: what there is to know of its parts; required: its author gave no default,
+    so that
+    `default` is nothing but the zero of its type. None of them is anything of how a row is stored, so none counts for
+    equality or for the schema's id.
     """
 
     name: str
@@ -69,11 +70,11 @@ class Field:
 class StateSchema:
     """The fields of one state, in the order of their definition. Immutable, hashable, picklable.
 
-    older: the schemas that it came from, oldest first, which rows in state may still have; they are read as rows of this one
-    (see `evolution`). They do not count for its equality or id either.
+    older: the schemas that it came from, oldest first, which rows in state may still have; they are read as rows of
+    this one (see `evolution`). They do not count for its equality or id either.
 
-    Raises PipelineError, naming the field, for a type that state cannot hold, a bad name or a default that does not fit.
-    """
+    Raises PipelineError, naming the field, for a type that state cannot hold, a bad name or a default that does not
+    fit."""
 
     fields: tuple[Field, ...]
     older: tuple[StateSchema, ...] = field(default=(), compare=False, repr=False)
@@ -92,8 +93,8 @@ class StateSchema:
 
     @classmethod
     def of(cls, state: type) -> StateSchema:
-        """The schema of a `State` subclass: its fields, without lists and maps. PipelineError for anything else, or for one
-        that declares nothing."""
+        """The schema of a `State` subclass: its fields, without lists and maps. PipelineError for anything else, or for
+        one that declares nothing."""
         found = getattr(state, "__weir_schema__", None) if isinstance(state, type) else None
         if not isinstance(found, StateSchema):
             raise PipelineError(

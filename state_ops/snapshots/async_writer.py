@@ -1,12 +1,13 @@
-"""A snapshot that is written after its barrier, by a thread of the worker's process, while its stage's next epoch may run.
+"""A snapshot that is written after its barrier, by a thread of the worker's process, while its stage's next epoch may
+run.
 
     <attempt's directory>/.snapshot/    the files, as long as they are written
                           snapshot/     the same, whole
                           .writing      locked by the process that writes; in it, what went wrong
 
-Whoever needs the files waits for them (`settle`). The kernel lets go of the lock when the process dies, so nobody waits for one that is
-gone. What a thread still writes into a directory that was removed meanwhile is nobody's: it may fail as it likes.
-"""
+Whoever needs the files waits for them (`settle`). The kernel lets go of the lock when the process dies, so nobody waits
+for one that is gone. What a thread still writes into a directory that was removed meanwhile is nobody's: it may fail as
+it likes."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _LOOK_SECONDS = 0.005
 
 
 def begin(directory: Path, write: Callable[[Path], object]) -> Thread:
-    """Write a snapshot into an attempt's directory, in a thread. write: called with a path that does not exist, to make it a directory."""
+    """Write a snapshot into an attempt's directory, in a thread. write: called with a path that does not exist, to make
+    it a directory."""
     lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     writer = Thread(target=_written, args=(directory, write, lock), name=f"snapshot {directory.name}", daemon=True)
     try:
@@ -61,8 +63,8 @@ def _written(directory: Path, write: Callable[[Path], object], lock: int) -> Non
 def settle(directory: Path, deadline: float | None = None, cancelled: Event | None = None) -> None:
     """Return when a snapshot that was begun in `directory` is whole. deadline: on time.monotonic().
 
-    Raises TransientError when it will never be, or not in time, CancelledError when `cancelled` is set, FileNotFoundError when none was
-    begun here.
+    Raises TransientError when it will never be, or not in time, CancelledError when `cancelled` is set,
+    FileNotFoundError when none was begun here.
     """
     while not (directory / WHOLE).exists():
         gone, why = _ended(directory / _LOCK)

@@ -1,12 +1,14 @@
-"""Objects of state that this host has fetched, by their digest, for whoever needs them next: another subtask after its parallelism
-changed, a restore that was prepared, a look into an older checkpoint, a fork.
+"""Objects of state that this host has fetched, by their digest, for whoever needs them next: another subtask after its
+parallelism changed, a restore that was prepared, a look into an older checkpoint, a fork.
 
-    <work>/objects/<sha256>      the object; SSTs only, which nobody changes in place, so they are hard links in every database
+    <work>/objects/<sha256>      the object; SSTs only, which nobody changes in place, so they are hard links in every
+                                 database
 
-What is here has been verified when it came, and is hashed again before a process uses it for the first time: disks rot. A process does
-not read it twice, because blocks of an SST have checksums of their own: where one is found to be wrong, what is here is read again, and what
-has rotted goes (`drop_rotten`). The directory is bounded: those unused for longest go, which frees room once no database links them any more.
-"""
+What is here has been verified when it came, and is hashed again before a process uses it for the first time: disks rot.
+A process does
+not read it twice, because blocks of an SST have checksums of their own: where one is found to be wrong, what is here is
+read again, and what has rotted goes (`drop_rotten`). The directory is bounded: those unused for longest go, which frees
+room once no database links them any more."""
 
 from __future__ import annotations
 
@@ -81,10 +83,11 @@ class ObjectCache:
         arrived: Arrived | None = None,
         part: Path | None = None,
     ) -> bool:
-        """Bring an object to `target`, as a link to what is here, fetched once however many ask; whether it had to be fetched.
+        """Bring an object to `target`, as a link to what is here, fetched once however many ask; whether it had to be
+        fetched.
 
-        arrived: as in `Storage.get_file`, where it had to be. part: where it arrives if it is not to come here, beside `target`.
-        Raises DamageError when it is missing from storage or is not what the checkpoint recorded.
+        arrived: as in `Storage.get_file`, where it had to be. part: where it arrives if it is not to come here, beside
+        `target`. Raises DamageError when it is missing from storage or is not what the checkpoint recorded.
         """
         if not self.most_bytes:
             download(storage, file, target, cancelled, arrived, part)
@@ -121,7 +124,8 @@ class ObjectCache:
 
     @contextmanager
     def _alone(self, storage: Storage, file: StateFile, cancelled: Cancelled) -> Iterator[bool]:
-        """Nobody on this host fetches the same object meanwhile, or False after some patience. A process that dies lets go."""
+        """Nobody on this host fetches the same object meanwhile, or False after some patience. A process that dies lets
+        go."""
         until = time.monotonic() + _PATIENCE_SECONDS
         with self._lock(file.digest) as lock:
             while not (locked := _locked(lock)) and time.monotonic() < until:
@@ -146,7 +150,8 @@ class ObjectCache:
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _make_room(self) -> None:
-        """Drop those unused for longest. Downloads that were broken off count too: whoever asks next goes on with them."""
+        """Drop those unused for longest. Downloads that were broken off count too: whoever asks next goes on with
+        them."""
         found = []
         with os.scandir(self.directory) as entries:
             for entry in entries:
@@ -173,7 +178,8 @@ def download(
     arrived: Arrived | None = None,
     part: Path | None = None,
 ) -> None:
-    """Bring an object from storage, its digest checked. part: where it arrives, and where a download that was broken off goes on."""
+    """Bring an object from storage, its digest checked. part: where it arrives, and where a download that was broken
+    off goes on."""
     if part is None:
         storage.get_file(file.path, target, digest=file.digest, cancelled=cancelled, arrived=arrived)
         return
@@ -190,8 +196,8 @@ def _locked(lock: IO[str]) -> bool:
 
 
 def is_object(path: Path, file: StateFile) -> bool:
-    """Whether a local file that nobody changes in place is an object that a checkpoint names: read once by this process, however many links
-    to it there are."""
+    """Whether a local file that nobody changes in place is an object that a checkpoint names: read once by this
+    process, however many links to it there are."""
     known = path.stat()
     if known.st_size != file.bytes:
         return False

@@ -1,12 +1,13 @@
-"""What a subtask builds on after its parallelism changed: the snapshots of the subtasks that had its key groups, side by side.
+"""What a subtask builds on after its parallelism changed: the snapshots of the subtasks that had its key groups, side
+by side.
 
     2 -> 3, of 128 key groups      subtask 0 of 2: 0..63            subtask 1 of 2: 64..127
                                    0 of 3: 0..42    1 of 3: 43..85                    2 of 3: 86..127
                                    0's files        0's and 1's files                 1's files
 
-One parent: its files, clipped. Several: theirs under names that say which range is in which (`backends.joined`). Either way the new
-subtask's first checkpoint names the objects that are there, and only what it writes is uploaded. Key groups are those of Flink's
-KeyGroupRangeAssignment, so the fewest of them move.
+One parent: its files, clipped. Several: theirs under names that say which range is in which (`backends.joined`). Either
+way the new subtask's first checkpoint names the objects that are there, and only what it writes is uploaded. Key groups
+are those of Flink's KeyGroupRangeAssignment, so the fewest of them move.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def bases(
 ) -> dict[int, Snapshot]:
     """By subtask at parallelism `now`, what it builds on, from the listing of a checkpoint that was taken at `was`.
 
-    commit_id: the checkpoint's. A snapshot that is put together carries an attempt id of its own, the same however often this is asked.
-    """
+    commit_id: the checkpoint's. A snapshot that is put together carries an attempt id of its own, the same however
+    often this is asked."""
     taken = snapshots_of(tuple(files), operator)
     if was == now:
         return taken
@@ -50,7 +51,8 @@ def bases(
 def _parts(
     taken: Mapping[int, Snapshot], was: int, groups: range, max_parallelism: int
 ) -> list[tuple[bytes, list[StateFile]]]:
-    """The databases that hold some of the key groups: where each begins, in key order, and its files under its backend's names."""
+    """The databases that hold some of the key groups: where each begins, in key order, and its files under its
+    backend's names."""
     low, high = first_key(groups.start), first_key(groups.stop)
     parts = []
     for parent in sorted(taken):
@@ -80,7 +82,8 @@ def _side_by_side(parts: Sequence[tuple[bytes, list[StateFile]]], subtask: int) 
 
 
 def settle(backend: Backend, base: Snapshot, groups: range) -> None:
-    """Make what was opened from such a base the subtask's own: only its key groups, in no more databases than are worth it."""
+    """Make what was opened from such a base the subtask's own: only its key groups, in no more databases than are worth
+    it."""
     composite.clip(backend, first_key(groups.start), first_key(groups.stop))
     if isinstance(backend, composite.Joined):
         sizes: dict[bytes, int] = {}

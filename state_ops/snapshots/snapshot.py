@@ -6,33 +6,35 @@
             snapshot/                the files that the backend made at the barrier; RocksDB's are hard links
             .snapshot/, .writing     while an asynchronous snapshot is written (`writing`)
             manifest.json            snapshot file -> object in storage; written last, so it vouches for the rest
-        .restoring-<attempt>/        a snapshot that is being fetched; what is there is not fetched again if that breaks off
+        .restoring-<attempt>/        a snapshot that is being fetched; what is there is not fetched again if that breaks
+                                     off
 
     <root>/<pipeline>/state/<operator uid>/g2-e17/<subtask>-<attempt>/<file>     immutable, unique names
 
 Why each step is safe:
 - RocksDB never reuses a file number within one lineage (its MANIFEST counts on), and an attempt's directory is forked
-  from exactly one base. So a file that still is the very inode that was linked in is the base's file; a file of the same
-  name and size from another attempt (a replay produces those, with other content) is never taken for it.
+  from exactly one base. So a file that still is the very inode that was linked in is the base's file; a file of the
+  same name and size from another attempt (a replay produces those, with other content) is never taken for it.
 - Only files that the base checkpoint's row names are re-referenced, by that row's object path. A full snapshot
-  re-references nothing, so no later pruning of another checkpoint concerns it; the next incremental one builds on either.
-- Only files that the backend calls immutable are linked. Of RocksDB's these are SSTs: it appends to MANIFEST and replaces CURRENT
-  in place.
+  re-references nothing, so no later pruning of another checkpoint concerns it; the next incremental one builds on
+  either.
+- Only files that the backend calls immutable are linked. Of RocksDB's these are SSTs: it appends to MANIFEST and
+  replaces CURRENT in place.
 - A base directory is used only if its manifest says what the checkpoint's row says: the attempt, and for every file the
   object and the digest. Else everything is fetched, each digest checked on the way.
-- An epoch may build on a snapshot that is still being uploaded (`LocalSnapshot`): the coordinator names the attempt whose ack it
-  has, and the names and sizes in that ack must be what lies there. What such a fork inherits is uploaded only after the epoch
-  before is confirmed, and refers to the objects that the confirmed checkpoint names.
-- Local disks rot too. The digests of copied files are checked at every fork. A linked file is only checked for its size,
-  because hashing the whole state at every epoch would cost more than the epoch; its backend finds damage when it reads it.
-  RocksDB verifies the checksum of each block that it reads, compactions included, and on opening an SST the unique id that
-  MANIFEST recorded.
+- An epoch may build on a snapshot that is still being uploaded (`LocalSnapshot`): the coordinator names the attempt
+  whose ack it has, and the names and sizes in that ack must be what lies there. What such a fork inherits is uploaded
+  only after the epoch before is confirmed, and refers to the objects that the confirmed checkpoint names.
+- Local disks rot too. The digests of copied files are checked at every fork. A linked file is only checked for its
+  size, because hashing the whole state at every epoch would cost more than the epoch; its backend finds damage when it
+  reads it. RocksDB verifies the checksum of each block that it reads, compactions included, and on opening an SST the
+  unique id that MANIFEST recorded.
   What is never read is never uploaded either (its object in storage is whole), but by a full snapshot, which compares.
   Damage that is found this way costs the base's local directory: the replay fetches it from storage (`healing`).
 
-A base that has to be fetched becomes a local directory first, which the attempt then forks like any other: a subtask that writes
-nothing, or whose epoch is declined, would fetch it again for the next attempt. What stays on a host, and for how long, is in `sweep`.
-"""
+A base that has to be fetched becomes a local directory first, which the attempt then forks like any other: a subtask
+that writes nothing, or whose epoch is declined, would fetch it again for the next attempt. What stays on a host, and
+for how long, is in `sweep`."""
 
 from __future__ import annotations
 
@@ -69,10 +71,10 @@ _PART = ".part-"
 class WorkingCopy:
     """A working copy of the base.
 
-    inherited: local name -> inode, of the base's immutable files. source: the local directory that it was linked from; None if it
-    came from storage, digests checked, or starts empty. only: that directory is the only place where the base is. fetched: what was looked
-    for in storage and among what this host has; operator: the local directory of the operator's subtasks.
-    """
+    inherited: local name -> inode, of the base's immutable files. source: the local directory that it was linked from;
+    None if it came from storage, digests checked, or starts empty. only: that directory is the only place where the
+    base is. fetched: what was looked for in storage and among what this host has; operator: the local directory of the
+    operator's subtasks."""
 
     db: Path
     inherited: dict[str, int]
@@ -96,12 +98,12 @@ def working_copy(
 ) -> WorkingCopy:
     """Make the attempt's working copy: by hard links where the base's local files are still there, else from storage.
 
-    is_immutable: which files the backend never changes in place (`BackendFactory.is_immutable`), so that they may be linked. objects:
-    as for `fetch`. read: false where the base is in memory already (`Frozen`): the working copy stays empty. A base that is still being
-    written is waited for until `deadline`, on time.monotonic(). One that has to be fetched takes its time, which `progress` tells whoever waits;
-    an attempt that breaks off leaves what it has for the next one.
-    Raises DamageError that names the file when an object is missing or is not what the checkpoint recorded, and LocalBaseError when a base
-    that is nowhere but on a local disk is not there, or not whole.
+    is_immutable: which files the backend never changes in place (`BackendFactory.is_immutable`), so that they may be
+    linked. objects: as for `fetch`. read: false where the base is in memory already (`Frozen`): the working copy stays
+    empty. A base that is still being written is waited for until `deadline`, on time.monotonic(). One that has to be
+    fetched takes its time, which `progress` tells whoever waits; an attempt that breaks off leaves what it has for the
+    next one. Raises DamageError that names the file when an object is missing or is not what the checkpoint recorded,
+    and LocalBaseError when a base that is nowhere but on a local disk is not there, or not whole.
     """
     db = attempt.directory / "db"
     db.mkdir(parents=True)
@@ -151,7 +153,8 @@ def _is_settled(source: Path, base: LocalSnapshot, deadline: float | None) -> bo
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Where the bytes of a snapshot came from: storage, this host's objects, or local snapshots of the same operator."""
+    """Where the bytes of a snapshot came from: storage, this host's objects, or local snapshots of the same
+    operator."""
 
     stored: int = 0
     cached: int = 0
@@ -171,11 +174,12 @@ def fetch(
     operator: Path | None = None,
     arrived: Arrived | None = None,
 ) -> Fetched:
-    """Bring a snapshot's files in parallel into `target`, every digest checked. What is there of an earlier try is not fetched again.
+    """Bring a snapshot's files in parallel into `target`, every digest checked. What is there of an earlier try is not
+    fetched again.
 
-    objects: this host's, where immutable files are looked for and left. operator: the local directory of the operator's subtasks, whose
-    snapshots are linked, as in a fork, where they vouch for the very object. arrived: is told of all bytes as they come, wherever from.
-    """
+    objects: this host's, where immutable files are looked for and left. operator: the local directory of the operator's
+    subtasks, whose snapshots are linked, as in a fork, where they vouch for the very object. arrived: is told of all
+    bytes as they come, wherever from."""
     copies = dict(_copies(operator)) if operator is not None else {}
     count: Arrived = arrived or (lambda _: None)
 
@@ -314,9 +318,9 @@ def bring_home(
 ) -> Fetched:
     """Leave a snapshot in a subtask's home as if it had been taken here, for the next fork.
 
-    epoch: name for the directory's beginning, as of an attempt. check: called with a working copy, before anything vouches for it.
-    Raises what `fetch` and `check` raise. What is whole by then is not fetched again, unless something is damaged.
-    """
+    epoch: name for the directory's beginning, as of an attempt. check: called with a working copy, before anything
+    vouches for it. Raises what `fetch` and `check` raise. What is whole by then is not fetched again, unless something
+    is damaged."""
     for again in (False, True):
         try:
             return _brought(storage, home, base, epoch, is_immutable, objects, arrived=arrived, check=check)
@@ -368,10 +372,12 @@ def _local_directory(home: Path, base: Snapshot) -> Path | None:
 def healing(forked: WorkingCopy) -> Iterator[None]:
     """While a working copy is used: damage in one that was linked from local files is cured by dropping those.
 
-    Raises TransientError instead of DamageError then: the replay fetches the base from storage, and verifies it. Where they are the
-    only copy nothing is dropped, and LocalBaseError says so: what was not read may be whole, and is not to be lost. Of a base that was fetched,
-    a part may have been linked from what this host has of its objects: that is read again, and what has rotted is dropped.
-    """
+    Raises TransientError instead of DamageError then: the replay fetches the base from storage, and verifies it. Where
+    they are the
+    only copy nothing is dropped, and LocalBaseError says so: what was not read may be whole, and is not to be lost. Of
+    a base that was fetched,
+    a part may have been linked from what this host has of its objects: that is read again, and what has rotted is
+    dropped."""
     try:
         yield
     except DamageError as error:
@@ -397,7 +403,8 @@ def healing(forked: WorkingCopy) -> Iterator[None]:
 
 
 def raise_if_rotten(error: DamageError, base: Snapshot, objects: ObjectCache | None, operator: Path) -> None:
-    """Raise TransientError if the damage is in files of this host, which are dropped; else it is elsewhere, and nothing happens."""
+    """Raise TransientError if the damage is in files of this host, which are dropped; else it is elsewhere, and nothing
+    happens."""
     if drop_rotten(base, objects, operator):
         raise TransientError(
             f"What this host had of the state was damaged and was removed. {error.what}",
@@ -407,7 +414,8 @@ def raise_if_rotten(error: DamageError, base: Snapshot, objects: ObjectCache | N
 
 
 def drop_rotten(base: Snapshot, objects: ObjectCache | None, operator: Path) -> bool:
-    """Read again all that this host has of a snapshot's objects, and drop what has rotted since it was read; whether there was any.
+    """Read again all that this host has of a snapshot's objects, and drop what has rotted since it was read; whether
+    there was any.
 
     Args:
         base: The snapshot in storage.
@@ -461,7 +469,8 @@ def _plain(
 def begin(
     attempt: Attempt, forked: WorkingCopy, frozen: Frozen, is_immutable: Callable[[str], bool] = is_table
 ) -> LocalSnapshot:
-    """In place of `take` and `prepare`: the files are written from now on, by a thread, and whoever needs them waits (`writing.settle`).
+    """In place of `take` and `prepare`: the files are written from now on, by a thread, and whoever needs them waits
+    (`writing.settle`).
 
     Raises PipelineError for files that could not be linked unread: nobody has their digests yet.
     """
@@ -493,7 +502,8 @@ def _broken(attempt: Attempt, frozen: Frozen, how: str) -> PipelineError:
 def prepare(
     attempt: Attempt, forked: WorkingCopy, files: Sequence[Path], is_immutable: Callable[[str], bool] = is_table
 ) -> LocalSnapshot:
-    """The files that `take` returned, as the next epoch and `upload` need to know them; the working copy, closed, goes."""
+    """The files that `take` returned, as the next epoch and `upload` need to know them; the working copy, closed,
+    goes."""
 
     def described(file: Path) -> LocalFile:
         found = file.stat()
@@ -516,8 +526,8 @@ def upload(
 ) -> Snapshot:
     """Upload what the base does not have, re-reference what it has, write the local manifest last.
 
-    base: what the attempt was forked from, as a confirmed checkpoint names it. full: upload everything, so that the snapshot depends
-    on no other. deadline: on time.monotonic().
+    base: what the attempt was forked from, as a confirmed checkpoint names it. full: upload everything, so that the
+    snapshot depends on no other. deadline: on time.monotonic().
     Raises the first failure, after the other transfers have stopped; what was uploaded by then is for `discard`.
     """
 
@@ -566,7 +576,8 @@ def _manifest(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def write_manifest(directory: Path, snapshot: Snapshot) -> None:
-    """Say in an attempt's directory which objects its files are: from now on the base of a confirmed checkpoint is taken from it."""
+    """Say in an attempt's directory which objects its files are: from now on the base of a confirmed checkpoint is
+    taken from it."""
     staging = directory / f".{_MANIFEST}"
     staging.write_text(json.dumps(_manifest(snapshot)))
     staging.rename(directory / _MANIFEST)

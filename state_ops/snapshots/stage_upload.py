@@ -1,7 +1,7 @@
 """From the disk of a host into storage: what the subtasks of one stage have left at the barrier.
 
-The coordinator uploads, so that a worker is free for the next epoch at once, where both see the same disk. Elsewhere a subtask
-does it itself before it acks. docs/adr/0020-epochs-overlap.md says why.
+The coordinator uploads, so that a worker is free for the next epoch at once, where both see the same disk. Elsewhere a
+subtask does it itself before it acks. docs/adr/0020-epochs-overlap.md says why.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def upload(
 ) -> list[Ack]:
     """The acks with their files in storage; one that has handed nothing over stays as it is.
 
-    bases: by subtask, what they were built on as a confirmed checkpoint names it. full: as in `snapshot.upload`. channels: which
-    of `for_stages` are to be read from storage. deadline: on time.monotonic().
+    bases: by subtask, what they were built on as a confirmed checkpoint names it. full: as in `snapshot.upload`.
+    channels: which of `for_stages` are to be read from storage. deadline: on time.monotonic().
     Raises the first failure, after the other transfers have stopped.
     """
     started = time.perf_counter()
@@ -85,7 +85,8 @@ def _check_base(ack: Ack, base: Snapshot | None) -> None:
 
 
 def _healed(acks: Sequence[Ack], error: DamageError) -> TransientError:
-    """After damage in local files: neither their directories nor those that they were linked from are taken for a base again."""
+    """After damage in local files: neither their directories nor those that they were linked from are taken for a base
+    again."""
     for ack in acks:
         assert ack.handover is not None
         for attempt in (ack.attempt, ack.handover.base):
@@ -117,7 +118,8 @@ def attempt_of(ack: Ack) -> Attempt:
 
 
 def for_stages(ack: Ack) -> list[StagedFile | StateFile]:
-    """What a subtask leaves for stages: its rows for the next ones, and the rest of its own input. In channels, of which each object is Weir's
+    """What a subtask leaves for stages: its rows for the next ones, and the rest of its own input. In channels, of
+    which each object is Weir's
     alone: rows that go to a table too are uploaded to a channel as well.
     """
     if ack.handover is None:
@@ -142,7 +144,8 @@ def locals_of(ack: Ack) -> Collection[str]:
 
 
 def clear(acks: Sequence[Ack]) -> None:
-    """Remove what nobody reads any more when an epoch has ended: local copies of rows, and all of an attempt that wrote no state."""
+    """Remove what nobody reads any more when an epoch has ended: local copies of rows, and all of an attempt that wrote
+    no state."""
     for ack in acks:
         if ack.handover is None:
             continue

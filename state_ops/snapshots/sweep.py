@@ -1,8 +1,8 @@
 """The directories that attempts leave on a host: find them, and remove those that nothing can need.
 
-What stays of a subtask is the newest confirmed snapshot, those of the epochs in flight, and the running attempt, which all share
-their SSTs. A confirmed one goes when a later checkpoint is confirmed, never before: if that one is declined, it is forked again.
-"""
+What stays of a subtask is the newest confirmed snapshot, those of the epochs in flight, and the running attempt, which
+all share their SSTs. A confirmed one goes when a later checkpoint is confirmed, never before: if that one is declined,
+it is forked again."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ RESTORING = ".restoring-"
 def sweep(attempt: Attempt, bases: Collection[AttemptId], stages: Collection[str], parallelism: int) -> None:
     """Remove local directories that nothing can need, before the attempt makes its own.
 
-    bases: the attempts whose directories stay: what this epoch of the stage builds on, what it would be replayed from, and what
-    of earlier epochs is being uploaded. stages: the uids
+    bases: the attempts whose directories stay: what this epoch of the stage builds on, what it would be replayed from,
+    and what of earlier epochs is being uploaded. stages: the uids
     of the pipeline's stages; none: nothing is known of other stages. parallelism: of the stage.
     Of the attempt's own subtask, everything goes that is older than this epoch; so it does of subtasks and stages that
-    are no more. Of other subtasks of the stage, only lower generations: an earlier epoch may be in flight there. Another
-    attempt of this very epoch may be alive (speculation), so its directory stays.
+    are no more. Of other subtasks of the stage, only lower generations: an earlier epoch may be in flight there.
+    Another attempt of this very epoch may be alive (speculation), so its directory stays.
     """
     mine = (attempt.generation, attempt.epoch)
     operator = attempt.home.parent

@@ -14,8 +14,8 @@ _ROOM = 1 << 20  # bytes; with less nothing that Weir writes fits for long
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """What a file system has left where a path lies. mount: its directory; free, total: bytes that we may use; files: that may be made, None
-    where it sets no limit."""
+    """What a file system has left where a path lies. mount: its directory; free, total: bytes that we may use; files:
+    that may be made, None where it sets no limit."""
 
     mount: str
     path: str
@@ -56,7 +56,8 @@ def full(error: BaseException, places: Mapping[str, str | Path]) -> str | None:
     """Which disk an error comes from being full, in words with path and bytes free; None if none is.
 
     Args:
-        error: What was raised, and all that led to it. One that says that there is no room names the disk of its own file, or else the fullest.
+        error: What was raised, and all that led to it. One that says that there is no room names the disk of its own
+            file, or else the fullest.
         places: Where Weir writes, by the setting that says so.
     """
     causes = list(_causes(error))

@@ -108,7 +108,8 @@ class FileSystemStore:
         if not self._local:
             return f"{info.size}-{info.mtime_ns}"
         try:
-            # A backup that is copied back may have the size and the time of what it replaces; the time of the inode's change is its own.
+            # A backup that is copied back may have the size and the time of what it replaces; the time of the inode's
+            # change is its own.
             found = Path(self._at(path)).stat()
         except FileNotFoundError:  # since the look before
             return None

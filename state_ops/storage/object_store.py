@@ -1,7 +1,7 @@
 """Object stores through obstore, and what its errors mean.
 
-No message holds what a server wrote, only its status, its code and the kind of failure: answers repeat parts of the request,
-AWS's the id of the key.
+No message holds what a server wrote, only its status, its code and the kind of failure: answers repeat parts of the
+request, AWS's the id of the key.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _KINDS = {
 
 
 class ObjectStore:
-    """Objects below a prefix of a bucket: S3 by the settings' block; gs and abfs by their libraries' own environment."""
+    """Objects below a prefix of a bucket: S3 by the settings' block; gs and abfs by their libraries' own
+    environment."""
 
     remote = True
 
@@ -142,7 +143,8 @@ def _open(uri: str, s3: S3Settings, retries: int) -> Any:
 
 
 def translated(error: Exception, where: str) -> OSError | ConfigurationError:
-    """What an error of obstore means: UnavailableError, FileNotFoundError, PermissionError, OSError or ConfigurationError."""
+    """What an error of obstore means: UnavailableError, FileNotFoundError, PermissionError, OSError or
+    ConfigurationError."""
     text = str(error)
     status, code = error_status(text), error_code(text)
     if code in _CONFIGURED_WRONGLY or "incorrectly configured region" in text:
@@ -155,8 +157,8 @@ def translated(error: Exception, where: str) -> OSError | ConfigurationError:
     told = " ".join(filter(None, [status, code])) or _KINDS.get(kind[1] if kind else "", _kind(error))
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"{where}: {told}")
-    # obstore calls each 409 AlreadyExists. S3 answers so while another request for the same object is at work, and says nothing of what is
-    # there then; 412 says that. Azure answers 409 to both, and tells them apart by the code.
+    # obstore calls each 409 AlreadyExists. S3 answers so while another request for the same object is at work, and says
+    # nothing of what is there then; 412 says that. Azure answers 409 to both, and tells them apart by the code.
     exists = isinstance(error, (AlreadyExistsError, PreconditionError))
     if exists and (status != "409" or code == "BlobAlreadyExists"):
         return FileExistsError(f"{where}: {told}")

@@ -1,4 +1,5 @@
-"""The names that Weir gives below a pipeline's root. What has no such name is somebody else's: reported by fsck, deleted by nobody.
+"""The names that Weir gives below a pipeline's root. What has no such name is somebody else's: reported by fsck,
+deleted by nobody.
 
 docs/reference/storage.md draws the tree.
 """

@@ -162,7 +162,8 @@ def arrow_filesystem(s3: S3Settings) -> pafs.S3FileSystem:
 
 
 def hadoop_properties(s3: S3Settings) -> dict[str, str]:
-    """Spark properties for s3:// and s3a://. They hold no secret: PySpark puts them on a command line that all can see."""
+    """Spark properties for s3:// and s3a://. They hold no secret: PySpark puts them on a command line that all can
+    see."""
     properties = {
         "fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
         "fs.s3a.connection.establish.timeout": _milliseconds(max(15, s3.connect_timeout_seconds)),  # S3A takes no less

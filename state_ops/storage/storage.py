@@ -131,10 +131,12 @@ class Storage:
     """Files below one root.
 
     uri: a directory, or a URI: `file:///data/weir`, `s3://bucket/prefix`; gs, abfs and hdfs go through the same
-    libraries, untested. s3: how S3 is reached; secrets are references, looked up in each process that opens the storage.
+    libraries, untested. s3: how S3 is reached; secrets are references, looked up in each process that opens the
+    storage.
     traffic: what this object has requested; a copy in another process begins at zero.
 
-    A branch's storage reads objects of the pipeline that it was forked from as `parent/<path>`, and refuses to write or delete them.
+    A branch's storage reads objects of the pipeline that it was forked from as `parent/<path>`, and refuses to write or
+    delete them.
 
     Errors: OSError, of which UnavailableError was tried again in vain; ConfigurationError; DamageError for a path that
     leaves the root or content that is not what was recorded.
@@ -208,8 +210,8 @@ class Storage:
     def put_file(self, local: Path, path: str, *, cancelled: Cancelled | None = None) -> tuple[int, str]:
         """Copy a local file to `path`, whole or not at all; returns its size in bytes and sha256, computed on the way.
 
-        cancelled: looked at before every chunk and every try; once set, nothing becomes visible and CancelledError is raised.
-        """
+        cancelled: looked at before every chunk and every try; once set, nothing becomes visible and CancelledError is
+        raised."""
         return self._retried(path, lambda: self._send(local, path, cancelled))
 
     def _send(self, local: Path, path: str, cancelled: Cancelled | None) -> tuple[int, str]:
@@ -235,7 +237,8 @@ class Storage:
         self._retried(path, lambda: self.store.write(self._own(path), iter((data,)), len(data)))
 
     def create(self, path: str, data: bytes) -> bool:
-        """Put `data` at `path` unless a file is there; False if there is one, which an earlier try of this call may have put."""
+        """Put `data` at `path` unless a file is there; False if there is one, which an earlier try of this call may
+        have put."""
         return self._retried(path, lambda: self.store.create(self._own(path), data))
 
     # -- reading
@@ -252,9 +255,9 @@ class Storage:
     ) -> None:
         """Copy `path` to a local file; with `digest` (sha256), raise DamageError if the content is another one.
 
-        cancelled: as in `put_file`; what has arrived by then is left in `local`. size: how many bytes it has, of an object that never changes:
-        then a download that broke off, in this call or in an earlier one that left `local`, goes on where it was. arrived: is told of
-        each piece how many bytes it has, of what `local` had already too.
+        cancelled: as in `put_file`; what has arrived by then is left in `local`. size: how many bytes it has, of an
+        object that never changes: then a download that broke off, in this call or in an earlier one that left `local`,
+        goes on where it was. arrived: is told of each piece how many bytes it has, of what `local` had already too.
         """
         with _Arriving(local, size, arrived or _nobody) as arriving:
             try:
@@ -289,7 +292,8 @@ class Storage:
 
     @contextmanager
     def fetched(self, path: str, within: Path, *, digest: str | None = None) -> Iterator[Path]:
-        """A copy of an object for a while, alone in a new directory below `within`, where others may be put beside it. Raises as `get_file`."""
+        """A copy of an object for a while, alone in a new directory below `within`, where others may be put beside it.
+        Raises as `get_file`."""
         with scratch(within, "weir-fetched-") as own:
             local = own / "file"
             self.get_file(path, local, digest=digest)
@@ -339,11 +343,13 @@ class Storage:
             return None
 
     def parquet_footer(self, path: str) -> pq.FileMetaData:
-        """The footer of a Parquet file; reads its end only. Raises FileNotFoundError, and pyarrow.ArrowException if it is none."""
+        """The footer of a Parquet file; reads its end only. Raises FileNotFoundError, and pyarrow.ArrowException if it
+        is none."""
         return self.parquet_end(path)[0]
 
     def parquet_end(self, path: str) -> tuple[pq.FileMetaData, int]:
-        """The footer of a Parquet file, and the file's size in bytes, mostly with one request. Raises as `parquet_footer` does."""
+        """The footer of a Parquet file, and the file's size in bytes, mostly with one request. Raises as
+        `parquet_footer` does."""
         store, place = self._there(path)
         end, size = self._retried(path, lambda: store.tail(place, _FOOTER))
         needed = int.from_bytes(end[-8:-4], "little") + 8
@@ -360,7 +366,8 @@ class Storage:
         return self._retried(path, lambda: store.size(place))
 
     def stamp(self, path: str) -> str | None:
-        """What is another one once the file has been written anew, even with the same content; None if there is no such file."""
+        """What is another one once the file has been written anew, even with the same content; None if there is no such
+        file."""
         store, place = self._there(path)
         return self._retried(path, lambda: store.stamp(place))
 

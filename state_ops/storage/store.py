@@ -1,12 +1,13 @@
 """Where bytes are kept: one small Protocol, and the file system behind it.
 
 Paths are relative to the store's root and were checked by `Storage`, which is what everything else uses. A store says
-what happened by the kind of OSError: UnavailableError may pass (throttled, timed out, connection lost), FileNotFoundError
-and PermissionError are what they say, any other one stays. No message holds what a server or a library wrote, only
+what happened by the kind of OSError: UnavailableError may pass (throttled, timed out, connection lost),
+FileNotFoundError and PermissionError are what they say, any other one stays. No message holds what a server or a
+library wrote, only
 its status, code and kind: answers of servers repeat parts of the request.
 
-`FileSystemStore` is pyarrow.fs; `ObjectStore`, in its own module, is obstore (docs/adr/0010-object-stores.md says why not one for both).
-"""
+`FileSystemStore` is pyarrow.fs; `ObjectStore`, in its own module, is obstore (docs/adr/0010-object-stores.md says why
+not one for both)."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ class Store(Protocol):
         """Size in bytes, None if there is no such object."""
 
     def stamp(self, path: str) -> str | None:
-        """What is another one once the object has been written anew, even with the same content; None if there is no such object."""
+        """What is another one once the object has been written anew, even with the same content; None if there is no
+        such object."""
 
     def list(self, path: str) -> Iterable[StoredFile]:
         """All objects below `path`, also unfinished ones; none if there is no such directory."""

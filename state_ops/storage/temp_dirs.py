@@ -3,8 +3,8 @@
     <home>/<prefix><pid>-<uuid>/    locked by its process; the pid is for people
     <home>/<prefix><name>/          the same for work that the next process takes up where it was (`resumable`)
 
-The kernel lets go of the lock when the process dies. A pid would not tell: in a container each start has the same, and another
-container on this disk has its own.
+The kernel lets go of the lock when the process dies. A pid would not tell: in a container each start has the same, and
+another container on this disk has its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pathlib import Path
 
 @contextmanager
 def scratch(home: Path, prefix: str) -> Iterator[Path]:
-    """A new directory in `home`, gone after the `with` block. What killed processes left there under this prefix goes before."""
+    """A new directory in `home`, gone after the `with` block. What killed processes left there under this prefix goes
+    before."""
     home.mkdir(parents=True, exist_ok=True)
     for left in home.glob(f"{prefix}[0-9]*-*"):
         remove_left(left)
@@ -36,7 +37,8 @@ def scratch(home: Path, prefix: str) -> Iterator[Path]:
 
 @contextmanager
 def resumable(home: Path, prefix: str, name: str) -> Iterator[Path | None]:
-    """A directory in `home` with what an earlier process has left of the same work; it stays where the block is left by an exception.
+    """A directory in `home` with what an earlier process has left of the same work; it stays where the block is left by
+    an exception.
 
     What is left of other work under this prefix goes before. None: another process is at this very work.
     """

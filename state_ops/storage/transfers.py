@@ -1,8 +1,9 @@
-"""Moving several files at once: so many at a time, the first failure stops the others, nothing goes on past its deadline.
+"""Moving several files at once: so many at a time, the first failure stops the others, nothing goes on past its
+deadline.
 
 Bounded waits: a transfer that hangs in the operating system or in a client library cannot be ended from outside. It is
-left behind after a short grace, in a thread for which the process does not wait when it exits; what it still brings about is
-an object under the prefix of an attempt that never acked.
+left behind after a short grace, in a thread for which the process does not wait when it exits; what it still brings
+about is an object under the prefix of an attempt that never acked.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def together(
 ) -> list[Moved]:
     """Call `move(item, cancelled)` for every item in threads; returns the results in the items' order.
 
-    move: looks at `cancelled` often and raises once it is set. at_once: number of threads. deadline: on time.monotonic().
+    move: looks at `cancelled` often and raises once it is set. at_once: number of threads. deadline: on
+    time.monotonic().
     grace: seconds that running moves have to notice a cancellation.
     Raises the first failure, or TransientError at the deadline; in both cases moves not yet begun never begin.
     """
@@ -61,8 +63,8 @@ def together(
 
 
 def at_once(steps: Sequence[Callable[[], Moved]]) -> list[Moved]:
-    """The results of a few steps that do not need each other, each of which waits for storage. Raises the first failure,
-    after all have ended."""
+    """The results of a few steps that do not need each other, each of which waits for storage. Raises the first
+    failure, after all have ended."""
     if len(steps) < 2:
         return [step() for step in steps]
     futures = _begun(steps, len(steps), after_failure=True)
@@ -74,8 +76,8 @@ def at_once(steps: Sequence[Callable[[], Moved]]) -> list[Moved]:
 
 
 def _begun(steps: Sequence[Callable[[], Moved]], at_once: int, *, after_failure: bool) -> list[Future[Moved]]:
-    """Let steps run in order, so many at a time, in daemon threads. An executor's threads would be joined at exit, and one that
-    hangs would keep the process alive.
+    """Let steps run in order, so many at a time, in daemon threads. An executor's threads would be joined at exit, and
+    one that hangs would keep the process alive.
 
     after_failure: whether a thread whose step has failed goes on with the next.
     """

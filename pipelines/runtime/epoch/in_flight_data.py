@@ -1,11 +1,12 @@
 """In-flight data: rows in front of a stage that it has not applied when a checkpoint is cut.
 
     aligned      a checkpoint waits until every stage has applied all rows of its epoch
-    unaligned    a stage stops between two batches once its time is up; what it has not applied is part of the checkpoint
+    unaligned    a stage stops between two batches once its time is up; what it has not applied is part of the
+                 checkpoint
 
-What waits is a queue of epochs. A stage applies them in order, each by the clock and the watermark that it would have had at once,
-and hands an epoch on when it has applied all of it. So the state is what it would have been, only later. Values only: which
-stage works on what, and what that leaves. docs/adr/0021-unaligned-checkpoints.md.
+What waits is a queue of epochs. A stage applies them in order, each by the clock and the watermark that it would have
+had at once, and hands an epoch on when it has applied all of it. So the state is what it would have been, only later.
+Values only: which stage works on what, and what that leaves. docs/adr/0021-unaligned-checkpoints.md.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ Rows = StagedFile | StateFile
 class InFlightData:
     """What a stage has not applied of one epoch.
 
-    upstream: uid of the stage whose rows they are, or came from. now: that epoch's processing time. arriving: the watermark that the stage upstream handed on with it, microseconds since 1970 UTC.
-    layers: files of rows; those of one layer in any order, but before those of the next. schema: their columns; None: no rows.
-    begun: the stage has applied a part, and these are rows as its function sees them; else as the stage upstream handed them on.
+    upstream: uid of the stage whose rows they are, or came from. now: that epoch's processing time. arriving: the
+    watermark that the stage upstream handed on with it, microseconds since 1970 UTC.
+    layers: files of rows; those of one layer in any order, but before those of the next. schema: their columns; None:
+    no rows.
+    begun: the stage has applied a part, and these are rows as its function sees them; else as the stage upstream handed
+    them on.
     closed: the stage upstream has handed on all of them.
     """
 
@@ -98,7 +102,8 @@ class Work:
 
 
 def joined(waiting: Sequence[InFlightData], more: InFlightData | None) -> tuple[InFlightData, ...]:
-    """The queue once the stage upstream has handed on `more`, None if nothing: the rest of its newest entry, or another epoch.
+    """The queue once the stage upstream has handed on `more`, None if nothing: the rest of its newest entry, or another
+    epoch.
 
     Of epochs without rows in a row the last one stays: its clock and its watermark do what theirs would have done.
     """
@@ -115,8 +120,8 @@ def joined(waiting: Sequence[InFlightData], more: InFlightData | None) -> tuple[
 
 
 def work(queue: Sequence[InFlightData], pace: int | None) -> Work:
-    """What to do with the queue. pace: rows that the stage applied last time, if known: it is given no much larger part of what it has begun; all if
-    that was none, which a larger part may change.
+    """What to do with the queue. pace: rows that the stage applied last time, if known: it is given no much larger part
+    of what it has begun; all if that was none, which a larger part may change.
     """
     if not queue:
         return Work(None)
@@ -132,7 +137,8 @@ def work(queue: Sequence[InFlightData], pace: int | None) -> Work:
 
 
 def rest(done: Work, acks: Iterable[Ack], columns: pa.Schema | None) -> InFlightData | None:
-    """What the work has left of its epoch. columns: those that the stage's function sees, which its subtasks leave rows with."""
+    """What the work has left of its epoch. columns: those that the stage's function sees, which its subtasks leave rows
+    with."""
     assert done.first is not None
     rests = [ack.staged(REST) for ack in acks]
     deepest = max(map(len, rests), default=0)

@@ -1,4 +1,5 @@
-"""What the steps of an epoch hand to each other: the run's context, the plan of an epoch, the epoch in flight, the report."""
+"""What the steps of an epoch hand to each other: the run's context, the plan of an epoch, the epoch in flight, the
+report."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ from state_ops.snapshots.stage_upload import read_by_next
 
 @dataclass(frozen=True, slots=True)
 class SourceOffsets:
-    """How far sources have been read, by epochs in flight too. expected: the columns of each one's files; now: the newest
-    processing time."""
+    """How far sources have been read, by epochs in flight too. expected: the columns of each one's files; now: the
+    newest processing time."""
 
     offsets: Mapping[str, Any]
     expected: Mapping[str, pa.Schema]
@@ -65,10 +66,11 @@ class SourceOffsets:
 class StageProgress:
     """Where a stage stands after its newest epoch, confirmed or not: what its next one builds on.
 
-    watermark: microseconds since 1970 UTC. swept: by subtask, where the sweep of expired state goes on. bases: snapshots by subtask.
+    watermark: microseconds since 1970 UTC. swept: by subtask, where the sweep of expired state goes on. bases:
+    snapshots by subtask.
     settled: every base is confirmed, or on the disk that workers share with the coordinator; else the next epoch waits.
-    waiting: what it has not applied. pace: rows that it applied last; None: not known. forgotten: what a TTL has let expire.
-    """
+    waiting: what it has not applied. pace: rows that it applied last; None: not known. forgotten: what a TTL has let
+    expire."""
 
     watermark: int | None = None
     swept: Mapping[int, str] = field(default_factory=dict)
@@ -82,7 +84,8 @@ class StageProgress:
     def at(
         cls, head: Checkpoint | None, stage: str, bases: Mapping[int, Snapshot], channels: Mapping[str, Rows]
     ) -> StageProgress:
-        """The tip of a stage in a confirmed checkpoint, whose snapshots of it these are. channels: its files of rows, by path.
+        """The tip of a stage in a confirmed checkpoint, whose snapshots of it these are. channels: its files of rows,
+        by path.
 
         Raises DamageError where one of them is missing.
         """
@@ -107,7 +110,8 @@ class StageProgress:
     def after(
         self, acks: list[Ack], watermark: int | None, waiting: tuple[InFlightData, ...], forgotten: Forgotten | None
     ) -> StageProgress:
-        """The tip after an epoch whose acks these are. waiting: what it leaves; forgotten: what a TTL has let expire by then."""
+        """The tip after an epoch whose acks these are. waiting: what it leaves; forgotten: what a TTL has let expire by
+        then."""
         bases, settled = dict(self.bases), True
         for ack in acks:
             if ack.handover is not None:
@@ -141,8 +145,9 @@ class EpochReport:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What a stage's job gave, and its gates where they may set rows aside. acks: as they came, declines and strays among them. shapes: None as long as no row has
-    ever come. again: the cut to take instead of this epoch's, since a gate has set rows aside."""
+    """What a stage's job gave, and its gates where they may set rows aside. acks: as they came, declines and strays
+    among them. shapes: None as long as no row has ever come. again: the cut to take instead of this epoch's, since a
+    gate has set rows aside."""
 
     acks: tuple[Ack, ...]
     verdicts: tuple[Verdict, ...] = ()
@@ -163,15 +168,18 @@ class Applied:
 
 @dataclass
 class InFlightEpoch:
-    """One epoch between its trigger and its end. frontier: after its slices. acks: by stage, as its subtasks gave them, once all are
-    in; what is uploaded meanwhile does not change them. shapes: by stage, as this epoch knew them; a later one may know more.
+    """One epoch between its trigger and its end. frontier: after its slices. acks: by stage, as its subtasks gave them,
+    once all are in; what is uploaded meanwhile does not change them. shapes: by stage, as this epoch knew them; a later
+    one may know more.
 
-    uploaded: acks whose files are in storage, by stage, until the epoch before is confirmed. noted: its id is written down. judged: uids of stages whose rows no gate refuses. begun: steps, by lane and kind. elsewhere: uids of stages that run again, once what they build on is in storage. sealed: the row
-    and the listing, ready for the commit; confirmed: the checkpoint, once the registry has it; published: what its sinks have of it.
-    work: by stage, what it applies; waiting: what it has not applied after that. applied: which epoch it was at. forgotten: by stage, what
-    a TTL has let expire by then.
-    may_stand: its commit has begun, and the registry has not said that it failed. losers: objects of attempts that do not count. started: on time.perf_counter(); deadline: on time.monotonic().
-    """
+    uploaded: acks whose files are in storage, by stage, until the epoch before is confirmed. noted: its id is written
+    down. judged: uids of stages whose rows no gate refuses. begun: steps, by lane and kind. elsewhere: uids of stages
+    that run again, once what they build on is in storage. sealed: the row and the listing, ready for the commit;
+    confirmed: the checkpoint, once the registry has it; published: what its sinks have of it.
+    work: by stage, what it applies; waiting: what it has not applied after that. applied: which epoch it was at.
+    forgotten: by stage, what a TTL has let expire by then.
+    may_stand: its commit has begun, and the registry has not said that it failed. losers: objects of attempts that do
+    not count. started: on time.perf_counter(); deadline: on time.monotonic()."""
 
     pending: PendingCheckpoint
     cut: EpochPlan
@@ -234,7 +242,8 @@ def pending_bytes(
     stages: Sequence[Stage],
     full: bool,
 ) -> int:
-    """Of what this disk has to keep: what is still to be uploaded, at most, and rows in front of a stage, until it has applied them.
+    """Of what this disk has to keep: what is still to be uploaded, at most, and rows in front of a stage, until it has
+    applied them.
 
     tips: by stage. full: all files of a snapshot are uploaded, the base's too.
     """

@@ -3,19 +3,22 @@
     lane of a stage    1 2 3 4        a stage takes epochs in order, each on the snapshot that the one before left
     next stage           1 2 3 4      ... and after the stage upstream; what it leaves comes first in its next epoch
     gates                1 2 3 4      of the stages' rows: before a stage that reads them, and beside the next epoch
-    uploads                1 2 3      state is uploaded once that of the epoch before is: it refers to its objects, and counts once that is confirmed
+    uploads                1 2 3      state is uploaded once that of the epoch before is: it refers to its objects, and
+                           counts once that is confirmed
     commits                 1 2 3     looked at as a whole and committed, one epoch after the other
     publishing                1 2 3   one after the other too, at most one epoch behind the newest commit
     pruning                     1 2 3   prune, answer: beside the publishing of the next one, and not for each of them
     upkeep                       2    now and then, of the registry's logs, beside all else
     ids                1 2 3 4        an epoch's id is written down before anything of it is begun
     looks              - - - -        for requests, for what waits in sources, and the planning of slices (`beside`)
-    restores           -   -          where a stage takes long: whether it waits for state that is being fetched, which takes none of its time
+    restores           -   -          where a stage takes long: whether it waits for state that is being fetched, which
+                       takes none of its time
 
-Nothing of an epoch waits for a later one. If one fails, every later one falls with it; earlier ones go on to their end; then
-what fell is discarded, and the next epoch builds on the newest confirmed checkpoint. Only this thread touches the coordinator,
-and while epochs are in flight it waits for no storage, but for a lease that it has to renew: else what follows a step would wait with it.
-"""
+Nothing of an epoch waits for a later one. If one fails, every later one falls with it; earlier ones go on to their end;
+then what fell is discarded, and the next epoch builds on the newest confirmed checkpoint. Only this thread touches the
+coordinator,
+and while epochs are in flight it waits for no storage, but for a lease that it has to renew: else what follows a step
+would wait with it."""
 
 from __future__ import annotations
 
@@ -90,8 +93,8 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why epochs fall. epoch: the oldest that failed by itself. final: no replay by this run can help. keep: discard nothing. again: it did
-    not fail, but is to be begun anew with this cut."""
+    """Why epochs fall. epoch: the oldest that failed by itself. final: no replay by this run can help. keep: discard
+    nothing. again: it did not fail, but is to be begun anew with this cut."""
 
     epoch: int
     error: BaseException
@@ -102,7 +105,8 @@ class _Failure:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What a lane is at. then: what follows, in the coordinator's thread; failed: what follows an error. begun: on time.monotonic()."""
+    """What a lane is at. then: what follows, in the coordinator's thread; failed: what follows an error. begun: on
+    time.monotonic()."""
 
     in_flight: InFlightEpoch
     begun: float
@@ -113,8 +117,8 @@ class _Step:
 class EpochScheduler:
     """Epochs between their trigger and their end, oldest first.
 
-    tolerated: called with a failure once everything that fell is discarded; raises it if the run must not go on. again: the cut to begin
-    next, before anything else is planned.
+    tolerated: called with a failure once everything that fell is discarded; raises it if the run must not go on. again:
+    the cut to begin next, before anything else is planned.
     """
 
     def __init__(
@@ -159,10 +163,11 @@ class EpochScheduler:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more epoch may begin: so many in flight, so many bytes that wait to be uploaded or applied, unless it is the oldest.
+        """Whether one more epoch may begin: so many in flight, so many bytes that wait to be uploaded or applied,
+        unless it is the oldest.
 
-        One that is confirmed and still publishes or prunes takes no place, unless nothing is to overlap: while that takes longest, stages
-        would wait for what needs no processor. There are three of them at most (`_may_commit`).
+        One that is confirmed and still publishes or prunes takes no place, unless nothing is to overlap: while that
+        takes longest, stages would wait for what needs no processor. There are three of them at most (`_may_commit`).
         """
         if self._fallen or self._failure is not None:
             return False
@@ -190,7 +195,8 @@ class EpochScheduler:
         return {(name, file.name) for slices in cuts for name, planned in slices.items() for file in planned.files}
 
     def fell(self) -> bool:
-        """Whether epochs have fallen since this was asked last: their slices are to be read again, however long ago they came."""
+        """Whether epochs have fallen since this was asked last: their slices are to be read again, however long ago
+        they came."""
         fell, self._has_fallen = self._has_fallen, False
         return fell
 
@@ -221,7 +227,8 @@ class EpochScheduler:
         return True
 
     def turn(self, seconds: float) -> list[EpochReport]:
-        """Go on as steps end, for so long at most, until there is room, a report, or nothing left; returns epochs that ended.
+        """Go on as steps end, for so long at most, until there is room, a report, or nothing left; returns epochs that
+        ended.
 
         While something is looked for (`beside`): until that is found, or a report. Raises what `tolerated` raises.
         """
@@ -249,10 +256,10 @@ class EpochScheduler:
     def beside(self, look: Callable[[], Found], seconds: float) -> Generator[EpochReport, None, Callable[[], Found]]:
         """Look at something in storage while epochs go on; yields reports of those that end meanwhile.
 
-        look: touches nothing that steps change. What it finds was so when it began: a request may have been answered since, a slice
-        belong to epochs that have fallen. seconds: as for `turn`. Returns a call that gives what was found, or raises what the look has
-        raised. Raises what `turn` raises, and RunEndedError once the look has taken longer than an epoch may and a minute.
-        """
+        look: touches nothing that steps change. What it finds was so when it began: a request may have been answered
+        since, a slice belong to epochs that have fallen. seconds: as for `turn`. Returns a call that gives what was
+        found, or raises what the look has raised. Raises what `turn` raises, and RunEndedError once the look has taken
+        longer than an epoch may and a minute."""
         self._looks_since = time.monotonic()
         self._lanes.start(_LOOKS, look)
         while self._seen is None:
@@ -360,7 +367,8 @@ class EpochScheduler:
         return self._progress_by_stage[stage.uid].settled and stage.uid not in in_flight.elsewhere and not self._is_full
 
     def _may_wait_for_state(self) -> InFlightEpoch | None:
-        """The epoch of a stage that is at work for so long that one should look whether it waits for its state, and how far that is."""
+        """The epoch of a stage that is at work for so long that one should look whether it waits for its state, and how
+        far that is."""
         if _RESTORES in self._steps:
             return None
         now, stages = time.monotonic(), {stage.uid for stage in self._context.pipeline.stages}
@@ -421,7 +429,8 @@ class EpochScheduler:
         )
 
     def _may_commit(self, in_flight: InFlightEpoch) -> bool:
-        """Beside the publishing of the epoch before, and no further ahead: what sinks lack stays little. And beside the pruning of one more."""
+        """Beside the publishing of the epoch before, and no further ahead: what sinks lack stays little. And beside the
+        pruning of one more."""
         before = self._in_flight_epochs[: self._in_flight_epochs.index(in_flight)]
         lacking = sum(other.published is None for other in before)
         return self._free(_COMMITS, in_flight, _COMMIT) and lacking <= 1 and len(before) <= 2
@@ -468,7 +477,8 @@ class EpochScheduler:
         here = self._here if shared else None
         progress = self._progress_by_stage[stage.uid]
         in_flight.work[stage.uid] = plan(self._context, in_flight, stage, progress)
-        # A later epoch that ends its worker again and again must not take this one's snapshot along, in this run or in the next.
+        # A later epoch that ends its worker again and again must not take this one's snapshot along, in this run or in
+        # the next.
         proven = self._has_confirmed and not self._coordinator.failures
         asynchronous = self._context.settings.state.asynchronous_snapshots and proven
         step = partial(
@@ -535,7 +545,8 @@ class EpochScheduler:
         in_flight.judged.add(stage.uid)
 
     def _runs_again(self, stage: Stage, in_flight: InFlightEpoch, acks: Sequence[Ack]) -> bool:
-        """Whether a subtask has landed where its base is not. Then the stage runs once more, as soon as that is in storage."""
+        """Whether a subtask has landed where its base is not. Then the stage runs once more, as soon as that is in
+        storage."""
         kinds = {ack.error["kind"] for ack in acks if ack.error is not None}
         if LocalBaseError.__name__ not in kinds or stage.uid in in_flight.elsewhere:
             return False
@@ -656,8 +667,8 @@ class EpochScheduler:
             log.warning("the registry's logs were not shortened", error=plainly(error))
 
     def _not_finished(self, in_flight: InFlightEpoch, error: BaseException) -> None:
-        """It stands, as the next one does if its commit has landed or is about to: the next run publishes both. The others fall, but for one
-        before it, which ends well."""
+        """It stands, as the next one does if its commit has landed or is about to: the next run publishes both. The
+        others fall, but for one before it, which ends well."""
         ending = [
             other
             for other in self._in_flight_epochs
@@ -681,7 +692,8 @@ class EpochScheduler:
         self._coordinator.prolong(time.monotonic(), in_flight.pending.id)
 
     def _renew(self) -> None:
-        """The commit may have claimed a new generation: what is in flight carries the old one and falls, through no fault."""
+        """The commit may have claimed a new generation: what is in flight carries the old one and falls, through no
+        fault."""
         if self._coordinator.generation == self._context.generation:
             return
         try:
@@ -711,8 +723,8 @@ class EpochScheduler:
             self._fall(in_flight, _Failure(in_flight.pending.id, late(self._context, in_flight)))
 
     def _give_up(self) -> None:
-        """End the run where a step does not end, long after its time: of what has fallen, beside which no later epoch can begin, or of what
-        is committed, which has no deadline, and behind which later epochs wait."""
+        """End the run where a step does not end, long after its time: of what has fallen, beside which no later epoch
+        can begin, or of what is committed, which has no deadline, and behind which later epochs wait."""
         until = time.monotonic() - _GRACE_SECONDS
 
         def ends_by(step: _Step) -> float:

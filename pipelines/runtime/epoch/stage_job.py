@@ -46,7 +46,8 @@ log = structlog.get_logger("weir.epoch")
 
 
 def plan(context: RunContext, in_flight: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
-    """What the stage applies in this epoch: what it has left before, or this epoch's rows. The stage upstream has acked."""
+    """What the stage applies in this epoch: what it has left before, or this epoch's rows. The stage upstream has
+    acked."""
     if isinstance(stage.input, FileSource):
         planned = in_flight.cut.slices.get(stage.input.name)
         newest = planned.newest if planned else None
@@ -61,7 +62,8 @@ def plan(context: RunContext, in_flight: InFlightEpoch, stage: Stage, progress: 
 
 
 def bases(context: RunContext, head: Checkpoint | None, files: Sequence[StateFile], uid: str) -> dict[int, Snapshot]:
-    """What the subtasks of a stage build on, from the newest checkpoint and its listing, whatever their number was then."""
+    """What the subtasks of a stage build on, from the newest checkpoint and its listing, whatever their number was
+    then."""
     recorded = head.operators.get(uid) if head else None
     if head is None or not recorded:
         return {}
@@ -79,9 +81,11 @@ def run_stage(
     reread: bool,
     asynchronous: bool,
 ) -> StageResult:
-    """Run a stage's job; then ask its gates on rows, if they may set rows aside and no subtask declined. Others are asked by `judge`.
+    """Run a stage's job; then ask its gates on rows, if they may set rows aside and no subtask declined. Others are
+    asked by `judge`.
 
-    progress: what the epoch builds on. keep: attempts whose local files other epochs in flight need. here, reread, asynchronous: as in
+    progress: what the epoch builds on. keep: attempts whose local files other epochs in flight need. here, reread,
+    asynchronous: as in
     `KeyedTask`.
     """
     started, ms = time.perf_counter(), dict[str, float]()
@@ -117,7 +121,8 @@ def run_stage(
 
 
 def to_judge(in_flight: InFlightEpoch, stage: Stage) -> list[StagedFile | StateFile]:
-    """What gates are still to look at of a stage that has acked: rows that it has handed out, unless its job has asked them already."""
+    """What gates are still to look at of a stage that has acked: rows that it has handed out, unless its job has asked
+    them already."""
     return [] if stage.quarantines else _judged(stage, in_flight.acks[stage.uid])
 
 
@@ -281,7 +286,8 @@ def _shapes(
 
 
 def source_schema(stage: Stage, files: pa.Schema) -> pa.Schema:
-    """What a stage reads of a source whose files have these columns: with their rows' positions, if its gates may set rows aside."""
+    """What a stage reads of a source whose files have these columns: with their rows' positions, if its gates may set
+    rows aside."""
     if not stage.quarantines:
         return files
     assert isinstance(stage.input, FileSource), "only such a stage may quarantine"
@@ -290,7 +296,8 @@ def source_schema(stage: Stage, files: pa.Schema) -> pa.Schema:
 
 
 def shapes_of(stage: Stage, seen: pa.Schema, read: pa.Schema) -> Shapes:
-    """A stage's schemas, those of all its tables among them. seen: the columns that its function sees; read: those before its transform.
+    """A stage's schemas, those of all its tables among them. seen: the columns that its function sees; read: those
+    before its transform.
 
     Raises PipelineError where they do not fit.
     """
@@ -334,8 +341,8 @@ def _check_backend(context: RunContext, stage: Stage) -> None:
 
 
 def _fitted_to_head(context: RunContext, stage: Stage, fixed: Shapes) -> Shapes:
-    """The shapes with a state schema that also reads the rows in the newest checkpoint; refuses, before the first row, code
-    that does not fit them."""
+    """The shapes with a state schema that also reads the rows in the newest checkpoint; refuses, before the first row,
+    code that does not fit them."""
     head = context.head
     recorded = head.operators.get(stage.uid) if head else None
     if not recorded or not recorded.get("schema"):
@@ -406,7 +413,8 @@ def _untold(head: Checkpoint | None, stage: Stage) -> bool:
 
 
 def cache_sizes(settings: Settings, stage: Stage) -> CacheSizes | None:
-    """The sizes of a stage's state cache; None if it has none. Raises ConfigurationError for one that cannot have any."""
+    """The sizes of a stage's state cache; None if it has none. Raises ConfigurationError for one that cannot have
+    any."""
     configured = settings.state.caches.get(stage.uid)
     if configured is None:
         return None
@@ -429,7 +437,8 @@ def known_watermark(in_flight: InFlightEpoch, stage: Stage, progress: StageProgr
 def note_progress(
     in_flight: InFlightEpoch, stage: Stage, progress: StageProgress, columns: pa.Schema | None
 ) -> StageProgress:
-    """Record the stage's watermark after its job, what it has left, and what its where dropped; returns where the stage stands now.
+    """Record the stage's watermark after its job, what it has left, and what its where dropped; returns where the stage
+    stands now.
 
     columns: those that its function sees.
     """

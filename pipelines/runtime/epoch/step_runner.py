@@ -1,8 +1,8 @@
 """Where the steps of epochs run beside each other: one thread a lane, one step at a time in it.
 
-The coordinator alone decides what comes next. It starts steps and takes their results in one thread, so nothing that it knows
-is ever touched by another; a step gets values and gives one back. A test that puts the steps in an order of its own
-implements `StepRunner` without threads.
+The coordinator alone decides what comes next. It starts steps and takes their results in one thread, so nothing that it
+knows is ever touched by another; a step gets values and gives one back. A test that puts the steps in an order of its
+own implements `StepRunner` without threads.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """The life of one epoch. Read this first.
 
-    slice -> stages, each one Spark job that yields acks -> its gates, uploads -> gates on the whole -> commit -> publish -> prune
+    slice -> stages, each one Spark job that yields acks -> its gates, uploads -> gates on the whole -> commit ->
+    publish -> prune
 
 Everything up to the commit can be thrown away: it lies under prefixes that only this attempt knows. The commit is one
 row in the registry. Everything after the commit can be done again by whoever comes next.
 
-These are its steps, each from values to a value. `scheduler` says which epoch takes which step when: while one is published the
-next one is committed, and another uploaded, and the stages of those after it are at work.
+These are its steps, each from values to a value. `scheduler` says which epoch takes which step when: while one is
+published the next one is committed, and another uploaded, and the stages of those after it are at work.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def upload(context: RunContext, in_flight: InFlightEpoch, stage: Stage, bases: M
 
 
 def publish(context: RunContext, in_flight: InFlightEpoch, checkpoint: Checkpoint) -> tuple[Publication, ...]:
-    """Make its rows visible after the commit. If this fails the epoch stands: recovery does it again, in the next run."""
+    """Make its rows visible after the commit. If this fails the epoch stands: recovery does it again, in the next
+    run."""
     clock = time.perf_counter()
     publications = as_owner(context, lambda: publish_missing(context, [checkpoint]))
     record_ms(in_flight.ms, "publish", clock)
@@ -114,8 +116,8 @@ def finish(
 ) -> EpochReport:
     """Prune and answer after publishing. If this fails the epoch stands, as above.
 
-    done_with: acks of which nobody needs what lies on this disk. also: what epochs in flight need, as `Coordinator.needed` says; None:
-    pruning is left to the next epoch.
+    done_with: acks of which nobody needs what lies on this disk. also: what epochs in flight need, as
+    `Coordinator.needed` says; None: pruning is left to the next epoch.
     """
     ms = dict(in_flight.ms)
     clock = time.perf_counter()
@@ -153,7 +155,8 @@ def _answer(context: RunContext, checkpoint: Checkpoint, request: Request) -> No
 
 
 def typed(error: BaseException, where: str) -> WeirError | None:
-    """What Python, Spark's bridge or Delta raised of their own accord, as what the operator should do; None: leave it."""
+    """What Python, Spark's bridge or Delta raised of their own accord, as what the operator should do; None: leave
+    it."""
     from py4j.protocol import Py4JError, Py4JJavaError
 
     if isinstance(error, WeirError):
@@ -182,7 +185,8 @@ def typed(error: BaseException, where: str) -> WeirError | None:
 def completed(
     context: RunContext, in_flight: InFlightEpoch, parent: Checkpoint | None, channels: Mapping[str, StateFile]
 ) -> tuple[Checkpoint, tuple[StateFile, ...]]:
-    """The epoch as the row and the listing that will make its checkpoint exist, once all that it names has been looked at.
+    """The epoch as the row and the listing that will make its checkpoint exist, once all that it names has been looked
+    at.
 
     channels: the files of rows that the parent names, by path.
     """
@@ -222,7 +226,8 @@ def _fits(context: RunContext, table: str, schema: pa.Schema) -> bool:
 def _judged(
     context: RunContext, in_flight: InFlightEpoch, checkpoint: Checkpoint, files: tuple[StateFile, ...]
 ) -> Checkpoint:
-    """The row with what all gates have said; those that look at the whole are asked now. Raises GateError where one holds."""
+    """The row with what all gates have said; those that look at the whole are asked now. Raises GateError where one
+    holds."""
     clock = time.perf_counter()
     found = epoch_gates.verdicts(context, in_flight.deadline, checkpoint, files)
     if found:
@@ -331,7 +336,8 @@ def _format(in_flight: InFlightEpoch, state: Sequence[StateFile]) -> int:
 def _carried(
     in_flight: InFlightEpoch, own: Sequence[StateFile], channels: Mapping[str, StateFile]
 ) -> tuple[StateFile, ...]:
-    """Rows that still wait since an earlier checkpoint. Like state, they are only ever named again if a confirmed one names them."""
+    """Rows that still wait since an earlier checkpoint. Like state, they are only ever named again if a confirmed one
+    names them."""
     known = {file.path for file in own if file.kind == CHANNEL}
     waiting = in_flight.waiting_paths - known
     for path in sorted(waiting - channels.keys()):

@@ -1,8 +1,9 @@
-"""The project's code for executors on other hosts: packed when a session starts, and fetchable for as long as this process lives.
+"""The project's code for executors on other hosts: packed when a session starts, and fetchable for as long as this
+process lives.
 
-An executor fetches the archive before its first task. One that joins hours later fetches it then, from the driver, which serves
-the file where it lies. (A Spark Connect server keeps a copy of its own.) Third-party packages are not in it: they are part of the
-workers' Python, which `spark.python` names.
+An executor fetches the archive before its first task. One that joins hours later fetches it then, from the driver,
+which serves the file where it lies. (A Spark Connect server keeps a copy of its own.) Third-party packages are not in
+it: they are part of the workers' Python, which `spark.python` names.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _FIRST_DAY = (1980, 1, 1, 0, 0, 0)  # the same code makes the same archive
 
 
 def ship(spark: SparkSession, settings: Settings) -> Path:
-    """Make the project's code importable in the executors of a session; returns the archive, which goes when this process ends."""
+    """Make the project's code importable in the executors of a session; returns the archive, which goes when this
+    process ends."""
     kept = ExitStack()
     directory = kept.enter_context(scratch(settings.work_dir, "code-"))
     atexit.register(kept.close)
@@ -59,7 +61,8 @@ def pack(directory: Path, files: Iterable[tuple[str, Path]]) -> Path:
 
 
 def of_project(project: Path) -> Iterator[tuple[str, Path]]:
-    """All that can be imported from the project's folder, whatever it is called: Weir's packages, and yours beside them."""
+    """All that can be imported from the project's folder, whatever it is called: Weir's packages, and yours beside
+    them."""
     if project.name in _INSTALLED:  # Weir was installed like any other package, so executors have it too
         return
     for entry in sorted(project.iterdir()):
@@ -68,7 +71,8 @@ def of_project(project: Path) -> Iterator[tuple[str, Path]]:
 
 
 def of_modules(modules: Iterable[ModuleType]) -> Iterator[tuple[str, Path]]:
-    """The top-level modules and packages that this process has imported from elsewhere: neither from the project nor from installed packages."""
+    """The top-level modules and packages that this process has imported from elsewhere: neither from the project nor
+    from installed packages."""
     standard = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     for module in list(modules):
         name = getattr(module, "__name__", "")

@@ -1,8 +1,8 @@
 """Small slices without a shuffle: every subtask reads all of the rows and keeps those of its own key groups.
 
-To decode half a million rows takes a subtask some tens of milliseconds; to send them through the JVM, its shuffle and into Python takes
-both processors more than half a second. It pays while subtasks are few, since each reads all: docs/adr/0035-small-slices.md.
-"""
+To decode half a million rows takes a subtask some tens of milliseconds; to send them through the JVM, its shuffle and
+into Python takes both processors more than half a second. It pays while subtasks are few, since each reads all:
+docs/adr/0035-small-slices.md."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def fits(stage: Stage, rows: Landed | Channel, parallelism: int, most_bytes: int
 def own_batches(
     stage: Stage, rows: Landed | Channel, subtask: int, parallelism: int, max_parallelism: int, batch_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one subtask's key groups with their group, in the stage's order, in batches of so many rows and a last one.
+    """The rows of one subtask's key groups with their group, in the stage's order, in batches of so many rows and a
+    last one.
 
     Raises InputError for a file that is gone or damaged, TransientError if storage fails.
     """

@@ -24,8 +24,8 @@ Deadline = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """Rows of a source's slice. schema: the columns that every file has, in canonical types; and `ROW`, if the stage needs to know where its
-    rows come from. left_out: positions that nobody gets to see, ascending."""
+    """Rows of a source's slice. schema: the columns that every file has, in canonical types; and `ROW`, if the stage
+    needs to know where its rows come from. left_out: positions that nobody gets to see, ascending."""
 
     schema: pa.Schema
     reader: FilesReader
@@ -44,7 +44,8 @@ class Landed:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Rows that wait for a stage, uploaded or not: the stage before has staged them, or it has left them itself. schema: their columns.
+    """Rows that wait for a stage, uploaded or not: the stage before has staged them, or it has left them itself.
+    schema: their columns.
 
     as_seen: they are as the stage's function sees rows: its where and its transform have been applied.
     """
@@ -67,8 +68,8 @@ def uri(storage: Storage, file: StagedFile | StateFile) -> str:
 def staged_table(storage: Storage, file: StagedFile | StateFile, columns: Sequence[str] | None = None) -> pa.Table:
     """Staged rows, read in this process; columns: only those of them that are there.
 
-    Raises VanishedError if they are gone, and TransientError or DamageError if they are damaged: on a local disk, from which a replay writes them
-    anew, or in storage.
+    Raises VanishedError if they are gone, and TransientError or DamageError if they are damaged: on a local disk, from
+    which a replay writes them anew, or in storage.
     """
     if isinstance(file, StagedFile):
         try:
@@ -110,8 +111,8 @@ class Executor(Protocol):
     def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
         """Run every subtask of the stage to its ack, a decline included; a subtask that died has none.
 
-        rows: None for an epoch without data. columns: as `columns` said. deadline: says when, on time.monotonic(), the work is
-        cancelled. Raises the WeirError that says what the operator should do when the job as a whole failed.
+        rows: None for an epoch without data. columns: as `columns` said. deadline: says when, on time.monotonic(), the
+        work is cancelled. Raises the WeirError that says what the operator should do when the job as a whole failed.
         """
         ...
 

@@ -19,8 +19,8 @@ def load():
 
 
 def load_meanwhile() -> None:
-    """Start loading beside a Spark job. Not earlier: Great Expectations imports PySpark too, and two threads that import
-    PySpark at once find it half-made."""
+    """Start loading beside a Spark job. Not earlier: Great Expectations imports PySpark too, and two threads that
+    import PySpark at once find it half-made."""
     if not _loaded.cache_info().currsize:
         threading.Thread(target=load, name="weir-gates", daemon=True).start()
 

@@ -1,8 +1,9 @@
-"""A stage in this very process, without Spark: rows are filtered, routed and sorted as Spark does it, and each subtask is the
-real keyed task on the real backend. For unit tests of pipelines (`pipelines.testing`) and for tests of the coordinator.
+"""A stage in this very process, without Spark: rows are filtered, routed and sorted as Spark does it, and each subtask
+is the real keyed task on the real backend. For unit tests of pipelines (`pipelines.testing`) and for tests of the
+coordinator.
 
-`where` is evaluated as Spark does it (`spark_where`); what that does not cover is refused by name. `transform` needs Spark.
-"""
+`where` is evaluated as Spark does it (`spark_where`); what that does not cover is refused by name. `transform` needs
+Spark."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What a failed Spark job means, as what the operator should do.
 
-Spark wraps what went wrong in several layers: the job, the task, the reader, the store's client. What counts is the innermost one. A store
-that is throttled and an executor without credentials both come as "cannot read the file", which is then whole and needs no repair.
-"""
+Spark wraps what went wrong in several layers: the job, the task, the reader, the store's client. What counts is the
+innermost one. A store that is throttled and an executor without credentials both come as "cannot read the file", which
+is then whole and needs no repair."""
 
 from __future__ import annotations
 
@@ -145,7 +145,8 @@ def _of_storage(stage: Stage, text: str, why: str) -> WeirError | None:
 
 
 def _with_causes(error: Exception) -> str:
-    """What an error says, and Java's trace with all causes, which PySpark keeps beside its message, under one of two names."""
+    """What an error says, and Java's trace with all causes, which PySpark keeps beside its message, under one of two
+    names."""
     trace = getattr(error, "_stackTrace", None) or getattr(error, "_stacktrace", None)
     return redacted("\n".join(filter(None, [str(error), trace])))
 
@@ -158,7 +159,8 @@ def reason(error: BaseException) -> str:
 
 
 def _told(text: str, marks: re.Pattern[str]) -> str:
-    """The marks that are in a text: status, code and kind. The rest may be what the store has answered, which is not repeated."""
+    """The marks that are in a text: status, code and kind. The rest may be what the store has answered, which is not
+    repeated."""
     return ", ".join(list(dict.fromkeys(found[0] for found in marks.finditer(text)))[:4])
 
 

@@ -130,7 +130,8 @@ def _collected(acks: DataFrame) -> list[Ack]:
 
 
 def _path(rows: Channel, file: StagedFile | StateFile) -> str:
-    """A staged file's place as Spark reads it, which takes a path for a pattern unless its special characters are escaped."""
+    """A staged file's place as Spark reads it, which takes a path for a pattern unless its special characters are
+    escaped."""
     place = uri(rows.storage, file)
     return f"file://{literal(place)}" if isinstance(file, StagedFile) else place
 
@@ -145,7 +146,8 @@ def _cancel_late(session: SparkSession, deadline: Deadline, done: threading.Even
 
 @contextmanager
 def _translated(stage: Stage, master: str) -> Iterator[None]:
-    """What Spark raises while a stage is prepared, planned or run, as what the operator should do. A JVM that is gone is left as it is."""
+    """What Spark raises while a stage is prepared, planned or run, as what the operator should do. A JVM that is gone
+    is left as it is."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
@@ -178,7 +180,8 @@ def _read_by_arrow(session: SparkSession, rows: Landed, numbers: Sequence[int], 
 
 
 def _read_by_spark(session: SparkSession, rows: Landed, files: Sequence[SourceFile]) -> DataFrame:
-    """The rows of some files. Columns that a file stores in nanoseconds, which Spark cannot read, are cut to microseconds."""
+    """The rows of some files. Columns that a file stores in nanoseconds, which Spark cannot read, are cut to
+    microseconds."""
     from pyspark.sql import functions as F
 
     parts, numbered = [], rows.tracked or rows.left_out

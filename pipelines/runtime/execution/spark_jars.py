@@ -39,7 +39,8 @@ _TRUST_PASSWORD = "changeit"  # guards nothing: the store holds public certifica
 
 @dataclass(frozen=True, slots=True)
 class LockedJar:
-    """One line of `infra/jars.lock`: `organisation:module revision sha256`. purpose: the `[section]` that it stands in."""
+    """One line of `infra/jars.lock`: `organisation:module revision sha256`. purpose: the `[section]` that it stands
+    in."""
 
     purpose: str
     organisation: str
@@ -83,7 +84,8 @@ def locked_jars(purpose: str) -> list[LockedJar]:
 
 
 def fetch(jars: Sequence[LockedJar], cache_dir: Path) -> list[Path]:
-    """The paths of `jars` under `cache_dir`, in their order, downloading those not there yet; errors as `delta_jars`."""
+    """The paths of `jars` under `cache_dir`, in their order, downloading those not there yet; errors as
+    `delta_jars`."""
     directory = cache_dir.absolute() / "jars"
     paths = [directory / jar.file_name for jar in jars]
     if _missing(jars, directory):
@@ -132,7 +134,8 @@ def _download(jars: Sequence[LockedJar], directory: Path, java: Path) -> None:
 
 
 def _run_ivy(jars: Sequence[LockedJar], work: Path, java: Path) -> Path:
-    """Let Ivy download into `work`; the directory with the jars. Twice, where Java does not trust what Python trusts."""
+    """Let Ivy download into `work`; the directory with the jars. Twice, where Java does not trust what Python
+    trusts."""
     dependencies = "".join(
         f"<dependency org={quoteattr(jar.organisation)} name={quoteattr(jar.module)} rev={quoteattr(jar.revision)}"
         ' transitive="false" conf="default->master"/>'

@@ -127,7 +127,8 @@ def schema_of(rows: DataFrame, stage: Stage | None = None) -> pa.Schema:
 
 
 def spark_schema(schema: pa.Schema, where: str) -> StructType:
-    """A schema as Spark has it. where: whose it is. Raises PipelineError for a column whose type Spark does not have."""
+    """A schema as Spark has it. where: whose it is. Raises PipelineError for a column whose type Spark does not
+    have."""
     from pyspark.errors import PySparkTypeError
     from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 
@@ -171,7 +172,8 @@ def _quoted(name: str) -> str:
 
 
 def data_error(stage: Stage, error: Exception) -> WeirError | None:
-    """What a failed Spark job says about the rows or the author's code, if it says that: a replay would fail the same way.
+    """What a failed Spark job says about the rows or the author's code, if it says that: a replay would fail the same
+    way.
 
     error: from an action on the stage's rows. InputError for a value that an expression cannot take (ANSI casts,
     division by zero, raise_error); StageError for a Python UDF that raised; None for all else.
@@ -226,7 +228,8 @@ def _refuse_chance(stage: Stage, rows: DataFrame) -> None:
 
 
 def _chance(plan: Any) -> Iterator[str]:
-    """The expressions of chance and clock in an analysed plan, a Java object; the innermost first, as they are to blame."""
+    """The expressions of chance and clock in an analysed plan, a Java object; the innermost first, as they are to
+    blame."""
     for below in (plan.children(), plan.subqueries()):
         for child in _items(below):
             yield from _chance(child)

@@ -107,8 +107,8 @@ def not_started(settings: Settings, error: Exception) -> WeirError:
 
 
 def reach(master: str) -> None:
-    """Raise ImportError where Spark Connect's client lacks packages, and OSError where nothing listens at the address: the client would try
-    for ten minutes without a word."""
+    """Raise ImportError where Spark Connect's client lacks packages, and OSError where nothing listens at the address:
+    the client would try for ten minutes without a word."""
     importlib.import_module("pyspark.sql.connect.client")
     address = urlsplit(master)
     with socket.create_connection((address.hostname or "localhost", address.port or _CONNECT_PORT), _CONNECT_SECONDS):
@@ -135,8 +135,8 @@ def _with_patience(spark: SparkSession) -> None:
 
 
 def worker_python(settings: Settings) -> dict[str, str]:
-    """What tells PySpark which Python runs the workers. On other hosts this process's own path may not exist: there it is `python3`
-    unless something names another."""
+    """What tells PySpark which Python runs the workers. On other hosts this process's own path may not exist: there it
+    is `python3` unless something names another."""
     named = settings.spark.python or settings.spark.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
     if named is None and settings.spark.master.startswith("local"):
         named = sys.executable
@@ -156,7 +156,8 @@ def log_file(settings: Settings) -> Path:
 
 @contextmanager
 def _stderr_to(file: Path) -> Iterator[None]:
-    """Let a child that starts meanwhile inherit `file` as its stderr: the JVM's chatter is not the operator's business."""
+    """Let a child that starts meanwhile inherit `file` as its stderr: the JVM's chatter is not the operator's
+    business."""
     file.parent.mkdir(parents=True, exist_ok=True)
     sys.stderr.flush()
     kept = os.dup(2)

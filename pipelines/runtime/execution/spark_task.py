@@ -33,8 +33,8 @@ def reading_rows(
 ) -> Iterator[pa.RecordBatch]:
     """The same for rows that each subtask reads by itself, or for none. numbers: what made Spark start the tasks.
 
-    They are read all the same: Spark ends a worker that leaves some of its input, and the next epoch would wait for another.
-    """
+    They are read all the same: Spark ends a worker that leaves some of its input, and the next epoch would wait for
+    another."""
     for _ in numbers:
         pass
     subtask, own = _subtask(), iter(())
@@ -46,7 +46,8 @@ def reading_rows(
 def landed_rows(
     rows: Landed, files: Sequence[int], batch_rows: int, tasks: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of those files of a slice, by their numbers in it, whose places in `files` stand in the batches of `tasks`."""
+    """The rows of those files of a slice, by their numbers in it, whose places in `files` stand in the batches of
+    `tasks`."""
     try:
         for batch in tasks:
             for task in batch.column(0).to_pylist():
@@ -81,8 +82,8 @@ def _acked(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> 
 def _routed(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The batches, none with a row of another subtask: state written for it here would never be found again.
 
-    Raises ConfigurationError: that a partition's number is its subtask's holds as long as nothing changes Spark's plan, as
-    adaptive execution does, which joins small partitions.
+    Raises ConfigurationError: that a partition's number is its subtask's holds as long as nothing changes Spark's plan,
+    as adaptive execution does, which joins small partitions.
     """
     own = group_range(subtask, task.parallelism, task.max_parallelism)
     for batch in batches:
@@ -104,8 +105,8 @@ def _routed(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) ->
 def _settle() -> None:
     """Once in a process: leave what it has by now, modules above all, out of all further garbage collections.
 
-    Spark's daemon has a worker collect everything after each task (`pyspark/daemon.py`), which takes 50 to 80 ms for this
-    many objects, and the next task waits for it.
+    Spark's daemon has a worker collect everything after each task (`pyspark/daemon.py`), which takes 50 to 80 ms for
+    this many objects, and the next task waits for it.
     """
     gc.collect()  # what is frozen is never collected
     gc.freeze()

@@ -1,11 +1,16 @@
-"""Great Expectations' Data Docs of a pipeline: all its gates and restore expectations, asked of what is there now, as pages to look at.
+"""Great Expectations' Data Docs of a pipeline: all its gates and restore expectations, asked of what is there now, as
+pages to look at.
 
-    table <name>      the newest rows of a stage's table, at most 10,000: its gates on rows, and what on_restore says of the table
-    state <uid>       at most 10,000 rows of its state in the newest checkpoint: its gates on state, and what on_restore says of it
+    table <name>      the newest rows of a stage's table, at most 10,000: its gates on rows, and what on_restore says of
+                      the table
+    state <uid>       at most 10,000 rows of its state in the newest checkpoint: its gates on state, and what on_restore
+                      says of it
     figures <uid>     a row for each retained checkpoint with rows for the stage: its gates on figures
 
-Reads only, and starts no Spark. The pages are made by Great Expectations' own site builder, beside the place where they go, and put there at
-once: who reads them finds the old ones or the new ones. What they load from elsewhere (scripts, styles, fonts, logos) is put beside them, so that they
+Reads only, and starts no Spark. The pages are made by Great Expectations' own site builder, beside the place where they
+go, and put there at
+once: who reads them finds the old ones or the new ones. What they load from elsewhere (scripts, styles, fonts, logos)
+is put beside them, so that they
 need no network: `data_docs_assets.zip` has it, with versions and licences.
 """
 
@@ -48,8 +53,9 @@ _SEALED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was made. index: the page to begin with; verdicts: of every expectation that was asked; of a restore expectation `gate` is what
-    it expects, `stage` the stage or table. left_out: what could not be looked at, and why, in words."""
+    """What was made. index: the page to begin with; verdicts: of every expectation that was asked; of a restore
+    expectation `gate` is what it expects, `stage` the stage or table. left_out: what could not be looked at, and why,
+    in words."""
 
     pipeline: str
     index: Path
@@ -222,7 +228,8 @@ def _site(directory: Path) -> Mapping[str, Any]:
 
 
 def _with_assets(site: Path) -> None:
-    """Put beside the pages what they load from other hosts, and let them load it from there; links to other hosts lead nowhere."""
+    """Put beside the pages what they load from other hosts, and let them load it from there; links to other hosts lead
+    nowhere."""
     with zipfile.ZipFile(_ASSETS) as archive:
         archive.extractall(site / _VENDOR)
         there = {_plain(name): f"{_VENDOR}/{name}" for name in archive.namelist()}
@@ -241,7 +248,8 @@ def _with_assets(site: Path) -> None:
 
 
 def _plain(url: str) -> str:
-    """The file that a URL or path names, without its version and whether it is minified: vega@5 and vega.min.js are vega.js."""
+    """The file that a URL or path names, without its version and whether it is minified: vega@5 and vega.min.js are
+    vega.js."""
     name = url.rpartition("/")[2]
     name = re.sub(r"@\d[\d.]*$", ".js", name)
     return re.sub(r"-\d[\d.]*(?=\.)", "", name).replace(".min.", ".")

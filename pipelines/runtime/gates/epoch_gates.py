@@ -1,7 +1,7 @@
 """The gates that look at an epoch as a whole: its figures, and its state as it would be committed.
 
-They are asked when everything has been uploaded and nothing is committed: what they see is what the checkpoint will have.
-"""
+They are asked when everything has been uploaded and nothing is committed: what they see is what the checkpoint will
+have."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def verdicts(context: RunContext, deadline: float, checkpoint: Checkpoint, files
 
     deadline: of the epoch, on time.monotonic(). checkpoint, files: as they would be committed.
 
-    Figures are looked at where rows came for the stage, state where some of it is new. Raises PipelineError for a gate that cannot be
-    evaluated.
+    Figures are looked at where rows came for the stage, state where some of it is new. Raises PipelineError for a gate
+    that cannot be evaluated.
     """
     found: list[Verdict] = []
     for stage in context.pipeline.stages:

@@ -1,8 +1,8 @@
 """Quality gates: Great Expectations on what one epoch makes of a stage, before the commit.
 
-Great Expectations takes seconds to import, so it is imported at the first gate. A failed expectation is a verdict, of which one that
-holds is a GateError; an expectation that could not be evaluated (a missing column, wrong arguments) is a PipelineError: failed is not
-errored.
+Great Expectations takes seconds to import, so it is imported at the first gate. A failed expectation is a verdict, of
+which one that holds is a GateError; an expectation that could not be evaluated (a missing column, wrong arguments) is a
+PipelineError: failed is not errored.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ _ENTRY = "weir"  # an entry of a suite, in its meta
 class Verdict:
     """What one expectation said in one epoch. rows: how many were looked at; unexpected: how many of them failed it.
 
-    sample: at most three of these values, or the figure that an expectation on all rows has found; JSON-ready. on_failure, of: the gate's.
-    unexpected_rows: all of them, by their number among those looked at, where a gate quarantines. sample_rows: the same of the sample's,
-    where an expectation looks at each row by itself; keys: theirs, by column, where they are known.
+    sample: at most three of these values, or the figure that an expectation on all rows has found; JSON-ready.
+    on_failure, of: the gate's.
+    unexpected_rows: all of them, by their number among those looked at, where a gate quarantines. sample_rows: the same
+    of the sample's, where an expectation looks at each row by itself; keys: theirs, by column, where they are known.
     """
 
     stage: str
@@ -125,8 +126,8 @@ def check(stage: Stage, rows: pa.Table) -> list[Verdict]:
 
 
 def with_keys(verdicts: Sequence[Verdict], key: Sequence[str], rows: Callable[[], pa.Table]) -> list[Verdict]:
-    """Verdicts whose samples say whose rows they are. rows: those looked at, with the key's columns if they have any; asked for only where
-    some failed."""
+    """Verdicts whose samples say whose rows they are. rows: those looked at, with the key's columns if they have any;
+    asked for only where some failed."""
     if not any(verdict.sample_rows for verdict in verdicts):
         return list(verdicts)
     table = rows()
@@ -177,12 +178,13 @@ def columns_of(asked: Sequence[Gate]) -> list[str] | None:
 
 
 class Form(StrEnum):
-    """As what an expectation gets the whole numbers, decimals and truths of a column with nulls, of which pandas makes floats or objects.
+    """As what an expectation gets the whole numbers, decimals and truths of a column with nulls, of which pandas makes
+    floats or objects.
 
     Attributes:
         NULLABLE: pandas' nullable types, for what looks at each value, or at the type.
-        OBJECTS: Python's own numbers and NaN, where floats would not be exact: for figures of a column, and for several columns of a row,
-            which Great Expectations cannot compare where one of the nullable types has a null.
+        OBJECTS: Python's own numbers and NaN, where floats would not be exact: for figures of a column, and for several
+            columns of a row, which Great Expectations cannot compare where one of the nullable types has a null.
         FLOATS: as pandas has it, for distributions.
     """
 
@@ -216,7 +218,8 @@ def pandas(rows: pa.Table, form: Form) -> pd.DataFrame:
 
 
 def _needs_objects(column: pa.ChunkedArray) -> bool:
-    """Whether a float or a sum in 64 bits may not be exact; and decimals with nulls, which pandas has as objects that it cannot add."""
+    """Whether a float or a sum in 64 bits may not be exact; and decimals with nulls, which pandas has as objects that
+    it cannot add."""
     if pa.types.is_decimal(column.type):
         return bool(column.null_count)
     if not pa.types.is_integer(column.type) or column.null_count == len(column):
@@ -229,7 +232,8 @@ _evaluating = threading.Lock()  # its context is one for all lanes, and is not m
 
 
 def evaluated(where: str, name: str, gates: Sequence[Gate], rows: pa.Table) -> list[Verdict]:
-    """What expectations say of rows, without raising where one fails. name: whose rows these are; where: the same, for messages.
+    """What expectations say of rows, without raising where one fails. name: whose rows these are; where: the same, for
+    messages.
 
     Raises PipelineError for one that cannot be evaluated.
     """
@@ -238,7 +242,8 @@ def evaluated(where: str, name: str, gates: Sequence[Gate], rows: pa.Table) -> l
     for _, gate, one in asked:
         if gate.on_failure == QUARANTINE:
             _check_by_row(f"{where}, gate {gate.title}", one)
-    # Of each frame Great Expectations takes copies, of all its columns. To say which rows fail takes more than how many.
+    # Of each frame Great Expectations takes copies, of all its columns. To say which rows fail takes more than how
+    # many.
     groups: dict[tuple[tuple[str, ...], str, Form], list[Asked]] = {}
     for one in asked:
         named, aside = columns_of([one[1]]), one[1].on_failure == QUARANTINE
@@ -268,7 +273,8 @@ def _validated(gx: Any, where: str, batch: Any, asked: Sequence[Asked], result_f
 
 
 def enter(suite: Any, asked: Sequence[Asked]) -> list[list[int]]:
-    """Enter gates into a suite, those that ask the same once, as it would drop the others; returns which numbers each entry is for."""
+    """Enter gates into a suite, those that ask the same once, as it would drop the others; returns which numbers each
+    entry is for."""
     entries: list[list[int]] = []
     known: list[Gate] = []
     for number, gate, one in asked:
@@ -294,8 +300,8 @@ def by_number(entries: Sequence[Sequence[int]], results: Sequence[Any]) -> Itera
 
 @contextmanager
 def _unhashed() -> Iterator[None]:
-    """Let Great Expectations take no fingerprint of a frame, which nobody looks at: it takes as long as an expectation, and is taken
-    several times. It takes none of large frames by itself."""
+    """Let Great Expectations take no fingerprint of a frame, which nobody looks at: it takes as long as an expectation,
+    and is taken several times. It takes none of large frames by itself."""
     from great_expectations.execution_engine import pandas_execution_engine as engine
 
     before = engine.HASH_THRESHOLD
@@ -308,7 +314,8 @@ def _unhashed() -> Iterator[None]:
 
 @contextmanager
 def apart() -> Iterator[tuple[Any, Any]]:
-    """Great Expectations, and a context that is nobody else's for as long as the `with` block lasts; no gate is evaluated meanwhile."""
+    """Great Expectations, and a context that is nobody else's for as long as the `with` block lasts; no gate is
+    evaluated meanwhile."""
     gx, _ = load()
     from great_expectations.data_context.data_context.context_factory import project_manager
 
@@ -323,7 +330,8 @@ def apart() -> Iterator[tuple[Any, Any]]:
 
 
 def expectation(where: str, gate: Gate) -> Any:
-    """A gate as Great Expectations has it. Raises PipelineError where it has no such thing, or not with these arguments."""
+    """A gate as Great Expectations has it. Raises PipelineError where it has no such thing, or not with these
+    arguments."""
     gx, _ = load()
     kind = getattr(gx.expectations, gate.expectation, None)
     if kind is None:

@@ -1,12 +1,14 @@
 """Rows of a source that a gate has set aside: which ones, and what is kept of them.
 
-    job -> a quarantining gate fails -> the positions of the rows that failed it -> the epoch is declined, which is no failure
+    job -> a quarantining gate fails -> the positions of the rows that failed it -> the epoch is declined, which is no
+    failure
         -> the same slice once more, which records them and leaves them out -> job -> gates -> ... -> commit
 
-A row's position travels with it, as the column `_weir_row`: the file's number in the slice, then the row's number in the file. What is
-decided lives in the slice of the replay and nowhere else: a run that is killed meanwhile forgets it, and the next one decides it again.
-The rows that the replay leaves out are appended to the stage's quarantine table with the very checkpoint that leaves them out.
-"""
+A row's position travels with it, as the column `_weir_row`: the file's number in the slice, then the row's number in
+the file. What is
+decided lives in the slice of the replay and nowhere else: a run that is killed meanwhile forgets it, and the next one
+decides it again. The rows that the replay leaves out are appended to the stage's quarantine table with the very
+checkpoint that leaves them out."""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ def decided(
 ) -> tuple[LeftOut, ...]:
     """The rows that the slice is to be replayed without; none if no quarantining gate failed.
 
-    rounds: how often it was replayed for that already. looked_at: the rows that the gates saw, positions: of each the one in the slice,
+    rounds: how often it was replayed for that already. looked_at: the rows that the gates saw, positions: of each the
+    one in the slice,
     -1 where the stage says none. Raises GateError where a bound is reached: the gate then holds.
     """
     failed = [(gate, verdict) for gate, verdict in _paired(stage, verdicts) if verdict.quarantines]
@@ -102,7 +105,8 @@ def _reasons(gate: Gate, rows: pa.Table, at: np.ndarray) -> list[str]:
 
 
 def positions_of(storage: Storage, acks: Sequence[Ack]) -> np.ndarray:
-    """int64[n], of each row that a stage has handed out, in the order of `read_by_next`, its position in the slice; -1: it says none."""
+    """int64[n], of each row that a stage has handed out, in the order of `read_by_next`, its position in the slice; -1:
+    it says none."""
     files = [file for ack in acks for file in ack.staged(POSITIONS)]
     parts = [staged_table(storage, file).column(ROW) for file in files]
     column = pa.chunked_array([chunk for part in parts for chunk in part.chunks], pa.int64())
@@ -136,7 +140,8 @@ def rows_of(reader: FilesReader, planned: Slice, uid: str, epoch: CheckpointId) 
 def with_rows(
     storage: Storage, reader: FilesReader, planned: Slice, stage: Stage, acks: Sequence[Ack], work_dir: Path
 ) -> list[Ack]:
-    """The acks of a stage's subtasks, the first of them with the rows that its gates have set aside, staged like rows that are late."""
+    """The acks of a stage's subtasks, the first of them with the rows that its gates have set aside, staged like rows
+    that are late."""
     first, *others = sorted(acks, key=lambda ack: ack.subtask)
     tables = list(rows_of(reader, planned, stage.uid, first.epoch))
     if not tables:

@@ -1,4 +1,5 @@
-"""What must hold of a restored checkpoint (`Pipeline(on_restore=...)`): of a sample of its state, and of the newest rows of tables."""
+"""What must hold of a restored checkpoint (`Pipeline(on_restore=...)`): of a sample of its state, and of the newest
+rows of tables."""
 
 from __future__ import annotations
 
@@ -29,10 +30,11 @@ _LARGEST_BYTES = 256 << 20
 
 
 def evaluate(pipeline: Pipeline, settings: Settings, storage: Storage, checkpoint: Checkpoint, *, newest: bool) -> int:
-    """Evaluate them; returns how many. newest: nothing was published after this checkpoint, so that tables are looked at too.
+    """Evaluate them; returns how many. newest: nothing was published after this checkpoint, so that tables are looked
+    at too.
 
-    Raises DamageError when one of state fails, GateError when one of a table does, PipelineError when one cannot be evaluated.
-    """
+    Raises DamageError when one of state fails, GateError when one of a table does, PipelineError when one cannot be
+    evaluated."""
     asked = [one for one in pipeline.on_restore if one.of == "state" or newest]
     failed: dict[str, list[str]] = {"state": [], "table": []}
     for of, name in dict.fromkeys((one.of, one.name) for one in asked):
@@ -69,7 +71,8 @@ def _state(pipeline: Pipeline, settings: Settings, checkpoint: Checkpoint, uid: 
 
 
 def newest_rows(storage: Storage, name: str) -> Iterator[pa.Table]:
-    """A table's rows, file by file, those of the newest epoch first; files that are too large for a look are left out."""
+    """A table's rows, file by file, those of the newest epoch first; files that are too large for a look are left
+    out."""
     try:
         handle = fenced_table.open_table(storage, table_path(name))
     except TableNotFoundError:

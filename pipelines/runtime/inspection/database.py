@@ -1,6 +1,7 @@
 """A DuckDB database in a temporary directory, for questions about state: filled in a stream, then sealed, then asked.
 
-What is loaded lies on disk, so that it may be larger than memory and be scanned twice. Once sealed, it reaches no file, no network and
+What is loaded lies on disk, so that it may be larger than memory and be scanned twice. Once sealed, it reaches no file,
+no network and
 no Python variable: a query sees what was loaded and nothing else.
 """
 
@@ -78,8 +79,8 @@ def _known_to_duckdb(type: pa.DataType) -> pa.DataType:
 
 @contextmanager
 def streamed(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatchReader]:
-    """Tables as what DuckDB, delta-rs and Arrow's writers take in. An error in one of them comes out as what it is, not as what the
-    consumer makes of it."""
+    """Tables as what DuckDB, delta-rs and Arrow's writers take in. An error in one of them comes out as what it is, not
+    as what the consumer makes of it."""
     failed: list[BaseException] = []
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -108,7 +109,8 @@ def seal(connection: Connection, schemas: Sequence[str] = ()) -> None:
 
 @contextmanager
 def asked(connection: Connection, query: str) -> Iterator[tuple[pa.Schema, Iterator[pa.Table]]]:
-    """The result of one query: its columns, and its rows in tables of bounded size. Raises `duckdb.Error`, also while it is read."""
+    """The result of one query: its columns, and its rows in tables of bounded size. Raises `duckdb.Error`, also while
+    it is read."""
     reader = connection.sql(query).to_arrow_reader(_BATCH_ROWS)
     schema = pa.schema([(field.name, field.type) for field in reader.schema])
     try:
@@ -123,7 +125,8 @@ def quoted(name: str) -> str:
 
 
 def tables_of(connection: Connection, query: str) -> set[tuple[str, str]]:
-    """The schema ("" if none is said) and name, in lower case, of each table that a query names, and of what it names itself in WITH.
+    """The schema ("" if none is said) and name, in lower case, of each table that a query names, and of what it names
+    itself in WITH.
 
     Raises ConfigurationError unless it is one query that reads.
     """

@@ -1,4 +1,5 @@
-"""What changed in a stage's state between two checkpoints, by a full outer join on disk: both may be larger than memory."""
+"""What changed in a stage's state between two checkpoints, by a full outer join on disk: both may be larger than
+memory."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ _PURPOSE = "weir state diff"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What `compared` found. counts: rows by added, removed, changed; gone, new: fields that only the first, the second state has.
+    """What `compared` found. counts: rows by added, removed, changed; gone, new: fields that only the first, the second
+    state has.
 
     retyped: by field, its types in both. Only fields that both have decide whether a row changed.
     """
@@ -40,7 +42,8 @@ class Difference:
     _connection: Any
 
     def rows(self, most: int | None = None) -> AbstractContextManager[tuple[pa.Schema, Iterator[pa.Table]]]:
-        """The differences in key order: `change`, `key`, `old` and `new` as structs, and `fields`, the names of those that differ."""
+        """The differences in key order: `change`, `key`, `old` and `new` as structs, and `fields`, the names of those
+        that differ."""
         limit = "" if most is None else f" LIMIT {most}"
         return asked(self._connection, f"SELECT * FROM compared ORDER BY key, change{limit}")
 
@@ -56,13 +59,15 @@ def compared(
     other: Pipeline | None = None,
     without: Sequence[str] = (),
 ) -> Iterator[Difference]:
-    """Compare a stage's state in two checkpoints, row by row; the result may be read for as long as the `with` block lasts.
+    """Compare a stage's state in two checkpoints, row by row; the result may be read for as long as the `with` block
+    lasts.
 
-    there, other: the settings and the pipeline, such as a branch, by which the second one is found, if it lies in another storage.
+    there, other: the settings and the pipeline, such as a branch, by which the second one is found, if it lies in
+    another storage.
     without: fields that do not make a row count as changed.
 
-    Rows are told apart by their key, those of windows also by their bounds (of sessions: their start). Raises ConfigurationError
-    where the two have other keys.
+    Rows are told apart by their key, those of windows also by their bounds (of sessions: their start). Raises
+    ConfigurationError where the two have other keys.
     """
     with (
         viewed(pipeline, settings, uid, first, _PURPOSE) as a,
@@ -117,7 +122,8 @@ def _objects(view: View, subtask: int) -> set[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """keys: those that tell rows apart. old, new: the other columns of either; common: those of both that are compared."""
+    """keys: those that tell rows apart. old, new: the other columns of either; common: those of both that are
+    compared."""
 
     keys: tuple[str, ...]
     old: tuple[str, ...]

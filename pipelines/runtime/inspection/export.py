@@ -44,9 +44,9 @@ def write(
 ) -> int:
     """Write rows as JSON (an object a line), Parquet or Arrow (IPC file; a stream on stdout); returns how many.
 
-    output: a file, or `-`, or None for stdout, which Parquet cannot go to. The file appears when it is whole; one that is there is only
-    replaced with `force`. Raises ConfigurationError for a column that the format has no type for, before anything is read.
-    """
+    output: a file, or `-`, or None for stdout, which Parquet cannot go to. The file appears when it is whole; one that
+    is there is only replaced with `force`. Raises ConfigurationError for a column that the format has no type for,
+    before anything is read."""
     check_output(format, output, force)
     if format is Format.PARQUET:
         _check_parquet(schema)
@@ -119,7 +119,8 @@ def _write_json(schema: pa.Schema, tables: Iterable[pa.Table], sink: BinaryIO, s
 
 
 def json_line(row: Any) -> str:
-    """A row as JSON: bytes in hex, moments in ISO 8601, decimals and what JSON has no number for as text, maps as pairs."""
+    """A row as JSON: bytes in hex, moments in ISO 8601, decimals and what JSON has no number for as text, maps as
+    pairs."""
     return as_json(row, ensure_ascii=False)
 
 
@@ -186,10 +187,11 @@ _WRITERS = {Format.JSON: _write_json, Format.PARQUET: _write_parquet, Format.ARR
 
 
 def to_delta(view: View, settings: Settings, target: str, force: bool = False) -> tuple[str, int]:
-    """Write a stage's state as one version of the Delta table at a directory or URI; returns the table's URI and the version.
+    """Write a stage's state as one version of the Delta table at a directory or URI; returns the table's URI and the
+    version.
 
-    The commit's metadata name pipeline storage, stage and checkpoint. A table that is there is only replaced with `force`, by a new
-    version. What a failure leaves is in no version; a directory that was not there before is removed.
+    The commit's metadata name pipeline storage, stage and checkpoint. A table that is there is only replaced with
+    `force`, by a new version. What a failure leaves is in no version; a directory that was not there before is removed.
     """
     from deltalake import CommitProperties, write_deltalake
     from deltalake.exceptions import DeltaError

@@ -32,7 +32,8 @@ def opened(storage: Storage, options: BackendOptions, found: Snapshot, backend_n
 
 @dataclass
 class SnapshotCache:
-    """Opens snapshots of one storage one after the other; objects that one shares with the one before are not fetched again.
+    """Opens snapshots of one storage one after the other; objects that one shares with the one before are not fetched
+    again.
 
     root: an empty directory of its own. It holds the files of two snapshots at most.
     """

@@ -1,13 +1,14 @@
 """One SQL query over a pipeline's state, registry and tables, answered by DuckDB without Spark.
 
-    state.<uid>            a stage's state at the chosen checkpoint, a row a key (of windows: a row for each that is open)
+    state.<uid>            a stage's state at the chosen checkpoint, a row a key (of windows: a row for each that is
+                           open)
     state.<uid>_history    the same in every retained checkpoint that leads to it, with the column checkpoint_id
     state.<uid>_changes    of these, the rows that the retained checkpoint before did not have or had otherwise
     tables.<table>         a sink's Delta table as it is now
     registry.checkpoints, registry.state_files, registry.publications, registry.pins
 
-Names are looked for in this order, so that the schema need only be said where a stage and a table have one name. Nothing is read but
-what the query names.
+Names are looked for in this order, so that the schema need only be said where a stage and a table have one name.
+Nothing is read but what the query names.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def answered(
 ) -> Iterator[tuple[pa.Schema, Iterator[pa.Table]]]:
     """The columns and rows of a query's result, in tables of bounded size, for as long as the `with` block lasts.
 
-    Raises ConfigurationError for what is no single query, or names tables or columns that are not there: it lists those that are.
-    """
+    Raises ConfigurationError for what is no single query, or names tables or columns that are not there: it lists those
+    that are."""
     import duckdb
 
     with held(pipeline, settings, at, _PURPOSE) as (storage, registry, checkpoint), database() as connection:
@@ -145,7 +146,8 @@ def _all(uid: str) -> str:
 
 
 def _make_history(source: _Source, uid: str, connection: Connection) -> tuple[list[str], list[str]]:
-    """The rows of every retained checkpoint, each loaded once, whatever asks for them; returns key columns and other columns."""
+    """The rows of every retained checkpoint, each loaded once, whatever asks for them; returns key columns and other
+    columns."""
     keys: list[str] = []
     columns: dict[str, None] = {}
     parts: list[str] = []

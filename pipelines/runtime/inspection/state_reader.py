@@ -1,7 +1,7 @@
 """State at a retained checkpoint, read without Spark, without a coordinator and without touching production.
 
-Which checkpoint: a number is an id, a text a savepoint's name, None the newest. What may take long holds its checkpoint, so that
-pruning leaves it; the hold is the only thing that reading ever writes below a pipeline's root.
+Which checkpoint: a number is an id, a text a savepoint's name, None the newest. What may take long holds its
+checkpoint, so that pruning leaves it; the hold is the only thing that reading ever writes below a pipeline's root.
 """
 
 from __future__ import annotations
@@ -145,10 +145,10 @@ def chosen(pipeline: Pipeline, registry: Registry, at: At) -> Checkpoint:
 class Change:
     """A checkpoint in which a key's state is not what it was in the retained one before.
 
-    rows: as `get` gives them; none: the key is gone. since: the first checkpoint in which it may have changed: the same one unless
-    others between were pruned; None: any before. carried: epochs whose rows still waited for the stage before this checkpoint, so that
-    they may be what changed the key. versions: by table, the Delta version that published this checkpoint's rows.
-    """
+    rows: as `get` gives them; none: the key is gone. since: the first checkpoint in which it may have changed: the same
+    one unless others between were pruned; None: any before. carried: epochs whose rows still waited for the stage
+    before this checkpoint, so that they may be what changed the key. versions: by table, the Delta version that
+    published this checkpoint's rows."""
 
     checkpoint: Checkpoint
     rows: list[dict[str, Any]]
@@ -162,7 +162,8 @@ class Change:
 
 
 def history(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str], at: At = None) -> Iterator[Change]:
-    """When a key changed, by the retained checkpoints that lead to one, oldest first; what a rewind abandoned is not among them.
+    """When a key changed, by the retained checkpoints that lead to one, oldest first; what a rewind abandoned is not
+    among them.
 
     A checkpoint that is pruned while this reads is passed over, as if it had been pruned before.
     """
@@ -223,7 +224,8 @@ def view_at(
     uid: str,
     purpose: str,
 ) -> Iterator[View | None]:
-    """As `viewed`, of one checkpoint that was retained a moment ago; None where the stage has no state. Raises PrunedError."""
+    """As `viewed`, of one checkpoint that was retained a moment ago; None where the stage has no state. Raises
+    PrunedError."""
     if uid not in stages_with_state(checkpoint):
         yield None
         return

@@ -8,7 +8,8 @@ from typing import Any
 
 
 def as_json(value: Any, **options: Any) -> str:
-    """JSON that every parser takes: what it has no type for as `jsonable` says, and the numbers that it has not as the texts nan, inf, -inf."""
+    """JSON that every parser takes: what it has no type for as `jsonable` says, and the numbers that it has not as the
+    texts nan, inf, -inf."""
     try:
         return json.dumps(value, default=jsonable, allow_nan=False, **options)
     except ValueError:
@@ -31,7 +32,8 @@ def jsonable(value: Any) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """A value as all tables of ours show it, also inside of lists and structs: a moment as 2024-05-01 12:00:00+00:00, bytes in hex."""
+    """A value as all tables of ours show it, also inside of lists and structs: a moment as 2024-05-01 12:00:00+00:00,
+    bytes in hex."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name}: {_inner(part)}' for name, part in value.items())}}}"
     if isinstance(value, list) and value and all(isinstance(entry, tuple) for entry in value):  # a map

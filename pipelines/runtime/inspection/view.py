@@ -1,8 +1,9 @@
-"""One stage's state in one checkpoint as rows: by what the checkpoint's row recorded, whatever today's code and settings say.
+"""One stage's state in one checkpoint as rows: by what the checkpoint's row recorded, whatever today's code and
+settings say.
 
-A snapshot's files are fetched into a temporary directory, every digest checked, and opened there. So parallelism, backend, schemas,
-lists, maps, windows and the time to live are those of then, and a stage that is no longer in the pipeline is read like any other.
-"""
+A snapshot's files are fetched into a temporary directory, every digest checked, and opened there. So parallelism,
+backend, schemas, lists, maps, windows and the time to live are those of then, and a stage that is no longer in the
+pipeline is read like any other."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ class View:
 
     stage: only what windows are read by; None for all other state. parallelism, max_parallelism: of then.
     schema: the columns of its rows: key columns; of windows their bounds; fields; a column for each list and map.
-    identity: the columns that tell a row from all others. due: of a deduplication, the moment in microseconds since 1970 UTC at which the
-    next epoch judges what has expired; None for all other state.
+    identity: the columns that tell a row from all others. due: of a deduplication, the moment in microseconds since
+    1970 UTC at which the next epoch judges what has expired; None for all other state.
     """
 
     uid: str
@@ -81,7 +82,8 @@ class View:
             found = (remembered(table, self.due) for table in scanned)
         for table in found:
             if table.num_rows:
-                # A group without elements has no type for its lists, and nothing of what may not be null is shown as such.
+                # A group without elements has no type for its lists, and nothing of what may not be null is shown as
+                # such.
                 yield table if table.schema.equals(self.schema) else table.cast(self.schema)
 
     def of_key(self, key: Sequence[pa.Array], backend: Backend) -> list[dict[str, Any]]:
@@ -130,8 +132,8 @@ def stages_with_state(checkpoint: Checkpoint) -> list[str]:
 
 
 def figures_of(pipeline: Pipeline, checkpoint: Checkpoint, uid: str) -> dict[str, Any]:
-    """What a checkpoint's row says of a stage that has state. Raises PipelineError for a stage that nobody knows, WeirError for one
-    without state."""
+    """What a checkpoint's row says of a stage that has state. Raises PipelineError for a stage that nobody knows,
+    WeirError for one without state."""
     there = stages_with_state(checkpoint)
     if uid in there:
         found: dict[str, Any] = checkpoint.operators[uid]
@@ -216,7 +218,8 @@ def _through_polars(schema: pa.Schema) -> pa.Schema:
 
 
 def _windows(pipeline: Pipeline, figures: Mapping[str, Any], uid: str, keys: pa.Schema) -> Stage | None:
-    """A stage that has the windows of then; None where its state is no windows. Older records leave it to the definition."""
+    """A stage that has the windows of then; None where its state is no windows. Older records leave it to the
+    definition."""
     if "window" not in figures:
         stage = next((one for one in pipeline.stages if one.uid == uid), None)
         return stage if stage is not None and stage.window is not None else None

@@ -1,8 +1,11 @@
-"""Stateful backfill: replay a range of event time with today's code and today's input, on a branch, and promote what comes of it.
+"""Stateful backfill: replay a range of event time with today's code and today's input, on a branch, and promote what
+comes of it.
 
-    newest checkpoint before the range -> fork -> replay, gates and all -> diff -> promote, at once or when somebody approves
+    newest checkpoint before the range -> fork -> replay, gates and all -> diff -> promote, at once or when somebody
+    approves
 
-Production goes on meanwhile, and is not touched before the promotion. The branch is named after its range, so that the same range is never
+Production goes on meanwhile, and is not touched before the promotion. The branch is named after its range, so that the
+same range is never
 worked on twice: a replay that was cut off goes on, one whose input or code has changed since begins anew.
 """
 
@@ -56,9 +59,11 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Backfilled:
-    """What became of a backfill. base: the checkpoint that it was replayed from; resumed: an earlier try had begun; epochs: replayed now.
+    """What became of a backfill. base: the checkpoint that it was replayed from; resumed: an earlier try had begun;
+    epochs: replayed now.
 
-    promoted: the promotion's checkpoint; None: it waits for approval, or nothing differed and there was nothing to promote.
+    promoted: the promotion's checkpoint; None: it waits for approval, or nothing differed and there was nothing to
+    promote.
     note: why the base is an earlier one than it seems, in words; None: it is not.
     """
 
@@ -107,7 +112,8 @@ def base_of(pipeline: Pipeline, settings: Settings, start: datetime) -> tuple[Ch
     """The newest retained checkpoint that has seen nothing of `start` or later; the one before where that is not sure.
 
     Returns:
-        The checkpoint, and in words why it is not the newest that seems to lie before the range, or may have seen rows of it; None: it has not.
+        The checkpoint, and in words why it is not the newest that seems to lie before the range, or may have seen rows
+        of it; None: it has not.
 
     Raises:
         WeirError: None lies before the range. It says how far back they reach.
@@ -157,9 +163,9 @@ def backfill(
 ) -> Backfilled:
     """Replay event times from `start` up to and without `end`, and promote that if asked to and if something differs.
 
-    replaces: "since": state and all rows since the range began; "range": its rows alone. told: called with each epoch of the replay.
-    Raises WeirError when no checkpoint lies before the range, another backfill overlaps it, or a gate holds the replay; production is as it
-    was then, and the same call goes on from there once that is mended.
+    replaces: "since": state and all rows since the range began; "range": its rows alone. told: called with each epoch
+    of the replay. Raises WeirError when no checkpoint lies before the range, another backfill overlaps it, or a gate
+    holds the replay; production is as it was then, and the same call goes on from there once that is mended.
     """
     if replaces not in (SINCE, RANGE):  # what is not understood must not replace more than was meant
         raise ConfigurationError(f"{replaces!r} is nothing that a backfill replaces.", next="Say since or range.")
@@ -206,7 +212,8 @@ def backfill(
 
 
 def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
-    """What promoting a branch would do now, as `promotion.plan` says. Of a backfill input that has been corrected since is an obstacle too."""
+    """What promoting a branch would do now, as `promotion.plan` says. Of a backfill input that has been corrected since
+    is an obstacle too."""
     decided = promotion.plan(pipeline, settings, name)
     corrected = tuple(_corrected(pipeline, settings, name)) if range_of(name) is not None else ()
     return replace(decided, obstacles=(*decided.obstacles, *corrected), corrected=corrected)
@@ -223,8 +230,8 @@ def approve(
 ) -> Checkpoint:
     """Promote a backfill that waits, then drop its branch, of which nothing is needed any more.
 
-    accepted: obstacles of its `plan`, as `promote` takes them. Raises WeirError for others, and for one whose replay has not come to its end.
-    """
+    accepted: obstacles of its `plan`, as `promote` takes them. Raises WeirError for others, and for one whose replay
+    has not come to its end."""
     source, _ = open_storage(forks.branched(pipeline, settings, name), settings)
     if _noted(source).get("state") != WAITING:
         raise WeirError(
@@ -274,7 +281,8 @@ def _check_overlap(pipeline: Pipeline, known: dict[str, forks.Fork], own: str, s
 
 
 def _outdated(pipeline: Pipeline, settings: Settings, name: str, replaces: str, code: str) -> str | None:
-    """Why an earlier try of the same range is not gone on with, in words. code: today's fingerprint. Raises BusyError while it runs."""
+    """Why an earlier try of the same range is not gone on with, in words. code: today's fingerprint. Raises BusyError
+    while it runs."""
     here = forks.branched(pipeline, settings, name)
     source, registry = open_storage(here, settings)
     if lease.watch(source):
@@ -298,7 +306,8 @@ def _outdated(pipeline: Pipeline, settings: Settings, name: str, replaces: str, 
 
 
 def _replayed(pipeline: Pipeline, settings: Settings, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """By source, the positions from which and up to which a backfill's branch has read; None: what it was forked from is gone."""
+    """By source, the positions from which and up to which a backfill's branch has read; None: what it was forked from
+    is gone."""
     _, trunk = open_storage(pipeline, settings)
     tip = open_storage(forks.branched(pipeline, settings, name), settings)[1].head()
     pin = trunk.pinned(BRANCH, name)

@@ -1,9 +1,10 @@
-"""In what a branch differs from its pipeline: the rows that both have made of the same input since the fork, and the state.
+"""In what a branch differs from its pipeline: the rows that both have made of the same input since the fork, and the
+state.
 
-Rows are compared as multisets. Where a row of one side has a counterpart of the same key on the other, it counts as changed; keys are
-the stage's key columns, a window's start, and the event time, as far as the table has them. Floats count as equal up to nine digits, since sums
-depend on the order in which rows arrive. Columns that say when a row was processed are left out, and named: a branch reads everything later.
-"""
+Rows are compared as multisets. Where a row of one side has a counterpart of the same key on the other, it counts as
+changed; keys are the stage's key columns, a window's start, and the event time, as far as the table has them. Floats
+count as equal up to nine digits, since sums depend on the order in which rows arrive. Columns that say when a row was
+processed are left out, and named: a branch reads everything later."""
 
 from __future__ import annotations
 
@@ -43,12 +44,12 @@ _KINDS = (ADDED, REMOVED, CHANGED)
 
 @dataclass(frozen=True, slots=True)
 class TableDiff:
-    """One table. rows: since the fork, of the pipeline and of the branch, with those that its promotion would bring back; counts: rows added,
-    removed, changed by its promotion.
+    """One table. rows: since the fork, of the pipeline and of the branch, with those that its promotion would bring
+    back; counts: rows added, removed, changed by its promotion.
 
-    days: the same by day of the event time, for days in which something differs; by "" where the table has none. sample: some of the rows
-    that differ, `change` first: added, removed, or was and is. columns: what only one side has, in words. left_out: columns that are not
-    compared, since they say when a row was processed.
+    days: the same by day of the event time, for days in which something differs; by "" where the table has none.
+    sample: some of the rows that differ, `change` first: added, removed, or was and is. columns: what only one side
+    has, in words. left_out: columns that are not compared, since they say when a row was processed.
     """
 
     table: str
@@ -66,7 +67,8 @@ class TableDiff:
 
 @dataclass(frozen=True, slots=True)
 class StateDiff:
-    """One stage's state. counts: keys added, removed, changed; None, and `why`: it could not be compared. left_out: as of a table."""
+    """One stage's state. counts: keys added, removed, changed; None, and `why`: it could not be compared. left_out: as
+    of a table."""
 
     stage: str
     counts: dict[str, int] | None
@@ -81,8 +83,9 @@ class StateDiff:
 
 @dataclass(frozen=True, slots=True)
 class BranchDiff:
-    """What `diff` found; of a branch that is to replace a range alone its rows, and no state. taken_back: what the pipeline has promoted or edited
-    since the fork, and the branch's promotion would take back. head, base, tip: the pipeline's newest checkpoint, the one that was forked, the branch's newest. behind: files that
+    """What `diff` found; of a branch that is to replace a range alone its rows, and no state. taken_back: what the
+    pipeline has promoted or edited since the fork, and the branch's promotion would take back. head, base, tip: the
+    pipeline's newest checkpoint, the one that was forked, the branch's newest. behind: files that
     the branch has still to read, by source: until then it differs by those too."""
 
     pipeline: str
@@ -148,7 +151,8 @@ class BranchDiff:
 
 
 def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True) -> BranchDiff:
-    """Compare a branch with its pipeline, by reading alone. states: whether also the stages' state, which is read whole.
+    """Compare a branch with its pipeline, by reading alone. states: whether also the stages' state, which is read
+    whole.
 
     Raises WeirError when there is no such branch, or it is of another history.
     """
@@ -247,7 +251,8 @@ def _loaded(
     within: tuple[Range, str] | None,
     scratch: Path,
 ) -> pa.Schema | None:
-    """Load a side's rows, file by file, perhaps only those of a range; returns their columns, None where there are no files.
+    """Load a side's rows, file by file, perhaps only those of a range; returns their columns, None where there are no
+    files.
 
     parts: each storage with the files that lie there.
     """
@@ -288,7 +293,8 @@ def _compare(
     has_ours: bool,
     has_theirs: bool,
 ) -> None:
-    """Make `differing`: rows that one side has more often than the other, the pipeline's (turn 0) before the branch's (turn 1) of a key."""
+    """Make `differing`: rows that one side has more often than the other, the pipeline's (turn 0) before the branch's
+    (turn 1) of a key."""
     floats = {field.name for field in schema if pa.types.is_floating(field.type)}
     same = ", ".join(
         f"format('{{:.8e}}', {quoted(name)} + 0.0) AS {quoted(name)}" if name in floats else quoted(name)
@@ -392,7 +398,8 @@ def _report(found: BranchDiff) -> Iterator[str]:
 
 
 def _by_field(state: StateDiff) -> Iterator[dict[str, Any]]:
-    """A state's sample, a line for each field in which a key differs; of one that only one side has, for all of its fields."""
+    """A state's sample, a line for each field in which a key differs; of one that only one side has, for all of its
+    fields."""
     for row in state.sample:
         old, new = row["old"] or {}, row["new"] or {}
         fields = (

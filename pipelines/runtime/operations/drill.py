@@ -1,10 +1,12 @@
 """Restore drill: prove on scratch that the pipeline would come back, and measure how long that takes.
 
-    restore   the newest checkpoint, from storage into an empty directory; every digest, opened, keys in their key groups
+    restore   the newest checkpoint, from storage into an empty directory; every digest, opened, keys in their key
+              groups
     replay    its epoch once more, from the checkpoint before it, in a storage of the drill's own
     compare   the state that comes of it, entry by entry and key group by key group, and how many rows went in and out
 
-Production is only read, apart from holds and a row in `registry/restores`; a coordinator may go on beside it. What is compared are
+Production is only read, apart from holds and a row in `registry/restores`; a coordinator may go on beside it. What is
+compared are
 entries, never files: another run makes other files of the same state.
 """
 
@@ -68,8 +70,8 @@ _RELATIVE = 1e-9  # of sums of floats, whose last digits depend on the order in 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One epoch, played again. parent: the checkpoint that it was begun on; entries: of state that were compared; seconds: until it
-    was committed again."""
+    """One epoch, played again. parent: the checkpoint that it was begun on; entries: of state that were compared;
+    seconds: until it was committed again."""
 
     parent: CheckpointId
     rows: int
@@ -81,8 +83,8 @@ class Replay:
 class Drilled:
     """What a drill found. problems: what is wrong, in words; none: the pipeline would come back as it was.
 
-    replay: None where the epoch could not be played again, and `not_replayed` says why. loss_seconds: how long the oldest input that
-    no checkpoint holds has waited; 0 when none waits.
+    replay: None where the epoch could not be played again, and `not_replayed` says why. loss_seconds: how long the
+    oldest input that no checkpoint holds has waited; 0 when none waits.
     """
 
     checkpoint: CheckpointId
@@ -96,7 +98,8 @@ class Drilled:
 
     @property
     def recovery_seconds(self) -> float | None:
-        """From nothing on this host to the next epoch's commit: the restore, and the epoch where one was replayed. None where there was no
+        """From nothing on this host to the next epoch's commit: the restore, and the epoch where one was replayed. None
+        where there was no
         recovery: what was restored is not what there was."""
         if self.problems:
             return None
@@ -143,10 +146,11 @@ class Drilled:
 
 
 def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = None) -> Drilled:
-    """Restore the newest checkpoint on scratch, replay its epoch, compare. executor: what runs stages, by default Spark.
+    """Restore the newest checkpoint on scratch, replay its epoch, compare. executor: what runs stages, by default
+    Spark.
 
-    Raises WeirError when there is no checkpoint yet, or when the drill itself cannot be done; what is wrong with the checkpoint is a
-    problem of the result.
+    Raises WeirError when there is no checkpoint yet, or when the drill itself cannot be done; what is wrong with the
+    checkpoint is a problem of the result.
     """
     storage, registry = open_storage(pipeline, settings)
     home, host = settings.work_dir / _DIRECTORY, socket.gethostname()  # those of other hosts may live
@@ -331,7 +335,8 @@ def _compared(
         entries += sum(count for count, _ in first.values())
         differing = [place for place in first.keys() | second.keys() if first.get(place) != second.get(place)]
         if differing:
-            # What is no row is compared to the byte; rows may differ in the last digits of floats, and what has expired may be swept.
+            # What is no row is compared to the byte; rows may differ in the last digits of floats, and what has expired
+            # may be swept.
             said = [_NO_ROWS[kind] for kind in sorted({kind for _, kind in differing} & _NO_ROWS.keys())]
             said += [rows] if (rows := _said(pipeline, settings, there, uid, head)) else []
             if said:
@@ -345,8 +350,8 @@ _NO_ROWS = {descriptors.LIST_ENDS: "the ends of lists", **_TIMERS}
 
 
 def digests(view: View) -> Mapping[tuple[int, int], tuple[int, str]]:
-    """The logical digest of a stage's state: by key group and kind of state (`state_ops.schema.descriptors`) that have entries, their number and a hash
-    of them in key order.
+    """The logical digest of a stage's state: by key group and kind of state (`state_ops.schema.descriptors`) that have
+    entries, their number and a hash of them in key order.
 
     Files, compaction, parallelism and the number of databases make no difference to it.
     """

@@ -1,12 +1,15 @@
-"""A fingerprint of what a run of a pipeline would ship to Spark: its definition, the code of its functions and classes, and Weir's own.
+"""A fingerprint of what a run of a pipeline would ship to Spark: its definition, the code of its functions and classes,
+and Weir's own.
 
-    the definition            stages, keys, windows, gates, sources, sinks: every field but what is written for people alone
-    functions and classes     of the project: bytecode, constants, defaults, annotations, what they close over, and the globals
+    the definition            stages, keys, windows, gates, sources, sinks: every field but what is written for people
+                              alone
+    functions and classes     of the project: bytecode, constants, defaults, annotations, what they close over, and the
+                              globals
                               that they name, as far as these are the project's too; whole modules by their source
     libraries                 by name: they are part of the executors' environment, and are not shipped
 
-Two processes give the same fingerprint for the same code. Comments, and lines that only moved, do not change it; for what cannot be
-looked into (a lock, a client of some service) the whole module counts that has it.
+Two processes give the same fingerprint for the same code. Comments, and lines that only moved, do not change it; for
+what cannot be looked into (a lock, a client of some service) the whole module counts that has it.
 """
 
 from __future__ import annotations
@@ -214,7 +217,8 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _of_project(module: str | None, file: str | None) -> bool:
-    """Whether code is the project's and not Weir's own, which `_shipped` has, nor a library's. Code without a file was typed or made."""
+    """Whether code is the project's and not Weir's own, which `_shipped` has, nor a library's. Code without a file was
+    typed or made."""
     if file is None:
         return module == "__main__"
     path = str(Path(file).resolve())

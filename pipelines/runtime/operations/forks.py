@@ -1,11 +1,13 @@
-"""Forks: a branch of a pipeline from one of its checkpoints, with storage and tables of its own, and no byte of state copied.
+"""Forks: a branch of a pipeline from one of its checkpoints, with storage and tables of its own, and no byte of state
+copied.
 
     coordinator of the pipeline   pins the checkpoint under the branch's name, so that retention keeps its objects
     branches/<uuid>/              the branch's own registry begins with a checkpoint that names those objects
 
-A branch runs like a pipeline, under the name PIPELINE@BRANCH, with the code of the checkout. It reads what the pipeline has read since that
-checkpoint, and no more: once it has caught up, both have seen the same input, and can be compared. It never writes or deletes anything
-outside its own directory.
+A branch runs like a pipeline, under the name PIPELINE@BRANCH, with the code of the checkout. It reads what the pipeline
+has read since that
+checkpoint, and no more: once it has caught up, both have seen the same input, and can be compared. It never writes or
+deletes anything outside its own directory.
 """
 
 from __future__ import annotations
@@ -46,10 +48,11 @@ _ONLY = "promotes.json"  # in a branch's storage: the same as its checkpoints' t
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A branch that there is. base: the checkpoint that it was forked from, as the pipeline numbers it; commit_id: of that one's row.
+    """A branch that there is. base: the checkpoint that it was forked from, as the pipeline numbers it; commit_id: of
+    that one's row.
 
-    head: its newest checkpoint; None: its creation was cut off, and is finished by asking for it again. behind: files that the pipeline has
-    read and it has not, by source.
+    head: its newest checkpoint; None: its creation was cut off, and is finished by asking for it again. behind: files
+    that the pipeline has read and it has not, by source.
     """
 
     branch: Branch
@@ -93,10 +96,11 @@ def forks(pipeline: Pipeline, settings: Settings) -> list[Fork]:
 def fork(
     pipeline: Pipeline, settings: Settings, name: str, at: At = None, reason: str = "", *, only: Range | None = None
 ) -> Fork:
-    """Fork a pipeline from one of its checkpoints, by number, by a savepoint's name, or the newest. Its coordinator may live.
+    """Fork a pipeline from one of its checkpoints, by number, by a savepoint's name, or the newest. Its coordinator may
+    live.
 
-    only: whoever promotes the branch replaces rows of this range alone. Asked for again, it finishes what was cut off. Raises WeirError when
-    there is no such checkpoint or the name is taken.
+    only: whoever promotes the branch replaces rows of this range alone. Asked for again, it finishes what was cut off.
+    Raises WeirError when there is no such checkpoint or the name is taken.
     """
     _check_trunk(pipeline)
     savepoints.check_name(name)
@@ -144,8 +148,8 @@ def _forked(
 def _plant(pipeline: Pipeline, settings: Settings, pin: Pin, newest: Checkpoint | None, only: Range | None) -> None:
     """Begin the branch's own registry with the checkpoint that it is forked from.
 
-    newest: the pipeline's before that one was pinned; None: nobody knows, so that all since that one counts as since the fork.
-    """
+    newest: the pipeline's before that one was pinned; None: nobody knows, so that all since that one counts as since
+    the fork."""
     _, registry = open_storage(pipeline, settings)
     base = next((row for row in registry.checkpoints() if row.commit_id == pin.commit_id), None)
     if base is None:
@@ -212,8 +216,8 @@ def range_of(branch: Storage, head: Checkpoint) -> Range | None:
 
     Args:
         branch: Its own storage.
-        head: Its newest checkpoint, which decides. The file beside the registry may be what a fork left that was cut off, and that somebody
-            has asked for once more in another way.
+        head: Its newest checkpoint, which decides. The file beside the registry may be what a fork left that was cut
+            off, and that somebody has asked for once more in another way.
     """
     if RANGE_START in head.totals:
         found = Range(head.totals[RANGE_START], head.totals[RANGE_END])

@@ -1,8 +1,8 @@
 """`weir plan`: what would become of a pipeline's state if it were run with today's code and configuration. Reads only.
 
-Everything that a run compares before its first row is compared here by the same functions: `state_fit` for stages and sources,
-the backends' formats, the sinks' tables. What would migrate is tried: one subtask's snapshot is opened, and rows are read with today's schema.
-"""
+Everything that a run compares before its first row is compared here by the same functions: `state_fit` for stages and
+sources, the backends' formats, the sinks' tables. What would migrate is tried: one subtask's snapshot is opened, and
+rows are read with today's schema."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ class StatePlan:
 def plan(pipeline: Pipeline, settings: Settings, at: At = None, executor: Executor | None = None) -> StatePlan:
     """Compare a pipeline as it is now with a checkpoint. at: its id, or a savepoint's name; by default the newest.
 
-    executor: what tells the columns of stages with a transform, by default Spark, which only such a stage starts. Raises WeirError when
-    there is no such checkpoint, ConfigurationError where the settings name no backend.
+    executor: what tells the columns of stages with a transform, by default Spark, which only such a stage starts.
+    Raises WeirError when there is no such checkpoint, ConfigurationError where the settings name no backend.
     """
     runs = executor or SparkExecutor(settings, app=f"weir plan {pipeline.name}")
     with _compared_with(pipeline, settings, at) as (storage, registry, head):
@@ -134,8 +134,8 @@ def today(
 ) -> tuple[Shapes, dict[str, pa.Schema]]:
     """A stage's schemas as its next epoch would fix them, and the columns of the sources by name.
 
-    Raises PipelineError where its definition does not fit its input, or nothing has arrived that would tell what that looks like.
-    """
+    Raises PipelineError where its definition does not fit its input, or nothing has arrived that would tell what that
+    looks like."""
     look = PlanBuilder(pipeline, settings, storage, registry, head, executor)
     look.all()
     if uid not in look.shapes:
@@ -272,7 +272,8 @@ class PlanBuilder:
             self._say("stage", stage.uid, "stage", Verdict.COMPATIBLE, "its state is used as it is")
 
     def _refused_before(self, stage: Stage) -> str | None:
-        """The stage or source before a stage that is refused, so that nothing is known of what it hands on; None: nothing is."""
+        """The stage or source before a stage that is refused, so that nothing is known of what it hands on; None:
+        nothing is."""
         refused = {(one.kind, one.name) for one in self.findings if one.verdict.stops}
         while isinstance(stage.input, Stage):
             stage = stage.input
@@ -339,7 +340,8 @@ class PlanBuilder:
         self.samples.append(Sample(stage.uid, smallest, rows))
 
     def _look_for_timers(self, stage: Stage) -> None:
-        """Whether timers are set, which an earlier release has not recorded, and for which there is no on_timer: in all snapshots, as a run."""
+        """Whether timers are set, which an earlier release has not recorded, and for which there is no on_timer: in all
+        snapshots, as a run."""
         view, subtasks = self._taken(stage)
         for subtask in subtasks:
             try:
@@ -353,7 +355,8 @@ class PlanBuilder:
                 return
 
     def _counted(self, stage: Stage, fitted: Fit, recorded: Mapping[str, Any]) -> list[Finding]:
-        """What is to be said of a stage's state, and of a time to live that is shorter or comes back how much it deletes at once."""
+        """What is to be said of a stage's state, and of a time to live that is shorter or comes back how much it
+        deletes at once."""
         if not fitted.losses:
             return list(fitted.findings)
         try:
@@ -366,7 +369,8 @@ class PlanBuilder:
         ]
 
     def _count_expired(self, stage: Stage, fitted: Fit, was: Ttl | None) -> str:
-        """How much the stage's time to live deletes at once which there was before it, in words; of a sample of its state."""
+        """How much the stage's time to live deletes at once which there was before it, in words; of a sample of its
+        state."""
         assert stage.ttl is not None and self._head is not None
         now = to_micros(max(datetime.now(UTC), self._head.epoch_now))
         view, subtasks = self._taken(stage)

@@ -1,15 +1,17 @@
-"""Promotion: a branch's state and rows become the pipeline's, instead of what the pipeline made of the same input since the fork.
+"""Promotion: a branch's state and rows become the pipeline's, instead of what the pipeline made of the same input since
+the fork.
 
     1 2 3 4 5            the pipeline; a branch was forked from 3, and has read what 4 and 5 have read
-    1 2 3 4 5 6          6 = its promotion: positions of 5, state and rows of the branch. 4 and 5 are abandoned, as by a rewind to 3
+    1 2 3 4 5 6          6 = its promotion: positions of 5, state and rows of the branch. 4 and 5 are abandoned, as by a
+                         rewind to 3
     1 2 3 4 5 6 7        7 continues 6
 
-It is done by whoever owns the pipeline, between two epochs, after the branch has read all that the pipeline has. The row is an intent, as a
-rewind's is: from its commit on it is decided, and each table follows by one commit of its own, by whoever comes next if need be. Before it
-nothing is changed. A rewind to 5 takes it back.
+It is done by whoever owns the pipeline, between two epochs, after the branch has read all that the pipeline has. The
+row is an intent, as a rewind's is: from its commit on it is decided, and each table follows by one commit of its own,
+by whoever comes next if need be. Before it nothing is changed. A rewind to 5 takes it back.
 
-A backfill may replace less: the rows of a range of event time alone. Then state and positions stay as they are in 5, and nothing is abandoned.
-"""
+A backfill may replace less: the rows of a range of event time alone. Then state and positions stay as they are in 5,
+and nothing is abandoned."""
 
 from __future__ import annotations
 
@@ -70,9 +72,9 @@ log = structlog.get_logger("weir.promotion")
 
 @dataclass(frozen=True, slots=True)
 class TablePromotion:
-    """What a promotion does to one table. back: what of the pipeline's rows since the fork goes, None: it has no such table; comes: files
-    of the branch, by their path in its own table. schema: of the branch's table. column: the event time by which a range of rows is
-    replaced; ranged: how many rows that takes away, and brings."""
+    """What a promotion does to one table. back: what of the pipeline's rows since the fork goes, None: it has no such
+    table; comes: files of the branch, by their path in its own table. schema: of the branch's table. column: the event
+    time by which a range of rows is replaced; ranged: how many rows that takes away, and brings."""
 
     table: str
     back: TableRewind | None
@@ -113,10 +115,11 @@ class TakenBack:
 
 @dataclass(frozen=True, slots=True)
 class PromotionPlan:
-    """What a promotion would do. head: the pipeline's newest checkpoint; base: the one that the branch was forked from; tip: the branch's
-    newest. behind: files that the branch has still to read, by source. obstacles: why it is refused unless they are accepted, in words. only:
-    the rows of this range alone are replaced. taken_back: what of the obstacles the pipeline has promoted or edited since the fork, oldest
-    first. corrected: those of the obstacles that say which input of a backfill has changed since."""
+    """What a promotion would do. head: the pipeline's newest checkpoint; base: the one that the branch was forked from;
+    tip: the branch's newest. behind: files that the branch has still to read, by source. obstacles: why it is refused
+    unless they are accepted, in words. only: the rows of this range alone are replaced. taken_back: what of the
+    obstacles the pipeline has promoted or edited since the fork, oldest first. corrected: those of the obstacles that
+    say which input of a backfill has changed since."""
 
     branch: str
     head: Checkpoint
@@ -199,11 +202,13 @@ def _taken_back(
     only: Range | None,
     scratch: Path,
 ) -> tuple[TakenBack, ...]:
-    """What other branches, or people, have made the pipeline's since this branch was forked, and its promotion would take back.
+    """What other branches, or people, have made the pipeline's since this branch was forked, and its promotion would
+    take back.
 
-    Promotions are found in the logs of the tables, which reach back to the base, since rows of the registry may be pruned. What the branch itself
-    has brought does not count: it has that. Nor does what came between its base and the fork: whoever forks from an older checkpoint
-    wants all since then made anew.
+    Promotions are found in the logs of the tables, which reach back to the base, since rows of the registry may be
+    pruned. What the branch itself
+    has brought does not count: it has that. Nor does what came between its base and the fork: whoever forks from an
+    older checkpoint wants all since then made anew.
 
     Args:
         here: The branch.
@@ -272,7 +277,8 @@ def _changed(storage: Storage, table: TablePromotion, one: Promoted, only: Range
 
 
 def _check_range(here: Pipeline, head: Checkpoint, tip: Checkpoint) -> None:
-    """Whether rows of a range may be exchanged while state and positions stay: both sides have applied the very same rows."""
+    """Whether rows of a range may be exchanged while state and positions stay: both sides have applied the very same
+    rows."""
     why = None
     if head.watermarks != tip.watermarks:
         why = "windows are closed in one and open in the other: the pipeline was drained, or the newest rows differ"
@@ -344,7 +350,8 @@ def rows_of(source: Storage, table: str) -> tuple[tuple[DataFile, ...], pa.Schem
 
 
 def check(decided: PromotionPlan, pipeline: str, accepted: Collection[str]) -> None:
-    """Raises WeirError when a promotion has obstacles that nobody has accepted. accepted: obstacles of a plan that somebody was shown."""
+    """Raises WeirError when a promotion has obstacles that nobody has accepted. accepted: obstacles of a plan that
+    somebody was shown."""
     refused = [one for one in decided.obstacles if one not in accepted]
     if refused:
         outdated = {*decided.corrected, *(str(one) for one in decided.taken_back)}
@@ -381,12 +388,13 @@ def promote(
     accepted: Collection[str] = (),
     reason: str = "",
 ) -> Checkpoint:
-    """Make a branch's state and rows the pipeline's; returns the promotion's own checkpoint, which the next run continues.
+    """Make a branch's state and rows the pipeline's; returns the promotion's own checkpoint, which the next run
+    continues.
 
-    The branch catches up first, beside a running coordinator; then that one is stopped at its next barrier and the branch reads what came
-    meanwhile. executor, lanes: as `run` takes them. accepted: the obstacles that somebody was shown and does it in spite of. Raises WeirError
-    for all others, also for those that come up meanwhile, and where the branch is of another history; nothing is changed then.
-    """
+    The branch catches up first, beside a running coordinator; then that one is stopped at its next barrier and the
+    branch reads what came meanwhile. executor, lanes: as `run` takes them. accepted: the obstacles that somebody was
+    shown and does it in spite of. Raises WeirError for all others, also for those that come up meanwhile, and where the
+    branch is of another history; nothing is changed then."""
     storage, _ = open_storage(pipeline, settings)
     with storage_errors(pipeline, settings, storage):
         return _promoted(pipeline, settings, storage, name, executor, runner, accepted, reason)
@@ -420,7 +428,8 @@ def _promoted(
 
 @contextmanager
 def _owned(pipeline: Pipeline, settings: Settings) -> Iterator[Ownership]:
-    """Own a pipeline whose coordinator may live: it is asked to end at its next barrier, and so is who starts another one meanwhile."""
+    """Own a pipeline whose coordinator may live: it is asked to end at its next barrier, and so is who starts another
+    one meanwhile."""
     storage, _ = open_storage(pipeline, settings)
     deadline = time.monotonic() + settings.checkpoints.timeout_seconds
     while True:
@@ -478,7 +487,8 @@ def _row(
     id: CheckpointId,
     reason: str,
 ) -> tuple[Checkpoint, tuple[StateFile, ...]]:
-    """The promotion's row and listing, when all that they name is here: state and rows are copied, but for what the branch inherited."""
+    """The promotion's row and listing, when all that they name is here: state and rows are copied, but for what the
+    branch inherited."""
     assert here.branch is not None
     context, tip = owner.context, decided.tip
     named = copied(context, source, lasting(listing, tip.operators), id, returning=True)
@@ -557,7 +567,8 @@ def _range_row(
 
 
 def _as_read(position: dict[str, Any], by_branch: dict[str, Any] | None) -> dict[str, Any]:
-    """A position with the times of change that the branch has seen: of files that were corrected these are not what they were."""
+    """A position with the times of change that the branch has seen: of files that were corrected these are not what
+    they were."""
     if by_branch is None or "seen_ns" not in position:
         return position
     below = [one for one in (position.get("below_newest_ns"), by_branch.get("below_newest_ns")) if one is not None]
@@ -572,7 +583,8 @@ def _as_read(position: dict[str, Any], by_branch: dict[str, Any] | None) -> dict
 def _brought(
     owner: Ownership, source: Storage, table: TablePromotion, id: CheckpointId, only: Range | None
 ) -> list[StateFile]:
-    """Copies of a branch's rows, perhaps of those of a range alone, in the directory of the pipeline's table; its log does not name them yet."""
+    """Copies of a branch's rows, perhaps of those of a range alone, in the directory of the pipeline's table; its log
+    does not name them yet."""
     context = owner.context
     attempt = new_attempt_id()
     prefix = f"{delta.table_path(table.table)}/data/{epoch_dir(context.generation, id)}"

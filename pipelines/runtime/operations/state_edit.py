@@ -55,7 +55,8 @@ IDLE = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The stage's state that is edited. figures: what a checkpoint's row says of it; inputs: the sources' columns, of a first one."""
+    """The stage's state that is edited. figures: what a checkpoint's row says of it; inputs: the sources' columns, of a
+    first one."""
 
     uid: str
     keys: pa.Schema

@@ -1,12 +1,13 @@
-"""State from rows that somebody brings: bootstrap a stage from history, repair values. The result is a checkpoint of its own.
+"""State from rows that somebody brings: bootstrap a stage from history, repair values. The result is a checkpoint of
+its own.
 
     1 2 3        3 is the newest
     1 2 3 4      4 = 3 with other rows in one stage: positions, watermarks, tables and all other stages as in 3
     1 2 3 4 5    5 continues 4
 
-Rows are validated first, all of them; then each goes to the subtask that owns its key group, is written by the backend and the codec that a
-run uses, and is uploaded under this owner's generation and an id of its own. The commit of the checkpoint's row decides: before it
-nothing is changed, and what was uploaded by then the next owner removes.
+Rows are validated first, all of them; then each goes to the subtask that owns its key group, is written by the backend
+and the codec that a run uses, and is uploaded under this owner's generation and an id of its own. The commit of the
+checkpoint's row decides: before it nothing is changed, and what was uploaded by then the next owner removes.
 """
 
 from __future__ import annotations
@@ -81,11 +82,11 @@ def import_rows(
 ) -> Edit:
     """Put rows into a stage's state, as a checkpoint of its own, which the next run continues.
 
-    rows: key columns, then fields, as `state_reader.scan` gives them. replaces: the stage's state is exactly these rows; else their keys are
-    put and all others stay. savepoint: name the checkpoint. executor: what tells the columns of a stage with a transform, where the stage has no
-    state yet. Raises BusyError when a coordinator is alive, InputError with all that is wrong with the rows, PipelineError for a stage whose
-    state cannot be made from rows, DamageError when the newest checkpoint is not whole; nothing is changed then.
-    """
+    rows: key columns, then fields, as `state_reader.scan` gives them. replaces: the stage's state is exactly these
+    rows; else their keys are put and all others stay. savepoint: name the checkpoint. executor: what tells the columns
+    of a stage with a transform, where the stage has no state yet. Raises BusyError when a coordinator is alive,
+    InputError with all that is wrong with the rows, PipelineError for a stage whose state cannot be made from rows,
+    DamageError when the newest checkpoint is not whole; nothing is changed then."""
     runs = executor or SparkExecutor(settings, app=f"weir state import {pipeline.name}")
     if savepoint is not None:
         savepoints.check_free(pipeline, settings, savepoint)

@@ -1,5 +1,5 @@
-"""What happens to the rows of one subtask between two barriers: a stage's function, windows, sessions, running aggregates,
-deduplication. One module for each."""
+"""What happens to the rows of one subtask between two barriers: a stage's function, windows, sessions, running
+aggregates, deduplication. One module for each."""
 
 from __future__ import annotations
 
@@ -111,10 +111,11 @@ def build(
     checkpoint: CheckpointId,
     forgotten: Forgotten | None = None,
 ) -> Operator:
-    """The operator of one subtask for one epoch. groups: its key groups; swept: where its sweep of expired state goes on; open_cache: for state
-    that is used key by key; residence: where tables of its rows come from and go to, and what does not fit into memory;
-    checkpoint: the one that its state will be part of, a later one than the epoch whose rows have waited; forgotten: what a TTL has let
-    expire before this epoch."""
+    """The operator of one subtask for one epoch. groups: its key groups; swept: where its sweep of expired state goes
+    on; open_cache: for state that is used key by key; residence: where tables of its rows come from and go to, and what
+    does not fit into memory;
+    checkpoint: the one that its state will be part of, a later one than the epoch whose rows have waited; forgotten:
+    what a TTL has let expire before this epoch."""
     fixed = fixed.handed_out
     if isinstance(stage.window, Window):
         return WindowOperator(stage, stage.window, fixed, backend, progress, groups)
@@ -148,7 +149,8 @@ def open_windows_schema(stage: Stage, keys: pa.Schema, state: StateSchema) -> pa
 
 
 def clocked_state(stage: Stage) -> tuple[str, ...]:
-    """The fields of a stage's state that say when it was processed, by the epoch's clock: they differ wherever the same rows are read again."""
+    """The fields of a stage's state that say when it was processed, by the epoch's clock: they differ wherever the same
+    rows are read again."""
     by_clock = stage.deduplication is not None and stage.deduplication.on is None
     return (SEEN, EXPIRES) if by_clock else ()
 

@@ -1,7 +1,7 @@
 """Running aggregates: at each barrier, one row with the current values for every key that the epoch touched.
 
-Batches are reduced to a row a key as they come; state is read and written once an epoch and key, at the barrier. What does not fit
-into memory until then waits on the local disk (`state_ops.rows.spill`).
+Batches are reduced to a row a key as they come; state is read and written once an epoch and key, at the barrier. What
+does not fit into memory until then waits on the local disk (`state_ops.rows.spill`).
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class AggregationOperator:
         return self.barrier()  # the current values of what this checkpoint has seen
 
     def _handed_out(self, gathered: list[pl.DataFrame]) -> Iterator[tuple[str, pa.Table]]:
-        """All partials of some keys merged into state, and the rows of these keys. Too many for memory go there one after the other;
-        their keys are read once more, to be handed out once."""
+        """All partials of some keys merged into state, and the rows of these keys. Too many for memory go there one
+        after the other; their keys are read once more, to be handed out once."""
         if len(gathered) == 1 or not key_aggregation.have_gathered(gathered, _PARTIAL_ROWS, 1):
             for keys, rows in self._fold(key_aggregation.combined(self._aggregates, gathered, self._by, self._where)):
                 yield from self._out(keys, rows)

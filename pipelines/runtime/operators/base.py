@@ -41,7 +41,8 @@ class Progress:
 
 
 class Operator(Protocol):
-    """One subtask's operator for one epoch. rows_deferred: so many of its rows it can only apply once it has seen all of them."""
+    """One subtask's operator for one epoch. rows_deferred: so many of its rows it can only apply once it has seen all
+    of them."""
 
     rows_late: int
     rows_deferred: int
@@ -52,19 +53,21 @@ class Operator(Protocol):
         ...
 
     def barrier(self) -> Iterator[tuple[str, pa.Table]]:
-        """The epoch's rows have all been applied; yields what that makes due. Once more without rows, it does nothing."""
+        """The epoch's rows have all been applied; yields what that makes due. Once more without rows, it does
+        nothing."""
         ...
 
     def pause(self) -> Iterator[tuple[str, pa.Table]]:
-        """A part of the epoch's rows has been applied, the others come in a later one: writes to state all that it will not
-        look at again. Yields rows, those of its input too that it cannot apply yet, as the output `REST`."""
+        """A part of the epoch's rows has been applied, the others come in a later one: writes to state all that it will
+        not look at again. Yields rows, those of its input too that it cannot apply yet, as the output `REST`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The schemas of a stage, fixed before its first row. keys: key columns; outputs: by output name; collections: lists
-    and maps. tracked: beside the columns of its output, the stage hands on where each row comes from, as `ROW`."""
+    """The schemas of a stage, fixed before its first row. keys: key columns; outputs: by output name; collections:
+    lists and maps. tracked: beside the columns of its output, the stage hands on where each row comes from, as
+    `ROW`."""
 
     keys: pa.Schema
     state: StateSchema
@@ -88,7 +91,8 @@ class Shapes:
 
 
 def check_storable(schema: pa.Schema, where: str, remedy: str) -> None:
-    """Refuse types that no Delta table can have, nor the rows between two stages. remedy: where the author can do something about one."""
+    """Refuse types that no Delta table can have, nor the rows between two stages. remedy: where the author can do
+    something about one."""
     for field in schema:
         kind = frames.unstorable(field.type)
         if kind is None:
@@ -107,7 +111,8 @@ def check_storable(schema: pa.Schema, where: str, remedy: str) -> None:
 
 
 def refuse_same_names(columns: Iterable[pa.Field], where: str, within: str = "") -> None:
-    """Refuse columns of a table, and fields of structs, that Delta takes for one: it does not tell capital letters from small ones."""
+    """Refuse columns of a table, and fields of structs, that Delta takes for one: it does not tell capital letters from
+    small ones."""
     taken: dict[str, str] = {}
     for field in columns:
         other = taken.setdefault(field.name.lower(), field.name)
@@ -183,8 +188,9 @@ def check_event_time(rows: pa.Schema, on: str, where: str) -> None:
 
 
 def event_times(rows: pa.Table, on: str, where: str) -> np.ndarray:
-    """int64[n], the rows' event times in microseconds since 1970 UTC. InputError where one is missing, or so far away that
-    what is added to it, a window's size say, does not fit beside it into an int64: it would wrap around to the other end of time."""
+    """int64[n], the rows' event times in microseconds since 1970 UTC. InputError where one is missing, or so far away
+    that what is added to it, a window's size say, does not fit beside it into an int64: it would wrap around to the
+    other end of time."""
     if rows.column(on).null_count:
         raise InputError(
             f"{rows.column(on).null_count} rows have no event time in {on!r}.",

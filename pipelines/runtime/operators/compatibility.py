@@ -1,7 +1,8 @@
-"""Whether today's definition of a pipeline fits the state that a checkpoint recorded, one finding for each thing that is to be said.
+"""Whether today's definition of a pipeline fits the state that a checkpoint recorded, one finding for each thing that
+is to be said.
 
-Values only. A run asks this before its first row and is refused by it (`stage_job`, `run.check_fits`); `weir plan` asks the same
-beforehand (`state_plan`). So the two cannot disagree.
+Values only. A run asks this before its first row and is refused by it (`stage_job`, `run.check_fits`); `weir plan` asks
+the same beforehand (`state_plan`). So the two cannot disagree.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from state_ops.schema.state_schema import TOUCHED, StateSchema
 
 
 class Verdict(StrEnum):
-    """What becomes of a change. MIGRATES: by itself, when rows are read. LOSES: a run goes on, and state goes by it that cannot be had back.
+    """What becomes of a change. MIGRATES: by itself, when rows are read. LOSES: a run goes on, and state goes by it
+    that cannot be had back.
     FLAG: once the operator says that it is meant. UNKNOWN: what is refused before it has to fit first."""
 
     COMPATIBLE = "compatible"
@@ -43,7 +45,8 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing about the pipeline. kind: stage, source or table, with its name; aspect: what of it; next: what to do."""
+    """One thing about the pipeline. kind: stage, source or table, with its name; aspect: what of it; next: what to
+    do."""
 
     kind: str
     name: str
@@ -55,7 +58,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a stage fits what was recorded of it. shapes: with schemas that also read what is stored; for use if nothing is refused."""
+    """How a stage fits what was recorded of it. shapes: with schemas that also read what is stored; for use if nothing
+    is refused."""
 
     shapes: Shapes
     findings: tuple[Finding, ...]
@@ -140,7 +144,8 @@ def timers_left(uid: str) -> Finding:
 def _schema_findings(
     uid: str, aspect: str, collection: str | None, was: StateSchema, now: StateSchema, retired: Sequence[str]
 ) -> Iterator[Finding]:
-    """Field by field. Of a field that cannot be read any more only that is said. collection: whose elements these are, if of one."""
+    """Field by field. Of a field that cannot be read any more only that is said. collection: whose elements these are,
+    if of one."""
     prefix, place = (f"{collection}: ", f"{uid}.{collection}") if collection else ("", uid)
     obstacles = evolution.obstacles_by_field(was, now)
     for said in obstacles.values():
@@ -203,8 +208,9 @@ def _collections_fitted(
 
 
 def _ttl_findings(stage: Stage, recorded: Mapping[str, Any], stamped: bool) -> Iterator[Finding]:
-    """A time to live may come, go and change: rows without a stamp count as touched when they are first seen. A shorter one
-    deletes at once what is older than it, and so does one that comes back. stamped: rows tell when they were touched."""
+    """A time to live may come, go and change: rows without a stamp count as touched when they are first seen. A shorter
+    one deletes at once what is older than it, and so does one that comes back. stamped: rows tell when they were
+    touched."""
     was, now = recorded.get("ttl"), asdict(stage.ttl) if stage.ttl else None
     if "ttl" in recorded and was != now:
         what = f"the time to live was {_lifetime(was)}, is {_lifetime(now)}"
@@ -294,9 +300,11 @@ def is_deduplication(figures: Mapping[str, Any]) -> bool:
 
 
 def changeable(stage: Stage) -> dict[str, Any]:
-    """What of a stage's definition may change without another meaning of its state, as its checkpoint records it for who compares.
+    """What of a stage's definition may change without another meaning of its state, as its checkpoint records it for
+    who compares.
 
-    lateness: how far a window's watermark stays behind, forgets: after what time a deduplication forgets a key, both in microseconds.
+    lateness: how far a window's watermark stays behind, forgets: after what time a deduplication forgets a key, both in
+    microseconds.
     on_timer: whether it has such a function.
     """
     return {
@@ -343,7 +351,8 @@ def _listed(aggregates: Sequence[tuple[str, Agg]]) -> list[list[Any]]:
 
 
 def structure(pipeline: Pipeline, head: Checkpoint) -> list[Finding]:
-    """Stages and sources that came and went since a checkpoint, and rows that wait for a stage which would not find them."""
+    """Stages and sources that came and went since a checkpoint, and rows that wait for a stage which would not find
+    them."""
     return [*_waiting(pipeline, head), *_stages(pipeline, head), *_sources(pipeline, head)]
 
 

@@ -1,8 +1,8 @@
 """Deduplication: the first row of each key, handed out as it comes.
 
-State has one value row per key: when it was first seen, and when it is forgotten. With a time to live, an index of keys by
-that moment says what is over, so that a barrier reads what it forgets and nothing else. It forgets a bounded number an
-epoch; what is over but not yet swept away is never consulted, so the bound changes no result.
+State has one value row per key: when it was first seen, and when it is forgotten. With a time to live, an index of keys
+by that moment says what is over, so that a barrier reads what it forgets and nothing else. It forgets a bounded number
+an epoch; what is over but not yet swept away is never consulted, so the bound changes no result.
 """
 
 from __future__ import annotations

@@ -71,9 +71,9 @@ def _no_timers(keys: pa.Schema) -> pa.Table:
 
 
 class FunctionOperator:
-    """A stage's function over batches. groups: the subtask's key groups; swept: where the sweep of expired state goes on, as
-    a key in hex; None: at the beginning. forgotten: what was forgotten before this epoch. Rows have the schema of the shapes' output, if
-    that is known already.
+    """A stage's function over batches. groups: the subtask's key groups; swept: where the sweep of expired state goes
+    on, as a key in hex; None: at the beginning. forgotten: what was forgotten before this epoch. Rows have the schema
+    of the shapes' output, if that is known already.
 
     has_timers: whether timers are set when the epoch ends; None until then."""
 
@@ -164,7 +164,8 @@ class FunctionOperator:
                     break
 
     def fire(self, timers: pl.DataFrame, domain: str, clock: int = _NEVER) -> Iterator[tuple[str, pa.Table]]:
-        """Call `on_timer`. timers: key columns, key group and `at` (microseconds), a key at most once; clock: what is due."""
+        """Call `on_timer`. timers: key columns, key group and `at` (microseconds), a key at most once; clock: what is
+        due."""
         assert self._on_timer is not None
         self._state.begin(timers.select([*self._keys.names, GROUP]))
         self._timers.firing(domain, timers[AT].to_numpy(), clock)
@@ -229,7 +230,8 @@ def fitted(stage: Stage, rows: pa.Table, output: pa.Schema | None, by: str | Non
 
 
 def _in_type(column: pa.ChunkedArray, field: pa.Field, said: str, where: str) -> pa.ChunkedArray:
-    """A column in the type of its field. Arrow refuses integers that a float rounds, and `cast` what Arrow would cut."""
+    """A column in the type of its field. Arrow refuses integers that a float rounds, and `cast` what Arrow would
+    cut."""
     if column.type == field.type:
         return column
     what = f"{said}: {field.name!r} does not fit {field.type}"
@@ -245,7 +247,8 @@ def _in_type(column: pa.ChunkedArray, field: pa.Field, said: str, where: str) ->
 
 
 def _in_order_of(given: pa.DataType, type: pa.DataType) -> pa.DataType:
-    """A type whose structs have their fields in the order of the given one's: Arrow goes by their names, Polars does not."""
+    """A type whose structs have their fields in the order of the given one's: Arrow goes by their names, Polars does
+    not."""
     if pa.types.is_list(given) and pa.types.is_list(type):
         return pa.list_(_in_order_of(given.value_type, type.value_type))
     if not (pa.types.is_struct(given) and pa.types.is_struct(type)):

@@ -116,7 +116,8 @@ class PerKey:
         return table if table.column_names else None  # nothing but empty lists
 
     def _tried(self, rows: pa.Table, epoch: Epoch) -> pa.Table | None:
-        """No rows: what the output's columns are, as declared, or as the function returns for no rows of a made-up key."""
+        """No rows: what the output's columns are, as declared, or as the function returns for no rows of a made-up
+        key."""
         if self._stage.output is not None:
             return self._stage.output.empty_table()
         key = tuple(zero_of(field.type) for field in self._keys)
@@ -202,7 +203,8 @@ class PerKey:
             ) from error
 
     def _check_columns(self, tables: Sequence[pa.Table], owners: Sequence[Any]) -> None:
-        """That frames have the same columns: Arrow would fill one that is missing with nulls. One without any column is no rows."""
+        """That frames have the same columns: Arrow would fill one that is missing with nulls. One without any column is
+        no rows."""
         first = None
         for key, table in zip(owners, tables, strict=True):
             names = sorted(table.column_names)
@@ -266,7 +268,8 @@ def slicer_of(function: Callable[..., Any]) -> Callable[[pa.Table], Slicer]:
 
 
 def check_parameters(function: Callable[..., Any], second: str) -> list[inspect.Parameter]:
-    """The parameters of a function that is called once per key. second: what the second one is. PipelineError unless they are four."""
+    """The parameters of a function that is called once per key. second: what the second one is. PipelineError unless
+    they are four."""
     parameters = list(inspect.signature(function).parameters.values())
     if len(parameters) != 4:
         raise PipelineError(

@@ -1,16 +1,16 @@
 """Event-time sessions: rows of a key that are closer than a gap, across batches and epochs and in any order.
 
-A session is [first event, last event + gap). A row alone is the session [its event, + gap), and sessions that overlap are
-one; so intervals are merged here, never rows.
+A session is [first event, last event + gap). A row alone is the session [its event, + gap), and sessions that overlap
+are one; so intervals are merged here, never rows.
 
-State has one value row per key: the list of its open sessions, a struct of bounds and aggregates each. An index of keys by
-the end of their first session says what a watermark closes, so that a barrier reads what the epoch touched and what
+State has one value row per key: the list of its open sessions, a struct of bounds and aggregates each. An index of keys
+by the end of their first session says what a watermark closes, so that a barrier reads what the epoch touched and what
 closes, and nothing that is merely open.
 
 Lateness is judged at the barrier, since a row that would be a closed session by itself may yet be part of an open one,
-whichever came first: rows whose own interval had ended before the epoch wait for it, and are late if the session that they
-end up in, together with all other rows of the epoch, had ended too. (Flink judges row by row, by what came before.)
-"""
+whichever came first: rows whose own interval had ended before the epoch wait for it, and are late if the session that
+they end up in, together with all other rows of the epoch, had ended too. (Flink judges row by row, by what came
+before.)"""
 
 from __future__ import annotations
 
@@ -180,7 +180,8 @@ class SessionOperator:
         return _opened(pl.concat([keys, rows], how="horizontal")), encoded
 
     def _store(self, keys: pl.DataFrame, encoded: list[bytes], sessions: pl.DataFrame, before: np.ndarray) -> None:
-        """Make `sessions` what is open of these keys, sorted. before: the first end of each, as the index has it; -1: none."""
+        """Make `sessions` what is open of these keys, sorted. before: the first end of each, as the index has it; -1:
+        none."""
         lists = sessions.sort([*self._by, START]).group_by(self._by, maintain_order=True)
         rows = lists.agg(pl.struct([pl.col(field) for field in self._types]).alias(SESSIONS))
         rows = keys.join(rows, on=self._by, how="left", maintain_order="left")

@@ -15,7 +15,8 @@ _READS_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 def uses_timers(function: Callable[..., Any]) -> bool:
-    """Whether a function calls `state.timers.set` or `.clear`, itself or in a function of its own package that it names."""
+    """Whether a function calls `state.timers.set` or `.clear`, itself or in a function of its own package that it
+    names."""
     return any(_mentions_timers(code) for one in _reached(function) for code in _with_inner(one.__code__))
 
 
@@ -33,7 +34,8 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 
 def _reached(function: Callable[..., Any]) -> Iterator[FunctionType]:
-    """The function, and those of its own package that it may call: by a global name, out of a module, or from its closure."""
+    """The function, and those of its own package that it may call: by a global name, out of a module, or from its
+    closure."""
     waiting: list[Any] = [function]
     seen, package = set[FunctionType](), None
     while waiting:

@@ -16,8 +16,8 @@ _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 2  # int64, and so is the moment aft
 def before_job(stage: Stage, before: int | None, arriving: int | None) -> int | None:
     """The stage's watermark as far as it is known before its job. It never goes back.
 
-    before: after the previous epoch. arriving: newest event time of the slice by its files' statistics, or the watermark
-    of the stage upstream.
+    before: after the previous epoch. arriving: newest event time of the slice by its files' statistics, or the
+    watermark of the stage upstream.
     """
     if arriving is None:
         return before
@@ -28,8 +28,8 @@ def before_job(stage: Stage, before: int | None, arriving: int | None) -> int | 
 def handed_on(stage: Stage, known: int | None, after: int | None, drain: bool) -> int | None:
     """The watermark that stages downstream go by, from those of `before_job` and `after_job`.
 
-    Where files have no statistics the job itself tells how far event time is. Windows and timers have not gone by that yet:
-    what they hand out in the next epoch must not be late there.
+    Where files have no statistics the job itself tells how far event time is. Windows and timers have not gone by that
+    yet: what they hand out in the next epoch must not be late there.
     """
     holds_back = stage.window is not None or stage.on_timer is not None
     return known if holds_back and not drain else after

@@ -1,14 +1,17 @@
-"""`where` without Spark: a part of Spark SQL that is evaluated as Spark evaluates it, and the rest of it refused by name.
+"""`where` without Spark: a part of Spark SQL that is evaluated as Spark evaluates it, and the rest of it refused by
+name.
 
     rows          compiled(where, schema).kept(table): the positions of the rows that Spark would keep
-    taken         comparisons, AND, OR, NOT, IS, IN, BETWEEN, LIKE, arithmetic, CAST and a few functions, on booleans, numbers, texts,
+    taken         comparisons, AND, OR, NOT, IS, IN, BETWEEN, LIKE, arithmetic, CAST and a few functions, on booleans,
+                  numbers, texts,
                   dates and timestamps
     refused       everything else, with the expression and the reason; so is what Spark itself would refuse
 
 Spark's rules that differ from what is usual elsewhere: nulls by three-valued logic; NaN equals
-NaN and is the largest number; whole numbers divide to a double, DIV and CAST cut towards zero, % has the dividend's sign; what overflows or divides by
-zero fails the epoch (ANSI mode, which Weir sets, as it sets that capitals count in names); `\\` escapes in texts and in LIKE. Types are Spark's: https://spark.apache.org/docs/latest/sql-ref-ansi-compliance.html
-"""
+NaN and is the largest number; whole numbers divide to a double, DIV and CAST cut towards zero, % has the dividend's
+sign; what overflows or divides by zero fails the epoch (ANSI mode, which Weir sets, as it sets that capitals count in
+names); `\\` escapes in texts and in LIKE. Types are Spark's:
+https://spark.apache.org/docs/latest/sql-ref-ansi-compliance.html"""
 
 from __future__ import annotations
 
@@ -109,8 +112,8 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A typed expression. of: its value for a row, which is a bool, an int, a float, a Decimal, a str, days or microseconds since 1970, or
-    None for null; text: as it stands in the SQL; literal: it is one."""
+    """A typed expression. of: its value for a row, which is a bool, an int, a float, a Decimal, a str, days or
+    microseconds since 1970, or None for null; text: as it stands in the SQL; literal: it is one."""
 
     type: Type
     of: Function

@@ -35,7 +35,8 @@ from state_ops.schema.state_schema import StateSchema
 
 END, START = "window_end", "window_start"
 BOUND = pa.timestamp("us", tz="UTC")
-# The first end and the number of a row's windows, then one row's end; the input may have columns named like the output's.
+# The first end and the number of a row's windows, then one row's end; the input may have columns named like the
+# output's.
 _FIRST, _NUMBER, _WINDOW = "__weir_first", "__weir_number", "__weir_window"
 _PARTIAL_ROWS = 500_000
 _FIRE_ROWS = 50_000

@@ -25,12 +25,15 @@ from state_ops.storage.storage import Storage
 
 @dataclass
 class RunContext:
-    """What all epochs of one run share. shapes: the stages' schemas, found once; inputs: the columns that they see; reads: those before their transform.
+    """What all epochs of one run share. shapes: the stages' schemas, found once; inputs: the columns that they see;
+    reads: those before their transform.
 
-    head: the newest confirmed checkpoint, as the coordinator knows it. watcher: what this process knows of running restores.
-    tables: as it has left them at its last publish. held: there may be a note that a gate holds the pipeline (`state_ops.coordination.gate_hold`).
-    requested_before: `RequestCounts` of the coordinators before, up to the newest checkpoint. claiming: held while the run renews its claim, which
-    changes `generation`.
+    head: the newest confirmed checkpoint, as the coordinator knows it. watcher: what this process knows of running
+    restores.
+    tables: as it has left them at its last publish. held: there may be a note that a gate holds the pipeline
+    (`state_ops.coordination.gate_hold`).
+    requested_before: `RequestCounts` of the coordinators before, up to the newest checkpoint. claiming: held while the
+    run renews its claim, which changes `generation`.
     """
 
     pipeline: Pipeline

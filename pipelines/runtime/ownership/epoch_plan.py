@@ -15,8 +15,8 @@ from state_ops.coordination.requests import Request
 class EpochPlan:
     """Why this barrier is cut. slices: by source; drain: close every window; requests: those that it answers.
 
-    at: when it was cut, for an epoch that is replayed; None: now. rounds: how often its slices were replayed with fewer rows.
-    """
+    at: when it was cut, for an epoch that is replayed; None: now. rounds: how often its slices were replayed with fewer
+    rows."""
 
     trigger: Trigger
     reason: str

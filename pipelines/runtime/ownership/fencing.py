@@ -18,7 +18,8 @@ Done = TypeVar("Done")
 
 
 def as_owner(context: RunContext, act: Callable[[], Done]) -> Done:
-    """What `act` does under the run's generation; anew where the run itself has renewed its claim meanwhile, in another thread."""
+    """What `act` does under the run's generation; anew where the run itself has renewed its claim meanwhile, in another
+    thread."""
     while True:
         generation = context.generation
         try:
@@ -32,8 +33,8 @@ def as_owner(context: RunContext, act: Callable[[], Done]) -> Done:
 def discard(context: RunContext, generation: Generation, epoch: CheckpointId) -> None:
     """Delete what a declined epoch staged. Its id is never used again and was not committed, so nothing can name this.
 
-    A failure is logged, not raised: it must not replace the error that declined the epoch, and the next take-over cleans up.
-    """
+    A failure is logged, not raised: it must not replace the error that declined the epoch, and the next take-over
+    cleans up."""
     name = epoch_dir(generation, epoch)
     try:
         delete_staged(context, name)
@@ -43,10 +44,11 @@ def discard(context: RunContext, generation: Generation, epoch: CheckpointId) ->
 
 
 def raise_if_fenced(context: RunContext, error: BaseException) -> None:
-    """FencedError if we are. What a zombie stumbles over, e.g. that its successor removed what it had staged, is no news then.
+    """FencedError if we are. What a zombie stumbles over, e.g. that its successor removed what it had staged, is no
+    news then.
 
-    A RunEndedError stays: the generation may be one that this very coordinator has claimed in part, and nobody runs the pipeline.
-    """
+    A RunEndedError stays: the generation may be one that this very coordinator has claimed in part, and nobody runs the
+    pipeline."""
     if isinstance(error, errors.FencedError | RunEndedError):
         return
     try:

@@ -1,12 +1,14 @@
-"""What holds a pipeline (`state_ops.coordination.gate_hold`): noting it when a run ends, and whether its cause still stands.
+"""What holds a pipeline (`state_ops.coordination.gate_hold`): noting it when a run ends, and whether its cause still
+stands.
 
-A hold ends with the next checkpoint, whatever made that. It ends for sensors, too, once what it is about has changed: an input file was
-repaired or moved away, a damaged object or table was put back, the landing directory is there again. That is seen by sizes and times,
-with no content read, at each tick. What only a correction of the code can mend waits for a person.
+A hold ends with the next checkpoint, whatever made that. It ends for sensors, too, once what it is about has changed:
+an input file was repaired or moved away, a damaged object or table was put back, the landing directory is there again.
+That is seen by sizes and times, with no content read, at each tick. What only a correction of the code can mend waits
+for a person.
 
-Damage and bad input hold nobody where nothing that can be looked at from here would ever change: a file of one host's disk, a staged file that
-has vanished, an object that executors alone do not see. Sensors then ask again, ever more rarely.
-"""
+Damage and bad input hold nobody where nothing that can be looked at from here would ever change: a file of one host's
+disk, a staged file that has vanished, an object that executors alone do not see. Sensors then ask again, ever more
+rarely."""
 
 from __future__ import annotations
 
@@ -76,7 +78,8 @@ def note(
 
 
 def note_slice(error: HoldingError, epoch: CheckpointId, cut: EpochPlan) -> None:
-    """Say which epoch an error ended and, where nobody can tell which of its input files is bad, all that it had read."""
+    """Say which epoch an error ended and, where nobody can tell which of its input files is bad, all that it had
+    read."""
     error.epoch = int(epoch)
     if not isinstance(error, DamageError):
         error.files = _blamed(error, cut) or _read(cut)
@@ -85,11 +88,13 @@ def note_slice(error: HoldingError, epoch: CheckpointId, cut: EpochPlan) -> None
 def without_bad_file(
     readers: Mapping[str, FilesReader], cut: EpochPlan, error: HoldingError, expected: Mapping[str, pa.Schema]
 ) -> EpochPlan | None:
-    """The cut to take instead of an epoch's in which one file could not be read, if its source sets such files aside; else None.
+    """The cut to take instead of an epoch's in which one file could not be read, if its source sets such files aside;
+    else None.
 
     Args:
         readers: Of the pipeline's sources, by name.
-        error: What ended the epoch. Only who has read a file can say that it is the bad one: what is wrong with a row is no reason.
+        error: What ended the epoch. Only who has read a file can say that it is the bad one: what is wrong with a row
+            is no reason.
         expected: By source, the schema of what was read before.
     """
     if not isinstance(error, InputError) or isinstance(error, VanishedError):
@@ -114,7 +119,8 @@ def _read(cut: EpochPlan) -> dict[str, dict[str, tuple[int, int]]]:
 
 
 def _blamed(error: HoldingError, cut: EpochPlan) -> Mapping[str, Mapping[str, tuple[int, int]]]:
-    """The input file that an error is about, as whoever has read it says, in this process or in another one; nothing where nobody does."""
+    """The input file that an error is about, as whoever has read it says, in this process or in another one; nothing
+    where nobody does."""
     if error.files:
         return error.files
     read = _read(cut)
@@ -123,7 +129,8 @@ def _blamed(error: HoldingError, cut: EpochPlan) -> Mapping[str, Mapping[str, tu
 
 
 def standing(storage: Storage, head: Checkpoint | None, readers: Mapping[str, FilesReader]) -> GateHold | None:
-    """What holds the pipeline, if its cause is as it was when that was noted. It lists or asks for the few files that the note names.
+    """What holds the pipeline, if its cause is as it was when that was noted. It lists or asks for the few files that
+    the note names.
 
     Args:
         head: The newest checkpoint.
@@ -136,7 +143,8 @@ def standing(storage: Storage, head: Checkpoint | None, readers: Mapping[str, Fi
 
 
 def is_since(noted: GateHold, holder: Lease | None) -> bool:
-    """Whether a hold was noted by the lease's holder or after it died: then the pipeline has nothing that is to be recovered first."""
+    """Whether a hold was noted by the lease's holder or after it died: then the pipeline has nothing that is to be
+    recovered first."""
     return noted.generation is not None and holder is not None and noted.generation >= holder.generation
 
 

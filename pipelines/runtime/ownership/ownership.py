@@ -1,7 +1,8 @@
-"""The time for which a process owns a pipeline: claim the generation, let the lease's heart beat, finish what a dead predecessor left.
+"""The time for which a process owns a pipeline: claim the generation, let the lease's heart beat, finish what a dead
+predecessor left.
 
-`run` coordinates epochs under one; commands that delete or name something (`weir prune`, `savepoint`, `cancel`, `fsck --repair`)
-take a short one where no coordinator lives, since only the generation's owner may.
+`run` coordinates epochs under one; commands that delete or name something (`weir prune`, `savepoint`, `cancel`,
+`fsck --repair`) take a short one where no coordinator lives, since only the generation's owner may.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ log = structlog.get_logger("weir.run")
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What the owner works with. head: the newest checkpoint when it began; last_id: the highest id ever begun; predecessor: the lease
-    as it was before."""
+    """What the owner works with. head: the newest checkpoint when it began; last_id: the highest id ever begun;
+    predecessor: the lease as it was before."""
 
     context: RunContext
     heartbeat: Heartbeat
@@ -51,8 +52,10 @@ class Ownership:
         """Take the id of a checkpoint that no epoch makes: a start, a rewind, a promotion, an edit.
 
         Args:
-            beyond: Checkpoints whose ids it must exceed. That includes those of other pipelines and branches whose state or rows it takes
-                over: these carry the ids of their epochs (timers that are held, `epoch` columns), which must not come again here.
+            beyond: Checkpoints whose ids it must exceed. That includes those of other pipelines and branches whose
+                state or rows it takes
+                over: these carry the ids of their epochs (timers that are held, `epoch` columns), which must not come
+                    again here.
 
         Returns:
             An id above those, and above every one that this pipeline has ever begun. The lease says that it is taken.
@@ -66,7 +69,8 @@ class Ownership:
 def claimed(
     pipeline: Pipeline, settings: Settings, executor: Executor | None = None, run_id: str | None = None
 ) -> Iterator[Ownership]:
-    """Own the pipeline as it is: nothing is published, pruned or removed. For who has shown a plan and does nothing else."""
+    """Own the pipeline as it is: nothing is published, pruned or removed. For who has shown a plan and does nothing
+    else."""
     storage, registry = open_storage(pipeline, settings)
     sources = readers(pipeline, settings)
     with storage_errors(pipeline, settings, storage):
@@ -91,10 +95,11 @@ def claimed(
 
 
 def remove_leftovers(context: RunContext) -> int:
-    """Remove what attempts of older generations, or a crash between two steps, left and nothing names; returns how many objects.
+    """Remove what attempts of older generations, or a crash between two steps, left and nothing names; returns how many
+    objects.
 
-    Raises FencedError, with nothing removed, where a newer coordinator took over: what it dropped meanwhile is not left over.
-    """
+    Raises FencedError, with nothing removed, where a newer coordinator took over: what it dropped meanwhile is not left
+    over."""
     there = context.storage.list_dirs(BRANCHES)  # before the pins: a branch has its pin before its directory
     held = HeldCommits(context.watcher.live(context.storage))
     strays = context.registry.strays()
@@ -103,8 +108,8 @@ def remove_leftovers(context: RunContext) -> int:
     listings += [stray.files for stray in strays if stray.commit_id in held]
     gone = retention.orphans(context.storage, listings, context.generation)
     unpublishable = _unpublishable(context, completed[-1] if completed else None)
-    # All of that was read while the pipeline was ours. Without checkpoints, as after `weir cancel --delete`, published rows
-    # would look like those of epochs that never completed.
+    # All of that was read while the pipeline was ours. Without checkpoints, as after `weir cancel --delete`, published
+    # rows would look like those of epochs that never completed.
     branches = {pinned(pin.name, pin.reason).id for pin in context.registry.pins() if pin.kind == BRANCH}
     context.registry.prove(context.generation)
     for left in set(there) - branches:  # what somebody wrote who ran a branch that was dropped
@@ -119,8 +124,8 @@ def remove_leftovers(context: RunContext) -> int:
 def _unpublishable(context: RunContext, head: Checkpoint | None) -> list[str]:
     """Staged rows of epochs that never completed, of older generations, which are fenced.
 
-    None of a table that is ahead of the registry: its rows are published, though no checkpoint that is left knows of them.
-    """
+    None of a table that is ahead of the registry: its rows are published, though no checkpoint that is left knows of
+    them."""
     found = []
     for sink in context.pipeline.sinks:
         if delta.diverged(context.storage, context.pipeline.app_id, sink.table, head) is not None:
@@ -135,7 +140,8 @@ def _unpublishable(context: RunContext, head: Checkpoint | None) -> list[str]:
 
 
 def _drop_stale_stops(storage: Storage) -> None:
-    """A stop that nobody was there to take must not stop the next run at once. For the owner: another one's stops are not ours."""
+    """A stop that nobody was there to take must not stop the next run at once. For the owner: another one's stops are
+    not ours."""
     for request in requests.pending(storage):
         if request.kind == requests.UNREADABLE:
             log.warning("a request that cannot be read is dropped", path=request.name, error=request.reason)

@@ -29,7 +29,8 @@ def open_storage(pipeline: Pipeline, settings: Settings) -> tuple[Storage, Regis
 
 
 def readers(pipeline: Pipeline, settings: Settings) -> dict[str, FilesReader]:
-    """A reader for each source, its placeholders filled from the configuration. A branch's read what its pipeline has read, and no more."""
+    """A reader for each source, its placeholders filled from the configuration. A branch's read what its pipeline has
+    read, and no more."""
     trunk = open_storage(replace(pipeline, branch=None), settings)[1] if pipeline.branch is not None else None
 
     def reader(source: FileSource) -> FilesReader:
@@ -48,7 +49,8 @@ def _read_by(trunk: Registry, source: str) -> Callable[[str], bool]:
 
 @contextmanager
 def storage_errors(pipeline: Pipeline, settings: Settings, storage: Storage) -> Iterator[None]:
-    """What storage or a Delta log raises between epochs, as what the operator should do: from the first look at the lease on.
+    """What storage or a Delta log raises between epochs, as what the operator should do: from the first look at the
+    lease on.
 
     Where a disk is full, the error says which, whatever it is that did not fit.
     """

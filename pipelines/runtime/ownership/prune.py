@@ -26,7 +26,8 @@ DAY = 24 * HOUR
 
 
 def needed(registry: Registry, holds: Mapping[str, HoldRecord], *, own: bool = False) -> dict[CheckpointId, list[str]]:
-    """What else keeps checkpoints, in words: sinks that lack their rows, restores that read them. own: as the registry's reads."""
+    """What else keeps checkpoints, in words: sinks that lack their rows, restores that read them. own: as the
+    registry's reads."""
     found: dict[CheckpointId, list[str]] = {}
     for row in unpublished(registry, own=own):
         found.setdefault(row.id, []).append("a sink lacks its rows")
@@ -68,7 +69,8 @@ def prune(
     keep: how many without a name stay, by default as the settings say. also: what epochs in flight need, in words.
     """
     keep = context.settings.checkpoints.num_retained if keep is None else keep
-    # The owner plans from what it knows: rows go by a commit right after the very version that it knows, objects after `prove`.
+    # The owner plans from what it knows: rows go by a commit right after the very version that it knows, objects after
+    # `prove`.
     completed = context.registry.checkpoints(own=True)
     listings = {row.id: context.registry.files(row) for row in completed}
     live, dead = context.watcher.sorted_out(context.storage)

@@ -21,8 +21,8 @@ _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 
 
 def check_name(name: str) -> str:
-    """A savepoint's name is typed in shells and stands in messages: letters, digits, dot, dash and underscore, at most 100, and no number,
-    which names a checkpoint."""
+    """A savepoint's name is typed in shells and stands in messages: letters, digits, dot, dash and underscore, at most
+    100, and no number, which names a checkpoint."""
     if not 0 < len(name) <= 100 or not _NAME_CHARACTERS.issuperset(name) or name.startswith("-"):
         raise ConfigurationError(
             f"{name!r} cannot name a savepoint.", next="Use letters, digits, dots, dashes and underscores, at most 100."

@@ -1,4 +1,5 @@
-"""Checkpoints that read no input: a start, a fork, a rewind, a promotion. Each is made of a checkpoint that there is."""
+"""Checkpoints that read no input: a start, a fork, a rewind, a promotion. Each is made of a checkpoint that there
+is."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ def made_of(
 ) -> Checkpoint:
     """A row with the state, positions and watermarks of `like`, whose listing is `files`; nothing is committed.
 
-    after: the newest checkpoint here, which it follows; None: it is the first one, and `beginning` says how the chain begins. more: fields in
-    which it differs from `like`.
+    after: the newest checkpoint here, which it follows; None: it is the first one, and `beginning` says how the chain
+    begins. more: fields in which it differs from `like`.
     """
     now = datetime.now(UTC)
     sums = {name: value for name, value in like.totals.items() if name not in began(like)}
@@ -59,7 +60,8 @@ def made_of(
 
 
 def lasting(files: Iterable[StateFile], operators: Mapping[str, Any]) -> list[StateFile]:
-    """Of a listing what a later checkpoint goes on from: state, and rows that wait for stages. operators: as `waiting_paths` takes them."""
+    """Of a listing what a later checkpoint goes on from: state, and rows that wait for stages. operators: as
+    `waiting_paths` takes them."""
     waiting = waiting_paths(operators)
     return [file for file in files if file.kind == STATE or file.path in waiting]
 
@@ -71,7 +73,8 @@ def waiting_paths(operators: Mapping[str, Any]) -> set[str]:
 
 
 def pointed(operators: Mapping[str, Any], named: Iterable[tuple[StateFile, StateFile]]) -> dict[str, Any]:
-    """Stages' figures with the rows that wait for them where they are now. named: each file as it was named before, and is here."""
+    """Stages' figures with the rows that wait for them where they are now. named: each file as it was named before, and
+    is here."""
     moved = {old.path: new.path for old, new in named}
     return {uid: _pointed(figures, moved) for uid, figures in operators.items()}
 

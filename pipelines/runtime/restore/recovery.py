@@ -1,4 +1,5 @@
-"""From a claim to a pipeline that may go on: what a dead predecessor left is finished, and what is built on is proven first."""
+"""From a claim to a pipeline that may go on: what a dead predecessor left is finished, and what is built on is proven
+first."""
 
 from __future__ import annotations
 
@@ -35,11 +36,12 @@ def owning(
     epochs: bool = True,
     claimed_by: Callable[[Ownership], None] | None = None,
 ) -> Iterator[Ownership]:
-    """Own the pipeline for as long as the `with` block lasts; what a dead predecessor left is finished or removed first.
+    """Own the pipeline for as long as the `with` block lasts; what a dead predecessor left is finished or removed
+    first.
 
-    executor: what runs stages, by default Spark, which the first epoch starts. epochs: whether some may run; commands that only
-    name, prune or end need no table to be where the newest checkpoint says, as after `weir cancel --delete` none is. claimed_by: is told of
-    the claim before anything is recovered, which may take long.
+    executor: what runs stages, by default Spark, which the first epoch starts. epochs: whether some may run; commands
+    that only name, prune or end need no table to be where the newest checkpoint says, as after `weir cancel --delete`
+    none is. claimed_by: is told of the claim before anything is recovered, which may take long.
     Raises BusyError when a coordinator is alive, FencedError when a newer one took over.
     """
     with claimed(pipeline, settings, executor, run_id) as owner:
@@ -63,8 +65,9 @@ def _next_run_rewinds(context: RunContext, error: HoldingError) -> bool:
 
 
 def recovered(owner: Ownership, epochs: bool) -> Ownership:
-    """Finish what a dead predecessor began: publish what a sink lacks, or take it back; prove what is to be built on; prune; remove what
-    nothing names any more. Returns the ownership, at the rewind where the newest checkpoint was damaged and the settings want that."""
+    """Finish what a dead predecessor began: publish what a sink lacks, or take it back; prove what is to be built on;
+    prune; remove what nothing names any more. Returns the ownership, at the rewind where the newest checkpoint was
+    damaged and the settings want that."""
     context = owner.context
     if context.pipeline.branch is not None and owner.head is None:
         raise WeirError(
@@ -97,9 +100,9 @@ def recovered(owner: Ownership, epochs: bool) -> Ownership:
 def _check_objects(context: RunContext, head: Checkpoint) -> None:
     """Whether what the newest checkpoint names is there, by names and sizes, before anything is built on it or pruned.
 
-    Local copies would hide that it is not: checkpoint after checkpoint would re-reference what is gone, and none that could be
-    restored would be left. A full checkpoint re-references no state, so it may be built on local copies; rows that wait it names again.
-    """
+    Local copies would hide that it is not: checkpoint after checkpoint would re-reference what is gone, and none that
+    could be restored would be left. A full checkpoint re-references no state, so it may be built on local copies; rows
+    that wait it names again."""
     full = context.settings.checkpoints.mode == "full"
     kinds = {CHANNEL} if full else {STATE, CHANNEL}
     named = [file for file in context.registry.files(head) if file.kind in kinds]

@@ -1,13 +1,14 @@
 """Validated restore: nothing of a checkpoint is used before it is proven to be what was committed.
 
-    plan     which files, and where they are: in this subtask's local snapshot, among the objects of this host, or in storage
+    plan     which files, and where they are: in this subtask's local snapshot, among the objects of this host, or in
+             storage
     fetch    in parallel, every digest checked on the way
     open     each snapshot in the backend that wrote it; its entries lie in the subtask's key groups, and in no others
     use      the snapshot becomes the subtask's local one, which the next run forks by hard links
 
-A run does this for what it does not find on this host, before its first epoch; `weir restore` does it beforehand, and again for
-what is here; a rewind does it for the checkpoint that it goes back to. Each verdict is a row of `registry/restores`.
-"""
+A run does this for what it does not find on this host, before its first epoch; `weir restore` does it beforehand, and
+again for what is here; a rewind does it for the checkpoint that it goes back to. Each verdict is a row of
+`registry/restores`."""
 
 from __future__ import annotations
 
@@ -75,8 +76,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """What restoring a checkpoint on this host takes. waiting: files of rows that stages have not applied. cached: bytes among the
-    objects of this host. newest: no later checkpoint has been published."""
+    """What restoring a checkpoint on this host takes. waiting: files of rows that stages have not applied. cached:
+    bytes among the objects of this host. newest: no later checkpoint has been published."""
 
     checkpoint: Checkpoint
     parts: tuple[Part, ...]
@@ -156,10 +157,11 @@ def restore(
     *,
     stored: bool = False,
 ) -> Restored:
-    """Prove a checkpoint and leave it on this host, for the next run. Needs no right, and may go on beside a coordinator.
+    """Prove a checkpoint and leave it on this host, for the next run. Needs no right, and may go on beside a
+    coordinator.
 
-    purpose: as `registry/restores` records it. stored: read in storage what this host has copies of, too; else only its size is compared
-    there, and the result's `bytes_unread` says of how much.
+    purpose: as `registry/restores` records it. stored: read in storage what this host has copies of, too; else only its
+    size is compared there, and the result's `bytes_unread` says of how much.
 
     Raises DamageError that names the file, PrunedError when the checkpoint is pruned meanwhile.
     """
@@ -178,10 +180,11 @@ def verify(context: RunContext, checkpoint: Checkpoint, purpose: str = "rewind")
 
 
 def prepare(context: RunContext, head: Checkpoint) -> Restored | None:
-    """Before a run's first epoch: fetch and prove what this host does not have of the newest checkpoint; None if that is nothing.
+    """Before a run's first epoch: fetch and prove what this host does not have of the newest checkpoint; None if that
+    is nothing.
 
-    Where workers do not share this disk, each proves what it fetches; then only `restore.on_invalid: rewind` has it read here too,
-    because it is to be known beforehand.
+    Where workers do not share this disk, each proves what it fetches; then only `restore.on_invalid: rewind` has it
+    read here too, because it is to be known beforehand.
     """
     shared = context.settings.spark.master.startswith("local")
     if not shared and context.settings.restore.on_invalid != "rewind":
@@ -226,7 +229,8 @@ def _earlier(completed: Sequence[Checkpoint], head: Checkpoint) -> Iterator[Chec
 
 
 def check_stored(pipeline: str, storage: Storage, checkpoint: Checkpoint, files: Sequence[StateFile]) -> None:
-    """Whether files of a checkpoint are in storage, by names and sizes. Raises DamageError that names the first that is not."""
+    """Whether files of a checkpoint are in storage, by names and sizes. Raises DamageError that names the first that is
+    not."""
     tops = sorted({_TOPS[file.kind] for file in files})
     stored: dict[str, int | None] = {file.path: file.bytes for top in tops for file in storage.list(top)}
     elsewhere = [file.path for file in files if is_inherited(file.path)]

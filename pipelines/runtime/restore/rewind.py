@@ -1,12 +1,13 @@
-"""Rewind: state, source positions and every sink table together, back to one checkpoint; then the input is read again from there.
+"""Rewind: state, source positions and every sink table together, back to one checkpoint; then the input is read again
+from there.
 
     1 2 3 4 5            5 is the newest; 4 and 5 are bad
     1 2 3 4 5 6          6 = rewind to 3: state and positions of 3, tables as 3 left them. The commit of its row decides
     1 2 3 4 5 6 7 8      7 continues 6 and reads what 4 had read
 
-The row is an intent: from its commit on the head is the rewind, whatever becomes of this process. Tables are taken back after
-it, like rows that are published after their checkpoint, by whoever comes next if need be. Before it nothing is changed.
-"""
+The row is an intent: from its commit on the head is the rewind, whatever becomes of this process. Tables are taken back
+after it, like rows that are published after their checkpoint, by whoever comes next if need be. Before it nothing is
+changed."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class SourceRewind:
-    """again: names of files that are read again. gone: of files that would have to be, and are not there as they were."""
+    """again: names of files that are read again. gone: of files that would have to be, and are not there as they
+    were."""
 
     source: str
     again: tuple[str, ...]
@@ -51,8 +53,8 @@ class SourceRewind:
 class RewindPlan:
     """What a rewind would do. head: the newest checkpoint now; to: the one that it goes back to.
 
-    abandoned: completed checkpoints in between; stages: bytes of state now and then, by uid. Tables that have nothing to give back are
-    in `tables` as well. obstacles: why it is refused unless they are accepted, in words.
+    abandoned: completed checkpoints in between; stages: bytes of state now and then, by uid. Tables that have nothing
+    to give back are in `tables` as well. obstacles: why it is refused unless they are accepted, in words.
     """
 
     head: Checkpoint
@@ -89,7 +91,8 @@ class RewindPlan:
 
 
 def plan(pipeline: Pipeline, settings: Settings, to: int) -> RewindPlan:
-    """What a rewind to checkpoint `to` would do, by reading alone. Raises WeirError when there is no such checkpoint."""
+    """What a rewind to checkpoint `to` would do, by reading alone. Raises WeirError when there is no such
+    checkpoint."""
     storage, registry = open_storage(pipeline, settings)
     head = registry.head()
     target = chosen(pipeline, registry, to)
@@ -159,7 +162,8 @@ def _some(names: Sequence[str]) -> str:
 
 
 def check(decided: RewindPlan, pipeline: str, accepted: Collection[str]) -> None:
-    """Raises WeirError when a rewind has obstacles that nobody has accepted. accepted: obstacles of a plan that somebody was shown."""
+    """Raises WeirError when a rewind has obstacles that nobody has accepted. accepted: obstacles of a plan that
+    somebody was shown."""
     refused = [one for one in decided.obstacles if one not in accepted]
     if refused:
         raise WeirError(

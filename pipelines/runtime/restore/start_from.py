@@ -3,10 +3,10 @@
     weir run flights_v2 --from flights:before-upgrade
     weir run flights --from /old/bucket/flights:last
 
-Every object is copied, its digest checked on the way, so nothing is shared: either pipeline may be dropped afterwards. The copy is
-committed as the first checkpoint of the new one, which then goes on as from any other. Its ids go on above the savepoint's, since the state
-knows those of the epochs that made it. Tables start empty: what the old pipeline has published stays its own.
-"""
+Every object is copied, its digest checked on the way, so nothing is shared: either pipeline may be dropped afterwards.
+The copy is committed as the first checkpoint of the new one, which then goes on as from any other. Its ids go on above
+the savepoint's, since the state knows those of the epochs that made it. Tables start empty: what the old pipeline has
+published stays its own."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ log = structlog.get_logger("weir.run")
 
 
 def start(owner: Ownership, settings: Settings, origin: str) -> Checkpoint:
-    """Make the savepoint `origin` this pipeline's first checkpoint. origin: PIPELINE:NAME or the URI of a pipeline's storage:NAME.
+    """Make the savepoint `origin` this pipeline's first checkpoint. origin: PIPELINE:NAME or the URI of a pipeline's
+    storage:NAME.
 
-    A pipeline that was started from there goes on from where it is, so that the same command can be given again. Raises PipelineError
-    when it has a checkpoint of another origin, WeirError when there is no such savepoint.
+    A pipeline that was started from there goes on from where it is, so that the same command can be given again. Raises
+    PipelineError when it has a checkpoint of another origin, WeirError when there is no such savepoint.
     """
     context = owner.context
     place, _, name = origin.rpartition(":")
@@ -79,7 +80,8 @@ def seed(
     epoch: CheckpointId,
     reason: str,
 ) -> Checkpoint:
-    """Commit a copy of a checkpoint of another storage as the first one here, under the id `epoch`. registry: of that storage.
+    """Commit a copy of a checkpoint of another storage as the first one here, under the id `epoch`. registry: of that
+    storage.
 
     Raises DamageError for an object that is not what it was, PrunedError when the checkpoint is pruned meanwhile.
     """
@@ -105,8 +107,8 @@ def planted(
     reason: str,
     beginning: Mapping[str, int],
 ) -> Checkpoint:
-    """Commit a checkpoint of another storage as the first one here, with no rows in any table. named: each of its files as it is named
-    there, and here. beginning: how the chain begins, as `checkpoint.began` has it."""
+    """Commit a checkpoint of another storage as the first one here, with no rows in any table. named: each of its files
+    as it is named there, and here. beginning: how the chain begins, as `checkpoint.began` has it."""
     context, files = owner.context, [new for _, new in named]
     made = made_of(
         context,
@@ -129,10 +131,11 @@ def planted(
 def _began_from(context: RunContext, head: Checkpoint, origin: str) -> bool:
     """Whether the pipeline was started from this savepoint, as it was named then.
 
-    The note of an earlier release says it before its start was committed, and names no checkpoint. While the chain's first row is retained, that
-    tells; later the sum of epochs may, which is carried over from the savepoint, where such a pipeline counted its own ids from 1. Where nothing
-    tells, the pipeline goes on, and that is said: a refusal would stop one that is started by this very command each time.
-    """
+    The note of an earlier release says it before its start was committed, and names no checkpoint. While the chain's
+    first row is retained, that tells; later the sum of epochs may, which is carried over from the savepoint, where such
+    a pipeline counted its own ids from 1. Where nothing
+    tells, the pipeline goes on, and that is said: a refusal would stop one that is started by this very command each
+    time."""
     raw = context.storage.read_bytes(ORIGIN)
     if raw is None:
         return False
@@ -188,7 +191,8 @@ def _savepoint(registry: Registry, source: Storage, name: str) -> tuple[Checkpoi
 def copied(
     context: RunContext, source: Storage, listing: Sequence[StateFile], epoch: CheckpointId, *, returning: bool = False
 ) -> list[tuple[StateFile, StateFile]]:
-    """State and rows that wait for stages, each object beside its copy under a prefix of our own, one attempt for each subtask.
+    """State and rows that wait for stages, each object beside its copy under a prefix of our own, one attempt for each
+    subtask.
 
     returning: the source is a branch of this very pipeline: what it inherited is named again, and not copied.
     """

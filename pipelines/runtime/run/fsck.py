@@ -46,9 +46,11 @@ def _delivered_again(pipeline: Pipeline, settings: Settings, registry: Registry)
 
 
 def repair(context: RunContext, shown: RepairPlan | None = None) -> RepairPlan:
-    """Look again as the owner, publish what is committed, drop stray rows, delete what nothing names; returns what was done.
+    """Look again as the owner, publish what is committed, drop stray rows, delete what nothing names; returns what was
+    done.
 
-    shown: the plan that a person agreed to, beyond which nothing is done; None: all that is to be repaired. For the owner between
+    shown: the plan that a person agreed to, beyond which nothing is done; None: all that is to be repaired. For the
+    owner between
     two epochs: nothing of its own may be in flight.
     """
     tables = [sink.table for sink in context.pipeline.sinks]

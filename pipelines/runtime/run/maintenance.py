@@ -1,7 +1,7 @@
 """What the generation's owner does beside epochs: name checkpoints, drop names, prune, end a pipeline's checkpoints.
 
-Whoever wants one of these asks the running coordinator, which carries it out at its next barrier (`carry_out`), or owns the
-pipeline for a moment where none lives (`asked`). Nobody else deletes anything.
+Whoever wants one of these asks the running coordinator, which carries it out at its next barrier (`carry_out`), or owns
+the pipeline for a moment where none lives (`asked`). Nobody else deletes anything.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _LOOKS = 5
 
 
 def carry_out(context: RunContext, request: Request) -> None:
-    """One request that needs no epoch. An error ends the run, as it would beside an epoch; the next run is not asked again."""
+    """One request that needs no epoch. An error ends the run, as it would beside an epoch; the next run is not asked
+    again."""
     try:
         if request.kind == UNNAME:
             unname(context, SAVEPOINT, request.savepoint)
@@ -61,7 +62,8 @@ def carry_out(context: RunContext, request: Request) -> None:
 
 
 def end(context: RunContext) -> None:
-    """Delete every checkpoint that has no name, as `checkpoints.on_cancel: delete` wants it. Tables stay as they are."""
+    """Delete every checkpoint that has no name, as `checkpoints.on_cancel: delete` wants it. Tables stay as they
+    are."""
     dropped = prune(context, keep=0)
     log.info("checkpoints deleted", pipeline=context.pipeline.title, checkpoints=len(dropped))
 
@@ -71,8 +73,8 @@ def asked(
 ) -> bool:
     """Have something done by who may: the running coordinator, asked by `request`, or this process with `alone`.
 
-    Returns whether the coordinator did it. patience: seconds to wait for its next barrier. Raises WeirError when it ended or
-    did not come to it in time; the request is withdrawn then.
+    Returns whether the coordinator did it. patience: seconds to wait for its next barrier. Raises WeirError when it
+    ended or did not come to it in time; the request is withdrawn then.
     """
     storage, _ = open_storage(pipeline, settings)
     if not lease.watch(storage):
@@ -145,12 +147,12 @@ def drop_savepoint(pipeline: Pipeline, settings: Settings, name: str, patience: 
 def rewind(
     pipeline: Pipeline, settings: Settings, to: int, *, accepted: Collection[str] = (), reason: str = ""
 ) -> Checkpoint:
-    """Take state, source positions and sink tables back to checkpoint `to`; returns the rewind's own checkpoint, which the next run
-    continues.
+    """Take state, source positions and sink tables back to checkpoint `to`; returns the rewind's own checkpoint, which
+    the next run continues.
 
-    accepted: the obstacles of its plan that somebody was shown and does it in spite of. Raises BusyError when a coordinator is alive, DamageError when an object of that checkpoint is
-    missing or altered, WeirError when there is no such checkpoint or there are other obstacles; nothing is changed then.
-    """
+    accepted: the obstacles of its plan that somebody was shown and does it in spite of. Raises BusyError when a
+    coordinator is alive, DamageError when an object of that checkpoint is missing or altered, WeirError when there is
+    no such checkpoint or there are other obstacles; nothing is changed then."""
     with owning(pipeline, settings, epochs=False) as owner:
         context = owner.context
         target, head = chosen(pipeline, context.registry, to), context.registry.head()

@@ -15,8 +15,8 @@ from state_ops.checkpoints.checkpoint import Checkpoint
 class Pace:
     """How long a run took for each of its epochs.
 
-    They overlap, so what counts is the time since the one before was committed, or since the epoch was triggered, or since Spark was there, whichever
-    came last. These times add up, and hold nothing of Spark's start.
+    They overlap, so what counts is the time since the one before was committed, or since the epoch was triggered, or
+    since Spark was there, whichever came last. These times add up, and hold nothing of Spark's start.
     """
 
     executor: Executor | None = None

@@ -1,8 +1,8 @@
 """One run of a pipeline's coordinator: take over, recover, then epochs until there is a reason to stop.
 
-Here it is decided when a barrier is cut, and where; `scheduler` takes the epochs from there to their end. `run` is a generator: it yields a report for each completed epoch, to whoever called it (CLI, Dagster, a test). Only
-the generation gives rights; everything that a dead predecessor left is found and finished or removed here.
-"""
+Here it is decided when a barrier is cut, and where; `scheduler` takes the epochs from there to their end. `run` is a
+generator: it yields a report for each completed epoch, to whoever called it (CLI, Dagster, a test). Only the generation
+gives rights; everything that a dead predecessor left is found and finished or removed here."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class RunOptions:
     trigger, reason: what started it; recorded for epochs that no slice limit cut. interval: seconds between barriers
     that the run cuts by itself when data waits; None: only requests do.
     until_caught_up: end when there is no more input, after lingering `linger_seconds` for more. drain: then close every
-    window and end. max_seconds: end at the first barrier after this time. start_from: PIPELINE:SAVEPOINT, for a pipeline that
-    has no checkpoint yet (`start_from.start`). automatic: no person asked for this run; a sensor's is so whatever is said here.
-    """
+    window and end. max_seconds: end at the first barrier after this time. start_from: PIPELINE:SAVEPOINT, for a
+    pipeline that has no checkpoint yet (`start_from.start`). automatic: no person asked for this run; a sensor's is so
+    whatever is said here."""
 
     trigger: Trigger = Trigger.MANUAL
     reason: str = "weir run"
@@ -110,10 +110,10 @@ def run(
 ) -> Iterator[EpochReport]:
     """Coordinate the pipeline until the options say to stop; yields a report for each completed epoch, in their order.
 
-    executor: what runs the stages, by default Spark, which the first epoch starts. runner: what runs steps beside each other, by default
-    threads. began: is told once the pipeline is owned, before anything else is done.
-    A run that a person asked for begins again what a person had ended; any other ends then without an epoch (`halted`), since it may
-    have waited in a queue meanwhile.
+    executor: what runs the stages, by default Spark, which the first epoch starts. runner: what runs steps beside each
+    other, by default threads. began: is told once the pipeline is owned, before anything else is done.
+    A run that a person asked for begins again what a person had ended; any other ends then without an epoch (`halted`),
+    since it may have waited in a queue meanwhile.
     Raises BusyError when a coordinator is alive, FencedError when a newer one took over, and the error of an epoch that
     failed for good. Everything that a failed epoch staged has been discarded by then.
     """
@@ -142,7 +142,8 @@ def run(
 
 
 def halted(pipeline: Pipeline, settings: Settings, options: RunOptions) -> str | None:
-    """Why a run with these options does not begin, in words: a person has ended the pipeline, and no person asked for this run."""
+    """Why a run with these options does not begin, in words: a person has ended the pipeline, and no person asked for
+    this run."""
     if options.by_a_person:
         return None
     found = suspension.read(open_storage(pipeline, settings)[0])
@@ -305,7 +306,8 @@ def _look(context: RunContext, offsets: Mapping[str, dict[str, Any]]) -> tuple[l
 
 
 def _stop(open_requests: list[Request], failing: bool) -> Request | None:
-    """The stop to follow: the oldest; but while epochs fail, one that does not ask for a drain, which needs one more."""
+    """The stop to follow: the oldest; but while epochs fail, one that does not ask for a drain, which needs one
+    more."""
     stops = [request for request in open_requests if request.kind == requests.STOP]
     at_once = [request for request in stops if not request.drain]
     return next(iter(at_once if failing and at_once else stops), None)
@@ -352,8 +354,8 @@ def _cut(
     barriers: Sequence[Request],
     only_waiting: bool,
 ) -> EpochPlan:
-    """Fix the slices of the next epoch, and say what cut it there. behind: as `EpochScheduler.behind`. only_waiting: none is read, stages go on with
-    what they have left."""
+    """Fix the slices of the next epoch, and say what cut it there. behind: as `EpochScheduler.behind`. only_waiting:
+    none is read, stages go on with what they have left."""
     asked = tuple(barriers)
     named = next((request for request in barriers if request.kind == requests.NAME), None)
     others = tuple(one for one in asked if one.kind != requests.NAME)
@@ -387,7 +389,8 @@ def _cut(
 
 
 def _drain(context: RunContext, loop: Loop, reason: str) -> Generator[EpochReport, None, bool]:
-    """Close every window, unless a failure is too recent; returns whether that was done. A run that says it has drained has.
+    """Close every window, unless a failure is too recent; returns whether that was done. A run that says it has drained
+    has.
 
     Nothing is in flight."""
     before, scheduler = loop.head, loop.scheduler
@@ -398,7 +401,8 @@ def _drain(context: RunContext, loop: Loop, reason: str) -> Generator[EpochRepor
 
 
 def _tolerated(coordinator: Coordinator, epoch: int, error: WeirError) -> None:
-    """An epoch failed, everything that it staged is discarded: raise its error if a replay is of no use, or was one too many."""
+    """An epoch failed, everything that it staged is discarded: raise its error if a replay is of no use, or was one too
+    many."""
     if isinstance(error, _FINAL):
         raise error
     _counted(coordinator, f"epoch {epoch} declined, will be replayed", error)
@@ -430,5 +434,6 @@ def lag(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapp
 
 
 def missing(sources: Mapping[str, FilesReader], waiting: Mapping[str, int]) -> dict[str, str]:
-    """The landing directories that do not exist, by source. waiting: files by source, of which a directory that is there alone has any."""
+    """The landing directories that do not exist, by source. waiting: files by source, of which a directory that is
+    there alone has any."""
     return {name: reader.directory for name, reader in sources.items() if not waiting.get(name) and not reader.exists()}

@@ -1,4 +1,5 @@
-"""What a checkpoint sensor does at a tick: ask the running coordinator for a barrier, ask for a run or a restore, or wait.
+"""What a checkpoint sensor does at a tick: ask the running coordinator for a barrier, ask for a run or a restore, or
+wait.
 
 `observe` reads the pipeline's storage, without a JVM and in milliseconds; `decide` is a pure function of what was seen,
 of what the sensor remembers from its earlier ticks, and of a monotonic clock. Whose sensor it is does not matter here.
@@ -46,10 +47,10 @@ class Sight:
 
     alive: whether the lease's holder lives, None if only watching its counter can tell. waiting: files that were not
     read. asked: a barrier request waits to be taken. unfinished: runs of this pipeline that the orchestrator counts as
-    queued or running. unapplied: a stage has rows of earlier epochs to apply. held: what holds the pipeline and what a person does
-    about it, if a gate, bad input or damage does. held_since: that was noted by the lease's holder, or after it. starting: the lease's
-    holder has not committed an epoch yet. missing: landing directories that do not exist. halted: a person has ended the pipeline.
-    """
+    queued or running. unapplied: a stage has rows of earlier epochs to apply. held: what holds the pipeline and what a
+    person does about it, if a gate, bad input or damage does. held_since: that was noted by the lease's holder, or
+    after it. starting: the lease's holder has not committed an epoch yet. missing: landing directories that do not
+    exist. halted: a person has ended the pipeline."""
 
     holder: Lease | None
     alive: bool | None
@@ -165,7 +166,8 @@ def watched(sight: Sight, memory: Memory) -> tuple[Memory, bool]:
 
 
 def silent_for(sight: Sight, memory: Memory) -> float:
-    """For how many seconds the heart of a coordinator whose process exists has not beaten, if for too long; else 0. memory: as `watched`
+    """For how many seconds the heart of a coordinator whose process exists has not beaten, if for too long; else 0.
+    memory: as `watched`
     returned it: only looks that lie far enough apart can tell."""
     if sight.holder is None or not sight.alive:
         return 0.0
@@ -195,7 +197,8 @@ def ask(pipeline: Pipeline, settings: Settings, decision: Decision) -> Request:
 def decide(
     sight: Sight, memory: Memory, max_lag: int, *, observer: str | None = None, now: float | None = None
 ) -> Decision:
-    """What this tick does. max_lag: files that may wait. observer, now: host and monotonic clock; default: this one's."""
+    """What this tick does. max_lag: files that may wait. observer, now: host and monotonic clock; default: this
+    one's."""
     observer = socket.gethostname() if observer is None else observer
     now = time.monotonic() if now is None else now
     memory = _watched(replace(memory, tick=memory.tick + 1), sight.holder, observer, now)

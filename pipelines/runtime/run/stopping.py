@@ -1,4 +1,5 @@
-"""Ending a pipeline: asking a running coordinator to end, waiting until it has, and keeping sensors from beginning again."""
+"""Ending a pipeline: asking a running coordinator to end, waiting until it has, and keeping sensors from beginning
+again."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def end(
         waiting: Shows somebody, while its block lasts, what is waited for.
 
     Returns:
-        Whether a coordinator lived and did what was asked. If not, `drain`, `delete` and `savepoint` are for the caller to do.
+        Whether a coordinator lived and did what was asked. If not, `drain`, `delete` and `savepoint` are for the caller
+        to do.
 
     Raises:
         WeirError: As `ask_to_stop`; then nothing keeps sensors from beginning.
@@ -44,7 +46,8 @@ def end(
     if lease.watch(storage) and ask_to_stop(pipeline, settings, request, waiting):
         return True
     suspension.write(storage, Suspension(how, request.reason))
-    # A run that began meanwhile may have looked for the suspension before it was there. A run writes its lease, then looks for it; here the
+    # A run that began meanwhile may have looked for the suspension before it was there. A run writes its lease, then
+    # looks for it; here the
     # suspension is written first: one of the two sees the other.
     now = lease.read(storage)
     began = now is not None and (before is None or now.generation != before.generation)
@@ -54,8 +57,8 @@ def end(
 def ask_to_stop(pipeline: Pipeline, settings: Settings, request: Request, waiting: Waiting = nullcontext) -> bool:
     """Have the living coordinator do what the stop request says. False if it ended by itself before it saw it.
 
-    Raises WeirError when it failed, died, was replaced or fell silent before it came to its barrier; the request is withdrawn then.
-    """
+    Raises WeirError when it failed, died, was replaced or fell silent before it came to its barrier; the request is
+    withdrawn then."""
     storage, _ = open_storage(pipeline, settings)
     holder = lease.read(storage)
     if holder is None:

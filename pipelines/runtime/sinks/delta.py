@@ -1,11 +1,11 @@
 """Delta append sinks: publishing a completed checkpoint is one metadata-only commit of its staged files.
 
-Transaction app id: `<pipeline>/<branch>/<table>`, stable for ever; version: the checkpoint's id. delta-rs accepts the same
-version twice in sequence, so the version is read on the very handle that commits, each time. The chain of published
-ids stands in the checkpoints' rows (`sinks`): a table whose version is not where the chain says is damaged.
+Transaction app id: `<pipeline>/<branch>/<table>`, stable for ever; version: the checkpoint's id. delta-rs accepts the
+same version twice in sequence, so the version is read on the very handle that commits, each time. The chain of
+published ids stands in the checkpoints' rows (`sinks`): a table whose version is not where the chain says is damaged.
 
-A table that is as this process left it needs no opening: `PublishedTable` knows its newest version, and the next commit is the put of the
-entry after it. Where anybody else has committed since, delta-rs looks at the table anew.
+A table that is as this process left it needs no opening: `PublishedTable` knows its newest version, and the next commit
+is the put of the entry after it. Where anybody else has committed since, delta-rs looks at the table anew.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ BRANCH = "weir.branch"  # of a promotion: the id of the branch whose rows it bro
 
 _WRITER = 2  # newer protocols may ask of a commit what only delta-rs knows
 
-# Table features that ask nothing of a commit of whole files, or only where a column or property says so, which is looked at by itself.
+# Table features that ask nothing of a commit of whole files, or only where a column or property says so, which is
+# looked at by itself.
 _INERT = {
     "appendOnly",
     "invariants",
@@ -56,20 +57,22 @@ _IMPLIED = {6: {"identityColumns"}}  # by protocols that do not, beside the iner
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """A table as this process has left it. version: of its log; columns: name -> canonical type; interval: versions between Delta
-    checkpoints, which delta-rs writes."""
+    """A table as this process has left it. version: of its log; columns: name -> canonical type; interval: versions
+    between Delta checkpoints, which delta-rs writes."""
 
     version: Known
     columns: Mapping[str, pa.DataType]
     interval: int
 
     def is_free(self, number: int | None, sink_app: str) -> bool:
-        """Whether the next publish may be a plain put: after this transaction version, and no Delta checkpoint is due."""
+        """Whether the next publish may be a plain put: after this transaction version, and no Delta checkpoint is
+        due."""
         return self.version.transaction_version(sink_app) == number and not _is_due(self.version.number, self.interval)
 
 
 def branch_of(decided: Mapping[str, Any]) -> dict[str, str]:
-    """What the commit of a promotion says of its branch, by the checkpoint's `sinks` for the table; nothing for a rewind."""
+    """What the commit of a promotion says of its branch, by the checkpoint's `sinks` for the table; nothing for a
+    rewind."""
     return {BRANCH: decided["branch"]} if "branch" in decided else {}
 
 
@@ -83,13 +86,15 @@ def file_path(table: str, file: DataFile) -> str:
 
 
 def ensure(storage: Storage, table: str, schema: pa.Schema) -> None:
-    """Create the table, or check the existing one. Only right before a commit: a declined epoch must not leave a table."""
+    """Create the table, or check the existing one. Only right before a commit: a declined epoch must not leave a
+    table."""
     fenced_table.ensure_table(storage, table_path(table), schema)
     check_table(storage, table, schema)
 
 
 def fits(left: PublishedTable, schema: pa.Schema) -> bool:
-    """Whether the table has these columns for certain: it is as this process has left it, but for rows that others have added."""
+    """Whether the table has these columns for certain: it is as this process has left it, but for rows that others have
+    added."""
     same = left.columns == {field.name: field.type for field in schema}
     return same and log_entries.newest_after(left.version, "") is not None
 
@@ -97,8 +102,8 @@ def fits(left: PublishedTable, schema: pa.Schema) -> bool:
 def check_table(storage: Storage, table: str, schema: pa.Schema) -> None:
     """Check that the table, if there is one, has these columns and that Weir can commit to it. Raises PipelineError.
 
-    It may be a table that others have made or altered: delta-rs commits files to some whose rows readers then take for others.
-    """
+    It may be a table that others have made or altered: delta-rs commits files to some whose rows readers then take for
+    others."""
     uri = storage.full(table_path(table))
     try:
         handle = fenced_table.open_table(storage, table_path(table))
@@ -123,10 +128,11 @@ def check_table(storage: Storage, table: str, schema: pa.Schema) -> None:
 def check_committed(
     storage: Storage, handle: DeltaTable, table: str, checkpoint: CheckpointId, adds: Sequence[DataFile]
 ) -> None:
-    """Check before a committed checkpoint's files go into the table that it still takes them: somebody may have altered it since.
+    """Check before a committed checkpoint's files go into the table that it still takes them: somebody may have altered
+    it since.
 
-    Its rows can go nowhere else any more; columns that were added to the table are NULL in them. Raises PipelineError, and DamageError
-    for a file that cannot be read.
+    Its rows can go nowhere else any more; columns that were added to the table are NULL in them. Raises PipelineError,
+    and DamageError for a file that cannot be read.
     """
     check_demands(handle, table, checkpoint)
     was = _columns_of(storage, table, adds[0]) if adds else {}
@@ -192,7 +198,8 @@ def _demands(handle: DeltaTable) -> Iterator[tuple[str, str]]:
 
 
 def _fields(type: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """The columns of a Delta schema in JSON, those within others too, by their paths as in SQL; items of arrays and maps as columns."""
+    """The columns of a Delta schema in JSON, those within others too, by their paths as in SQL; items of arrays and
+    maps as columns."""
     if not isinstance(type, dict):
         return
     prefix = f"{path}." if path else ""
@@ -230,8 +237,8 @@ def _canonical(schema: pa.Schema) -> dict[str, pa.DataType]:
 
 
 def check(storage: Storage, files: Sequence[StateFile], schemas: Mapping[tuple[str, str], pa.Schema]) -> None:
-    """What must hold before the commit names staged files, because Delta itself checks none of it: they exist, and have the
-    recorded size, number of rows, and the schema of their (operator, output). Raises DamageError."""
+    """What must hold before the commit names staged files, because Delta itself checks none of it: they exist, and have
+    the recorded size, number of rows, and the schema of their (operator, output). Raises DamageError."""
 
     def problem_of(file: StateFile, _: object) -> str | None:
         return _problem(storage, file, schemas[file.operator, file.name])
@@ -275,8 +282,8 @@ def publish(
 ) -> Publication:
     """Make a checkpoint's rows visible in one table, exactly once however often this is called.
 
-    previous: the id that the chain says was published last, None for none. left: tables as this process has left them, which is
-    kept up to date.
+    previous: the id that the chain says was published last, None for none. left: tables as this process has left them,
+    which is kept up to date.
     """
     started = time.perf_counter()
     rows = sum(file.rows or 0 for file in files)
@@ -300,7 +307,8 @@ def publish(
 def _put(
     left: PublishedTable, sink_app: str, checkpoint: CheckpointId, previous: int | None, adds: Sequence[DataFile]
 ) -> PublishedTable | None:
-    """Publish to a table that is as it was left: the put succeeds only after its newest version. None: look at it anew."""
+    """Publish to a table that is as it was left: the put succeeds only after its newest version. None: look at it
+    anew."""
     if not left.is_free(previous, sink_app) or not log_entries.still_there(left.version):
         return None
     try:
@@ -318,7 +326,8 @@ def _committed(
     previous: int | None,
     adds: Sequence[DataFile],
 ) -> tuple[int, DeltaTable]:
-    """Publish through delta-rs; returns the Delta version that has the checkpoint, and a handle on it or on a later one."""
+    """Publish through delta-rs; returns the Delta version that has the checkpoint, and a handle on it or on a later
+    one."""
     uri, last = storage.full(table_path(table)), ""
     try:
         handle = fenced_table.open_table(storage, table_path(table))
@@ -354,7 +363,8 @@ def _left(storage: Storage, table: str, sink_app: str, handle: DeltaTable, publi
 
 
 def check_chain(storage: Storage, app_id: str, table: str, head: Checkpoint | None) -> None:
-    """Before the first epoch: the table is where the newest checkpoint says. Raises DamageError when it is ahead or behind.
+    """Before the first epoch: the table is where the newest checkpoint says. Raises DamageError when it is ahead or
+    behind.
 
     Ahead: its rows come from checkpoints that the registry does not have, so replaying their input would double them.
     """
@@ -364,7 +374,8 @@ def check_chain(storage: Storage, app_id: str, table: str, head: Checkpoint | No
 
 
 def diverged(storage: Storage, app_id: str, table: str, head: Checkpoint | None) -> str | None:
-    """How the table is not where the newest checkpoint says, in words; None if it is, or if there is neither table nor rows for it."""
+    """How the table is not where the newest checkpoint says, in words; None if it is, or if there is neither table nor
+    rows for it."""
     known = (head.sinks.get(table) or {}).get("id") if head else None
     try:
         version = fenced_table.open_table(storage, table_path(table)).transaction_version(f"{app_id}/{table}")
@@ -376,8 +387,8 @@ def diverged(storage: Storage, app_id: str, table: str, head: Checkpoint | None)
 
 
 def _upkeep(handle: DeltaTable) -> PostCommitHookProperties:
-    """Delta checkpoints as the table's properties say. Expired entries are looked for only when one is written: it takes a
-    listing of the whole log, which has every version of a month."""
+    """Delta checkpoints as the table's properties say. Expired entries are looked for only when one is written: it
+    takes a listing of the whole log, which has every version of a month."""
     due = _is_due(handle.version(), _interval(handle))
     return PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=due)
 
@@ -387,12 +398,14 @@ def _interval(handle: DeltaTable) -> int:
 
 
 def _is_due(version: int, interval: int) -> bool:
-    """Whether the commit after this version makes delta-rs write a Delta checkpoint: at each version before a multiple."""
+    """Whether the commit after this version makes delta-rs write a Delta checkpoint: at each version before a
+    multiple."""
     return (version + 2) % interval == 0
 
 
 def _version_of(handle: DeltaTable, checkpoint: int, among: int = 50) -> int:
-    """The Delta version, among the newest ones, that published a checkpoint; the newest version if its entry is gone."""
+    """The Delta version, among the newest ones, that published a checkpoint; the newest version if its entry is
+    gone."""
     for entry in handle.history(among):
         if entry.get(CHECKPOINT) == str(checkpoint):
             return int(entry["version"])

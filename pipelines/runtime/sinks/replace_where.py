@@ -1,9 +1,9 @@
 """Replacing the rows of a range of event time in a sink's table, as one commit: those of the table go, others come.
 
-Tables need no partitions for it. A file whose rows all lie in the range goes; one with some of them is written anew without them; null is in
-no range. That is done while the commit is made, on the very version that it follows, so whatever others have done to the table since is
-respected. A try that was cut off leaves files that no log names, which are removed once one has landed.
-"""
+Tables need no partitions for it. A file whose rows all lie in the range goes; one with some of them is written anew
+without them; null is in no range. That is done while the commit is made, on the very version that it follows, so
+whatever others have done to the table since is respected. A try that was cut off leaves files that no log names, which
+are removed once one has landed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class Range:
 
 
 def overlaps(text: str, wanted: Range) -> bool:
-    """Whether a range that a table's log has as text, of whole minutes, may share rows with another one; True if it cannot be read."""
+    """Whether a range that a table's log has as text, of whole minutes, may share rows with another one; True if it
+    cannot be read."""
     try:
         start, end = (
             to_micros(datetime.strptime(part, "%Y-%m-%d %H:%M").replace(tzinfo=UTC)) for part in text.split(" to ")
@@ -80,7 +81,8 @@ def _as(type: pa.DataType, micros: int) -> pa.Scalar:
 
 
 def only(local: Path, target: Path, column: str, wanted: Range, inside: bool) -> int:
-    """Write the rows of a Parquet file that lie in a range, or outside it, to another one; returns how many those are."""
+    """Write the rows of a Parquet file that lie in a range, or outside it, to another one; returns how many those
+    are."""
     rows = 0
     with pq.ParquetFile(local) as source, staged_writer(target, source.schema_arrow) as writer:
         for batch in source.iter_batches(use_threads=False):
@@ -97,8 +99,8 @@ def overwrite(
 ) -> Publication:
     """Carry out a promotion of a range that is committed, on one table, exactly once however often this is called.
 
-    files: the rows of the range that come. scratch: a directory for the table's files, one for each transfer at a time. Raises DamageError when
-    the table is not where the registry says.
+    files: the rows of the range that come. scratch: a directory for the table's files, one for each transfer at a time.
+    Raises DamageError when the table is not where the registry says.
     """
     started = time.perf_counter()
     decided, sink_app, prefix = checkpoint.sinks[table], f"{app_id}/{table}", f"{table_path(table)}/"
@@ -170,13 +172,15 @@ def _apart(
             size, _digest = storage.put_file(rest, f"{table_path(table)}/{path}")
             return file, DataFile(path, size, rows)
 
-    # Numbers above those of the rows that come: names are unique by the attempt, and a subtask's number is read by people.
+    # Numbers above those of the rows that come: names are unique by the attempt, and a subtask's number is read by
+    # people.
     found = together(one, list(enumerate(active)), at_once=storage.transfers)
     return [goes for goes, _ in found if goes is not None], [rest for _, rest in found if rest is not None]
 
 
 def _within(storage: Storage, path: str, column: str, wanted: Range) -> bool | None:
-    """Whether all rows of a file lie in a range (True) or none does (False), by its statistics; None: its rows have to be looked at."""
+    """Whether all rows of a file lie in a range (True) or none does (False), by its statistics; None: its rows have to
+    be looked at."""
     footer = storage.parquet_footer(path)
     if footer.num_rows == 0:
         return False
@@ -190,7 +194,8 @@ def _within(storage: Storage, path: str, column: str, wanted: Range) -> bool | N
 
 
 def _remove_left(storage: Storage, table: str, checkpoint: Checkpoint, kept: Sequence[DataFile]) -> None:
-    """Remove what other tries have written and no log names. Only once the commit has landed: until then one of them may still land."""
+    """Remove what other tries have written and no log names. Only once the commit has landed: until then one of them
+    may still land."""
     directory = f"{table_path(table)}/data/{epoch_dir(checkpoint.generation, checkpoint.id)}"
     named = {f"{table_path(table)}/{file.path}" for file in kept}
     storage.delete_files([file.path for file in storage.list(directory, unfinished=True) if file.path not in named])

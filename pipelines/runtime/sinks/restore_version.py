@@ -1,10 +1,11 @@
 """Taking a sink's table back to what it was after an earlier checkpoint, as one commit.
 
-    version    12 (checkpoint 3)   13 (4)   14 (5)   15 (rewind 6, to 3): removes what 13 and 14 added, and says that 6 is published
+    version    12 (checkpoint 3)   13 (4)   14 (5)   15 (rewind 6, to 3): removes what 13 and 14 added, and says that 6
+               is published
 
-The commit carries the rewind's id as the transaction version, so whoever still wants to publish 4 or 5 finds that done. Delta keeps
-the versions in between for as long as its log and its files are kept. Files that somebody removed meanwhile come back if they are there
-still. What others commit after the rewind was decided stays.
+The commit carries the rewind's id as the transaction version, so whoever still wants to publish 4 or 5 finds that done.
+Delta keeps the versions in between for as long as its log and its files are kept. Files that somebody removed meanwhile
+come back if they are there still. What others commit after the rewind was decided stays.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Promoted:
     Attributes:
         checkpoint: Its id.
         version: Of the table, which it made.
-        branch: The id of its branch. None: it is of an earlier release, or no promotion but a rewind, which one of these does not tell.
+        branch: The id of its branch. None: it is of an earlier release, or no promotion but a rewind, which one of
+            these does not tell.
         range: Of event time, whose rows alone it replaced, as text. None: all since its branch's base.
     """
 
@@ -54,11 +56,12 @@ class Promoted:
 
 @dataclass(frozen=True, slots=True)
 class TableRewind:
-    """What a rewind does to one table. version: the one that it is decided on; then: the one whose rows come back, None: no rows.
+    """What a rewind does to one table. version: the one that it is decided on; then: the one whose rows come back,
+    None: no rows.
 
-    goes, comes: files. unknown: commits of others that lie between, as version and operation. vacuumed: files that would have to come
-    back, and are not there. promoted: what was promoted into it in between and would be taken back, oldest first.
-    """
+    goes, comes: files. unknown: commits of others that lie between, as version and operation. vacuumed: files that
+    would have to come back, and are not there. promoted: what was promoted into it in between and would be taken back,
+    oldest first."""
 
     table: str
     version: int
@@ -76,7 +79,8 @@ class TableRewind:
 
 
 def planned(storage: Storage, table: str, to: int | None) -> TableRewind | None:
-    """What it takes to bring a table back to where checkpoint `to`, None for none, had been published; None: there is no table.
+    """What it takes to bring a table back to where checkpoint `to`, None for none, had been published; None: there is
+    no table.
 
     Raises DamageError when the table's log does not reach back so far.
     """
@@ -92,7 +96,8 @@ def planned(storage: Storage, table: str, to: int | None) -> TableRewind | None:
 
 
 def _promoted(between: Sequence[dict]) -> list[Promoted]:
-    """The promotions, and rewinds that may be some, among entries of a table's log, oldest first; without those that were taken back."""
+    """The promotions, and rewinds that may be some, among entries of a table's log, oldest first; without those that
+    were taken back."""
     found: list[Promoted] = []
     taken_back: list[range] = []
     for entry in sorted(between, key=lambda entry: int(entry["version"]), reverse=True):
@@ -151,8 +156,8 @@ def rewind(
 
 
 def kept_for(storage: Storage, table: str) -> timedelta | None:
-    """How long a table's log reaches back at least, so how old a checkpoint may be that it can be taken back to; None: there is no
-    table, or its property is of a form that Delta does not document.
+    """How long a table's log reaches back at least, so how old a checkpoint may be that it can be taken back to; None:
+    there is no table, or its property is of a form that Delta does not document.
     """
     try:
         handle = fenced_table.open_table(storage, table_path(table))
@@ -164,7 +169,8 @@ def kept_for(storage: Storage, table: str) -> timedelta | None:
 
 
 def _described(storage: Storage, table: str, file: DataFile) -> DataFile:
-    """A file as the log is to name it again: with its number of rows, and without bounds, of which only half are known here."""
+    """A file as the log is to name it again: with its number of rows, and without bounds, of which only half are known
+    here."""
     rows = storage.parquet_footer(file_path(table, file)).num_rows
     return replace(file, rows=rows, bounds=())
 
@@ -183,7 +189,8 @@ def _published(
 
 
 def _since(storage: Storage, handle: DeltaTable, table: str, to: int | None) -> tuple[int | None, list[dict]]:
-    """The version that published a checkpoint, None for before all, and the entries after it that came before the handle's version."""
+    """The version that published a checkpoint, None for before all, and the entries after it that came before the
+    handle's version."""
     history = [entry for entry in handle.history() if entry["version"] <= handle.version()]
     own = [int(entry["version"]) for entry in history if CHECKPOINT in entry]
     found = [int(entry["version"]) for entry in history if entry.get(CHECKPOINT) == str(to)]

@@ -1,9 +1,9 @@
 """Parquet files that arrive in a directory: plan a slice, watch that nobody changes it, report what arrives too late.
 
-A position is what has been read, in bounded space: the newest `_REMEMBERED` names with their times of change and sizes, and
-of the older ones (at or below `floor`) their number, the sum of their hashes and the newest of their times of change. So a
-file that appears below the floor is reported, and one that was delivered again after it was read; docs/adr/0004-file-positions.md
-says when it cannot be.
+A position is what has been read, in bounded space: the newest `_REMEMBERED` names with their times of change and sizes,
+and of the older ones (at or below `floor`) their number, the sum of their hashes and the newest of their times of
+change. So a file that appears below the floor is reported, and one that was delivered again after it was read;
+docs/adr/0004-file-positions.md says when it cannot be.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class Arrivals:
 class FilesReader:
     """One `FileSource` with its pattern resolved.
 
-    pattern: absolute directory or URI, then a file name pattern. s3: how s3:// is reached. only: asked at each listing for what says which
-    names may be read; None: all.
+    pattern: absolute directory or URI, then a file name pattern. s3: how s3:// is reached. only: asked at each listing
+    for what says which names may be read; None: all.
     """
 
     def __init__(
@@ -135,8 +135,8 @@ class FilesReader:
         return FilesReader, (self.source, self.pattern, self._s3)
 
     def opens_in_workers(self, files: int) -> bool:
-        """Whether so many files can be opened in other processes as in this one, one after the other. Other file systems may need what only this host
-        or only the JVM has; an object store takes its time for each."""
+        """Whether so many files can be opened in other processes as in this one, one after the other. Other file
+        systems may need what only this host or only the JVM has; an object store takes its time for each."""
         return self._fs.type_name == "local" or (self._fs.type_name == "s3" and files <= _MOST_REMOTE)
 
     def uri(self, file: SourceFile) -> str:
@@ -144,13 +144,15 @@ class FilesReader:
         return self._parquet.uri(file)
 
     def spark_path(self, file: SourceFile) -> str:
-        """The file's place as Spark reads it, which takes a path for a pattern unless its special characters are escaped."""
+        """The file's place as Spark reads it, which takes a path for a pattern unless its special characters are
+        escaped."""
         return literal(self.uri(file))
 
     # -- what is there
 
     def exists(self) -> bool:
-        """Whether the landing directory is there; on an object store, which has no directories, whether its bucket is."""
+        """Whether the landing directory is there; on an object store, which has no directories, whether its bucket
+        is."""
         if self._fs.type_name in _OBJECT_STORES:
             self._bucket_seen = self._bucket_seen or self._has_bucket()
             return self._bucket_seen
@@ -160,7 +162,8 @@ class FilesReader:
         return self._fs.get_file_info(self._path.partition("/")[0]).type != pafs.FileType.NotFound
 
     def check(self, position: dict[str, Any] | None) -> Arrivals:
-        """Whether reading may go on from `position`, and what has arrived: call it when a run begins and whenever it looks for input.
+        """Whether reading may go on from `position`, and what has arrived: call it when a run begins and whenever it
+        looks for input.
 
         Raises InputError if files were read from a directory that is gone or from another one, and, by policy, if files
         arrived below the floor. `look` finds nothing amiss, so that one can always look. Both list the directory once.
@@ -208,14 +211,15 @@ class FilesReader:
     def plan(self, position: dict[str, Any] | None, limits: EpochSettings, expected: pa.Schema | None) -> Slice:
         """The next slice after `position`: fresh files in name order up to a limit. Opens the files' footers.
 
-        expected: schema of what was read before; without it the first file sets it. Raises InputError that names the file,
-        also for what `check` raises it, and TransientError if storage fails. A file beyond a limit is not opened, so it can
-        do no harm to the slice before it.
+        expected: schema of what was read before; without it the first file sets it. Raises InputError that names the
+        file, also for what `check` raises it, and TransientError if storage fails. A file beyond a limit is not opened,
+        so it can do no harm to the slice before it.
         """
         return self._planned(self.check(position).fresh, limits, expected)
 
     def plan_again(self, recorded: Mapping[str, Any], expected: pa.Schema | None) -> Slice:
-        """The slice of an epoch that was, as `Slice.to_dict` recorded it. Raises InputError if a file is not what it was.
+        """The slice of an epoch that was, as `Slice.to_dict` recorded it. Raises InputError if a file is not what it
+        was.
 
         Of rows that gates had set aside it knows which, and no more why.
         """
@@ -291,8 +295,8 @@ class FilesReader:
         return Slice(tuple(chosen), limited, newest, schema, unread=tuple(unread), set_aside=tuple(set_aside))
 
     def sets_aside(self, file: SourceFile) -> bool:
-        """Whether a file that cannot be read is left out: the source wants that, and the file is there as it was seen. One that is still being
-        written, or has vanished, may be read yet."""
+        """Whether a file that cannot be read is left out: the source wants that, and the file is there as it was seen.
+        One that is still being written, or has vanished, may be read yet."""
         wanted = self.source.on_bad == "quarantine"
         return wanted and self.are_as_read({file.name: (file.size, file.mtime_ns)})
 
@@ -318,7 +322,8 @@ class FilesReader:
         newest: int | None = None,
         set_aside: tuple[SetAside, ...] = (),
     ) -> dict[str, Any]:
-        """The position after reading `files`. newest: their newest event time, as in `Slice`; set_aside: files that count as read, though they
+        """The position after reading `files`. newest: their newest event time, as in `Slice`; set_aside: files that
+        count as read, though they
         are not: one that is repaired comes under another name."""
         files = (*files, *(one.file for one in set_aside))
         old = position or {"files": 0, "floor": None, "below": 0, "below_sum": 0, "seen": [], "last": None}
@@ -345,7 +350,8 @@ class FilesReader:
         }
 
     def again(self, then: dict[str, Any] | None, now: dict[str, Any] | None) -> tuple[list[SourceFile], list[str]]:
-        """What was read between two positions: the files that are there as they were, and the names of those that are not.
+        """What was read between two positions: the files that are there as they were, and the names of those that are
+        not.
 
         Files that the later position remembers by number alone are named as that. One listing.
         """
@@ -354,13 +360,15 @@ class FilesReader:
         return same, gone + ([f"{forgotten} older files, whose names are not remembered"] if forgotten > 0 else [])
 
     def changed(self, then: dict[str, Any] | None, now: dict[str, Any] | None) -> list[str]:
-        """The names of files that were read between two positions and are gone or not what they were, as far as the later one remembers names."""
+        """The names of files that were read between two positions and are gone or not what they were, as far as the
+        later one remembers names."""
         return self._compared(then, now)[2]
 
     def _compared(
         self, then: dict[str, Any] | None, now: dict[str, Any] | None
     ) -> tuple[dict[str, _Read], list[SourceFile], list[str]]:
-        """What was read between two positions, by name; the files of it that are as they were; the names of the others."""
+        """What was read between two positions, by name; the files of it that are as they were; the names of the
+        others."""
         before = set(then["seen"]) if then else set()
         read = {name: was for name, was in _read_at(now).items() if name not in before}
         here = {file.name: file for file in self._list() if file.name in read}
@@ -368,7 +376,8 @@ class FilesReader:
         return read, same, sorted(read.keys() - {file.name for file in same})
 
     def without(self, planned: Slice, more: Sequence[LeftOut]) -> Slice:
-        """The same slice without some more rows, whose event times must close nothing. Reads the event times of its files."""
+        """The same slice without some more rows, whose event times must close nothing. Reads the event times of its
+        files."""
         left_out, newest = (*planned.left_out, *more), planned.newest
         column = self.source.event_time
         if newest is not None and column is not None:
@@ -383,8 +392,8 @@ class FilesReader:
         return replace(planned, left_out=left_out, newest=newest)
 
     def table(self, file: SourceFile, columns: Sequence[str] | None = None) -> pa.Table:
-        """One file's rows in canonical types, whole in memory. Large slices are read by Spark; this is for who needs one file alone.
-        Raises as `batches`."""
+        """One file's rows in canonical types, whole in memory. Large slices are read by Spark; this is for who needs
+        one file alone. Raises as `batches`."""
         with self._about(file):
             return pa.concat_tables(self._parquet.tables(file, columns, max(file.rows, 1)))
 
@@ -413,7 +422,8 @@ class FilesReader:
                     raise self._parquet.changed(file)
 
     def are_as_read(self, files: Mapping[str, Sequence[int]]) -> bool:
-        """Whether files are there as an epoch saw them. files: by name, size in bytes and time of change in ns since 1970."""
+        """Whether files are there as an epoch saw them. files: by name, size in bytes and time of change in ns since
+        1970."""
         now = {file.name: [file.size, file.mtime_ns] for file in self._stat(list(files))}
         return now == {name: list(figures) for name, figures in files.items()}
 
@@ -485,7 +495,8 @@ class FilesReader:
         return new
 
     def _check_name(self, file: SourceFile) -> None:
-        # Hadoop takes a relative name with a colon for a URI: in its local file system's checksums, and in any escaped path.
+        # Hadoop takes a relative name with a colon for a URI: in its local file system's checksums, and in any escaped
+        # path.
         if ":" in file.name and (self._fs.type_name not in _OBJECT_STORES or self.spark_path(file) != self.uri(file)):
             raise InputError(
                 f"The input file {file.name} has a colon in its name, so Spark cannot read it.",

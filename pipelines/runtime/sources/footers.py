@@ -19,7 +19,8 @@ _MOST = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The least and the greatest value of a column in microseconds since 1970 UTC; nulls: whether it has, or may have, some."""
+    """The least and the greatest value of a column in microseconds since 1970 UTC; nulls: whether it has, or may have,
+    some."""
 
     least: int
     greatest: int
@@ -27,7 +28,8 @@ class Times:
 
 
 def times(footer: pq.FileMetaData, column: str) -> Times | None:
-    """Of a column of timestamps or dates, by the statistics of the row groups; None where they do not tell, or there is no row.
+    """Of a column of timestamps or dates, by the statistics of the row groups; None where they do not tell, or there is
+    no row.
 
     Those of times of 96 bits, and of values by an old calendar, do not.
     """
@@ -52,12 +54,14 @@ def alone(footer: pq.FileMetaData, column: str) -> bool:
 
 
 def _places(footer: pq.FileMetaData, column: str) -> list[int]:
-    # By path: a field of the same name inside a struct is another column. Two of one path are a column "a.b" and a struct's.
+    # By path: a field of the same name inside a struct is another column. Two of one path are a column "a.b" and a
+    # struct's.
     return [index for index in range(footer.num_columns) if footer.schema.column(index).path == column]
 
 
 def nanos(footer: pq.FileMetaData, stored: pa.Schema) -> tuple[str, ...]:
-    """The columns of times in nanoseconds. A time of 96 bits, which Arrow takes for one, is none: Spark reads it as a time."""
+    """The columns of times in nanoseconds. A time of 96 bits, which Arrow takes for one, is none: Spark reads it as a
+    time."""
     return tuple(
         field.name
         for field, (first, *_) in _leaves(footer, stored)
@@ -66,7 +70,8 @@ def nanos(footer: pq.FileMetaData, stored: pa.Schema) -> tuple[str, ...]:
 
 
 def enums(footer: pq.FileMetaData, stored: pa.Schema) -> dict[str, pa.DataType]:
-    """The columns that are, or hold, names of an enum, with the type that they have for Spark: text. Arrow takes such names for bytes."""
+    """The columns that are, or hold, names of an enum, with the type that they have for Spark: text. Arrow takes such
+    names for bytes."""
     return {
         field.name: _with_texts(field.type, iter(leaves))
         for field, leaves in _leaves(footer, stored)
@@ -95,7 +100,8 @@ def by_arrow(footer: pq.FileMetaData, stored: pa.Schema, names: Collection[str])
 
 
 def too_large(footer: pq.FileMetaData, stored: pa.Schema, names: Collection[str]) -> tuple[str, int] | None:
-    """The first of these columns with an unsigned number above what int64 holds, by the statistics, and the greatest such number."""
+    """The first of these columns with an unsigned number above what int64 holds, by the statistics, and the greatest
+    such number."""
     places = [(field.name, leaf) for field, leaves in _leaves(footer, stored) for leaf in leaves]
     for at, (name, leaf) in enumerate(places):
         if name in names and leaf.converted_type == "UINT_64":
@@ -107,7 +113,8 @@ def too_large(footer: pq.FileMetaData, stored: pa.Schema, names: Collection[str]
 
 
 def unknown(end: bytes) -> list[str]:
-    """The columns of a file, by its last bytes, whose schema Arrow does not take: those with numbers of more than 64 bits."""
+    """The columns of a file, by its last bytes, whose schema Arrow does not take: those with numbers of more than 64
+    bits."""
     try:
         return [name for name, type in pl.read_parquet_schema(io.BytesIO(end)).items() if "128" in str(type)]
     except pl.exceptions.PolarsError:

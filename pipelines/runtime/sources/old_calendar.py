@@ -1,9 +1,10 @@
-"""Dates and times of files that Spark wrote by the Julian calendar, which it shifts when it reads them, and so does Weir.
+"""Dates and times of files that Spark wrote by the Julian calendar, which it shifts when it reads them, and so does
+Weir.
 
-Spark before 3.0, and later Sparks in their mode LEGACY, count days before 15 October 1582 by the Julian calendar, and times before 1900 by
-the offsets that Java's old time zones have. Such a file says so in its footer. Where it does, Spark's reader is followed to the second
-(`org.apache.spark.sql.catalyst.util.RebaseDateTime`), by the table that Spark itself brings.
-"""
+Spark before 3.0, and later Sparks in their mode LEGACY, count days before 15 October 1582 by the Julian calendar, and
+times before 1900 by the offsets that Java's old time zones have. Such a file says so in its footer. Where it does,
+Spark's reader is followed to the second (`org.apache.spark.sql.catalyst.util.RebaseDateTime`), by the table that Spark
+itself brings."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ Shift = Callable[[pa.Array], pa.Array]
 
 @dataclass(frozen=True, slots=True)
 class OldCalendar:
-    """Which values of a file are by the old calendar: dates and times, times of 96 bits; zone: of the session that wrote it."""
+    """Which values of a file are by the old calendar: dates and times, times of 96 bits; zone: of the session that
+    wrote it."""
 
     dates: bool
     int96: bool

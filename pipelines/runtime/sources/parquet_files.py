@@ -22,8 +22,8 @@ _TAIL = 1 << 16  # bytes; as much as Arrow itself reads at first, and most foote
 class ParquetFiles:
     """path: of the directory, as the file system knows it; directory: as people read it.
 
-    Everywhere: InputError names a file that is gone, damaged or not what was planned, TransientError one whose storage fails.
-    """
+    Everywhere: InputError names a file that is gone, damaged or not what was planned, TransientError one whose storage
+    fails."""
 
     def __init__(self, fs: pafs.FileSystem, path: str, directory: str) -> None:
         self._fs, self._path, self._directory = fs, path, directory
@@ -49,7 +49,8 @@ class ParquetFiles:
                 ) from error
 
     def tables(self, file: SourceFile, columns: Sequence[str] | None, rows: int) -> Iterator[pa.Table]:
-        """A file's columns, or all of them, in canonical types, so many rows at a time; its bytes are whole in memory."""
+        """A file's columns, or all of them, in canonical types, so many rows at a time; its bytes are whole in
+        memory."""
         # Read first and parse then: Arrow raises OSError for a damaged page as well as for broken storage.
         with self._reading(file), self._open(file) as stream:
             data = stream.read_buffer()
@@ -156,7 +157,8 @@ class ParquetFiles:
             ) from error
 
     def _end(self, file: SourceFile) -> bytes:
-        """The file's last bytes, of which a footer is all that Parquet asks for: data, footer, its length (4 bytes), magic (4)."""
+        """The file's last bytes, of which a footer is all that Parquet asks for: data, footer, its length (4 bytes),
+        magic (4)."""
         with self._open(file) as stream:
             size = stream.size()
             end = stream.read_at(min(size, _TAIL), max(size - _TAIL, 0))

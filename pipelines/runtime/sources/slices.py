@@ -13,9 +13,9 @@ import pyarrow as pa
 class SourceFile:
     """One file as the slice saw it. size in bytes, mtime in ns since 1970; rows from its footer.
 
-    nanos: timestamp columns that it stores in nanoseconds. by_arrow: it stores something that Spark cannot read, or reads as other values:
-    unsigned numbers of 64 bits, nested nanoseconds, times of day and what Arrow alone has, as `footers.by_arrow` tells.
-    """
+    nanos: timestamp columns that it stores in nanoseconds. by_arrow: it stores something that Spark cannot read, or
+    reads as other values: unsigned numbers of 64 bits, nested nanoseconds, times of day and what Arrow alone has, as
+    `footers.by_arrow` tells."""
 
     name: str
     size: int
@@ -27,7 +27,8 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A row that a slice leaves out. stage, gate: whose gate has set it aside, by its title; row: its number in the file."""
+    """A row that a slice leaves out. stage, gate: whose gate has set it aside, by its title; row: its number in the
+    file."""
 
     stage: str
     gate: str
@@ -38,7 +39,8 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A file that cannot be read and is left out as a whole, since its source wants that (`on_bad`). reason: on one line."""
+    """A file that cannot be read and is left out as a whole, since its source wants that (`on_bad`). reason: on one
+    line."""
 
     file: SourceFile
     reason: str
@@ -64,8 +66,10 @@ def position(file: int, row: int) -> int:
 class Slice:
     """What one epoch reads from one source.
 
-    limited: a slice limit ended it, so there may be more. newest: the newest event time in microseconds, None if there is none. schema: the columns that every file has, in canonical types. left_out: rows of the files that
-    nobody gets to see. unread: columns that some of the files have beside those, which nobody reads. set_aside: files that are not among
+    limited: a slice limit ended it, so there may be more. newest: the newest event time in microseconds, None if there
+    is none. schema: the columns that every file has, in canonical types. left_out: rows of the files that nobody gets
+    to see. unread: columns that some of the files have beside those, which nobody reads. set_aside: files that are not
+    among
     `files`, because they cannot be read.
     """
 

@@ -1,4 +1,5 @@
-"""The asynchronous snapshot of one attempt: its state is held at the barrier and written after it, while the next epoch goes on with it."""
+"""The asynchronous snapshot of one attempt: its state is held at the barrier and written after it, while the next epoch
+goes on with it."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ _KIND = "state"
 
 
 class AsyncSnapshot:
-    """asynchronous: whether it may be written after the barrier. backend: its name. most_bytes: what one subtask's state may take in memory
-    for that, and what those of all subtasks may take in this process between epochs."""
+    """asynchronous: whether it may be written after the barrier. backend: its name. most_bytes: what one subtask's
+    state may take in memory for that, and what those of all subtasks may take in this process between epochs."""
 
     def __init__(self, asynchronous: bool, backend: str, operator: str, subtask: int, most_bytes: int) -> None:
         self._asynchronous, self._backend, self._most_bytes = asynchronous, backend, most_bytes
@@ -27,7 +28,8 @@ class AsyncSnapshot:
         return held[1] if held is not None and held[0] == self._backend else None
 
     def freeze(self, backend: Backend) -> Frozen | None:
-        """The state of the barrier, if it may wait to be written: the backend can do that, and it takes no more memory than is allowed."""
+        """The state of the barrier, if it may wait to be written: the backend can do that, and it takes no more memory
+        than is allowed."""
         if self._asynchronous and isinstance(backend, Freezing):
             frozen = backend.freeze()
             if frozen.memory_bytes <= self._most_bytes:

@@ -1,4 +1,5 @@
-"""The state cache of one attempt: opened by its operator, flushed at the barrier, kept for the next epoch if all went well."""
+"""The state cache of one attempt: opened by its operator, flushed at the barrier, kept for the next epoch if all went
+well."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ _KIND = "cache"
 
 
 class Caching:
-    """sizes: None for no cache. base: the snapshot that the attempt builds on. most_bytes: what entries of all subtasks may take in this
-    process between epochs. figures: of the barrier, once it is past."""
+    """sizes: None for no cache. base: the snapshot that the attempt builds on. most_bytes: what entries of all subtasks
+    may take in this process between epochs. figures: of the barrier, once it is past."""
 
     def __init__(
         self,
@@ -51,7 +52,8 @@ class Caching:
             self.figures = asdict(self._cache.barrier())
 
     def keep(self, attempt: AttemptId | None) -> None:
-        """Leave the entries to the epoch that builds on this attempt's snapshot, which is complete; None: there is none."""
+        """Leave the entries to the epoch that builds on this attempt's snapshot, which is complete; None: there is
+        none."""
         if self._cache is not None and attempt is not None:
             kept = (self._shape, self._cache.contents())
             size = self._cache.size_bytes()

@@ -70,17 +70,22 @@ class KeyedTask:
     """All that the subtasks of one stage need for one epoch; shipped to the executors by value.
 
     bases: by subtask, the snapshot to build on. tables: by output name, the table that gets it; an output without one
-    is staged as a channel if `channel`, else dropped. resident_mb: MiB of rows that a subtask keeps as a resident table. warm_mb:
-    MiB that entries of state caches may take in a worker process between epochs. full: the snapshot is to depend on no other.
-    stages: uids of all stages of the pipeline, the only ones whose local files are kept; none: nothing is known of others. seconds: what the epoch has left when its task begins; transfers stop then. swept: by subtask, where the sweep of expired state goes on.
+    is staged as a channel if `channel`, else dropped. resident_mb: MiB of rows that a subtask keeps as a resident
+    table. warm_mb: MiB that entries of state caches may take in a worker process between epochs. full: the snapshot is
+    to depend on no other.
+    stages: uids of all stages of the pipeline, the only ones whose local files are kept; none: nothing is known of
+    others. seconds: what the epoch has left when its task begins; transfers stop then. swept: by subtask, where the
+    sweep of expired state goes on.
     forgotten: what a TTL has let expire before this epoch.
     untold_timers: the stage has no on_timer, and what it builds on does not say whether timers are set.
-    origin: the epoch whose rows these are, and whose time and progress the others say, if not this one. patience: seconds after which
-    the subtask stops between two batches, and leaves the rest; None: it applies all rows. unfinished: the origin has further rows.
+    origin: the epoch whose rows these are, and whose time and progress the others say, if not this one. patience:
+    seconds after which the subtask stops between two batches, and leaves the rest; None: it applies all rows.
+    unfinished: the origin has further rows.
     reread: rows for the next stages may be read again after this epoch.
-    asynchronous: a snapshot may be written after the barrier, where the coordinator shares the disk. objects: those that this host keeps. keep: attempts whose local directories are still needed, besides the bases'. here: a file of the coordinator's: a subtask that sees it
-    shares its disk, and leaves the uploads to it; None: each subtask uploads by itself.
-    """
+    asynchronous: a snapshot may be written after the barrier, where the coordinator shares the disk. objects: those
+    that this host keeps. keep: attempts whose local directories are still needed, besides the bases'. here: a file of
+    the coordinator's: a subtask that sees it shares its disk, and leaves the uploads to it; None: each subtask uploads
+    by itself."""
 
     stage: Stage
     shapes: Shapes
@@ -151,7 +156,8 @@ def run(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Ack
             next="The epoch was declined and will be replayed. Look at disk space and at the storage.",
         )
     except (Exception, PanicException) as error:
-        # Not foreseen: say all there is to say, and do not let Spark try it four times. A panic of Polars' is no Exception.
+        # Not foreseen: say all there is to say, and do not let Spark try it four times. A panic of Polars' is no
+        # Exception.
         declined = StageError(
             f"The stage {task.stage.uid} failed: {type(error).__name__}: {error}",
             where=where,
@@ -284,7 +290,8 @@ def _uploaded(
 
 
 def _for_stages(task: KeyedTask, file: StagedFile) -> bool:
-    """Whether a stage, or the coordinator, may read these rows from storage. What goes to a table can be read there, in this epoch."""
+    """Whether a stage, or the coordinator, may read these rows from storage. What goes to a table can be read there, in
+    this epoch."""
     return file.name in (REST, POSITIONS) or (task.channel and (task.reread or MAIN not in task.tables))
 
 
@@ -304,7 +311,8 @@ def _closed(backend: Backend, staged: _Staged) -> Iterator[None]:
 
 @contextmanager
 def _discarded_on_failure(task: KeyedTask, attempt: Attempt, ack: Ack) -> Iterator[None]:
-    """Leave no object of an attempt that will not ack, as far as storage still answers; the coordinator does the rest."""
+    """Leave no object of an attempt that will not ack, as far as storage still answers; the coordinator does the
+    rest."""
     try:
         yield
     except BaseException:
@@ -363,7 +371,8 @@ def _ack(
 
 
 class _Patient:
-    """The batches until the time is up, counted from the first one, but not before something has been applied; then the rest."""
+    """The batches until the time is up, counted from the first one, but not before something has been applied; then the
+    rest."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], seconds: float | None) -> None:
         self._batches, self._seconds = batches, seconds

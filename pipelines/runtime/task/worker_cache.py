@@ -1,10 +1,11 @@
 """What stays in a worker process from one epoch to the next: an optimisation that must not matter.
 
-Python workers of Spark are reused, but which one gets a subtask is luck. So a thing (a cache's entries, say) is kept under
-the id of the attempt whose snapshot it equals, and claimed by the attempt that builds on that very snapshot. Attempt ids
-are uuids: a replay, the loser of two speculative attempts or a rewind builds on another snapshot and finds nothing, or on
-the same one and finds what equals it. Keep only after the attempt has succeeded; what a declined one held is garbage.
-"""
+Python workers of Spark are reused, but which one gets a subtask is luck. So a thing (a cache's entries, say) is kept
+under the id of the attempt whose snapshot it equals, and claimed by the attempt that builds on that very snapshot.
+Attempt ids
+are uuids: a replay, the loser of two speculative attempts or a rewind builds on another snapshot and finds nothing, or
+on the same one and finds what equals it. Keep only after the attempt has succeeded; what a declined one held is
+garbage."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ class Warm:
     ) -> None:
         """Keep a thing that equals the snapshot of `attempt`, in place of an older one of the same subtask and kind.
 
-        bytes: about what it takes in memory. most_bytes: what all things of the kind may take; one above that is not kept.
-        """
+        bytes: about what it takes in memory. most_bytes: what all things of the kind may take; one above that is not
+        kept."""
         with self._lock:
             self._drop((operator, subtask, kind))
             if bytes > most_bytes:
