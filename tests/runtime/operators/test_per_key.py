@@ -273,7 +273,7 @@ def test_what_the_function_raises_is_shown_with_the_key() -> None:
     with pytest.raises(StageError, match="typo") as caught:
         testing.run(made_of(function, output={})).epoch(rows(("a", 1)))
     assert "key 'a'" in str(caught.value.where)
-    assert "runtime/operators" not in caught.value.traceback
+    assert "pipelines/runtime/operators" not in caught.value.traceback
 
 
 def test_rows_with_other_columns_are_refused() -> None:
