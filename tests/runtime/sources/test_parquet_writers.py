@@ -415,8 +415,18 @@ def test_a_file_whose_column_is_all_null_fits_the_type_of_earlier_files(tmp_path
     assert same_rows(spark, landed(tmp_path)).column("name").to_pylist() == ["a", None]
 
 
-UNTYPED = {"name": pa.nulls(1), "tags": pa.array([[]], pa.list_(pa.null())), "inner": pa.array([{"x": None}])}
-TYPED = {"name": ["a"], "tags": [["x"]], "inner": [{"x": 1.5}]}
+UNTYPED = {
+    "name": pa.nulls(1),
+    "tags": pa.array([[]], pa.list_(pa.null())),
+    "inner": pa.array([{"x": None}]),
+    "pairs": pa.array([[("a", None)]], pa.map_(pa.string(), pa.null())),
+}
+TYPED = {
+    "name": ["a"],
+    "tags": [["x"]],
+    "inner": [{"x": 1.5}],
+    "pairs": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())),
+}
 
 
 def test_a_column_that_is_all_null_in_the_first_files_takes_the_type_of_later_ones(tmp_path: Path, spark):
@@ -428,9 +438,9 @@ def test_a_column_that_is_all_null_in_the_first_files_takes_the_type_of_later_on
     rows = landed(tmp_path)
     assert rows.schema.field("name").type == pa.string()
     assert same_rows(spark, rows).drop("n").to_pylist() == [
-        {"name": None, "tags": [], "inner": {"x": None}},
-        {"name": "a", "tags": ["x"], "inner": {"x": 1.5}},
-        {"name": None, "tags": [], "inner": {"x": None}},
+        {"name": None, "tags": [], "inner": {"x": None}, "pairs": [("a", None)]},
+        {"name": "a", "tags": ["x"], "inner": {"x": 1.5}, "pairs": [("a", 1)]},
+        {"name": None, "tags": [], "inner": {"x": None}, "pairs": [("a", None)]},
     ]
     later = rows.reader.plan(None, EpochSettings(), first.schema)
     assert later.schema == rows.schema, "of what an earlier epoch has read, too"
