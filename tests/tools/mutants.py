@@ -86,9 +86,30 @@ MUTANTS = [
     Mutant(
         "set a file aside for what is wrong with one of its rows",
         "pipelines/runtime/ownership/hold_causes.py",
-        " for source, name in named} if len(named) == 1 else {}\n",
-        " for source, name in named} if len(named) == 1 else read\n",
+        " for source, names in error.files.items() for name in names]\n",
+        " for source, names in cut.slices.items() for name in (file.name for file in names.files)]\n",
         "tests/recovery/test_bad_input.py::test_no_file_is_set_aside_for_what_is_wrong_with_a_row",
+    ),
+    Mutant(
+        "blame an input file for another one of its name",
+        "pipelines/runtime/execution/spark_errors.py",
+        "    return one == another\n",
+        '    return one.rpartition("/")[2] == another.rpartition("/")[2]\n',
+        "tests/runtime/execution/test_spark_errors.py::test_an_input_file_is_blamed_where_spark_names_its_very_place",
+    ),
+    Mutant(
+        "take what a directory is called for a cause",
+        "pipelines/runtime/execution/spark_errors.py",
+        '            text = text.replace(name, "")\n',
+        "            pass\n",
+        "tests/runtime/execution/test_spark_errors.py::test_what_a_path_is_called_is_no_cause",
+    ),
+    Mutant(
+        "forget on the way from a worker which input file is bad",
+        "state_ops/errors.py",
+        "    if isinstance(error, HoldingError):\n        error.files",
+        "    if False:\n        error.files",
+        "tests/recovery/test_bad_input.py::test_a_file_of_which_spark_finds_that_it_is_bad_is_set_aside",
     ),
     Mutant(
         "take each word of a fetch for a new one, whether it goes on or not",

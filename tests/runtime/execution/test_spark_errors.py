@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
+from urllib.parse import quote
 
+import pyarrow as pa
 import pytest
 
 from configs import settings
 from pipelines.api import agg, aggregate, delta, files
 from pipelines.runtime.execution import spark_errors, spark_session
+from pipelines.runtime.execution.executor import Landed
+from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.slices import SourceFile
 from state_ops import errors
 from state_ops.errors import (
     ConfigurationError,
@@ -86,6 +91,42 @@ def test_a_file_is_blamed_only_where_it_is_to_blame(cause, kind, said):
     assert said in error.what
     assert error.where is not None and "landing/1.parquet" in error.where
     assert error.next is not None and ("Repair the file" in error.next) == ("cannot read the input" in said)
+
+
+@pytest.mark.parametrize("directory", ["TimeoutStuff", "NoSuchKey", "AccessDenied", "connection timed out", "s3a"])
+@pytest.mark.parametrize("written", ["/x/{}/1.parquet", "/x/{}/more of it/1.parquet", "/x/{}/%20.parquet"])
+def test_what_a_path_is_called_is_no_cause(directory, written):
+    path = written.format(directory)
+    named = f"[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file://{quote(path)}.  SQLSTATE: KD001"
+    cause = (
+        f"Caused by: java.lang.RuntimeException: file:{path} is not a Parquet file. See file:{path.rpartition('/')[0]}"
+    )
+    error = spark_errors.of_job(STAGE, RuntimeError(f"{named}\n{cause}"))
+    assert type(error) is InputError
+    assert error.where == f"file://{path}"
+
+
+@pytest.mark.parametrize(
+    ("directory", "said", "blamed"),
+    [
+        ("/my data", "file:///my%20data/1%20\u00fc+%2520.parquet", True),
+        ("/my data", "file:/my%20data/1%20%C3%BC+%2520.parquet", True),
+        ("/my data/../it//", "file:///it/1%20\u00fc+%2520.parquet", True),
+        ("s3://bucket/landing", "s3a://bucket/landing/1%20\u00fc+%2520.parquet", True),
+        ("/my data", "file:///my%20data/channels/1%20\u00fc+%2520.parquet", False),
+        ("/my data", "file:///my%20data/1%20\u00fc+%20.parquet", False),
+        ("s3://bucket/landing", "s3a://another/landing/1%20\u00fc+%2520.parquet", False),
+    ],
+)
+def test_an_input_file_is_blamed_where_spark_names_its_very_place(directory, said, blamed):
+    file = SourceFile("1 \u00fc+%20.parquet", 11, 12)
+    rows = Landed(pa.schema([]), FilesReader(files("{landing}/*", name="landing"), f"{directory}/*"), (file,))
+    text = READING.format(cause="java.lang.RuntimeException: it is not a Parquet file").replace(
+        "s3://bucket/landing/1.parquet", said
+    )
+    error = spark_errors.of_job(STAGE, RuntimeError(text), rows=rows)
+    assert type(error) is InputError
+    assert error.files == ({"landing": {file.name: (11, 12)}} if blamed else {})
 
 
 @pytest.mark.parametrize(
