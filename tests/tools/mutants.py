@@ -98,6 +98,13 @@ MUTANTS = [
         "tests/runtime/execution/test_spark_errors.py::test_an_input_file_is_blamed_where_spark_names_its_very_place",
     ),
     Mutant(
+        "call damage of rows between two stages bad input",
+        "pipelines/runtime/execution/spark_errors.py",
+        "    if type(error) is InputError and isinstance(rows, Channel):\n",
+        "    if False:\n",
+        "tests/runtime/execution/test_spark_errors.py::test_rows_between_stages_that_spark_cannot_read_are_no_bad_input",
+    ),
+    Mutant(
         "take what a directory is called for a cause",
         "pipelines/runtime/execution/spark_errors.py",
         '            text = text.replace(name, "")\n',

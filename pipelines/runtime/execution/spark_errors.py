@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from configs.redaction import redacted
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.execution import spark_plan
-from pipelines.runtime.execution.executor import Channel, Landed
+from pipelines.runtime.execution.executor import Channel, Landed, unreadable, uri
 from pipelines.runtime.execution.spark_task import error_told
 from state_ops import errors
 from state_ops.errors import ConfigurationError, InputError, RunEndedError, TransientError, VanishedError, WeirError
@@ -128,6 +128,9 @@ def _of_storage(stage: Stage, text: str, why: str, rows: Landed | Channel | None
     if isinstance(error, InputError) and isinstance(rows, Landed):
         blamed = (rows.reader.blamed(file) for file in rows.files if _same_place(rows.reader.uri(file), place))
         error.files = next(blamed, {})
+    if type(error) is InputError and isinstance(rows, Channel):
+        staged = (file for file in rows.files if _same_place(uri(rows.storage, file), place))
+        return next((unreadable(rows.storage, file, why) for file in staged), error)
     return error
 
 
