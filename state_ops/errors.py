@@ -141,6 +141,7 @@ def to_report(error: WeirError) -> dict[str, Any]:
         "where": error.where,
         "next": error.next,
         "traceback": getattr(error, "traceback", ""),
+        "files": {source: dict(files) for source, files in getattr(error, "files", {}).items()},
     }
 
 
@@ -149,7 +150,13 @@ def from_report(report: Mapping[str, Any]) -> WeirError:
     kind: type[WeirError] = globals().get(report["kind"], WeirError)
     if kind is StageError:
         return StageError(report["what"], where=report["where"], next=report["next"], traceback=report["traceback"])
-    return kind(report["what"], where=report["where"], next=report["next"])
+    error = kind(report["what"], where=report["where"], next=report["next"])
+    if isinstance(error, HoldingError):
+        error.files = {
+            source: {name: (size, mtime_ns) for name, (size, mtime_ns) in files.items()}
+            for source, files in report.get("files", {}).items()
+        }
+    return error
 
 
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")

@@ -68,8 +68,8 @@ def files(
     on_bad: what becomes of a file that cannot be read: that is no Parquet file or a damaged one, lacks columns or has
     them in other types than earlier files, or has a name that Spark cannot take (with a colon). "fail": the pipeline is
     held until it is repaired or moved away. "quarantine": the file is set aside, the checkpoint says so with the
-    reason, and the pipeline goes on without it. Only what Weir itself finds in a file sets it aside. Damage that Spark
-    alone has met, and a row that a stage cannot work on, hold the pipeline."""
+    reason, and the pipeline goes on without it. That also goes for damage that Spark or its workers find while they
+    read the rows of a file. A row that a stage cannot work on sets no file aside; it holds the pipeline."""
     if below_floor not in ("fail", "warn"):
         raise PipelineError(f"below_floor={below_floor!r} is no policy.", where=pattern, next='Say "fail" or "warn".')
     if on_bad not in ("fail", "quarantine"):

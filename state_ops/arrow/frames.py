@@ -88,7 +88,10 @@ def common_type(type: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return other
     if type.id != other.id or type.num_fields != other.num_fields or not pa.types.is_nested(type):
         return None
-    parts = [(type.field(part), other.field(part)) for part in range(type.num_fields)]
+    if pa.types.is_map(type):  # its one child is the entries
+        parts = [(type.key_field, other.key_field), (type.item_field, other.item_field)]
+    else:
+        parts = [(type.field(part), other.field(part)) for part in range(type.num_fields)]
     found = [common_type(one.type, another.type) for one, another in parts]
     if any(part is None for part in found):
         return None

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
@@ -14,8 +15,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from configs.settings import EpochSettings
 from pipelines.api import expect, files
 from pipelines.cli.main import status_of
+from pipelines.runtime.ownership import hold_causes
+from pipelines.runtime.ownership.epoch_plan import EpochPlan
+from pipelines.runtime.ownership.pipeline_storage import readers
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.run.sensor import Memory, decide, observe
 from pipelines.runtime.sources.files import FilesReader
@@ -395,6 +400,12 @@ def _without_key(bank: Bank) -> Bank:
     return bank
 
 
+def _that_the_where_refuses(bank: Bank) -> Bank:
+    """The expression has text in it that reads like the path of the input file."""
+    bank.land(2)
+    return of(bank, where="id <> '/landing/00002.parquet' AND CAST(id AS INT) > 0")
+
+
 def _that_the_function_refuses(bank: Bank) -> Bank:
     def refusing(rows: pd.DataFrame, state, epoch) -> pd.DataFrame:
         if len(rows):
@@ -418,7 +429,12 @@ def of(bank: Bank, **changes) -> Bank:
 
 @pytest.mark.parametrize(
     ("arrives", "error"),
-    [(_without_key, InputError), (_that_the_function_refuses, StageError), (_that_a_gate_refuses, GateError)],
+    [
+        (_without_key, InputError),
+        (_that_the_where_refuses, InputError),
+        (_that_the_function_refuses, StageError),
+        (_that_a_gate_refuses, GateError),
+    ],
 )
 def test_no_file_is_set_aside_for_what_is_wrong_with_a_row(tmp_path, arrives, error):
     """Whoever finds that has read the file; it is the slice's only one."""
@@ -432,13 +448,25 @@ def test_no_file_is_set_aside_for_what_is_wrong_with_a_row(tmp_path, arrives, er
     bank.assert_exact(1, 2)
 
 
+def test_no_file_is_set_aside_for_one_of_the_same_name_in_another_directory(tmp_path):
+    """As one of those in which a stage leaves rows for the next."""
+    bank = small_site(tmp_path, "quarantine")
+    bank.land(1)
+    sources = readers(bank.site.pipeline, bank.site.settings)
+    cut = EpochPlan(datetime.now(UTC), "", {"landing": sources["landing"].plan(None, EpochSettings(), None)})
+    staged = f"file://{bank.site.root}/channels/later/g1-e3/00001.parquet"
+    error = InputError("Spark cannot read the input of later.", where=staged)
+    assert hold_causes.without_bad_file(sources, cut, error, {}) is None
+
+
+@pytest.mark.parametrize("name", ["00002.parquet", "00002 \u00fc+%20[1].parquet"], ids=["plain", "escaped in URIs"])
 @pytest.mark.parametrize("direct", ["0", "32"], ids=["by Spark", "by its workers"])
 @pytest.mark.usefixtures("spark")
-def test_a_file_of_which_spark_finds_that_it_is_bad_is_set_aside(tmp_path, direct):
+def test_a_file_of_which_spark_finds_that_it_is_bad_is_set_aside(tmp_path, direct, name):
     site = small_site(tmp_path, "quarantine", "10").site
     bank = Bank(replace(site, options={**site.options, "WEIR_SPARK__DIRECT_READ_MB": direct}))
     bank.land(1, 2, 3)
-    bad = _page_smashed(bank.site.landing / "00002.parquet")
+    bad = _page_smashed((bank.site.landing / "00002.parquet").rename(bank.site.landing / name))
     (report,) = list(run(bank.site.pipeline, bank.site.settings, RunOptions(until_caught_up=True)))
     (one,) = report.checkpoint.slice["landing"]["set_aside"]
     assert one["name"] == bad.name

@@ -15,7 +15,7 @@ from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import SourceFile
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.checkpoints.checkpoint import Ack, StagedFile, StateFile
-from state_ops.errors import DamageError, TransientError, VanishedError, first_line
+from state_ops.errors import DamageError, TransientError, VanishedError, WeirError, first_line
 from state_ops.storage.storage import Storage
 
 Deadline = Callable[[], float]
@@ -90,12 +90,17 @@ def staged_table(storage: Storage, file: StagedFile | StateFile, columns: Sequen
                 columns = [name for name in parquet.schema_arrow.names if name in columns]
             return parquet.read(columns, use_threads=False)  # why not: see state_ops.delta.fenced_table
     except (pa.ArrowException, OSError) as error:
-        what = f"Rows that a stage has staged cannot be read: {first_line(error)}"
-        if isinstance(file, StagedFile):
-            advice = "The epoch was declined and is replayed. Look at that disk if it happens again."
-            raise TransientError(what, where=uri(storage, file), next=advice) from error
-        advice = "Nothing was applied. `weir fsck` says what else is damaged; put the object back, or rewind."
-        raise DamageError(what, where=uri(storage, file), next=advice) from error
+        raise unreadable(storage, file, first_line(error)) from error
+
+
+def unreadable(storage: Storage, file: StagedFile | StateFile, problem: str) -> WeirError:
+    """What to raise for staged rows that are there and damaged; see `staged_table`."""
+    what, where = f"Rows that a stage has staged cannot be read: {problem}", uri(storage, file)
+    if isinstance(file, StagedFile):
+        advice = "The epoch was declined and is replayed. Look at that disk if it happens again."
+        return TransientError(what, where=where, next=advice)
+    advice = "Nothing was applied. `weir fsck` says what else is damaged; put the object back, or rewind."
+    return DamageError(what, where=where, next=advice)
 
 
 class Executor(Protocol):

@@ -7,17 +7,24 @@ is then whole and needs no repair."""
 from __future__ import annotations
 
 import re
+from posixpath import normpath
+from urllib.parse import unquote
 
 from configs.redaction import redacted
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.execution import spark_plan
+from pipelines.runtime.execution.executor import Channel, Landed, unreadable, uri
 from pipelines.runtime.execution.spark_task import error_told
 from state_ops import errors
 from state_ops.errors import ConfigurationError, InputError, RunEndedError, TransientError, VanishedError, WeirError
 
 CLUSTERS = "docs/how-to/clusters.md"
-_UNREADABLE = ("FAILED_READ_FILE", "ParquetDecodingException", "not a Parquet file")
-_FILE = re.compile(r"(?<![^\s'\"()])[^\s'\"()]+\.parquet")
+_UNREADABLE = ("FAILED_READ_FILE", "PATH_NOT_FOUND", "ParquetDecodingException", "not a Parquet file")
+_FILE_READ = re.compile(r"Encountered error while reading file (?P<uri>[^\n]+?)\.(?:\s|$)", re.MULTILINE)
+_PATH = re.compile(
+    r"Path does not exist: (?P<sought>[^\n]+?)\.(?:\s|$)|(?<![^\s'\"()])(?P<word>[^\s'\"()]+\.parquet)", re.MULTILINE
+)
+_SCHEME = re.compile(r"^(?:file:(?://)?|s3a?://)")
 _IN_A_WORKER = re.compile(
     r"^(?:configs|state_ops)\.errors\.(?P<kind>\w+): (?P<what>.*?)"
     r"(?:\n  where: (?P<where>.*?))?(?:\n  next:  (?P<next>.*?))?$(?!\n  (?:where|next):)",
@@ -30,7 +37,7 @@ _NO_CREDENTIALS = re.compile(
 _REFUSED = re.compile(
     r"AccessDenied|Status Code: 40[13]\b|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|Permission denied"
 )
-_GONE = re.compile(r"FILE_NOT_EXIST|FileNotFoundException|NoSuchKey|Status Code: 404\b")
+_GONE = re.compile(r"FILE_NOT_EXIST|PATH_NOT_FOUND|FileNotFoundException|NoSuchKey|Status Code: 404\b")
 _AWAY = re.compile(
     r"SlowDown|Status Code: (?:429|5\d\d)\b|AWSStatus500Exception|AWSServiceThrottledException|AWSServiceIOException"
     r"|AWSClientIOException|\b\w*Timeout\w*|Read timed out|timed out|ConnectException|Connection re(?:set|fused)|NoHttpResponse"
@@ -61,11 +68,17 @@ def of_connect(error: BaseException, where: str) -> WeirError | None:
     )
 
 
-def of_job(stage: Stage, error: Exception, master: str = "") -> WeirError:
-    """What a stage's job failed of. error: what Spark raised, or the bridge to it. master: Spark's, as configured."""
+def of_job(stage: Stage, error: Exception, master: str = "", rows: Landed | Channel | None = None) -> WeirError:
+    """What a stage's job failed of.
+
+    Args:
+        error: What Spark raised, or the bridge to it.
+        master: Spark's, as configured.
+        rows: What the job reads. An error that is about one of its input files has that in its `files`.
+    """
     where, text, why = f"stage {stage.uid}", _with_causes(error), reason(error)
     said = of_connect(error, f"{where}, spark.master = {master}") or error_told(str(error))
-    said = said or spark_plan.data_error(stage, error) or _of_worker(stage, text) or _of_storage(stage, text, why)
+    said = said or spark_plan.data_error(stage, error) or _of_worker(stage, text) or _of_storage(stage, text, why, rows)
     return said or TransientError(
         f"The Spark job of {stage.uid} failed: {why}",
         where=where,
@@ -102,10 +115,43 @@ def _of_worker(stage: Stage, text: str) -> WeirError | None:
     return None
 
 
-def _of_storage(stage: Stage, text: str, why: str) -> WeirError | None:
+def _of_storage(stage: Stage, text: str, why: str, rows: Landed | Channel | None) -> WeirError | None:
     """What went wrong while Spark read files: the store, the right to read it, or a file."""
-    found = _FILE.search(text)
-    where = found[0] if found is not None else f"stage {stage.uid}"
+    read, named = _FILE_READ.search(text), _PATH.search(text)
+    written = read["uri"] if read is not None else named["sought"] or named["word"] if named is not None else None
+    if written is None:
+        return _of_reading(stage, text, why, None)
+    place = unquote(written) if read is not None else written  # `uri` stands in the text as URIs do
+    for spelling in (written, place):
+        text = _without_path(text, _SCHEME.sub("", spelling))
+    error = _of_reading(stage, text, why, place)
+    if isinstance(error, InputError) and isinstance(rows, Landed):
+        blamed = (rows.reader.blamed(file) for file in rows.files if _same_place(rows.reader.uri(file), place))
+        error.files = next(blamed, {})
+    if type(error) is InputError and isinstance(rows, Channel):
+        staged = (file for file in rows.files if _same_place(uri(rows.storage, file), place))
+        return next((unreadable(rows.storage, file, why) for file in staged), error)
+    return error
+
+
+def _without_path(text: str, path: str) -> str:
+    """A text without what a file and its directory are called, which says nothing of causes."""
+    for name in (path, path.rpartition("/")[0]):
+        if "/" in name:
+            text = text.replace(name, "")
+    return text
+
+
+def _same_place(uri: str, other: str) -> bool:
+    """Whether two URIs, none of them escaped, name one file. Hadoop writes them in its own way: s3a for s3, and no
+    double slashes."""
+    one, another = (normpath(_SCHEME.sub("", place)) for place in (uri, other))
+    return one == another
+
+
+def _of_reading(stage: Stage, text: str, why: str, place: str | None) -> WeirError | None:
+    """What went wrong, by a text from which the path of the file was taken. place: that path, if the text had one."""
+    where = place or f"stage {stage.uid}"
     applied = "nothing of this epoch was applied"
     if _NO_CREDENTIALS.search(text):
         return ConfigurationError(
@@ -114,7 +160,8 @@ def _of_storage(stage: Stage, text: str, why: str) -> WeirError | None:
             next="Set the AWS_ variables in the environment of each executor; Weir ships no secrets:"
             f" docs/how-to/object-storage.md. The file is not to blame, and {applied}.",
         )
-    if not (found is not None and any(mark in text for mark in _UNREADABLE)) and "s3a" not in text:
+    about_a_file = place is not None and any(mark in text for mark in _UNREADABLE)
+    if not about_a_file and "s3a" not in text:
         return None
     if _REFUSED.search(text):
         return ConfigurationError(
@@ -135,7 +182,7 @@ def _of_storage(stage: Stage, text: str, why: str) -> WeirError | None:
             next=f"The epoch was declined and is replayed; {applied}. If it happens again, look at the store:"
             " docs/playbooks/storage-down.md",
         )
-    if found is None or not any(mark in text for mark in _UNREADABLE):
+    if not about_a_file:
         return None
     return InputError(
         f"Spark cannot read the input of {stage.uid}: {why}",

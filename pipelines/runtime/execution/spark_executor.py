@@ -25,7 +25,6 @@ from pipelines.runtime.sources.files import literal
 from pipelines.runtime.sources.slices import SourceFile, position
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.checkpoints.checkpoint import Ack, StagedFile, StateFile
-from state_ops.errors import VanishedError, first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,7 +76,7 @@ class SparkExecutor:
         deadline: Deadline,
     ) -> list[Ack]:
         session = self.session
-        with _translated(task.stage, self._settings.spark.master):
+        with _translated(task.stage, self._settings.spark.master, rows):
             return self._run(session, task, rows, deadline)
 
     def _run(
@@ -145,19 +144,19 @@ def _cancel_late(session: SparkSession, deadline: Deadline, done: threading.Even
 
 
 @contextmanager
-def _translated(stage: Stage, master: str) -> Iterator[None]:
+def _translated(stage: Stage, master: str, rows: Landed | Channel | None = None) -> Iterator[None]:
     """What Spark raises while a stage is prepared, planned or run, as what the operator should do. A JVM that is gone
-    is left as it is."""
+    is left as it is. rows: what the stage reads."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:  # without Connect, a job's own failure comes untranslated
-        raise spark_errors.of_job(stage, error, master) from error
+        raise spark_errors.of_job(stage, error, master, rows) from error
     except Exception as error:
         if spark_errors.is_connect(error):
-            raise spark_errors.of_job(stage, error, master) from error
+            raise spark_errors.of_job(stage, error, master, rows) from error
         raise
 
 
@@ -217,13 +216,4 @@ def _numbered(session: SparkSession, rows: Landed, landed: DataFrame) -> DataFra
 
 
 def _read(session: SparkSession, schema: pa.Schema, paths: Sequence[str]) -> DataFrame:
-    from pyspark.errors import AnalysisException
-
-    try:
-        return session.read.schema(spark_plan.spark_schema(schema, paths[0])).parquet(*paths)
-    except AnalysisException as error:
-        raise VanishedError(
-            f"Spark cannot find a file that was there when the epoch was planned: {first_line(error)}",
-            where=paths[0] if len(paths) == 1 else f"one of {len(paths)} files in {paths[0].rpartition('/')[0]}",
-            next="Put it back, or run again, which plans anew; the epoch was declined.",
-        ) from error
+    return session.read.schema(spark_plan.spark_schema(schema, paths[0])).parquet(*paths)

@@ -99,7 +99,7 @@ def check_storable(schema: pa.Schema, where: str, remedy: str) -> None:
             continue
         if pa.types.is_null(kind):
             raise PipelineError(
-                f"The type of the output column {field.name!r} cannot be told from an empty input.",
+                f"The type of the output column {field.name!r} cannot be told from an empty input, or from a column of nulls.",
                 where=where,
                 next=f"{remedy}, e.g. pl.lit(None, pl.String).",
             )

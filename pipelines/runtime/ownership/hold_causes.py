@@ -82,7 +82,10 @@ def note_slice(error: HoldingError, epoch: CheckpointId, cut: EpochPlan) -> None
     read."""
     error.epoch = int(epoch)
     if not isinstance(error, DamageError):
-        error.files = _blamed(error, cut) or _read(cut)
+        error.files = error.files or {
+            source: {file.name: (file.size, file.mtime_ns) for file in planned.files}
+            for source, planned in cut.slices.items()
+        }
 
 
 def without_bad_file(
@@ -99,7 +102,7 @@ def without_bad_file(
     """
     if not isinstance(error, InputError) or isinstance(error, VanishedError):
         return None
-    blamed = [(source, name) for source, names in _blamed(error, cut).items() for name in names]
+    blamed = [(source, name) for source, names in error.files.items() for name in names]
     if len(blamed) != 1:
         return None
     ((source, name),) = blamed
@@ -109,23 +112,6 @@ def without_bad_file(
         return None
     left = reader.without_file(planned, file, error, expected.get(source))
     return replace(cut, slices={**cut.slices, source: left})
-
-
-def _read(cut: EpochPlan) -> dict[str, dict[str, tuple[int, int]]]:
-    return {
-        source: {file.name: (file.size, file.mtime_ns) for file in planned.files}
-        for source, planned in cut.slices.items()
-    }
-
-
-def _blamed(error: HoldingError, cut: EpochPlan) -> Mapping[str, Mapping[str, tuple[int, int]]]:
-    """The input file that an error is about, as whoever has read it says, in this process or in another one; nothing
-    where nobody does."""
-    if error.files:
-        return error.files
-    read = _read(cut)
-    named = [(source, name) for source, files in read.items() for name in files if f"/{name}" in (error.where or "")]
-    return {source: {name: read[source][name]} for source, name in named} if len(named) == 1 else {}
 
 
 def standing(storage: Storage, head: Checkpoint | None, readers: Mapping[str, FilesReader]) -> GateHold | None:

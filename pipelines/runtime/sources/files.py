@@ -435,8 +435,12 @@ class FilesReader:
         try:
             yield
         except InputError as error:
-            error.files = {self.source.name: {file.name: (file.size, file.mtime_ns)}}
+            error.files = self.blamed(file)
             raise
+
+    def blamed(self, file: SourceFile) -> dict[str, dict[str, tuple[int, int]]]:
+        """The `files` of an error whose cause is this file alone."""
+        return {self.source.name: {file.name: (file.size, file.mtime_ns)}}
 
     def _list(self) -> Iterator[SourceFile]:
         infos = self._fs.get_file_info(pafs.FileSelector(self._path, allow_not_found=True))

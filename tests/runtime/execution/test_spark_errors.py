@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
+from urllib.parse import quote
 
+import pyarrow as pa
 import pytest
 
 from configs import settings
 from pipelines.api import agg, aggregate, delta, files
 from pipelines.runtime.execution import spark_errors, spark_session
+from pipelines.runtime.execution.executor import Channel, Landed
+from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.slices import SourceFile
 from state_ops import errors
+from state_ops.checkpoints.checkpoint import StagedFile, StateFile
 from state_ops.errors import (
     ConfigurationError,
+    DamageError,
     InputError,
     PipelineError,
     RunEndedError,
@@ -21,7 +28,8 @@ from state_ops.errors import (
     VanishedError,
     WeirError,
 )
-from state_ops.storage.storage import CancelledError
+from state_ops.ids import AttemptId
+from state_ops.storage.storage import CancelledError, Storage
 
 STAGE = aggregate("counted", files("{landing}/*.parquet"), key="key", rows=agg.count(), sink=delta.append("counted"))
 READING = """Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, most recent failure: Lost task 0.3 in stage 1.0 (TID 4) (10.0.0.7 executor 1): org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file s3://bucket/landing/1.parquet.  SQLSTATE: KD001
@@ -86,6 +94,70 @@ def test_a_file_is_blamed_only_where_it_is_to_blame(cause, kind, said):
     assert said in error.what
     assert error.where is not None and "landing/1.parquet" in error.where
     assert error.next is not None and ("Repair the file" in error.next) == ("cannot read the input" in said)
+
+
+@pytest.mark.parametrize("directory", ["TimeoutStuff", "NoSuchKey", "AccessDenied", "connection timed out", "s3a"])
+@pytest.mark.parametrize("written", ["/x/{}/1.parquet", "/x/{}/more of it/1.parquet", "/x/{}/%20.parquet"])
+def test_what_a_path_is_called_is_no_cause(directory, written):
+    path = written.format(directory)
+    named = f"[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file://{quote(path)}.  SQLSTATE: KD001"
+    cause = (
+        f"Caused by: java.lang.RuntimeException: file:{path} is not a Parquet file. See file:{path.rpartition('/')[0]}"
+    )
+    error = spark_errors.of_job(STAGE, RuntimeError(f"{named}\n{cause}"))
+    assert type(error) is InputError
+    assert error.where == f"file://{path}"
+
+
+@pytest.mark.parametrize(
+    ("directory", "said", "blamed"),
+    [
+        ("/my data", "file:///my%20data/1%20\u00fc+%2520.parquet", True),
+        ("/my data", "file:/my%20data/1%20%C3%BC+%2520.parquet", True),
+        ("/my data/../it//", "file:///it/1%20\u00fc+%2520.parquet", True),
+        ("s3://bucket/landing", "s3a://bucket/landing/1%20\u00fc+%2520.parquet", True),
+        ("/my data", "file:///my%20data/channels/1%20\u00fc+%2520.parquet", False),
+        ("/my data", "file:///my%20data/1%20\u00fc+%20.parquet", False),
+        ("s3://bucket/landing", "s3a://another/landing/1%20\u00fc+%2520.parquet", False),
+    ],
+)
+def test_an_input_file_is_blamed_where_spark_names_its_very_place(directory, said, blamed):
+    file = SourceFile("1 \u00fc+%20.parquet", 11, 12)
+    rows = Landed(pa.schema([]), FilesReader(files("{landing}/*", name="landing"), f"{directory}/*"), (file,))
+    text = READING.format(cause="java.lang.RuntimeException: it is not a Parquet file").replace(
+        "s3://bucket/landing/1.parquet", said
+    )
+    error = spark_errors.of_job(STAGE, RuntimeError(text), rows=rows)
+    assert type(error) is InputError
+    assert error.files == ({"landing": {file.name: (11, 12)}} if blamed else {})
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        (
+            StagedFile(
+                "channel", "000000.parquet", "/work/it s/000000.parquet", "channels/1/000000.parquet", 9, None, 1
+            ),
+            TransientError,
+        ),
+        (
+            StateFile(
+                "counted", 0, "channel", "000000.parquet", "channels/1/000000.parquet", 9, "00", True, AttemptId("x")
+            ),
+            DamageError,
+        ),
+    ],
+    ids=["on a local disk", "in storage"],
+)
+def test_rows_between_stages_that_spark_cannot_read_are_no_bad_input(tmp_path, file, kind):
+    rows = Channel(pa.schema([]), Storage(str(tmp_path / "it s")), (file,))
+    said = READING.format(cause="java.lang.RuntimeException: it is not a Parquet file").replace(
+        "s3://bucket/landing/1.parquet", f"file://{quote(rows.where)}"
+    )
+    error = spark_errors.of_job(STAGE, RuntimeError(said), rows=rows)
+    assert type(error) is kind
+    assert error.where == rows.where and "landing" not in str(error.next)
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,17 @@ import pytest
 from pyspark.sql import functions as F
 
 from configs import settings
+from configs.settings import EpochSettings
 from pipelines.api import Pipeline, agg, aggregate, delta, files
 from pipelines.runtime.execution import spark_plan
-from pipelines.runtime.execution.executor import Channel
-from pipelines.runtime.execution.spark_executor import SparkExecutor
+from pipelines.runtime.execution.executor import Channel, Landed
+from pipelines.runtime.execution.spark_executor import SparkExecutor, _read_source, _translated
 from pipelines.runtime.operators import Progress, shapes
+from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.backends.base import BackendOptions
 from state_ops.checkpoints.checkpoint import CHANNEL, Ack, StateFile
-from state_ops.errors import ConfigurationError, TransientError
+from state_ops.errors import ConfigurationError, TransientError, VanishedError, WeirError
 from state_ops.ids import AttemptId, CheckpointId, Generation
 from state_ops.schema.key_groups import key_groups, subtask_of
 from state_ops.storage.storage import Storage
@@ -215,3 +217,32 @@ def test_a_worker_without_credentials_says_which_variable_it_lacks_and_blames_no
         job.run(None)
     assert "a worker of the stage counted" in str(raised.value.where)
     assert "executor's environment" in str(raised.value.next)
+
+
+def _landed(root: Path) -> Landed:
+    reader = FilesReader(files("{landing}/*.parquet", name="landing"), f"{root}/*.parquet")
+    planned = reader.plan(None, EpochSettings(), None)
+    return Landed(planned.schema, reader, planned.files)
+
+
+def test_a_file_that_is_gone_when_spark_looks_for_it_has_vanished(tmp_path, spark):
+    file = tmp_path / "1 %20.parquet"
+    pq.write_table(pa.table({"key": [1]}), file)
+    rows = _landed(tmp_path)
+    file.unlink()
+    with pytest.raises(VanishedError) as gone, _translated(_counted(), "local", rows):
+        _read_source(spark, rows, 7)
+    assert gone.value.where == f"file:{file}"
+    assert list(gone.value.files["landing"]) == [file.name]
+
+
+def test_no_file_has_vanished_for_what_else_spark_finds_in_a_plan(tmp_path, spark):
+    pq.write_table(pa.table({"key": [1], "KEY": [1]}), tmp_path / "1.parquet")
+    rows = _landed(tmp_path)
+    spark.conf.set("spark.sql.caseSensitive", "false")
+    try:
+        with pytest.raises(WeirError, match="COLUMN_ALREADY_EXISTS") as raised, _translated(_counted(), "local", rows):
+            _read_source(spark, rows, 7)
+    finally:
+        spark.conf.set("spark.sql.caseSensitive", "true")
+    assert not isinstance(raised.value, VanishedError)

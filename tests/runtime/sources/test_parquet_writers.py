@@ -30,7 +30,7 @@ from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import position
 from state_ops.arrow import frames
-from state_ops.errors import InputError
+from state_ops.errors import InputError, PipelineError
 from tests.recovery.harness import Site
 
 SOURCE = files("{landing}/*.parquet", event_time="at", name="landing")
@@ -415,8 +415,18 @@ def test_a_file_whose_column_is_all_null_fits_the_type_of_earlier_files(tmp_path
     assert same_rows(spark, landed(tmp_path)).column("name").to_pylist() == ["a", None]
 
 
-UNTYPED = {"name": pa.nulls(1), "tags": pa.array([[]], pa.list_(pa.null())), "inner": pa.array([{"x": None}])}
-TYPED = {"name": ["a"], "tags": [["x"]], "inner": [{"x": 1.5}]}
+UNTYPED = {
+    "name": pa.nulls(1),
+    "tags": pa.array([[]], pa.list_(pa.null())),
+    "inner": pa.array([{"x": None}]),
+    "pairs": pa.array([[("a", None)]], pa.map_(pa.string(), pa.null())),
+}
+TYPED = {
+    "name": ["a"],
+    "tags": [["x"]],
+    "inner": [{"x": 1.5}],
+    "pairs": pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int64())),
+}
 
 
 def test_a_column_that_is_all_null_in_the_first_files_takes_the_type_of_later_ones(tmp_path: Path, spark):
@@ -428,9 +438,9 @@ def test_a_column_that_is_all_null_in_the_first_files_takes_the_type_of_later_on
     rows = landed(tmp_path)
     assert rows.schema.field("name").type == pa.string()
     assert same_rows(spark, rows).drop("n").to_pylist() == [
-        {"name": None, "tags": [], "inner": {"x": None}},
-        {"name": "a", "tags": ["x"], "inner": {"x": 1.5}},
-        {"name": None, "tags": [], "inner": {"x": None}},
+        {"name": None, "tags": [], "inner": {"x": None}, "pairs": [("a", None)]},
+        {"name": "a", "tags": ["x"], "inner": {"x": 1.5}, "pairs": [("a", 1)]},
+        {"name": None, "tags": [], "inner": {"x": None}, "pairs": [("a", None)]},
     ]
     later = rows.reader.plan(None, EpochSettings(), first.schema)
     assert later.schema == rows.schema, "of what an earlier epoch has read, too"
@@ -470,6 +480,23 @@ def test_a_stage_goes_on_when_a_column_of_nulls_gets_a_type(tmp_path: Path, requ
             list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), executor))
     table = site.table("notes").sort_values("rows")
     assert [text if isinstance(text, str) else None for text in table["last"]] == [None, "seen", "seen"]
+
+
+def test_a_stage_that_hands_on_a_column_of_nulls_before_a_file_has_its_type_is_told_to_cast_it(tmp_path: Path):
+    @stage("handed", source=PLAIN, key="k", state=Noted, sink=delta.append("handed"))
+    def handed(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
+        state.fold(rows, rows=agg.count())
+        return rows.select("k", "note")
+
+    site = Site(tmp_path, {}, Pipeline("handing", (handed,), max_parallelism=8), __name__)
+    site.landing.mkdir(parents=True)
+    pq.write_table(pa.table({"k": ["a"], "note": pa.nulls(1)}), site.landing / "0.parquet")
+    with pytest.raises(PipelineError, match=r"'note' cannot be told .* or from a column of nulls") as refused:
+        list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
+    assert refused.value.next is not None and "pl.lit(None, pl.String)" in refused.value.next
+    pq.write_table(pa.table({"k": ["a"], "note": ["seen"]}), site.landing / "1.parquet")
+    list(run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
+    assert len(site.table("handed")) == 2, "one delivery has both"
 
 
 def test_a_number_that_no_statistics_tell_of_is_refused_by_column_in_all_readers(tmp_path: Path, spark):
