@@ -597,9 +597,30 @@ MUTANTS = [
     Mutant(
         "promote rows of input that was corrected since",
         "pipelines/runtime/operations/backfill.py",
-        "    promotion.check(plan(pipeline, settings, name), pipeline.title, accepted)\n",
-        "",
+        ", reason=reason, planner=plan\n",
+        ", reason=reason\n",
         "tests/recovery/test_backfill.py::test_a_correction_while_a_backfill_waits_is_noticed_before_it_is_approved",
+    ),
+    Mutant(
+        "promote rows of input that was corrected during the promotion",
+        "pipelines/runtime/operations/promotion.py",
+        "            decided = planner(pipeline, settings, name)\n",
+        "            decided = plan(pipeline, settings, name)\n",
+        "tests/recovery/test_backfill.py::test_a_correction_while_a_backfill_is_promoted_is_noticed",
+    ),
+    Mutant(
+        "take a list of files for another one with the same beginning",
+        "pipelines/runtime/restore/rewind.py",
+        """    return f"{text}, digest {digest[:12]}"\n""",
+        "    return text\n",
+        "tests/recovery/test_rewind.py::test_as_many_files_that_are_gone_are_not_the_ones_that_somebody_was_shown",
+    ),
+    Mutant(
+        "take a file that was corrected once more for the one that somebody was shown",
+        "pipelines/runtime/operations/backfill.py",
+        "            files = listed(list(changed), versions)\n",
+        "            files = listed(list(changed))\n",
+        "tests/recovery/test_backfill.py::test_only_corrections_that_somebody_was_shown_are_accepted",
     ),
     Mutant(
         "promote in spite of obstacles that came up after somebody has looked",
@@ -1104,13 +1125,6 @@ MUTANTS = [
         " and row.id not in left][-keep:]",
         "][-keep:]",
         "tests/recovery/test_rewind.py::test_what_is_abandoned_can_be_looked_at_until_it_is_old",
-    ),
-    Mutant(
-        "call obstacles the same that differ by what is not named",
-        "pipelines/runtime/restore/rewind.py",
-        """(f" and {len(names) - _SHOWN} more" if len""",
-        """(", ..." if len""",
-        "tests/recovery/test_rewind.py::test_only_obstacles_that_somebody_was_shown_are_accepted",
     ),
     Mutant(
         "rewind although input is gone that would be read again",
