@@ -602,6 +602,20 @@ MUTANTS = [
         "tests/recovery/test_backfill.py::test_a_correction_while_a_backfill_waits_is_noticed_before_it_is_approved",
     ),
     Mutant(
+        "leave a failed run to whoever has answered the one that it repeats",
+        "assets/sensors.py",
+        "    if answered != run_id:\n",
+        "    if not answered:\n",
+        "tests/assets/test_sensors.py::test_a_run_that_repeats_one_that_was_answered_is_answered_itself",
+    ),
+    Mutant(
+        "let input that vanished wait for a person",
+        "assets/coordination.py",
+        "MetadataValue.text(type(error).__name__)",
+        "MetadataValue.text(type(error).__base__.__name__)",
+        "tests/assets/test_sensors.py::test_input_that_vanished_waits_for_no_person",
+    ),
+    Mutant(
         "promote rows of input that was corrected during the promotion",
         "pipelines/runtime/operations/promotion.py",
         "            decided = planner(pipeline, settings, name)\n",
