@@ -6,7 +6,6 @@ flights_backfill_job      the same as a job, and as a nightly schedule for the n
 flights_promote_job       approve a backfill, or promote any other branch
 """
 
-import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from enum import Enum
@@ -17,7 +16,7 @@ from dagster import BackfillPolicy
 from pydantic import Field
 
 from assets.coordination import failure
-from assets.jobs import job_of
+from assets.jobs import job_of, to_accept
 from assets.names import BACKFILL, BESIDE, CHECKPOINT, AssetJob, key
 from configs.settings import BackfillSettings, Settings
 from pipelines.runtime.definition import Pipeline
@@ -185,7 +184,7 @@ def promote_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
                 context.log.warning(f"obstacle: {obstacle}")
             if config.dry_run:
                 if plan.obstacles:
-                    context.log.info(f"to promote in spite of these: accept: {json.dumps(plan.obstacles)}")
+                    context.log.info(f"to promote in spite of these: {to_accept(plan.obstacles)}")
                 context.log.info("nothing was changed: dry_run")
                 return
             does = backfills.approve if backfills.range_of(config.branch) else promotion.promote

@@ -14,7 +14,7 @@ import structlog
 
 from assets import checks, history, metadata
 from assets.metadata import Tally
-from assets.names import ANSWERED_BY, CHECKPOINT, COORDINATES, PROCESS, REASON, TICK, TRIGGER, key, table_key
+from assets.names import CHECKPOINT, COORDINATES, PROCESS, REASON, TICK, TRIGGER, key, table_key
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.epoch.model import EpochReport
@@ -87,14 +87,12 @@ def introduce(context: Context, pipeline: Pipeline) -> None:
     """Say which pipeline a run coordinates, and which process that is: sensors know it by that, whatever job it is
     of."""
     pid = os.getpid()
-    said = {
+    tags = {
         COORDINATES: pipeline.name,
         PROCESS: f"{socket.gethostname()}|{pid}|{processes.born(pid)}|{processes.pid_namespace()}|{context.run.run_id}",
     }
-    if ANSWERED_BY in context.run.tags:  # it repeats a run that was answered, and has that one's tags
-        said[ANSWERED_BY] = ""
     with showing("whose run this is"):
-        context.instance.add_run_tags(context.run.run_id, said)
+        context.instance.add_run_tags(context.run.run_id, tags)
 
 
 def left_alone(context: Context, pipeline: Pipeline, settings: Settings) -> bool:

@@ -10,12 +10,12 @@
 Each is launched from the Launchpad with typed configuration; the first coordinates, the others may run while epochs do.
 """
 
-import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import dagster as dg
+import yaml
 from pydantic import Field
 
 from assets import checks
@@ -276,7 +276,7 @@ def _rewound(
         yield f"obstacle: {obstacle}"
     if config.dry_run:
         if plan.obstacles:
-            yield f"to rewind in spite of these: accept: {json.dumps(plan.obstacles)}"
+            yield f"to rewind in spite of these: {to_accept(plan.obstacles)}"
         yield "nothing was changed: dry_run"
         return
     rewinding.check(plan, pipeline.name, config.accept)
@@ -381,6 +381,14 @@ def _data_docs_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
         make_data_docs,
         "Pages of all gates and restore expectations, asked of what is there now.",
     )
+
+
+def to_accept(obstacles: Sequence[str]) -> str:
+    """Obstacles as the Launchpad takes them, which reads YAML: a line to be copied."""
+    listed = yaml.safe_dump(
+        list(obstacles), default_flow_style=True, default_style='"', allow_unicode=True, width=float("inf")
+    )
+    return f"accept: {listed.strip()}"
 
 
 def job_of(pipeline: Pipeline, name: str, op: dg.OpDefinition, description: str) -> dg.JobDefinition:

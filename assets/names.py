@@ -22,7 +22,8 @@ PIPELINE, BESIDE = "weir/pipeline", "weir/beside"
 TRIGGER, REASON, TICK, GENERATION = "weir/trigger", "weir/reason", "weir/tick", "weir/generation"
 # What a run that coordinates says of itself once it has begun, whatever job it is of: which pipeline, and the process.
 COORDINATES, PROCESS = "weir/coordinates", "weir/process"
-# Which sensor asked for what follows a run that did not end well.
+# Which sensor asked for what follows a run that did not end well, and the id of that run: those that repeat it have its
+# tags.
 ANSWERED_BY = "weir/answered-by"
 
 

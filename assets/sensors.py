@@ -54,7 +54,8 @@ _WATCH_SECONDS = 30
 _ENDED = re.compile(r"was terminated by signal \d+ \(\w+\)|unexpectedly exited with code -?\d+")  # as Dagster says it
 _FROM_ASSETS = "__ASSET_JOB"  # what Dagster calls the job of who clicks Materialize
 
-# What a replay would only repeat, and what somebody else has taken over.
+# What a replay would only repeat, and what somebody else has taken over. By the error's own class: the next run plans
+# without input that vanished, so a VanishedError is no InputError here.
 _FOR_A_PERSON = {
     "ConfigurationError": "correct the configuration",
     "GateError": "repair the input or correct the gate",
@@ -156,8 +157,6 @@ def run_failure_sensor(
             return dg.SkipReason(f"nothing that a restore could mend: {what} A person has to {_FOR_A_PERSON[kind]}")
         if kind in _ELSEWHERE:
             return dg.SkipReason(f"another coordinator has it: {what}")
-        if run.job_name == restore_job_name(pipeline) and kind == "DamageError":
-            return dg.SkipReason(f"the restore itself failed, a person has to repair or rewind: {what}")
         storage, registry = open_storage(pipeline, settings)
         holder = lease.read(storage)
         noted = hold_causes.standing(storage, registry.head(), readers(pipeline, settings))
@@ -314,10 +313,11 @@ def _answers(instance: dg.DagsterInstance, run_id: str, sensor: str) -> str | No
     run = instance.get_run_by_id(run_id)
     if run is None:
         return None
-    other = run.tags.get(ANSWERED_BY)
-    if not other:
-        instance.add_run_tags(run_id, {ANSWERED_BY: sensor})
-    return None if other in (None, "", sensor) else other
+    other, _, answered = run.tags.get(ANSWERED_BY, "").partition("|")
+    if answered != run_id:
+        instance.add_run_tags(run_id, {ANSWERED_BY: f"{sensor}|{run_id}"})
+        return None
+    return None if other == sensor else other
 
 
 def _end_dead(context: dg.SensorEvaluationContext, run_ids: Sequence[str]) -> Iterator[str]:

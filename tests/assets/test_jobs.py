@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import dagster as dg
 import pytest
+import yaml
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationPlanned
 
+from assets.jobs import to_accept
 from assets.names import REASON, TRIGGER
 from pipelines.api import expect
 from pipelines.runtime.ownership.pipeline_storage import open_storage
@@ -422,3 +424,16 @@ def test_a_tables_columns_say_where_they_come_from(house):
     }
     assert of_stage.deps_by_column["amount"] == [dg.TableColumnDep(dg.AssetKey(["small", "landing"]), "amount")]
     assert (made["booked"]["rows added"].value, made["booked"]["dagster/row_count"].value) == (10, 40)
+
+
+def test_obstacles_are_logged_as_the_launchpad_reads_them():
+    """It reads YAML, which takes the halves of a character beyond 16 bits for two characters. The last name is no UTF-8."""
+    obstacles = (
+        'the file "a": b.parquet',
+        "\N{GRINNING FACE} und \N{LATIN SMALL LETTER U WITH DIAERESIS}",
+        "\u2028\x85",
+        "\udc80",
+    )
+    line = to_accept(obstacles)
+    assert yaml.safe_load(line) == {"accept": list(obstacles)}
+    assert line.isprintable(), "and it is one line"

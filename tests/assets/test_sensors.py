@@ -25,6 +25,7 @@ from pipelines.runtime.run import run as runtime
 from state_ops.coordination import gate_hold, lease, processes, requests, suspension
 from state_ops.coordination.lease import Heartbeat
 from state_ops.coordination.requests import Request
+from state_ops.errors import DamageError, InputError, MissingError, VanishedError
 from tests.assets.without_spark import House
 from tests.recovery.small import Bank, until
 
@@ -128,6 +129,35 @@ def test_a_damaged_checkpoint_is_not_restored_twice(house):
     path.write_bytes(path.read_bytes()[:-1])
     run = failed_run(house, "small_restore_job", raises=ValueError())
     assert "repair or rewind" in answer(house, run).skip_message
+
+
+@pytest.mark.parametrize("kind", [DamageError, MissingError])
+def test_a_restore_that_fails_over_damage_that_holds_nobody_is_tried_again_and_says_so(house, kind, monkeypatch):
+    """Nothing is recorded that could be seen to change, so the checkpoint sensor asks again."""
+    house.bank.land(4)
+    error = kind("A file is damaged.", where="/disk/of/a/worker")
+    monkeypatch.setattr(runtime, "run", _run_that_raises(error))
+    run = failed_run(house, "small_restore_job", raises=error)
+    dead_holder(house, run.run_id)
+    assert "the checkpoint sensor tries again" in answer(house, run).skip_message
+    assert [request.job_name for request in asked_for(house, 1)] == ["small_restore_job"]
+
+
+def test_input_that_vanished_waits_for_no_person(house, monkeypatch):
+    """The next run plans without it. Bad input does wait."""
+    for error, asked in ((VanishedError("It is gone."), True), (InputError("It is bad."), False)):
+        monkeypatch.setattr(runtime, "run", _run_that_raises(error))
+        run = failed_run(house, raises=error)
+        dead_holder(house, run.run_id)
+        assert isinstance(answer(house, run), dg.RunRequest) is asked
+
+
+def _run_that_raises(error: BaseException):
+    def run(*args, **options):
+        raise error
+        yield
+
+    return run
 
 
 def test_what_follows_already_is_not_asked_for_again(house):
@@ -252,13 +282,24 @@ def test_the_watchdog_leaves_a_run_alone_that_has_the_tags_of_the_one_that_it_re
     assert house.instance.get_run_by_id(again.run_id).status is DagsterRunStatus.STARTING
 
 
-def test_a_run_that_repeats_one_that_was_answered_is_answered_itself(house):
+def test_a_run_that_repeats_one_that_was_answered_is_answered_itself(house, monkeypatch):
+    """It has that one's tags from Dagster, whether it comes to say anything of itself or not."""
     house.bank.land(4)
-    again = {ANSWERED_BY: "small_run_failure_sensor", "dagster/parent_run_id": "r-1"}
-    run_id = house.execute("small_job", tags=again).run_id
+    first = failed_run(house)
+    dead_holder(house, first.run_id)
+    assert answer(house, first).job_name == "small_restore_job"
+    tags = house.instance.get_run_by_id(first.run_id).tags
+    assert ANSWERED_BY in tags
+    monkeypatch.setattr(house.instance, "add_run_tags", _says_nothing)
+    run_id = house.execute("small_job", tags={**tags, "dagster/parent_run_id": first.run_id}).run_id
+    monkeypatch.undo()
     dead_holder(house, run_id)
     (request,), _, _ = house.tick("checkpoint_sensor")
     assert request.job_name == "small_restore_job"
+
+
+def _says_nothing(*args: object) -> None:
+    raise OSError("the database is away")
 
 
 def test_the_watchdog_ends_a_run_whose_process_is_gone_and_that_held_no_lease(house):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -813,3 +814,46 @@ def test_what_was_corrected_since_can_be_accepted_once_it_was_shown_and_other_fi
     done = approve(pipeline, settings, name, executor=InMemoryExecutor(), accepted=shown)
     assert done.kind == PROMOTION
     assert {400, 500} <= set(plant.site.table("readings")["value"])
+
+
+@pytest.mark.parametrize("replaces", ["since", "range"])
+@pytest.mark.parametrize("catches_up", [1, 2])
+def test_a_correction_while_a_backfill_is_promoted_is_noticed(plant, replaces, catches_up, monkeypatch):
+    """While the branch catches up beside the coordinator, and once that has ended."""
+    name = waits(plant, 4, 6, replaces=replaces)
+    catch_up, calls = promotion.catch_up, []
+
+    def corrected_before(*args):
+        calls.append(args)
+        if len(calls) == catches_up:
+            plant.land(5, value=7)
+        return catch_up(*args)
+
+    monkeypatch.setattr(promotion, "catch_up", corrected_before)
+    with pytest.raises(WeirError, match=r"1 files have changed, or are gone, since the backfill .* 00005.parquet"):
+        approved(plant, name)
+    assert set(plant.site.table("readings")["value"]) == {1, 2, 3, 4, 5, 6, 7}, "untouched"
+
+
+@pytest.mark.parametrize("meanwhile", ["another file", "the same file again"])
+def test_only_corrections_that_somebody_was_shown_are_accepted(tmp_path, meanwhile):
+    """Not all files are named, and those that are named may be corrected once more."""
+    plant = Plant.at(tmp_path, keep=9)
+    plant.land(*range(1, 9))
+    plant.run()
+    plant.land(*range(2, 8), value=100)
+    settings, name = plant.site.settings, waits(plant, 2, 7)
+    fifth = plant.site.landing / "00005.parquet"
+    stat, content = fifth.stat(), fifth.read_bytes()
+    plant.land(2, 3, 4, 5, value=9)
+    shown = plan(pipeline, settings, name).obstacles
+    if meanwhile == "another file":  # instead of one that is as it was again
+        fifth.write_bytes(content)
+        os.utime(fifth, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        plant.land(6, value=9)
+    else:
+        plant.land(2, value=11)
+    with pytest.raises(WeirError, match="4 files have changed"):
+        approve(pipeline, settings, name, executor=InMemoryExecutor(), accepted=shown)
+    again = plan(pipeline, settings, name).obstacles
+    assert approve(pipeline, settings, name, executor=InMemoryExecutor(), accepted=again).kind == PROMOTION

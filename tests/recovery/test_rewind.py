@@ -15,7 +15,9 @@ from pipelines.api import Epoch, Pipeline, ValueState, agg, delta, stage
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.ownership.publish import publish_missing
 from pipelines.runtime.restore import rewind
+from pipelines.runtime.restore.rewind import hindrances
 from pipelines.runtime.run import maintenance
+from pipelines.runtime.sinks.restore_version import TableRewind
 from state_ops.checkpoints.checkpoint import OUTPUT, REWIND, STATE, abandoned
 from state_ops.coordination import requests
 from state_ops.coordination.requests import Request
@@ -189,6 +191,31 @@ def test_only_obstacles_that_somebody_was_shown_are_accepted(bank):
     with pytest.raises(WeirError, match="has lost what would be read again"):
         back(bank, 3, accepted=shown)
     assert bank.registry.head().id == 8
+
+
+def test_as_many_files_that_are_gone_are_not_the_ones_that_somebody_was_shown(bank):
+    moved = {number: bank.site.landing / f"{number:05}.parquet" for number in range(4, 9)}
+    for number in (4, 5, 6, 7):
+        moved[number].rename(bank.site.root / moved[number].name)
+    shown = obstacles(bank, 3)
+    (bank.site.root / moved[7].name).rename(moved[7])
+    moved[8].rename(bank.site.root / moved[8].name)
+    with pytest.raises(WeirError, match="has lost what would be read again"):
+        back(bank, 3, accepted=shown)
+    assert bank.registry.head().id == 8
+    back(bank, 3, accepted=obstacles(bank, 3))
+    bank.epochs()
+    bank.assert_exact(1, 2, 3, 7)
+
+
+def test_no_two_lists_of_vacuumed_files_or_of_foreign_commits_have_the_same_text():
+    def table(*names: str) -> list[str]:
+        unknown = tuple(enumerate(names))
+        return hindrances([TableRewind("t", 9, 1, (), (), unknown=unknown, vacuumed=names)])
+
+    assert table("a", "b", "c", "d") == table("a", "b", "c", "d")
+    for other in (("a", "b", "c", "e"), ("a", "b", "c"), ("a", "b", "c", "d", "e")):
+        assert not set(table("a", "b", "c", "d")) & set(table(*other))
 
 
 def test_commits_of_others_in_between_are_not_taken_back_unasked(bank):

@@ -29,6 +29,7 @@ from pipelines.runtime.operations.fingerprint import fingerprint
 from pipelines.runtime.operations.promotion import PromotionPlan
 from pipelines.runtime.ownership.ownership import busy
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
+from pipelines.runtime.restore.rewind import listed
 from pipelines.runtime.run import run as runtime
 from pipelines.runtime.run.run import RunOptions
 from pipelines.runtime.sinks.replace_where import Range
@@ -54,7 +55,6 @@ REPLAYING, WAITING = "replaying", "waiting"
 _PREFIX = "backfill-"
 _NOTE = "backfill.json"
 _HOUR = "%Y%m%dT%H"
-_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +238,9 @@ def approve(
             f"The backfill {name} of {pipeline.title} has not been replayed to its end, so there is nothing to approve.",
             next="Ask for the same range again: weir backfill goes on where it was cut off.",
         )
-    promotion.check(plan(pipeline, settings, name), pipeline.title, accepted)
-    done = promotion.promote(pipeline, settings, name, executor=executor, accepted=accepted, reason=reason)
+    done = promotion.promote(
+        pipeline, settings, name, executor=executor, accepted=accepted, reason=reason, planner=plan
+    )
     forks.drop(pipeline, settings, name)
     return done
 
@@ -322,7 +323,8 @@ def _corrected(pipeline: Pipeline, settings: Settings, name: str) -> Iterator[st
     for source_name, reader in readers(here, settings).items():
         changed = reader.changed(then.get(source_name), now.get(source_name))
         if changed:
-            files = ", ".join(changed[:_SHOWN]) + (", ..." if len(changed) > _SHOWN else "")
+            versions = [(file.size, file.mtime_ns) if file is not None else None for file in changed.values()]
+            files = listed(list(changed), versions)
             yield f"{len(changed)} files have changed, or are gone, since the backfill {name} of {pipeline.title} read them: {files}"
 
 

@@ -16,7 +16,7 @@ and nothing is abandoned."""
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -153,6 +153,9 @@ class PromotionPlan:
             "taken_back": [asdict(one) for one in self.taken_back],
             "obstacles": list(self.obstacles),
         }
+
+
+Planner = Callable[[Pipeline, Settings, str], PromotionPlan]
 
 
 def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
@@ -387,6 +390,7 @@ def promote(
     runner: StepRunner | None = None,
     accepted: Collection[str] = (),
     reason: str = "",
+    planner: Planner = plan,
 ) -> Checkpoint:
     """Make a branch's state and rows the pipeline's; returns the promotion's own checkpoint, which the next run
     continues.
@@ -394,10 +398,11 @@ def promote(
     The branch catches up first, beside a running coordinator; then that one is stopped at its next barrier and the
     branch reads what came meanwhile. executor, lanes: as `run` takes them. accepted: the obstacles that somebody was
     shown and does it in spite of. Raises WeirError for all others, also for those that come up meanwhile, and where the
-    branch is of another history; nothing is changed then."""
+    branch is of another history; nothing is changed then. planner: what looks for obstacles, before the branch catches
+    up and once more under ownership."""
     storage, _ = open_storage(pipeline, settings)
     with storage_errors(pipeline, settings, storage):
-        return _promoted(pipeline, settings, storage, name, executor, runner, accepted, reason)
+        return _promoted(pipeline, settings, storage, name, executor, runner, accepted, reason, planner)
 
 
 def _promoted(
@@ -409,14 +414,15 @@ def _promoted(
     runner: StepRunner | None,
     accepted: Collection[str],
     reason: str,
+    planner: Planner,
 ) -> Checkpoint:
     here = branched(pipeline, settings, name)
-    check(plan(pipeline, settings, name), pipeline.title, accepted)
+    check(planner(pipeline, settings, name), pipeline.title, accepted)
     catch_up(here, settings, executor, runner)
     with suspension.during(storage, "a branch is promoted"), _owned(pipeline, settings) as owner:
         catch_up(here, settings, executor, runner)
         with claimed(here, settings):  # nobody else runs it
-            decided = plan(pipeline, settings, name)
+            decided = planner(pipeline, settings, name)
             check(decided, pipeline.title, accepted)
             if any(decided.behind.values()):
                 raise WeirError(

@@ -11,6 +11,7 @@ changed."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -130,7 +131,7 @@ def planned(
     for one in sources:
         if one.gone:
             obstacles.append(
-                f"{one.source} has lost what would be read again ({_some(one.gone)}): those rows would be missing"
+                f"{one.source} has lost what would be read again ({listed(one.gone)}): those rows would be missing"
             )
     obstacles += hindrances(tables)
     uids = {*head.operators, *to.operators}
@@ -143,22 +144,32 @@ def hindrances(tables: Sequence[TableRewind]) -> list[str]:
     found = []
     for table in tables:
         if table.unknown:
-            commits = _some([f"version {version}: {operation}" for version, operation in table.unknown])
+            commits = listed([f"version {version}: {operation}" for version, operation in table.unknown])
             found.append(f"others have committed to the table {table.table} ({commits}), which would be taken back too")
         if table.vacuumed:
             found.append(
-                f"{len(table.vacuumed)} files of the table {table.table} are vacuumed ({_some(table.vacuumed)}): "
+                f"{len(table.vacuumed)} files of the table {table.table} are vacuumed ({listed(table.vacuumed)}): "
                 "their rows would be missing"
             )
     return found
 
 
+def listed(names: Sequence[str], versions: Sequence[object] = ()) -> str:
+    """The first of some names, with a digest of what is not shown: who accepts the text accepts this very list.
+
+    Args:
+        versions: What else belongs to the list and is not shown, as the files' sizes and times of change.
+    """
+    more = len(names) - _SHOWN
+    text = ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    if more <= 0 and not versions:
+        return text
+    digest = hashlib.sha256(repr((list(names), list(versions))).encode()).hexdigest()
+    return f"{text}, digest {digest[:12]}"
+
+
 def _bytes(checkpoint: Checkpoint, uid: str) -> int:
     return int((checkpoint.operators.get(uid) or {}).get("bytes_total", 0))
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def check(decided: RewindPlan, pipeline: str, accepted: Collection[str]) -> None:

@@ -357,23 +357,26 @@ class FilesReader:
         """
         read, same, gone = self._compared(then, now)
         forgotten = (now["files"] if now else 0) - (then["files"] if then else 0) - len(read)
-        return same, gone + ([f"{forgotten} older files, whose names are not remembered"] if forgotten > 0 else [])
+        return same, list(gone) + (
+            [f"{forgotten} older files, whose names are not remembered"] if forgotten > 0 else []
+        )
 
-    def changed(self, then: dict[str, Any] | None, now: dict[str, Any] | None) -> list[str]:
-        """The names of files that were read between two positions and are gone or not what they were, as far as the
-        later one remembers names."""
+    def changed(self, then: dict[str, Any] | None, now: dict[str, Any] | None) -> dict[str, SourceFile | None]:
+        """By name, what is there now of the files that were read between two positions and are gone (None) or not what
+        they were, as far as the later position remembers names."""
         return self._compared(then, now)[2]
 
     def _compared(
         self, then: dict[str, Any] | None, now: dict[str, Any] | None
-    ) -> tuple[dict[str, _Read], list[SourceFile], list[str]]:
-        """What was read between two positions, by name; the files of it that are as they were; the names of the
-        others."""
+    ) -> tuple[dict[str, _Read], list[SourceFile], dict[str, SourceFile | None]]:
+        """What was read between two positions, by name; the files of it that are as they were; by name, what is there
+        now of the others."""
         before = set(then["seen"]) if then else set()
         read = {name: was for name, was in _read_at(now).items() if name not in before}
         here = {file.name: file for file in self._list() if file.name in read}
         same = [here[name] for name, was in read.items() if name in here and was.is_still(here[name])]
-        return read, same, sorted(read.keys() - {file.name for file in same})
+        others = sorted(read.keys() - {file.name for file in same})
+        return read, same, {name: here.get(name) for name in others}
 
     def without(self, planned: Slice, more: Sequence[LeftOut]) -> Slice:
         """The same slice without some more rows, whose event times must close nothing. Reads the event times of its
