@@ -364,9 +364,9 @@ def _settlers(type: pa.DataType) -> dict[Any, _Settle]:
     if pa.types.is_float32(type):
         return dict.fromkeys((float, np.float64, np.float32), _single)
     if type == pa.string():
-        return {str: _text, np.str_: lambda value: _text(str(value))}
+        return {str: _text}  # what NumPy has of texts loses a NUL at its end when it becomes a str
     if type == pa.binary():
-        return {bytes: _as_it_is, np.bytes_: bytes}
+        return {bytes: _as_it_is}
     if pa.types.is_boolean(type):
         return {bool: _as_it_is, np.bool_: bool}
     if pa.types.is_date32(type):

@@ -82,8 +82,8 @@ OF_NUMPY = st.one_of(
             np.longlong(5),
             np.ulonglong(5),
             np.bool_(True),
-            np.str_("ü"),
-            np.bytes_(b"a"),
+            *(np.str_(text) for text in ("ü", "a\0", "\0", "a\0b", "\ud800")),
+            *(np.bytes_(data) for data in (b"a", b"a\0", b"\0")),
         ]
     ),
     *(st.builds(kind, FLOATS) for kind in (np.float32, np.float64)),
@@ -140,7 +140,8 @@ def _natural(type: pa.DataType) -> st.SearchStrategy[Any]:
         (pa.types.is_decimal, st.one_of(DECIMALS, INTEGERS)),
         (pa.types.is_timestamp, st.one_of(MOMENTS, OF_NUMPY)),
         (pa.types.is_date, st.one_of(st.dates(), MOMENTS)),
-        (pa.types.is_string, st.text(max_size=4)),
+        (pa.types.is_string, st.one_of(st.text(max_size=4), OF_NUMPY)),
+        (pa.types.is_binary, st.one_of(st.binary(max_size=3), OF_NUMPY)),
         (pa.types.is_duration, st.timedeltas()),
         (pa.types.is_time, st.times()),
     ]
