@@ -62,10 +62,11 @@ class Rule:
     put: str | Callable[[re.Match[str]], str]
 
 
-# A server's answer. Where it does not end by itself, it ends with the text, or where a trace begins or goes on.
+# A server's answer. Where it does not end by itself, it ends with the text, or where a trace of Python's begins or goes
+# on. A trace of Java's may be a part of the answer.
 _LT, _GT = r"(?:<|&lt;)", r"(?:>|&gt;)"
 _ATTRIBUTES = r"(?:\s(?:[^<>&]|&quot;)*+)?"  # reads up to the next tag and no further, so that it stays linear
-_TRACE = r"\n{1,3}[ \t]{0,20}(?:Traceback \(most recent|The above exception|During handling|Caused by: |at [\w.$/]+\()"
+_TRACE = r"\n{1,3}[ \t]{0,20}(?:Traceback \(most recent|The above exception|During handling)"
 _END = rf"(?={_TRACE})|\Z"
 _PHRASES = "|".join(sorted({re.escape(status.phrase) for status in HTTPStatus}, key=len, reverse=True))
 _COLOUR = r"\x1b\[[0-9;]{0,20}m"
@@ -78,10 +79,13 @@ _CODE = re.compile(rf"{_LT}Code{_GT}(\w{{1,64}}){_LT}/")
 # A name and its value: `name=value`, `name: "value"`, `"name" => Some(\"value\")`, `--name value`, `('name',
 # b'value')`.
 _OPENING = r"(?:Some\(|\[)?+(?:[bfru]?[\\]*+[\"'])?+"
-_IS = rf"[\\]*+[\"']?+[^\S\n]*+(?>=>|->|:=|==?|:)[^\S\n]*+{_OPENING}"
+# A value may stand in the next line where it is quoted, or after an equals sign.
+_GAP = r"(?:\s{0,40}+(?=[\\]*+[\"'])|(?<==)\s{0,40}+|[^\S\n]*+)"
+_IS = rf"[\\]*+[\"']?+[^\S\n]*+(?>=>|->|:=|==?|:){_GAP}{_OPENING}"
 _BARE = r"[^\s\"',;&<>(){}\[\]\\]++"
 _QUOTED = (
     r"(?<=\\\")(?:[^\"\\]++|\\++(?!\"))++|(?<=\\')(?:[^'\\]++|\\++(?!'))++"
+    r"|(?<=\")\s++[^\"\n]++(?=\"\s*+(?:[,;)}\]\n]|\Z))|(?<=')\s++[^'\n]++(?='\s*+(?:[,;)}\]\n]|\Z))"
     r"|(?<=\")(?!\s)(?:(?:[^\"\\]++|\\.)++(?=\")|[^\"\n]++)|(?<=')(?!\s)(?:(?:[^'\\]++|\\.)++(?=')|[^'\n]++)"
 )
 # What may stand after a name and is no value: a sentence about it, its type, a reference, nothing, and what is gone
@@ -96,15 +100,17 @@ _TYPES = (
 )
 _WHOLE = r"(?![\w.~+/=-])"
 _IS_NO_VALUE = (
-    rf"(?!\*\*\*|\$\{{|(?:none|null|nil|true|false){_WHOLE}|(?<=: )(?:(?:{_WORDS}) [a-z]|(?:{_TYPES}){_WHOLE}))"
+    rf"(?!\*\*\*|\$\{{|(?:none|null|nil|true|false){_WHOLE}"
+    rf"|(?<=: )(?:(?:{_WORDS}) [a-z]|(?:{_TYPES}){_WHOLE})|(?<=:)(?:{_TYPES}){_WHOLE})"
 )
+_IS_GONE = r"(?!\*\*\*|\$\{)"  # of a header's value: nobody writes its type beside it
 _VALUE = rf"{_IS_NO_VALUE}(?:{_QUOTED}|(?<![\"']){_BARE})"
 # A header's: `AWS id:signature`, `Digest username="u", response="r"`.
 _PART = rf"(?:[\w.~+/-]++=)?(?:\"[^\"\n]*+\"|{_BARE})"
-_CREDENTIALS = rf"{_IS_NO_VALUE}(?:{_QUOTED}|(?<![\"'])(?:[a-z][\w-]*+[ \t]++)?{_PART}(?:[,;]\s*+[\w.-]++=(?:\"[^\"\n]*+\"|{_BARE}))*+)"
+_CREDENTIALS = rf"{_IS_GONE}(?:{_QUOTED}|(?<![\"'])(?:[a-z][\w-]*+[ \t]++)?{_PART}(?:[,;]\s*+[\w.-]++=(?:\"[^\"\n]*+\"|{_BARE}))*+)"
 
 # Names. `/password=2024/` in a path is a partition of a table.
-_NAME = r"(?<![\w.-])(?=[\w.-]++[\\]*+[\"']?+\s*+[:=-])(?!(?<=/)[\w.-]++=[^\s=\"'])[\w.-]*?"
+_NAME = r"(?<![\w.-])(?=[\w.-]++[\\]*+[\"']?+\s*+[:=-])(?!(?<=/)[\w.-]++=[^\s=\"'/&,;]++/)[\w.-]*?"
 _SUFFIX = r"(?:\.[\w.-]{1,200}+)?"  # Hadoop's options for Azure end with the account
 _SECRET = (
     rf"(?:access[._-]?key(?:[._-]?id)?|account[._-]?key{_SUFFIX}|api[._-]?key|client[._-]?secret{_SUFFIX}|pass(?:wd|word|phrase)"
@@ -137,7 +143,7 @@ RULES = (
     _rule(
         "what a server has answered, as obstore and delta-rs say it",
         rf"(?P<words>non-2xx status code){_BETWEEN}(?P<status>\d{{3}})(?: (?P<phrase>{_PHRASES}))?+(?=(?:{_COLOUR}|\s)*+[:↳]){_BETWEEN}"
-        rf"(?P<body>No Body\b|{_ROOT}.*?(?:{_LT}/(?P=root){_GT}(?:\s+\Z)?|{_END})|[^\s(].*?(?:{_END}))",
+        rf"(?P<body>No Body\b|{_ROOT}.*?(?:{_LT}/(?P=root){_GT}(?:\s+\Z)?|{_END})|\S.*?(?:{_END}))",
         _without_body,
     ),
     _rule("an answer in XML wherever it stands", rf"{_ROOT}{_CHILD}.*?(?:{_LT}/(?P=root){_GT}|{_END})", _only_code),
@@ -168,7 +174,11 @@ RULES = (
         rf"((?<![\w-])(?:(?:proxy-)?authorization|(?:set-)?cookie){_IS}){_CREDENTIALS}",
         rf"\1{_GONE}",
     ),
-    _rule("a header of a store", rf"((?<![\w-])x-(?:amz|ms|goog)-[\w-]++{_IS}){_VALUE}", rf"\1{_GONE}"),
+    _rule(
+        "a header of a store",
+        rf"((?<![\w-])x-(?:amz|ms|goog)-[\w-]++{_IS}){_IS_GONE}(?:{_QUOTED}|(?<![\"']){_BARE})",
+        rf"\1{_GONE}",
+    ),
     _rule("an option that is named like a secret", rf"({_NAME}{_SECRET}{_IS}){_VALUE}", rf"\1{_GONE}"),
     _rule(
         "an option that is perhaps a secret: quoted, or long and with a digit",

@@ -428,6 +428,22 @@ def test_what_was_not_replayed_to_its_end_is_not_approved(plant):
         approved(plant, branch_name(day(4), day(7)))
 
 
+@pytest.mark.parametrize("replaces", ["since", "range"])
+def test_a_branch_of_an_earlier_release_replaces_what_its_backfill_has_noted(plant, monkeypatch, replaces):
+    """Its rows say nothing of a range, and the range beside them may be that of a fork that was cut off."""
+    planted = forks.planted
+    with monkeypatch.context() as broken:
+        broken.setattr(forks, "planted", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            plant.backfill(4, 6, replaces="range")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(forks, "planted", lambda *to, **how: planted(*to, **{**how, "beginning": {}}))
+        name = waits(plant, 4, 6, replaces=replaces)
+    assert (plan(plant.site.pipeline, plant.site.settings, name).only is not None) is (replaces == "range")
+    approved(plant, name)
+    plant.assert_exact(state=replaces == "since")
+
+
 def test_the_difference_of_a_range_is_that_of_its_rows(plant):
     done = plant.backfill(5, 5, replaces="range")
     assert {one.table: one.counts["changed"] for one in done.difference.tables} == {"readings": 72, "daily": 3}

@@ -127,6 +127,18 @@ SAID = [
         'Some("{\\"password\\": \\"***\\", \\"user\\": 1}")',
     ),
     ("password: 'CANARY and what was cut off\nhost: h", "password: '***\nhost: h"),
+    (
+        f"{_GET}: 500 Internal Server Error: java.io.IOException: denied\n\tat org.store.Auth.check(Auth.java:10)\nSigned: CANARY",
+        f"{_GET}: 500 Internal Server Error (the answer's text is left out)",
+    ),
+    (f"{_GET}: 403 Forbidden: (CANARY)", f"{_GET}: 403 Forbidden (the answer's text is left out)"),
+    ('"password":\n    "CANARY"', '"password":\n    "***"'),
+    ("password=\n  CANARY", "password=\n  ***"),
+    ('password=" CANARY", user="u"', 'password="***", user="u"'),
+    ("cookie: the id=5; sid=CANARY\nhost: h", "cookie: ***\nhost: h"),
+    ("x-amz-security-token: string+CANARY", "x-amz-security-token: ***"),
+    ("user/password=CANARY", "user/password=***"),
+    ("(https://h/p/password=CANARY)", "(https://h/p/password=***)"),
     ("redis://:CANARY@host:6379/0, amqp://u:CAN@CANARY@h/v", "redis://host:6379/0, amqp://h/v"),
     ("https://CANARY@host/x", "https://host/x"),
     ("jdbc:oracle:thin:u/CANARY@//h:1521/x", "jdbc:oracle:thin://h:1521/x"),
@@ -203,6 +215,7 @@ _HOSTILE = [
         "bearer authentication is required, and the option 'password=' is not known: it's 'x'",
         "def call(signature: Signature, credentials: list[str])",
         "http://host:9000/bucket/a@b",
+        "struct<id:bigint,password:string,token:string>",
     ],
 )
 def test_what_is_no_secret_stays(text):

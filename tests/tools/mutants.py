@@ -1820,6 +1820,13 @@ MUTANTS = [
         "tests/recovery/test_promotion.py::test_a_fork_of_a_range_that_was_cut_off_and_is_asked_for_as_a_whole_is_promoted_as_a_whole",
     ),
     Mutant(
+        "trust an earlier release's note of what a branch replaces",
+        "pipelines/runtime/operations/forks.py",
+        "    return Range(**json.loads(raw)) if raw and confirmed else None\n",
+        "    return Range(**json.loads(raw)) if raw else None\n",
+        "tests/recovery/test_backfill.py::test_a_branch_of_an_earlier_release_replaces_what_its_backfill_has_noted",
+    ),
+    Mutant(
         "take back in silence what was promoted since the fork",
         "pipelines/runtime/operations/promotion.py",
         "            if one.checkpoint <= forked or (",

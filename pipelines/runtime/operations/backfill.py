@@ -50,10 +50,9 @@ from state_ops.storage.storage import Storage
 
 log = structlog.get_logger("weir.backfill")
 
-SINCE, RANGE = "since", "range"
+SINCE, RANGE = "since", forks.RANGE
 REPLAYING, WAITING = "replaying", "waiting"
 _PREFIX = "backfill-"
-_NOTE = "backfill.json"
 _HOUR = "%Y%m%dT%H"
 
 
@@ -329,10 +328,10 @@ def _corrected(pipeline: Pipeline, settings: Settings, name: str) -> Iterator[st
 
 
 def _note(source: Storage, note: dict[str, Any]) -> None:
-    source.put_bytes(_NOTE, json.dumps(note).encode())
+    source.put_bytes(forks.NOTE, json.dumps(note).encode())
 
 
 def _noted(source: Storage) -> dict[str, Any]:
     """What a branch's backfill has noted; empty: nothing yet."""
-    raw = source.read_bytes(_NOTE)
+    raw = source.read_bytes(forks.NOTE)
     return json.loads(raw) if raw else {}

@@ -43,6 +43,9 @@ from state_ops.storage.storage import Storage
 
 log = structlog.get_logger("weir.fork")
 
+# In a branch's storage: how far its backfill is, and what it replaces; written after its first checkpoint.
+NOTE = "backfill.json"
+RANGE = "range"  # what a backfill replaces that leaves state and all other rows alone
 _ONLY = "promotes.json"  # in a branch's storage: the same as its checkpoints' totals say, for earlier releases and of branches of theirs
 
 
@@ -217,13 +220,15 @@ def range_of(branch: Storage, head: Checkpoint) -> Range | None:
     Args:
         branch: Its own storage.
         head: Its newest checkpoint, which decides. The file beside the registry may be what a fork left that was cut
-            off, and that somebody has asked for once more in another way.
+            off, and that somebody has asked for once more in another way. So of a branch of an earlier release it
+            counts only if its backfill has confirmed it.
     """
     if RANGE_START in head.totals:
         found = Range(head.totals[RANGE_START], head.totals[RANGE_END])
         return found if found.start < found.end else None
-    raw = branch.read_bytes(_ONLY)
-    return Range(**json.loads(raw)) if raw else None
+    raw, note = branch.read_bytes(_ONLY), branch.read_bytes(NOTE)
+    confirmed = note is not None and json.loads(note).get("replaces") == RANGE
+    return Range(**json.loads(raw)) if raw and confirmed else None
 
 
 def behind(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> dict[str, int]:
