@@ -109,6 +109,7 @@ def not_started(settings: Settings, error: Exception) -> WeirError:
 def reach(master: str) -> None:
     """Raise ImportError where Spark Connect's client lacks packages, and OSError where nothing listens at the address:
     the client would try for ten minutes without a word."""
+    name_main_module()  # pyspark would end a process without one, and say that it skips doctests
     importlib.import_module("pyspark.sql.connect.client")
     address = urlsplit(master)
     with socket.create_connection((address.hostname or "localhost", address.port or _CONNECT_PORT), _CONNECT_SECONDS):
