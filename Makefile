@@ -9,6 +9,9 @@ STAMP := $(VENV)/.stamp
 # What pyproject.toml's requires-python says, and able to make a virtual environment.
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 
+# Dozens of Python processes start here; where this is set, each compiles all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help venv demo demo-clean test test-long s3 lint ui matrix schedules soak memory mutants mutants-changed lock bench bench-cache bench-epoch bench-state bench-async bench-snapshots bench-dagster
 
 help: ## List the targets

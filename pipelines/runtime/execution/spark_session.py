@@ -8,7 +8,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 _CONNECT_PORT, _CONNECT_SECONDS, _SAID_SECONDS = 15002, 10.0, 5.0
+_SMALL_MACHINE = 4  # processors
 _SECRET = re.compile(r"access\.key|secret|session\.token|password", re.IGNORECASE)
 
 
@@ -197,6 +198,23 @@ def name_main_module() -> None:
         main.__spec__ = ModuleSpec("__main__", None)
 
 
+def light_jvm(master: str, conf: Mapping[str, str]) -> dict[str, str]:
+    """Return options for a JVM that leaves a small machine's processors to Python: one compiler, one collector's thread.
+
+    On up to four processors the full compiler takes a third of them while it starts. The options stand before all
+    others, so that `spark.conf` can change each; a collector that is chosen there, or by JAVA_TOOL_OPTIONS, is kept.
+    """
+    cores = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", master)
+    if cores is None:
+        return {}
+    threads = (os.cpu_count() or 1) if cores[1] == "*" else int(cores[1] or 1)
+    if threads > _SMALL_MACHINE:
+        return {}
+    chosen = " ".join([*conf.values(), os.environ.get("JAVA_TOOL_OPTIONS", "")])
+    collector = "" if re.search(r"-XX:\+Use\w+GC\b", chosen) else "-XX:+UseSerialGC "
+    return {"spark.driver.defaultJavaOptions": f"{collector}-XX:TieredStopAtLevel=1"}
+
+
 def _properties(settings: Settings) -> dict[str, str]:
     spark = settings.spark
     properties = {
@@ -230,6 +248,7 @@ def _properties(settings: Settings) -> dict[str, str]:
         properties |= hadoop_properties(settings.storage.s3)
     if spark.master.startswith("local"):
         properties |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        properties |= light_jvm(spark.master, spark.conf)
     for key in spark.conf:
         if _SECRET.search(key):
             raise ConfigurationError(
