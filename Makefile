@@ -27,7 +27,7 @@ demo-clean: $(STAMP) ## Remove what the demo left
 	@$(PY) -m infra.demo --clean
 
 test: $(STAMP) ## Run the tests, of those that take long a sample (10 minutes)
-	@$(PY) -m pytest tests -m "not s3 and not long" -n 2 --dist loadfile --no-loadscope-reorder
+	@$(PY) -m pytest tests -m "not s3 and not long" -n 2 --pin-workers --dist loadfile --no-loadscope-reorder
 
 test-long: $(STAMP) ## Run the rest of those that take long: whole days at Dagster's pages, all kills, all playbooks
 	@$(PY) -m pytest tests -m long -n 2 --dist loadfile --no-loadscope-reorder

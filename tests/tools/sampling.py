@@ -12,7 +12,7 @@ def sampled(cases: Iterable[Any], keep: int | Callable[[Any], bool] = 1) -> list
     """Cases for `pytest.mark.parametrize`, of which all but a sample are long.
 
     Args:
-        cases: Values of one parameter, or `pytest.param`s.
+        cases: Values of one parameter, tuples of values of several, or `pytest.param`s.
         keep: How many of the first stay in `make test`, or which.
     """
 
@@ -23,7 +23,7 @@ def sampled(cases: Iterable[Any], keep: int | Callable[[Any], bool] = 1) -> list
 
 
 def _long(case: Any) -> Any:
-    is_param = isinstance(case, type(pytest.param()))
-    return (
-        case._replace(marks=[*case.marks, pytest.mark.long]) if is_param else pytest.param(case, marks=pytest.mark.long)
-    )
+    if isinstance(case, type(pytest.param())):
+        return case._replace(marks=[*case.marks, pytest.mark.long])
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=pytest.mark.long)

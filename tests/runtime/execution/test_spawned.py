@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from configs.settings import PROJECT
 
 # PySpark ends a process whose main module has neither file nor spec: `python -c` gives one, as spawning does.
 PROBE = "from pipelines.runtime.gates import evaluation as gates; gates.load(); print('loaded')"
 
 
+@pytest.mark.long
 def test_gates_load_in_a_process_without_a_main_file():
     done = subprocess.run([sys.executable, "-c", PROBE], cwd=PROJECT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "loaded"), done.stderr

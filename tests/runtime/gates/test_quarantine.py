@@ -405,7 +405,8 @@ def test_on_spark_the_same_rows_are_set_aside(tmp_path, spark, weir):
     assert weir(site, "plan", "aside").code == 0
 
 
-@pytest.mark.parametrize("point", sampled(["before the row", "in an upload", "after the row"]))
+@pytest.mark.long
+@pytest.mark.parametrize("point", ["before the row", "in an upload", "after the row"])
 def test_a_coordinator_that_is_killed_in_the_replay_is_succeeded_by_one_that_decides_the_same(tmp_path, spark, point):
     site = site_at(tmp_path, **RETAINED)
     parts = landed(site, 2)
