@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import dagster as dg
+
+from assets.metadata import LATE_IN
+from pipelines.runtime.run.progress import by_stage
 
 _LAST = 60
 _SHOWN = 15
@@ -18,14 +22,19 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One observation: of one epoch, or of a few that came too fast one after the other. seconds: of the slowest, to
-    its commit."""
+    """One observation: of one epoch, or of a few that came too fast one after the other.
+
+    Attributes:
+        late: Rows that were late, by stage. Earlier releases recorded only their sum, which is left out: one row may be
+            late in several stages.
+        seconds: Of the slowest epoch, to its commit.
+    """
 
     at: datetime
     checkpoint: int
     epochs: int
     rows: int
-    late: int
+    late: dict[str, int]
     bytes_total: int
     bytes_new: int
     seconds: float
@@ -51,7 +60,7 @@ def _point(timestamp: float, shown: Mapping[str, Any]) -> Point:
         value("checkpoint"),
         value("epochs", 1),
         value("rows read"),
-        value("rows late"),
+        {name.removeprefix(LATE_IN): value(name) for name in shown if name.startswith(LATE_IN)},
         value("state bytes"),
         value("state bytes new"),
         value("ms to commit", 0.0) / 1000,
@@ -66,7 +75,8 @@ def as_table(found: Sequence[Point]) -> dg.MarkdownMetadataValue:
         "|---:|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [
-        f"| {one.checkpoint} | {one.at:%Y-%m-%d %H:%M:%S} | {one.trigger} | {one.epochs} | {one.rows:,} | {one.late:,} "
+        f"| {one.checkpoint} | {one.at:%Y-%m-%d %H:%M:%S} | {one.trigger} | {one.epochs} | {one.rows:,} "
+        f"| {by_stage({uid: rows for uid, rows in one.late.items() if rows}) or 0} "
         f"| {one.bytes_total / _MIB:,.2f} | {one.bytes_new / _MIB:,.2f} | {one.seconds:.2f} |"
         for one in reversed(found[-_SHOWN:])
     ]
@@ -76,10 +86,17 @@ def as_table(found: Sequence[Point]) -> dg.MarkdownMetadataValue:
 def as_plot(found: Sequence[Point]) -> dg.MarkdownMetadataValue:
     """Rows, seconds to commit and bytes over the last epochs, as a PNG within Markdown."""
     times = [one.at for one in found]
+    stages = list(dict.fromkeys(uid for one in found for uid in one.late))
     return _picture(
         times,
         [
-            ("rows", [("read", [one.rows for one in found]), ("late", [one.late for one in found])]),
+            (
+                "rows",
+                [
+                    ("read", [one.rows for one in found]),
+                    *((f"late in {uid}", [one.late.get(uid, math.nan) for one in found]) for uid in stages),
+                ],
+            ),
             ("s to commit", [("", [one.seconds for one in found])]),
             (
                 "state, MiB",
