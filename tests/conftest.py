@@ -29,7 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Threads that hand over to each other all the time do so in a quarter less time on one processor than across two."""
+    """Threads that hand over to each other all the time do so in a quarter less time on one processor than across
+    two."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker and config.getoption("--pin-workers") and hasattr(os, "sched_setaffinity"):
         processors = sorted(os.sched_getaffinity(0))
@@ -46,7 +47,8 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Arrow's threads may abort a process that tears down (apache/arrow#34314): leave with pytest's status before that."""
+    """Arrow's threads may abort a process that tears down (apache/arrow#34314): leave with pytest's status before
+    that."""
     if _status:
         config.get_terminal_writer().flush()
         sys.stdout.flush()

@@ -1,4 +1,5 @@
-"""What the cache's benchmark keeps: enough to say later how it was made, and medians where it was made several times."""
+"""What the cache's benchmark keeps: enough to say later how it was made, and medians where it was made several
+times."""
 
 from __future__ import annotations
 

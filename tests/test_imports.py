@@ -12,7 +12,8 @@ from configs.settings import PROJECT
 
 
 def test_the_contracts_on_imports_hold():
-    """assets -> pipelines -> state_ops -> configs; the state engine without Spark and Dagster, pipelines without Dagster."""
+    """assets -> pipelines -> state_ops -> configs; the state engine without Spark and Dagster, pipelines without
+    Dagster."""
     lint = Path(sys.executable).with_name("lint-imports")
     checked = subprocess.run([lint, "--no-cache"], cwd=PROJECT, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -1,4 +1,5 @@
-"""The distribution is `weir-state`: on PyPI, `weir` is a stranger's package, which no text of ours may tell anybody to install."""
+"""The distribution is `weir-state`: on PyPI, `weir` is a stranger's package, which no text of ours may tell anybody to
+install."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import pytest
 from configs.settings import PROJECT
 
 _TEXTS = {".cfg", ".in", ".ini", ".j2", ".lock", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml", ""}
-# A command or a sentence that installs it, or a requirement on it: weir, weir[extra], weir==1, "weir", but neither weir-state nor weir_definitions.
+# A command or a sentence that installs it, or a requirement on it: weir, weir[extra], weir==1, "weir", but neither
+# weir-state nor weir_definitions.
 _NAME = r"""(?<![\w./@:-])[`'"]?weir(?=\[|[`'",;)]|\s*(?:$|[#&|\\])|\.(?:\s|$)|\s*[=~<>!]=)"""
 _TELLS = re.compile(
     rf"\b(?:install(?:s|ed|ing)?|uninstall|download|(?:uv|poetry|pdm|hatch|rye) add|uvx|pipx run|index versions)\b[^\n]*?{_NAME}"

@@ -1,4 +1,5 @@
-"""The configuration: every error at once, each with its key and where that was said; nothing is started with a wrong one."""
+"""The configuration: every error at once, each with its key and where that was said; nothing is started with a wrong
+one."""
 
 from __future__ import annotations
 

@@ -83,10 +83,11 @@ class Site:
         return head is not None and head.offsets["landing"]["files"] == len(list(self.landing.glob("*.parquet")))
 
     def load_location(self) -> None:
-        """Wait until the web server has loaded our code, and ask it again where that failed, as a person at Reload would.
+        """Wait until the web server has loaded our code, and ask it again where that failed, as a person at Reload
+        would.
 
-        It does not try again by itself, and its pages show an empty graph until then; on a loaded machine that has happened.
-        AssertionError with what Dagster says, after the third failure.
+        It does not try again by itself, and its pages show an empty graph until then; on a loaded machine that has
+        happened. AssertionError with what Dagster says, after the third failure.
         """
         asked = """{ workspaceOrError { ... on Workspace { locationEntries { loadStatus locationOrLoadError {
             __typename ... on PythonError { message } } } } } }"""

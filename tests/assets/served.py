@@ -1,4 +1,5 @@
-"""What the code server of test_code_server loads: the small pipeline in Dagster, its stages run without Spark, at the test's pace."""
+"""What the code server of test_code_server loads: the small pipeline in Dagster, its stages run without Spark, at the
+test's pace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Dagster's code server is killed under a real daemon: what runs goes on, ticks come back by themselves, nothing is done twice.
+"""Dagster's code server is killed under a real daemon: what runs goes on, ticks come back by themselves, nothing is
+done twice.
 
 Sensors tick in the code server, and the processes of runs are its children.
 """
@@ -43,7 +44,8 @@ main()
 
 @dataclass
 class Served:
-    """A daemon over the small pipeline. Its code server is its own, or else one that somebody else keeps up at `port`."""
+    """A daemon over the small pipeline. Its code server is its own, or else one that somebody else keeps up at
+    `port`."""
 
     bank: Bank
     instance: dg.DagsterInstance
@@ -109,7 +111,8 @@ class Served:
         return found
 
     def kill_code_servers(self) -> None:
-        """SIGKILL to each that the daemon has: its newest, and an older one that lives for as long as a run of its own."""
+        """SIGKILL to each that the daemon has: its newest, and an older one that lives for as long as a run of its
+        own."""
         for one in self.family():
             with suppress(psutil.Error):
                 if {"api", "grpc"} <= set(one.cmdline()) and one.ppid() != self.spared:

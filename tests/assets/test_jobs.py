@@ -427,7 +427,8 @@ def test_a_tables_columns_say_where_they_come_from(house):
 
 
 def test_obstacles_are_logged_as_the_launchpad_reads_them():
-    """It reads YAML, which takes the halves of a character beyond 16 bits for two characters. The last name is no UTF-8."""
+    """It reads YAML, which takes the halves of a character beyond 16 bits for two characters. The last name is no
+    UTF-8."""
     obstacles = (
         'the file "a": b.parquet',
         "\N{GRINNING FACE} und \N{LATIN SMALL LETTER U WITH DIAERESIS}",

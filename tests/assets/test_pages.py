@@ -1,7 +1,7 @@
 """A real webserver and a real daemon, with a person at the pages: a headless Chromium, driven by playwright.
 
-Nobody calls Weir here: sensors start runs, the tests land files, kill a coordinator, click. What comes of it is compared with pandas.
-Both are in one file, so that they run one after the other: each keeps a small machine busy.
+Nobody calls Weir here: sensors start runs, the tests land files, kill a coordinator, click. What comes of it is
+compared with pandas. Both are in one file, so that they run one after the other: each keeps a small machine busy.
 """
 
 from __future__ import annotations

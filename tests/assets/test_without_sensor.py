@@ -34,7 +34,8 @@ def test_a_run_reads_what_lands_while_no_sensor_ticks(house, job):
         run = thread.submit(house.execute, job)
         try:
             until(lambda: house.bank.ids() == [1])
-            # It answers a sensor's last request once there is nothing to read: from now on it does not catch up any more.
+            # It answers a sensor's last request once there is nothing to read: from now on it does not catch up any
+            # more.
             requests.send(house.storage, Request("barrier", trigger="sensor"))
             until(lambda: requests.pending(house.storage) == [])
             house.bank.land(2)

@@ -1,7 +1,9 @@
-"""Writes tests/golden/started-format-1: a pipeline that an early release started from a savepoint, so that its ids began at 1 again.
+"""Writes tests/golden/started-format-1: a pipeline that an early release started from a savepoint, so that its ids
+began at 1 again.
 
-It was run once, with that release, and is never run again: `python -m tests.golden.make_started <an empty directory>`. Checkpoint 1 is the start,
-2 the epoch of file 4. For each key the state holds a timer that epoch 3 of the savepoint's pipeline had set and held.
+It was run once, with that release, and is never run again: `python -m tests.golden.make_started <an empty directory>`.
+Checkpoint 1 is the start, 2 the epoch of file 4. For each key the state holds a timer that epoch 3 of the savepoint's
+pipeline had set and held.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes tests/golden/values-format-1: rows with a field of every type, and keys of every key type, as state has them.
 
-Run once when a format is new: `python -m tests.golden.make_values`. The files are never written again; what a released Weir
-has stored must be read for ever, and the tests compare byte by byte.
+Run once when a format is new: `python -m tests.golden.make_values`. The files are never written again; what a released
+Weir has stored must be read for ever, and the tests compare byte by byte.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ FIELDS: list[tuple[pa.DataType, Any, Any]] = [
 
 
 def rows() -> tuple[StateSchema, pa.Table]:
-    """Four rows: two of values, one of nulls, and the first once more, so that lists of several rows follow one another."""
+    """Four rows: two of values, one of nulls, and the first once more, so that lists of several rows follow one
+    another."""
     fields = [(f"f{i:02}", type, True, None) for i, (type, _, _) in enumerate(FIELDS)]
     schema = StateSchema.build([("id", pa.int64(), False, None), *fields])
     columns = [pa.array([one, two, None, one], type) for type, one, two in FIELDS]

@@ -1,4 +1,5 @@
-"""The alert rules: Prometheus' own tool plays them; what they name is really exported, and what they advise is really there."""
+"""The alert rules: Prometheus' own tool plays them; what they name is really exported, and what they advise is really
+there."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def test_every_command_that_an_alert_advises_exists():
 
 
 def _scraped(tmp_path: Path) -> str:
-    """Of a small pipeline that has run twice, the second time on a host without local state: so it has a restore too."""
+    """Of a small pipeline that has run twice, the second time on a host without local state: so it has a restore
+    too."""
     bank = Bank.at(tmp_path / "site")
     bank.epochs(1, 2)
     (bank.site.root / "work").rename(bank.site.root / "another-host")

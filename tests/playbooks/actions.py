@@ -1,4 +1,5 @@
-"""What `<!-- test: WORDS -->` of a page does to its project: real signals, real damage. What an action shows is compared like output."""
+"""What `<!-- test: WORDS -->` of a page does to its project: real signals, real damage. What an action shows is
+compared like output."""
 
 from __future__ import annotations
 

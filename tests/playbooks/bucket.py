@@ -1,4 +1,5 @@
-"""A bucket of moto's S3 server behind a door that can be shut: then connections are refused, and what the bucket holds stays."""
+"""A bucket of moto's S3 server behind a door that can be shut: then connections are refused, and what the bucket holds
+stays."""
 
 from __future__ import annotations
 

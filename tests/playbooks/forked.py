@@ -3,8 +3,8 @@
     python forked.py serve SOCKET           loads what Weir imports of others, nothing of Weir's, and forks for each command
     python forked.py ask SOCKET WORDS...    what `bin/weir` of a project becomes: has it run here and now, ends as it ends
 
-Weir's own modules are imported after the fork, from the project that the command runs in. A coordinator that a test kills is never
-one of these: it is a process of its own from the start.
+Weir's own modules are imported after the fork, from the project that the command runs in. A coordinator that a test
+kills is never one of these: it is a process of its own from the start.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ _STEP = re.compile(r"^<!-- (test|exit): (.*?) -->$|^```(\w*)\n(.*?)^```$", flags
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that a page has done or says. kind: "act", "bash", "text", "yaml"; code: how a bash step has to end; line: in the page."""
+    """One thing that a page has done or says. kind: "act", "bash", "text", "yaml"; code: how a bash step has to end;
+    line: in the page."""
 
     kind: str
     text: str

@@ -1,4 +1,5 @@
-"""A project directory as the README's user has it, its pipeline without a JVM, and what may happen to it between two commands.
+"""A project directory as the README's user has it, its pipeline without a JVM, and what may happen to it between two
+commands.
 
 project/configs, project/pipelines/*.py    copies, which pages and tests change; the rest is linked
 project/.weir/{storage,work,landing}       as configs/dev.yaml has it
@@ -62,8 +63,9 @@ class Landing(Site):
 
 @dataclass
 class Project:
-    """root: of project and bin. door: of `forked`. days: one file a day, of which the first `landed` have arrived. shown: by the last command or action.
-    retired: fields of states that a page's new version has added, and that the version of the tests does without."""
+    """root: of project and bin. door: of `forked`. days: one file a day, of which the first `landed` have arrived.
+    shown: by the last command or action. retired: fields of states that a page's new version has added, and that the
+    version of the tests does without."""
 
     root: Path
     days: list[Path]

@@ -1,4 +1,5 @@
-"""Each playbook page is done as it stands there: its commands are run, what it shows is compared, the tables are replayed."""
+"""Each playbook page is done as it stands there: its commands are run, what it shows is compared, the tables are
+replayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A Python worker of Spark is killed in the middle of a batch: the message of `worker-died.md` that its own test cannot show."""
+"""A Python worker of Spark is killed in the middle of a batch: the message of `worker-died.md` that its own test cannot
+show."""
 
 from __future__ import annotations
 

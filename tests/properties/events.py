@@ -64,7 +64,8 @@ def events(sizes: list[int], seed: int, most_behind: int = 240) -> list[list[dic
 
 
 def watermarks(cut: list[list[dict]], lateness: timedelta = timedelta()) -> list[datetime | None]:
-    """W(0), W(1), ...: event time after each slice, by which the next one's rows are judged; None before the first row."""
+    """W(0), W(1), ...: event time after each slice, by which the next one's rows are judged; None before the first
+    row."""
     found: list[datetime | None] = [None]
     for rows in cut:
         seen = [row["ts"] - lateness for row in rows] + ([found[-1]] if found[-1] is not None else [])

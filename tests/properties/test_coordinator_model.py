@@ -1,7 +1,8 @@
 """Whatever happens in whatever order: the coordinator against a model that keeps its own books.
 
-The model has a store of objects, the rows of completed checkpoints, and counters that go up and down with them, as Flink
-keeps them; the coordinator derives everything. What the coordinator and retention say may be deleted is deleted at once.
+The model has a store of objects, the rows of completed checkpoints, and counters that go up and down with them, as
+Flink keeps them; the coordinator derives everything. What the coordinator and retention say may be deleted is deleted
+at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Barrier-equivalent epochs: state at checkpoint n and outputs up to n are those of a replay of slices 1 to n.
 
-The replay is plain Python over the raw rows and shares no code with Weir. It knows how the input was cut into slices, since
-lateness is judged by the slices before; it knows nothing of batches, key groups or subtasks.
+The replay is plain Python over the raw rows and shares no code with Weir. It knows how the input was cut into slices,
+since lateness is judged by the slices before; it knows nothing of batches, key groups or subtasks.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ def rounded(rows: list[tuple]) -> Counter:
 
 
 def readings(sizes: list[int], seed: int) -> list[list[dict]]:
-    """Slices of readings: out of order, late by hours, tying in time, null in value, or without a number, to be dropped."""
+    """Slices of readings: out of order, late by hours, tying in time, null in value, or without a number, to be
+    dropped."""
     chance, clock, seq = random.Random(seed), 0, 0
     cut = []
     for size in sizes:

@@ -52,7 +52,8 @@ def _keyed(keys: list[str], **columns: list) -> pl.DataFrame:
 
 
 class Kept:
-    """State over a backend, a new handle for each epoch as an attempt has it. The TTL may be another one in each epoch."""
+    """State over a backend, a new handle for each epoch as an attempt has it. The TTL may be another one in each
+    epoch."""
 
     def __init__(self, backend: Any, life: Ttl | None) -> None:
         self.backend, self.life, self.position = backend, life, b""

@@ -1,7 +1,7 @@
 """aggregate, window and deduplicate are what SQL over all of the input says, computed by DuckDB, however it is sliced.
 
-Which rows are late depends on the slices, so a plain model of the watermark (and, for sessions, of what is open) says that;
-all values, and all else, are SQL.
+Which rows are late depends on the slices, so a plain model of the watermark (and, for sessions, of what is open) says
+that; all values, and all else, are SQL.
 """
 
 from __future__ import annotations
@@ -136,10 +136,11 @@ def test_tumbling_and_hopping_windows(sizes, seed, few, every, more, lateness, d
 def placed_in_sessions(
     cut: list[list[dict]], gap: timedelta, lateness: timedelta
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """Of each row's number, its session and, by session, the epoch in which that closes; rows that are late are missing.
+    """Of each row's number, its session and, by session, the epoch in which that closes; rows that are late are
+    missing.
 
-    Row by row, in plain Python: of all rows of an epoch and the sessions that are open, what is closer than the gap hangs
-    together.
+    Row by row, in plain Python: of all rows of an epoch and the sessions that are open, what is closer than the gap
+    hangs together.
     """
     marks = watermarks(cut, lateness)
     open_: list[list[dict]] = []

@@ -1,4 +1,5 @@
-"""What is told of a value without Arrow is what Arrow makes of it, by value and type, and what Arrow refuses is refused."""
+"""What is told of a value without Arrow is what Arrow makes of it, by value and type, and what Arrow refuses is
+refused."""
 
 from __future__ import annotations
 
@@ -157,7 +158,8 @@ def _may_be_key(value: Any) -> bool:
 
 
 def shown(make: Any) -> str:
-    """The value with all that its types show, or that it is refused. (`repr` tells 1 from 1.0 and from NumPy's, zones and folds.)"""
+    """The value with all that its types show, or that it is refused. (`repr` tells 1 from 1.0 and from NumPy's, zones
+    and folds.)"""
     try:
         return repr(make())
     except (StageError, OverflowError):

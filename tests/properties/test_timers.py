@@ -30,7 +30,8 @@ def _again(moment: pl.Expr, key: pl.Expr, salt: int) -> pl.Expr:
 
 
 def fire(fired: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
-    """Sets, clears and lets be, as the key and the moment say; `later` and `earlier` are its rules, in the model too."""
+    """Sets, clears and lets be, as the key and the moment say; `later` and `earlier` are its rules, in the model
+    too."""
     assert fired["k"].is_unique().all()
     moment = pl.col("at").dt.epoch("us")
     rows = fired.with_columns(moment=moment, rule=_again(moment, pl.col("k"), 6))

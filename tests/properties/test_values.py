@@ -1,4 +1,5 @@
-"""State rows of any type, nested at random: they come back, and their bytes are those that the format's description says."""
+"""State rows of any type, nested at random: they come back, and their bytes are those that the format's description
+says."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from state_ops.errors import DamageError
 from state_ops.schema.row_codec import decode_rows, encode_rows
 from state_ops.schema.state_schema import StateSchema
 
-# Raw values as Arrow stores them, so that each of a type's values is tried: nanoseconds, dates that Python has none for.
+# Raw values as Arrow stores them, so that each of a type's values is tried: nanoseconds, dates that Python has none
+# for.
 _RAW = {
     "b": [pa.int8()],
     "h": [pa.int16()],

@@ -18,7 +18,8 @@ class Totals(State):
 
 @stage("by_id", source=files("{landing}/*.parquet", name="landing"), key="id", state=Totals)
 def by_id(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> pl.DataFrame:
-    """Of the finer key; its rows go to the next stage alone. The rows say what this worker must not see, and what it waits for."""
+    """Of the finer key; its rows go to the next stage alone. The rows say what this worker must not see, and what it
+    waits for."""
     seen = [path for path in rows["hidden"].unique() if Path(path).exists()]
     if seen:
         raise AssertionError(f"a worker sees what it must not: {seen}")

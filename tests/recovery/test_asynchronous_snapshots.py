@@ -1,4 +1,5 @@
-"""Epochs whose snapshots are written after the barrier: built upon before they are written, lost, and never trusted too early."""
+"""Epochs whose snapshots are written after the barrier: built upon before they are written, lost, and never trusted too
+early."""
 
 from __future__ import annotations
 

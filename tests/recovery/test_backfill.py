@@ -483,7 +483,8 @@ def test_cut_off_anywhere_the_same_call_finishes_it(tmp_path, monkeypatch, repla
 
 
 def promoted_since(plant: Plant) -> int:
-    """A branch is forked, then day 4 is corrected, replayed and promoted, and production goes on until the promotion is pruned."""
+    """A branch is forked, then day 4 is corrected, replayed and promoted, and production goes on until the promotion is
+    pruned."""
     forks.fork(pipeline, plant.site.settings, "fix")
     plant.land(4, value=100)
     made = plant.backfill(4, 4, replaces="range", promote=True).promoted
@@ -630,7 +631,8 @@ LATE = window(
 
 
 def untold(root: Path, *stages_of) -> Plant:
-    """Seven days in files without statistics, read by windows that wait two days for late rows; the fourth has been corrected since."""
+    """Seven days in files without statistics, read by windows that wait two days for late rows; the fourth has been
+    corrected since."""
     plant = Plant.at(root, keep=7)
     plant.site = replace(plant.site, pipeline=Pipeline("sensors", stages_of or (LATE,), max_parallelism=8))
     without_statistics(plant, 1, 2, 3, 4, 5, 6, 7)

@@ -1,4 +1,5 @@
-"""Bad input and bad code are reported so that a person can act, and change nothing; repaired, the pipeline goes on exactly."""
+"""Bad input and bad code are reported so that a person can act, and change nothing; repaired, the pipeline goes on
+exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Failure scenarios of checkpoints and their objects, over whole runs without Spark. Numbers as in other engines' lists of such cases."""
+"""Failure scenarios of checkpoints and their objects, over whole runs without Spark. Numbers as in other engines' lists
+of such cases."""
 
 from __future__ import annotations
 
@@ -125,7 +126,8 @@ def test_somebodys_files_among_staged_rows_are_left_alone(bank):
 
 
 def test_case_19_what_an_abandoned_line_left_never_comes_back(bank, monkeypatch, tmp_path):
-    """A coordinator gets as far as epochs 2 to 4 and none of it is committed or cleaned up; the next goes on as 5, 6, ..."""
+    """A coordinator gets as far as epochs 2 to 4 and none of it is committed or cleaned up; the next goes on as 5, 6,
+    ..."""
     bank.site.options["WEIR_CHECKPOINTS__MAX_CONCURRENT"] = "1"  # else more ids would be begun
     bank.epochs(1)
     base = bank.site.objects()

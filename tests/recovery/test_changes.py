@@ -101,7 +101,8 @@ def _readings(site: Site) -> dict[str, int]:
 
 
 def _data(site: Site) -> dict:
-    """All that a refused or declined epoch must leave as it was; a take-over leaves its mark in the registry's logs, a restore in its table."""
+    """All that a refused or declined epoch must leave as it was; a take-over leaves its mark in the registry's logs, a
+    restore in its table."""
     marks = ("_delta_log", "registry/restores")
     kept = {name: found for name, found in site.objects().items() if not any(mark in name for mark in marks)}
     return kept | {"checkpoints": site.registry("checkpoints").to_json()}

@@ -1,4 +1,5 @@
-"""A wall clock that jumps by a year at every look: who lives, what is deleted and what time an epoch has must not care."""
+"""A wall clock that jumps by a year at every look: who lives, what is deleted and what time an epoch has must not
+care."""
 
 from __future__ import annotations
 

@@ -100,7 +100,8 @@ class Seen(State):
 
 
 def clocked(without: str) -> Pipeline:
-    """Stages whose state or rows say when they were made, and one with a list. without: a key that a branch leaves out."""
+    """Stages whose state or rows say when they were made, and one with a list. without: a key that a branch leaves
+    out."""
 
     @stage("seen", source=accounts.input, key="id", state=Seen, order_by=["at"])
     def seen(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> None:

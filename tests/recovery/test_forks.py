@@ -1,4 +1,5 @@
-"""Forks: a branch has what its pipeline had, copies nothing, disturbs nothing, and takes nothing with it when it goes."""
+"""Forks: a branch has what its pipeline had, copies nothing, disturbs nothing, and takes nothing with it when it
+goes."""
 
 from __future__ import annotations
 

@@ -94,7 +94,8 @@ def kinds(report: Report) -> set[Kind]:
 
 
 def live(bank: Bank) -> dict[str, bytes]:
-    """Content of every file that a retained checkpoint or the newest version of the table names, by their logs alone."""
+    """Content of every file that a retained checkpoint or the newest version of the table names, by their logs
+    alone."""
     storage = bank.site.storage
     rows, listed = bank.site.registry("checkpoints"), bank.site.registry("state_files")
     kept = set(rows["commit_id"])
@@ -645,7 +646,8 @@ def test_nothing_is_wrong_at_any_moment_of_a_running_coordinator(bank, monkeypat
 
 
 def test_epochs_that_complete_in_the_middle_of_every_look_are_no_damage(bank, monkeypatch):
-    """Right after the registry was read another epoch commits, publishes and prunes: rows, objects and tables have moved on."""
+    """Right after the registry was read another epoch commits, publishes and prunes: rows, objects and tables have
+    moved on."""
     upcoming = iter(range(6, 20))
     real = checking.survey
 

@@ -1,4 +1,5 @@
-"""A disk fills up: the error names it, its path and what is free, wherever it is met; nothing is lost, and room lets the pipeline go on."""
+"""A disk fills up: the error names it, its path and what is free, wherever it is met; nothing is lost, and room lets
+the pipeline go on."""
 
 from __future__ import annotations
 

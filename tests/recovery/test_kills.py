@@ -1,6 +1,7 @@
 """A coordinator is killed with SIGKILL, its JVM and workers with it, at six points of an epoch. The next run resumes.
 
-Each child builds on the same two epochs, made once, and dies in epoch 3. Two children run at a time, ahead of the tests.
+Each child builds on the same two epochs, made once, and dies in epoch 3. Two children run at a time, ahead of the
+tests.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A spread sample of the crash matrix: every operation dies before one of its calls and after another one, and fails, lies,
-tears or hangs in others. `make matrix` plays all of it."""
+"""A spread sample of the crash matrix: every operation dies before one of its calls and after another one, and fails,
+lies, tears or hangs in others. `make matrix` plays all of it."""
 
 from __future__ import annotations
 

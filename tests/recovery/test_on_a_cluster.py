@@ -1,4 +1,5 @@
-"""A standalone cluster whose workers share the storage root with the coordinator, and nothing else: not even the project."""
+"""A standalone cluster whose workers share the storage root with the coordinator, and nothing else: not even the
+project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Epochs beside each other in real threads: what may run while an upload, a sink or a stage is slow, and what may not."""
+"""Epochs beside each other in real threads: what may run while an upload, a sink or a stage is slow, and what may
+not."""
 
 from __future__ import annotations
 
@@ -117,7 +118,8 @@ def test_stages_work_on_beside_what_is_slow_and_never_more_epochs_than_allowed(
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_state_goes_to_storage_while_the_epoch_before_is_committed(bank, monkeypatch, lost):
-    """It counts once that one is confirmed, to whose objects it refers; if that one falls, so does what was uploaded."""
+    """It counts once that one is confirmed, to whose objects it refers; if that one falls, so does what was
+    uploaded."""
     commit, upload, uploaded, counted = Registry.commit, stage_upload.upload, threading.Event(), []
     receive = Coordinator.receive
 
@@ -179,7 +181,8 @@ def committed_first(monkeypatch: pytest.MonkeyPatch, last: int) -> dict[int, thr
 
 
 def test_publishing_that_could_begin_goes_before_pruning_but_never_twice_in_a_row(bank, monkeypatch):
-    """Else pruning, which nobody waits for, bounds the rate on slow storage. What was left is pruned with the next epoch."""
+    """Else pruning, which nobody waits for, bounds the rate on slow storage. What was left is pruned with the next
+    epoch."""
     pruned_by, prune, last = [], steps.prune, 6
     monkeypatch.setattr(
         steps, "prune", lambda context, **given: pruned_by.append(context.head.id) or prune(context, **given)
@@ -195,7 +198,8 @@ def test_publishing_that_could_begin_goes_before_pruning_but_never_twice_in_a_ro
 
 
 def test_two_epochs_are_committed_and_published_beside_pruning_and_no_more(bank, monkeypatch):
-    """On slow storage pruning takes longer than publishing. What is newer than the epoch that prunes stays meanwhile."""
+    """On slow storage pruning takes longer than publishing. What is newer than the epoch that prunes stays
+    meanwhile."""
     bank, gate, published = limited(bank, 2), Gate(monkeypatch, steps, "prune"), []
     publish = steps.publish_missing
     monkeypatch.setattr(
@@ -438,7 +442,8 @@ def test_time_that_an_epoch_is_given_reaches_the_work_that_runs(bank, monkeypatc
 
 @pytest.mark.parametrize("landed", ["before", "while", "never"])
 def test_what_is_committed_beside_publishing_that_fails_stands(bank, monkeypatch, landed):
-    """Nothing of it is deleted, whether its commit had landed by then, or was under way, or failed; the next run publishes both."""
+    """Nothing of it is deleted, whether its commit had landed by then, or was under way, or failed; the next run
+    publishes both."""
     commit, publish = Registry.commit, steps.publish_missing
     begun, failed, done = threading.Event(), threading.Event(), threading.Event()
 
@@ -474,7 +479,8 @@ def test_what_is_committed_beside_publishing_that_fails_stands(bank, monkeypatch
 
 @pytest.mark.parametrize("lands", [True, False])
 def test_a_claim_that_is_renewed_beside_publishing_does_not_fence_it(bank, monkeypatch, lands):
-    """The answer to a commit is lost while the epoch before is published, under the generation that the run has had so far."""
+    """The answer to a commit is lost while the epoch before is published, under the generation that the run has had so
+    far."""
     commit, record, renewed = Registry.commit, Registry.record_publications, threading.Event()
     take_over, lost = Registry.take_over, []
 

@@ -314,7 +314,8 @@ def test_a_zombie_that_cleans_up_leaves_what_its_successor_is_about_to_commit(tm
 
 
 class Sleepy(Apart):
-    """Falls asleep before it runs a stage, once, while another coordinator reads everything. successor: what that one completed."""
+    """Falls asleep before it runs a stage, once, while another coordinator reads everything. successor: what that one
+    completed."""
 
     def __init__(self, site: Site, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
@@ -385,7 +386,8 @@ def test_whatever_a_zombie_stumbles_over_it_says_that_it_is_fenced(tmp_path):
 
 
 def test_a_zombie_that_cleans_up_leaves_the_tables_of_a_pipeline_that_was_cancelled(tmp_path, monkeypatch):
-    """It wakes with a request to clean up, after all checkpoints were deleted: published rows look like rows of no epoch."""
+    """It wakes with a request to clean up, after all checkpoints were deleted: published rows look like rows of no
+    epoch."""
     bank = Bank.at(tmp_path / "site")
     bank.epochs(1, 2)
     with (
@@ -402,7 +404,8 @@ def test_a_zombie_that_cleans_up_leaves_the_tables_of_a_pipeline_that_was_cancel
 
 
 def test_a_zombie_that_cleans_up_leaves_what_a_restore_reads(tmp_path, monkeypatch):
-    """It had looked for running restores before one began; its successor pruned the checkpoint's row, and keeps the objects."""
+    """It had looked for running restores before one began; its successor pruned the checkpoint's row, and keeps the
+    objects."""
     bank = Bank.at(tmp_path / "site")
     bank.epochs(1, 2)
     storage, registry = open_storage(bank.site.pipeline, bank.site.settings)

@@ -1,4 +1,5 @@
-"""A pipeline that goes on with another number of subtasks: every key's state is where its subtask looks for it, and nowhere else."""
+"""A pipeline that goes on with another number of subtasks: every key's state is where its subtask looks for it, and
+nowhere else."""
 
 from __future__ import annotations
 

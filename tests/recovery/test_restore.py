@@ -1,4 +1,5 @@
-"""Nothing of a checkpoint is used before it is proven: damage of each kind, in each object, is a typed error or leads to an older one."""
+"""Nothing of a checkpoint is used before it is proven: damage of each kind, in each object, is a typed error or leads
+to an older one."""
 
 from __future__ import annotations
 
@@ -262,10 +263,10 @@ READ = {
 def test_altered_rows_are_named(named, table, tmp_path):
     """Also where everything else fits: the Parquet file is whole, and the log says nothing of its content.
 
-    What no digest can find: a row altered by somebody who makes its digest anew, or takes it away, as rows of older releases have
-    none; and a row that is taken out by a commit of its own, or a log that is set back. A checkpoint that is gone so leaves its
-    table ahead, which is noticed (below). A publication that is gone is published again, which is a no-op (below). A savepoint
-    that is gone looks like one that was dropped: who may write to the storage may drop it.
+    What no digest can find: a row altered by somebody who makes its digest anew, or takes it away, as rows of older
+    releases have none; and a row that is taken out by a commit of its own, or a log that is set back. A checkpoint that
+    is gone so leaves its table ahead, which is noticed (below). A publication that is gone is published again, which is
+    a no-op (below). A savepoint that is gone looks like one that was dropped: who may write to the storage may drop it.
     """
     bank = Bank(named.site.copied_to(tmp_path / "site"))
     data = bank.site.storage / "registry" / table / "data"
@@ -541,7 +542,8 @@ def test_what_killed_restores_left_on_a_host_is_removed_where_nobody_can_go_on_w
 
 @pytest.mark.parametrize("are_homes_there", [True, False])
 def test_damage_in_a_file_that_this_process_has_read_before_is_not_linked_again(whole, tmp_path, are_homes_there):
-    """Neither by a subtask from its local snapshot, nor from this host's objects by the restore before the first epoch."""
+    """Neither by a subtask from its local snapshot, nor from this host's objects by the restore before the first
+    epoch."""
     failures = "3" if are_homes_there else "0"
     options = {"WEIR_STATE__RESIDENT_MB": "0", "WEIR_CHECKPOINTS__TOLERABLE_FAILURES": failures}
     bank = elsewhere(whole, tmp_path / "site", **options)

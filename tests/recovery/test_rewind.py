@@ -123,7 +123,8 @@ def test_a_zombie_that_publishes_what_was_abandoned_finds_it_published(bank):
 
 
 def cut_off(bank: Bank, monkeypatch, stop_at: int) -> bool:
-    """Rewind, with every change to storage from one on failing, as when the process were gone; whether it came to that."""
+    """Rewind, with every change to storage from one on failing, as when the process were gone; whether it came to
+    that."""
     with changes_fail_from(monkeypatch, stop_at):
         try:
             back(bank, 3)

@@ -191,7 +191,8 @@ _NOBODY_KNOWS = "nobody can tell any more whether the pipeline was started from 
 
 
 def test_an_earlier_release_s_note_of_a_start_that_nothing_confirms_any_more_is_said(bank, weir, capsys):
-    """It may have been cut off before its checkpoint, and the chain's first row is pruned: neither silence nor a refusal would be right."""
+    """It may have been cut off before its checkpoint, and the chain's first row is pruned: neither silence nor a
+    refusal would be right."""
     bank.epochs(1, 2)
     weir(bank.site, "savepoint", "small", "--name", "handover")
     other, origin = Bank(replace(bank.site, pipeline=small.successor)), f"{bank.site.storage}:handover"

@@ -1,6 +1,8 @@
-"""Epochs in flight under a scheduler that puts their steps in a random order, fails them, lets time run out and ends the run.
+"""Epochs in flight under a scheduler that puts their steps in a random order, fails them, lets time run out and ends
+the run.
 
-Every schedule is told by its number: steps, faults and ends come from one seeded generator, and nothing runs beside anything else.
+Every schedule is told by its number: steps, faults and ends come from one seeded generator, and nothing runs beside
+anything else.
 `make schedules` plays a thousand, `FROM=1000 make schedules` the next one. A number that has found something is kept in FOUND.
 """
 

@@ -303,7 +303,8 @@ def fired(lot: Parking) -> Fired:
 
 
 def due(upto: int, drained: bool = False) -> Fired:
-    """What must have fired by the barrier of file `upto`: by key, everything that was due by then, in the order of time."""
+    """What must have fired by the barrier of file `upto`: by key, everything that was due by then, in the order of
+    time."""
     newest = _moment(upto, len(KEYS) - 1)
     found = {}
     for number, key in enumerate(KEYS):

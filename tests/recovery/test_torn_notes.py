@@ -1,4 +1,5 @@
-"""What a machine that lost its power left of the coordinator's notes: zeros, half a file, nothing; and requests that lie."""
+"""What a machine that lost its power left of the coordinator's notes: zeros, half a file, nothing; and requests that
+lie."""
 
 from __future__ import annotations
 

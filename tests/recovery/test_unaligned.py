@@ -1,4 +1,5 @@
-"""Checkpoints that do not wait for a slow stage: what it has not applied is part of them; nothing is lost, doubled or judged otherwise.
+"""Checkpoints that do not wait for a slow stage: what it has not applied is part of them; nothing is lost, doubled or
+judged otherwise.
 
 With a time of 0 s each subtask applies one batch an epoch, so where stages stop is the same in every run.
 """

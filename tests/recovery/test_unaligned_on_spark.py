@@ -1,4 +1,5 @@
-"""Unaligned checkpoints of the flights on Spark: the second stage stops after each batch; real kills, and the replay's results."""
+"""Unaligned checkpoints of the flights on Spark: the second stage stops after each batch; real kills, and the replay's
+results."""
 
 from __future__ import annotations
 

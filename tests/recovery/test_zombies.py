@@ -36,7 +36,8 @@ def test_case_17_a_stalled_coordinator_is_taken_over_and_fenced(site, days, weir
             with pytest.raises(BusyError):
                 flights_.run()
 
-        # Now the whole host stands still. Its own host still sees the process; another sees no heartbeat and takes over.
+        # Now the whole host stands still. Its own host still sees the process; another sees no heartbeat and takes
+        # over.
         stalled.suspend()
         with pytest.raises(BusyError):
             flights_.run()

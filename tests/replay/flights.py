@@ -36,7 +36,8 @@ class Expected:
 
 @functools.cache
 def expected(days: int = 365) -> Expected:
-    """The pipeline's results for the first so many days, by scheduled local day of departure. Do not alter the frames."""
+    """The pipeline's results for the first so many days, by scheduled local day of departure. Do not alter the
+    frames."""
     return replay(raw(days))
 
 

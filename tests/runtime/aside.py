@@ -1,4 +1,5 @@
-"""A pipeline that sets rows with an amount out of 0 to 99 aside: sums per key, windows behind them, and a second reader of the source."""
+"""A pipeline that sets rows with an amount out of 0 to 99 aside: sums per key, windows behind them, and a second reader
+of the source."""
 
 from __future__ import annotations
 

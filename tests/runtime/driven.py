@@ -1,4 +1,5 @@
-"""A stage's operators driven epoch by epoch over backends in memory: as fast as the code itself, and nothing else in between."""
+"""A stage's operators driven epoch by epoch over backends in memory: as fast as the code itself, and nothing else in
+between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A pipeline with every kind of state, run without Spark, epoch by epoch, for tests that look into it; and its replay in DuckDB."""
+"""A pipeline with every kind of state, run without Spark, epoch by epoch, for tests that look into it; and its replay
+in DuckDB."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ class Rides:
         return open_storage(self.site.pipeline, self.site.settings)[1]
 
     def land(self, rows: int = 40) -> None:
-        """A file of rides in the next 45 minutes. The riders of an even file differ from those of an odd one but for r0 and r1."""
+        """A file of rides in the next 45 minutes. The riders of an even file differ from those of an odd one but for r0
+        and r1."""
         number = self._landed = self._landed + 1
         found = []
         for one in range(rows):

@@ -1,4 +1,5 @@
-"""`make soak`: thousands of epochs with a coordinator that is killed, frozen and stopped at random; exit 1 on any violation.
+"""`make soak`: thousands of epochs with a coordinator that is killed, frozen and stopped at random; exit 1 on any
+violation.
 
 python -m tests.soak [--epochs 2000] [--long 600] [--unaligned] [--seed N] [--root DIRECTORY]
 """

@@ -1,7 +1,7 @@
 """The pipeline that soaks: small, so that thousands of epochs fit into minutes, but with everything that can go wrong.
 
-Two stages, three tables; few keys of which one gets much of the rows; states that are deleted and opened again; rows so late
-that their window is closed.
+Two stages, three tables; few keys of which one gets much of the rows; states that are deleted and opened again; rows so
+late that their window is closed.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from tests.soak.checks import Sample
 
-# What may be there at all times: the states are small, so these are bounds on numbers of files and on what is left over.
-# A soak's second half may have this much more than its first, whose maximum it compares with its own.
+# What may be there at all times: the states are small, so these are bounds on numbers of files and on what is left
+# over. A soak's second half may have this much more than its first, whose maximum it compares with its own.
 _GROWTH = 1.3
 _SLACK = {
     "state_bytes": 100_000,

@@ -74,9 +74,10 @@ def _extent(*directories: Path) -> tuple[int, int]:
 class Verifier:
     """Compares what is stored with the replay, as far as it has come.
 
-    unaligned: stages that read others may leave rows to a later epoch, so of what they write only the sum over epochs is known, and what
-    it is once nothing waits. chain: of every checkpoint ever heard of, its parent and its generation, None while unknown. drains: the epochs that
-    closed every window; only the registry tells which, so a drain must be looked at before the next epoch.
+    unaligned: stages that read others may leave rows to a later epoch, so of what they write only the sum over epochs
+    is known, and what it is once nothing waits. chain: of every checkpoint ever heard of, its parent and its
+    generation, None while unknown. drains: the epochs that closed every window; only the registry tells which, so a
+    drain must be looked at before the next epoch.
     """
 
     site: Site
@@ -123,7 +124,8 @@ class Verifier:
             if published[table] not in (named["id"], named["before"]):
                 raise Violation(f"{table} was published up to {published[table]}, the chain says {named}")
         ledger = head.sinks.get("ledger", {"id": None})["id"]
-        # Tables are published beside each other: of an epoch that the ledger does not show yet, the next check judges the others.
+        # Tables are published beside each other: of an epoch that the ledger does not show yet, the next check judges
+        # the others.
         known = head.id if published["ledger"] == ledger else published["ledger"] or 0
         self._catch_up(known)
         waits = bool(unapplied(head))
@@ -166,7 +168,8 @@ class Verifier:
         return handle.transaction_version(f"{pipeline.app_id}/{table}")
 
     def _catch_up(self, upto: int) -> None:
-        """Replay the epochs that the ledger has. Which files an epoch read, its rows tell; that these are all, the replay."""
+        """Replay the epochs that the ledger has. Which files an epoch read, its rows tell; that these are all, the
+        replay."""
         known = {epoch for epoch in self._found["ledger"] if epoch > self._replayed}
         known |= {epoch for epoch in self.drains if self._replayed < epoch <= upto}
         for epoch in sorted(known):
@@ -262,7 +265,8 @@ class Verifier:
 
 
 def log_in_order(table: Path, app_id: str) -> list[int]:
-    """The checkpoints that were published to a sink, by its log's files; Violation unless each is higher than the last."""
+    """The checkpoints that were published to a sink, by its log's files; Violation unless each is higher than the
+    last."""
     versions = []
     for file in sorted((table / "_delta_log").glob("[0-9]*.json")):  # what a kill left half-written begins with a dot
         for line in file.read_text().splitlines():

@@ -1,7 +1,8 @@
 """A coordinator as a process of its own: the real one, but that stages run in it instead of in Spark.
 
-It imports everything, says that it is ready, and waits for one line on stdin: an `Order` in JSON. So a driver can keep one in
-reserve. What it does it says on stdout, a JSON object a line. When its stdin ends, because the driver has died, so does it.
+It imports everything, says that it is ready, and waits for one line on stdin: an `Order` in JSON. So a driver can keep
+one in reserve. What it does it says on stdout, a JSON object a line. When its stdin ends, because the driver has died,
+so does it.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ from tests.soak.accounts import pipeline
 class Order:
     """What a child is to do.
 
-    env: WEIR_ variables. host: the name that this machine has for it; under another name a process is watched by its counter.
-    batch_rows: largest batch of a stage. until_files: try again and again, also after others won, until a run has found that
-    so many files are read; None: one run, until it is stopped. remembered: names that a file position lists, so that it
-    reaches its floor within a soak. jumps: offsets in seconds through which the wall clock jumps at every look at it.
+    env: WEIR_ variables. host: the name that this machine has for it; under another name a process is watched by its
+    counter. batch_rows: largest batch of a stage. until_files: try again and again, also after others won, until a run
+    has found that so many files are read; None: one run, until it is stopped. remembered: names that a file position
+    lists, so that it reaches its floor within a soak. jumps: offsets in seconds through which the wall clock jumps at
+    every look at it.
     """
 
     env: dict[str, str]

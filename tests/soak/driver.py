@@ -1,8 +1,9 @@
-"""Runs one pipeline for thousands of epochs while its coordinators are killed, frozen and stopped, and checks what is left.
+"""Runs one pipeline for thousands of epochs while its coordinators are killed, frozen and stopped, and checks what is
+left.
 
-One coordinator lives at a time, except where one is frozen for so long that another takes over: that one wakes as a zombie.
-What is done to whom comes from the seed; at which line of code it hits is chance. Between two lives nobody writes, and
-everything is compared with the replay (`checks`).
+One coordinator lives at a time, except where one is frozen for so long that another takes over: that one wakes as a
+zombie. What is done to whom comes from the seed; at which line of code it hits is chance. Between two lives nobody
+writes, and everything is compared with the replay (`checks`).
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _PATIENCE = 120.0
 
 @dataclass(frozen=True)
 class Life:
-    """One coordinator's life. end: kill, early (killed before its first epoch is through), zombie, stop or drain; epochs:
-    how many it may complete before; the rest: its settings."""
+    """One coordinator's life. end: kill, early (killed before its first epoch is through), zombie, stop or drain;
+    epochs: how many it may complete before; the rest: its settings."""
 
     end: str
     epochs: int
@@ -48,8 +49,8 @@ class Life:
 
 
 def lives(chance: random.Random, long: int, unaligned: bool = False) -> Iterator[Life]:
-    """Lives without end, as a soak has them: the sixth is a long one of so many epochs. unaligned: most of them stop stages at every
-    batch, the long one too."""
+    """Lives without end, as a soak has them: the sixth is a long one of so many epochs. unaligned: most of them stop
+    stages at every batch, the long one too."""
     number = 0
     while True:
         number += 1
@@ -70,7 +71,8 @@ def lives(chance: random.Random, long: int, unaligned: bool = False) -> Iterator
 
 @dataclass
 class Outcome:
-    """What a soak has seen. waited: epochs that left rows to a later one. rss: of each long life, its resident bytes by its own epochs."""
+    """What a soak has seen. waited: epochs that left rows to a later one. rss: of each long life, its resident bytes by
+    its own epochs."""
 
     seed: int
     epochs: int = 0
@@ -97,8 +99,8 @@ def soak(
     unaligned: bool = False,
     least: int = 0,
 ) -> Outcome:
-    """Run until so many epochs are completed and at least so many lives are over, then drain. Raises Violation as soon as something
-    is wrong. unaligned: lives may be."""
+    """Run until so many epochs are completed and at least so many lives are over, then drain. Raises Violation as soon
+    as something is wrong. unaligned: lives may be."""
     with started(root / "children") as another:
         return _Soak(root, seed, epochs, least, plan, say, another, unaligned).run()
 

@@ -1,4 +1,5 @@
-"""A backend that keeps state in memory, and whose first snapshot takes its process along while it is written after the barrier."""
+"""A backend that keeps state in memory, and whose first snapshot takes its process along while it is written after the
+barrier."""
 
 from __future__ import annotations
 

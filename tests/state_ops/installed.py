@@ -1,4 +1,5 @@
-"""The backend that docs/reference/backends.md shows, as an installed distribution: what its readers copy is what is tested."""
+"""The backend that docs/reference/backends.md shows, as an installed distribution: what its readers copy is what is
+tested."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _PAGE = PROJECT / "docs" / "reference" / "backends.md"
 
 
 def install(site: Path) -> Path:
-    """Put it into `site`, as an installer would: a module, and metadata with its entry point. Returns `site`, for sys.path."""
+    """Put it into `site`, as an installer would: a module, and metadata with its entry point. Returns `site`, for
+    sys.path."""
     page = _PAGE.read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (project,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)

@@ -69,7 +69,8 @@ def test_memtables_of_all_databases_together_keep_to_one_share(databases):
     for number, database in enumerate(databases):
         for part in range(6):
             database.write(entries(100, 5000, seed=6 * number + part))
-            # 12 MB are written, and no database by itself has to flush at 3. After each batch, less than a sixteenth is left over.
+            # 12 MB are written, and no database by itself has to flush at 3. After each batch, less than a sixteenth is
+            # left over.
             assert shared.memtables.get_usage() <= shared.memtable_bytes * 5 // 4
     assert shared.cache.get_usage() >= shared.memtables.get_usage()
 

@@ -1,4 +1,5 @@
-"""Runs, the sorted changes of a whole epoch: RocksDB keeps each as a file of its own, as long as nothing else is written."""
+"""Runs, the sorted changes of a whole epoch: RocksDB keeps each as a file of its own, as long as nothing else is
+written."""
 
 from __future__ import annotations
 

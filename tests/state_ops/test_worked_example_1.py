@@ -1,8 +1,9 @@
-"""The classic example of incremental checkpoints, on real RocksDB files: what is uploaded, counted and deleted, and when.
+"""The classic example of incremental checkpoints, on real RocksDB files: what is uploaded, counted and deleted, and
+when.
 
-One operator, one subtask, two checkpoints retained. RocksDB's own universal compaction makes the files: it merges runs of
-like size, newest first, and stops at one that is much larger or much smaller. So the sizes steer what it merges, and the
-number of runs that it waits for steers when.
+One operator, one subtask, two checkpoints retained. RocksDB's own universal compaction makes the files: it merges runs
+of like size, newest first, and stops at one that is much larger or much smaller. So the sizes steer what it merges, and
+the number of runs that it waits for steers when.
 
               local files                     uploaded        counts afterwards                        deleted
     CP1       1 2                             1 2             1:1 2:1
@@ -37,8 +38,8 @@ from tests.state_ops.checkpoints.test_registry import APP, a_checkpoint
 
 _KEEP = 2
 _PATIENCE_SECONDS = 20.0
-# KiB: 1, 2 and 3 are alike and 4 is small, so that 4 stays out of their merge; 4, 5 and 6 are alike, and (1,2,3) is large.
-# 1 is the largest: else the newer runs were more than twice the oldest, and everything would be merged.
+# KiB: 1, 2 and 3 are alike and 4 is small, so that 4 stays out of their merge; 4, 5 and 6 are alike, and (1,2,3) is
+# large. 1 is the largest: else the newer runs were more than twice the oldest, and everything would be merged.
 _SIZES = {"1": 150, "2": 100, "3": 105, "4": 10, "5": 11, "6": 12}
 
 

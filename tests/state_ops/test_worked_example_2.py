@@ -1,6 +1,7 @@
 """The classic example of a state cache, on a real RocksDB whose every get and put is counted.
 
-Each event reads its user's value and updates it: U1 E1, U1 E2, U2 E1, U2 E2, checkpoint, U1 x 2, U2 x 2, U3 E1, checkpoint.
+Each event reads its user's value and updates it: U1 E1, U1 E2, U2 E1, U2 E2, checkpoint, U1 x 2, U2 x 2, U3 E1,
+checkpoint.
 """
 
 from __future__ import annotations

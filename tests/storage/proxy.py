@@ -61,7 +61,8 @@ Check your key and signing method.</Message><AWSAccessKeyId>{key}</AWSAccessKeyI
 
 
 def echoed(request: Request) -> Answer:
-    """How AWS refuses a signature: with the key's id, and with all that it has signed itself, the request's headers among it."""
+    """How AWS refuses a signature: with the key's id, and with all that it has signed itself, the request's headers
+    among it."""
     authorization = request.headers.get("authorization", "")
     _, _, credential = authorization.partition("Credential=")
     key, _, scope = credential.partition(",")[0].partition("/")
@@ -107,7 +108,8 @@ Behaviour = Callable[[Request], Answer | Lost | Hang | Reset | Cut | Request | N
 
 
 class Proxy:
-    """`with Proxy(port) as proxy:`; proxy.behave: for each request an answer, a changed request, a fault, or None to pass it on."""
+    """`with Proxy(port) as proxy:`; proxy.behave: for each request an answer, a changed request, a fault, or None to
+    pass it on."""
 
     def __init__(self, port: int) -> None:
         self.behave: Behaviour = lambda _: None

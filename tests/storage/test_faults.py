@@ -1,5 +1,5 @@
-"""S3 that throttles, hangs, cuts, refuses and lies about its listings; uploads whose process dies. A real server behind a
-proxy that misbehaves, a real client in front of it."""
+"""S3 that throttles, hangs, cuts, refuses and lies about its listings; uploads whose process dies. A real server behind
+a proxy that misbehaves, a real client in front of it."""
 
 from __future__ import annotations
 

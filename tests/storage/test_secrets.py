@@ -157,7 +157,8 @@ def test_a_run_leaves_no_secret_anywhere(planted: Bucket, heard: io.StringIO, tm
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """One storage with tables in it, through servers that repeat what was signed: always, to who writes, to who reads rows."""
+    """One storage with tables in it, through servers that repeat what was signed: always, to who writes, to who reads
+    rows."""
 
     always: Storage
     writes: Storage

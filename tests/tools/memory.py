@@ -1,8 +1,8 @@
 """A worker's memory while its state is many times the budget: `python -m tests.tools.memory` (`make memory`).
 
-A child process imports the backend, notes its resident size, and then loads, reads, changes, scans and snapshots a state, alone and
-with a second database open. After each phase it reports the highest resident size that the kernel has seen in it (VmHWM, so
-nothing hides between samples). What a batch takes in Python is small: 4096 entries at a time.
+A child process imports the backend, notes its resident size, and then loads, reads, changes, scans and snapshots a
+state, alone and with a second database open. After each phase it reports the highest resident size that the kernel has
+seen in it (VmHWM, so nothing hides between samples). What a batch takes in Python is small: 4096 entries at a time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _ODD = 0x9E3779B97F4A7C15  # spreads numbers over all keys
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Memory in MiB: resident size above the baseline now, and at most since the phase began; what the budget's parts hold."""
+    """Memory in MiB: resident size above the baseline now, and at most since the phase began; what the budget's parts
+    hold."""
 
     name: str
     seconds: float

@@ -1,4 +1,5 @@
-"""`make mutants`, `make mutants-changed`: break the code on purpose, one line at a time, and see that a named test notices.
+"""`make mutants`, `make mutants-changed`: break the code on purpose, one line at a time, and see that a named test
+notices.
 
 Each mutant is applied to a copy of the tree; the named tests must pass there before it and fail after it. Exit 1 if one
 survives, or if the line that it changes is no longer there.
@@ -3291,7 +3292,8 @@ def _is_killed(tree: Path, mutant: Mutant) -> bool:
 
 
 def _passes(tree: Path, tests: list[str], *, shown: bool = False) -> bool:
-    """Exit 0 is a pass and 1 a failing test; anything else (no such test, a broken import) says nothing about the tests."""
+    """Exit 0 is a pass and 1 a failing test; anything else (no such test, a broken import) says nothing about the
+    tests."""
     command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "--no-header", *tests]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=900)
     if done.returncode not in (0, 1):

@@ -52,7 +52,8 @@ def keys_of(storage: Storage, registry: Registry, checkpoint: Checkpoint, uid: s
 
 
 def state_at(storage: Storage, registry: Registry, checkpoint: Checkpoint, stage: Stage) -> dict[tuple, dict[str, Any]]:
-    """A stage's state in a checkpoint by key: fields by name, or of a window by (key, window_start) its aggregates so far."""
+    """A stage's state in a checkpoint by key: fields by name, or of a window by (key, window_start) its aggregates so
+    far."""
     figures = checkpoint.operators[stage.uid]
     keys = pa.schema([(name, type_named(kind)) for name, kind in figures["keys"]])
     schema = evolution.from_record(figures)

@@ -1,7 +1,7 @@
 """Programs that some tests need and that no Python package brings: a server, a checker, a browser.
 
-Without one a test is skipped with the reason, so that a laptop can run the others; where WEIR_REQUIRE_SERVERS=1, as `.ci/run` sets
-it, it fails instead: a skip there would hide that nothing is tested.
+Without one a test is skipped with the reason, so that a laptop can run the others; where WEIR_REQUIRE_SERVERS=1, as
+`.ci/run` sets it, it fails instead: a skip there would hide that nothing is tested.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ REQUIRED = "WEIR_REQUIRE_SERVERS"
 def needs(program: str, package: str, places: Sequence[str] = ()) -> Path:
     """The program's path; else the test that asks is skipped, or fails where programs are required.
 
-    package: of Debian, which brings it. places: directories that need not be on PATH, with wildcards; the last in order wins.
+    package: of Debian, which brings it. places: directories that need not be on PATH, with wildcards; the last in order
+    wins.
     """
     beside = sorted(str(found) for place in places for found in Path("/").glob(place.lstrip("/")))
     known = [shutil.which(program), *(shutil.which(program, path=place) for place in reversed(beside))]

@@ -1,7 +1,7 @@
 """A standalone Spark cluster on this machine whose workers are as far from the project as other hosts would be.
 
-Each worker runs in a mount namespace of its own, in a root that has this machine's programs, a Python with the packages of
-requirements.lock at another path, and the storage root. The project and all other files of a run are not there.
+Each worker runs in a mount namespace of its own, in a root that has this machine's programs, a Python with the packages
+of requirements.lock at another path, and the storage root. The project and all other files of a run are not there.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def _worker(home: Path, shared: Path, url: str, env: Mapping[str, str]) -> tuple
 
 
 def _mounts(root: Path, shared: Path, java: Path) -> Iterator[str]:
-    """Shell lines that make a worker's root: this machine's directories but those in which the project and temporary files lie."""
+    """Shell lines that make a worker's root: this machine's directories but those in which the project and temporary
+    files lie."""
     hidden = {PROJECT.parts[1], shared.resolve().parts[1], "tmp"} - _PROGRAMS
     yield f"mount -t tmpfs none {root}"
     for entry in sorted(Path("/").iterdir()):

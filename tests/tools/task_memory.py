@@ -1,7 +1,8 @@
 """A keyed task's memory while its state is many times the budget; part of `python -m tests.tools.memory`.
 
-A child process runs what a Spark worker runs, `keyed_stage.run`, epoch after epoch: it loads a state, changes some of it and a quarter
-of it, and reports after each epoch the highest resident size that the kernel has seen. Rows come in batches that are made as they are asked for.
+A child process runs what a Spark worker runs, `keyed_stage.run`, epoch after epoch: it loads a state, changes some of
+it and a quarter of it, and reports after each epoch the highest resident size that the kernel has seen. Rows come in
+batches that are made as they are asked for.
 """
 
 from __future__ import annotations

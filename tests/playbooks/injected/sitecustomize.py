@@ -1,4 +1,5 @@
-"""Lets stages of runs that Dagster starts run in their own process: Python imports this wherever its directory is on PYTHONPATH."""
+"""Lets stages of runs that Dagster starts run in their own process: Python imports this wherever its directory is on
+PYTHONPATH."""
 
 from __future__ import annotations
 

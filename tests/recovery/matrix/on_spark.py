@@ -1,7 +1,8 @@
 """The same points in a real run on Spark: in the coordinator, and in the Python workers that its JVM starts.
 
-Each trial is a `weir run` of its own that starts from the zygote's site, is disturbed once, and is recovered and checked by the
-zygote. Deaths are of the whole host (the coordinator, its JVM and its workers at once), or of one worker alone.
+Each trial is a `weir run` of its own that starts from the zygote's site, is disturbed once, and is recovered and
+checked by the zygote. Deaths are of the whole host (the coordinator, its JVM and its workers at once), or of one worker
+alone.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ def recorded(zygote: Zygote) -> list[Noted]:
 def planned(noted: Sequence[Noted]) -> list[Trial]:
     """Calls spread over the run: over all operations of the coordinator, and over those of the workers.
 
-    Only calls that every run makes: not the polls between epochs, whose number is chance, and in a worker those whose label says
-    subtask and epoch, since which worker takes which task is chance.
+    Only calls that every run makes: not the polls between epochs, whose number is chance, and in a worker those whose
+    label says subtask and epoch, since which worker takes which task is chance.
     """
     coordinator = [one.point for one in noted if one.by_coordinator and not one.point.label.startswith(_CHANCE)]
     workers = [one.point for one in noted if not one.by_coordinator and one.point.n == 1 and "/g2-e" in one.point.label]

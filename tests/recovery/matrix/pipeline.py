@@ -1,5 +1,5 @@
-"""A pipeline with one of everything that an epoch stages: state that grows and is deleted, a channel, rows that are both
-read on and published, a side output for late rows."""
+"""A pipeline with one of everything that an epoch stages: state that grows and is deleted, a channel, rows that are
+both read on and published, a side output for late rows."""
 
 from __future__ import annotations
 

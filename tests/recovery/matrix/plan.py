@@ -29,10 +29,11 @@ def faults(point: Point) -> list[str]:
 
 
 def everything(points: Sequence[Point]) -> list[Trial]:
-    """A kill before and after each call; at each commit every fault, elsewhere one after the other in turn; double blows.
+    """A kill before and after each call; at each commit every fault, elsewhere one after the other in turn; double
+    blows.
 
-    Between two calls the disk looks the same after the one and before the other: so one of the two loses its host's files.
-    After some, fsck repairs before the next run can.
+    Between two calls the disk looks the same after the one and before the other: so one of the two loses its host's
+    files. After some, fsck repairs before the next run can.
     """
     trials = []
     for index, point in enumerate(points):
@@ -62,7 +63,8 @@ def _doubles(points: Sequence[Point]) -> list[Trial]:
 
 
 def sample(points: Sequence[Point]) -> list[Trial]:
-    """Every operation dies before one of its calls and after another one; faults of every kind; always the same trials."""
+    """Every operation dies before one of its calls and after another one; faults of every kind; always the same
+    trials."""
     by_operation: dict[str, list[Point]] = {}
     for point in points:
         by_operation.setdefault(point.operation, []).append(point)

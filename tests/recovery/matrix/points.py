@@ -1,8 +1,9 @@
 """Every call that leaves memory gets a number, in one child process, and one of them is disturbed.
 
 Weir itself has no hooks for this: functions and methods are wrapped by attribute, after they were imported. They are
-discovered, not listed: every public method of Storage and of the backend, every public function of `delta_log` (each Delta
-commit of the registry and of the sinks goes through it), the Delta handle's own reads, and the local steps of a snapshot.
+discovered, not listed: every public method of Storage and of the backend, every public function of `delta_log` (each
+Delta commit of the registry and of the sinks goes through it), the Delta handle's own reads, and the local steps of a
+snapshot.
 
     point = (label, n): the n-th call with this label. label = layer.operation, and the path with its uuids blotted out
 

@@ -1,7 +1,7 @@
 """One trial: a run of the coordinator is disturbed at one call, the next run recovers, and everything is checked.
 
-Every step works in a process of its own, forked by the zygote. All of them start from the same site: one completed epoch, an
-empty work directory or not, and files that wait.
+Every step works in a process of its own, forked by the zygote. All of them start from the same site: one completed
+epoch, an empty work directory or not, and files that wait.
 """
 
 from __future__ import annotations
@@ -53,12 +53,14 @@ def unaligned() -> bool:
 
 
 def rewinds() -> bool:
-    """Whether each run first goes back to checkpoint 1, unless one before it did. In the environment: children inherit it."""
+    """Whether each run first goes back to checkpoint 1, unless one before it did. In the environment: children inherit
+    it."""
     return bool(os.environ.get(REWINDS))
 
 
 def promotions() -> bool:
-    """Whether each run first forks checkpoint 1, promotes and drops that branch, unless one before it did. In the environment."""
+    """Whether each run first forks checkpoint 1, promotes and drops that branch, unless one before it did. In the
+    environment."""
     return bool(os.environ.get(PROMOTIONS))
 
 
@@ -72,7 +74,8 @@ def retained() -> int:
 
 
 def most() -> int:
-    """How many checkpoints there may be at the end: what a promotion has abandoned is kept while that is among the newest."""
+    """How many checkpoints there may be at the end: what a promotion has abandoned is kept while that is among the
+    newest."""
     return retained() + 2 if promotions() else retained()
 
 
@@ -192,8 +195,8 @@ def repaired(site: Site) -> dict[str, Any]:
     problems += [f"fsck has left over: {name}" for name in sorted(left) if not checks.is_cut_off_commit(name)]
     problems += [f"fsck does not find: {name}" for name in sorted(left - told)]
     problems += [f"fsck still finds: {one.kind}: {one.what}" for one in after.findings if one.path not in left]
-    # Nothing was pruned yet. When the run died, an epoch in flight could need one checkpoint more, pruning could have waited once, and a
-    # newer one had completed.
+    # Nothing was pruned yet. When the run died, an epoch in flight could need one checkpoint more, pruning could have
+    # waited once, and a newer one had completed.
     return {"problems": problems + checks.registry(stored, most() + IN_FLIGHT + 1)}
 
 
@@ -239,8 +242,8 @@ def _head(site: Site) -> int | None:
 
 
 class InTurn:
-    """Lanes whose steps run one at a time in the order in which they were started: two runs make the same calls. Epochs overlap all the
-    same: while one is to be uploaded and committed, the stages of the next come in between."""
+    """Lanes whose steps run one at a time in the order in which they were started: two runs make the same calls. Epochs
+    overlap all the same: while one is to be uploaded and committed, the stages of the next come in between."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[str, Callable[[], object]]] = deque()
@@ -381,7 +384,8 @@ def recovered_without_drain(site: Site) -> dict[str, Any]:
 
 
 def answer_to(result: Path, log: Path, step: Step, *args: Any, **kwargs: Any) -> None:
-    """What a forked child does: one step, its answer in a file, its words in another; then the end, without teardown."""
+    """What a forked child does: one step, its answer in a file, its words in another; then the end, without
+    teardown."""
     with log.open("ab", buffering=0) as sink:
         os.dup2(sink.fileno(), 1)
         os.dup2(sink.fileno(), 2)

@@ -1,7 +1,8 @@
 """A process that has imported everything and started nothing: each step of a trial is a fork of it, in milliseconds.
 
 `python -m tests.recovery.matrix.zygote <directory>` reads a trial per line of stdin and writes its outcome as a line to
-stdout. It must start no thread of its own: neither Arrow, Polars, delta-rs nor Python could be used in its children then.
+stdout. It must start no thread of its own: neither Arrow, Polars, delta-rs nor Python could be used in its children
+then.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What an epoch's control plane asks of storage: how many requests, how many of them one after the other, what waits for which. Counted, not timed."""
+"""What an epoch's control plane asks of storage: how many requests, how many of them one after the other, what waits
+for which. Counted, not timed."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class Inline:
 
 
 class Requests:
-    """Counts the calls of storage. What runs at once is run one after the other here, and is as long as the longest of it."""
+    """Counts the calls of storage. What runs at once is run one after the other here, and is as long as the longest of
+    it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._thread = threading.current_thread()

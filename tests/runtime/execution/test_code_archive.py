@@ -1,4 +1,5 @@
-"""What executors on other hosts get of the project: what can be imported from its folder, and nothing else that lies there."""
+"""What executors on other hosts get of the project: what can be imported from its folder, and nothing else that lies
+there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Small slices that subtasks read by themselves: the same rows, in the same order and batches, as through Spark's shuffle."""
+"""Small slices that subtasks read by themselves: the same rows, in the same order and batches, as through Spark's
+shuffle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Stages as Spark jobs: every subtask acks with the rows of its own key groups and no others, and an epoch costs no more than it must."""
+"""Stages as Spark jobs: every subtask acks with the rows of its own key groups and no others, and an epoch costs no
+more than it must."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Gates that hold and gates that warn, on rows, figures and state; the note that a gate holds; gates from the configuration."""
+"""Gates that hold and gates that warn, on rows, figures and state; the note that a gate holds; gates from the
+configuration."""
 
 from __future__ import annotations
 
@@ -168,7 +169,8 @@ def test_a_hold_is_noted_until_the_next_checkpoint(tmp_path, weir):
 
 
 def test_a_note_that_a_run_could_not_remove_before_it_was_ended_holds_nobody(tmp_path, monkeypatch):
-    """Cancelled between the commit of the first epoch after the hold and its end: the sensor must not wait for a person for ever."""
+    """Cancelled between the commit of the first epoch after the hold and its end: the sensor must not wait for a person
+    for ever."""
     bank = gated(tmp_path, between("amount", 0, 3))
     with pytest.raises(GateError):
         bank.epochs(1, 7)

@@ -1,4 +1,5 @@
-"""Rows that a gate sets aside: what is left is what a replay without them gives, they are kept once, and all are counted."""
+"""Rows that a gate sets aside: what is left is what a replay without them gives, they are kept once, and all are
+counted."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def ran(site: Site, executor=None, **options) -> list[EpochReport]:
 
 
 def assert_replay(site: Site, parts: Sequence[pd.DataFrame], per_epoch: int = 2) -> None:
-    """Tables and state against pandas, which knows nothing of gates: bad rows are those with an amount out of 0 to 99."""
+    """Tables and state against pandas, which knows nothing of gates: bad rows are those with an amount out of 0 to
+    99."""
     rows = pd.concat(parts, ignore_index=True)
     good = rows[rows["amount"].between(0, 99)]
     bad = rows[~rows["amount"].between(0, 99)].sort_values(["file", "row"])

@@ -233,7 +233,8 @@ def test_an_export_that_fails_leaves_nothing_and_says_why(made, tmp_path, monkey
 
 
 def test_json_that_commands_print_has_no_numbers_that_json_has_not(tmp_path, monkeypatch, capsys):
-    """Every parser takes it; the state has a value that is no number, one that is too large, and one that there is not."""
+    """Every parser takes it; the state has a value that is no number, one that is too large, and one that there is
+    not."""
 
     class Last(State):
         last: float | None = None

@@ -1,4 +1,5 @@
-"""State at every retained checkpoint, against a replay of the input in SQL; what is chosen, held, shared and refused."""
+"""State at every retained checkpoint, against a replay of the input in SQL; what is chosen, held, shared and
+refused."""
 
 from __future__ import annotations
 
@@ -327,7 +328,8 @@ def test_an_old_checkpoint_is_shown_as_its_own_schema_says(tmp_path):
 
 
 def test_what_a_time_to_live_has_forgotten_is_judged_by_the_rule_of_then(tmp_path):
-    """And by the checkpoint's own clock, whatever today's code says: it may have another rule, or none, or not know the stage."""
+    """And by the checkpoint's own clock, whatever today's code says: it may have another rule, or none, or not know the
+    stage."""
     site = _evolving(tmp_path, _counted(Old, "rows", ttl="1h"))
     _epoch(site, 1)
     storage, registry = state_reader.open_storage(site.pipeline, site.settings)

@@ -1,4 +1,5 @@
-"""State from rows: a bootstrap equals having read the history, a repair changes what it names; what does not fit changes nothing."""
+"""State from rows: a bootstrap equals having read the history, a repair changes what it names; what does not fit
+changes nothing."""
 
 from __future__ import annotations
 
@@ -360,7 +361,8 @@ def entries(site: Site, uid: str) -> int:
 @pytest.mark.parametrize("replaces", [False, True])
 @pytest.mark.parametrize("on", ["at", None])
 def test_an_imported_key_of_a_deduplication_ends_when_it_says_and_not_before(tmp_path, monkeypatch, on, replaces):
-    """Keys are swept by an index of their ends, which goes with their rows; so does the one of a row that is replaced."""
+    """Keys are swept by an index of their ends, which goes with their rows; so does the one of a row that is
+    replaced."""
     once = deduplicate("unique", LANDING, key="id", on=on, ttl="1h", sink=delta.append("uniques"))
     made = Pipeline("edited", (once,), max_parallelism=8)
     site = Site(tmp_path / "site", {"WEIR_SPARK__PARALLELISM": "2"}, made, __name__)

@@ -1,4 +1,5 @@
-"""Event times that no Python datetime has: before the year 1, or after 9999, as from nanoseconds that were written as microseconds."""
+"""Event times that no Python datetime has: before the year 1, or after 9999, as from nanoseconds that were written as
+microseconds."""
 
 from __future__ import annotations
 

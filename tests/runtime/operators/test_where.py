@@ -1,4 +1,5 @@
-"""What is kept without Spark is what Spark keeps, or is refused: a list of expressions and random ones, all against one session."""
+"""What is kept without Spark is what Spark keeps, or is refused: a list of expressions and random ones, all against one
+session."""
 
 from __future__ import annotations
 

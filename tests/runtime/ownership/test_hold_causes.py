@@ -1,4 +1,5 @@
-"""Bad input and damage hold the pipeline as a gate does: nobody tries for ever, and what has been mended lets it go on."""
+"""Bad input and damage hold the pipeline as a gate does: nobody tries for ever, and what has been mended lets it go
+on."""
 
 from __future__ import annotations
 
@@ -234,7 +235,8 @@ def test_rows_of_an_epoch_that_have_vanished_hold_nothing(bank):
 
 
 class Unmounted(InMemoryExecutor):
-    """Its executors see neither the landing directory nor what is stored, which lie on a disk that is the coordinator's alone."""
+    """Its executors see neither the landing directory nor what is stored, which lie on a disk that is the coordinator's
+    alone."""
 
     def __init__(self, hidden: Path) -> None:
         super().__init__()

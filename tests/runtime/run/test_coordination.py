@@ -1,4 +1,5 @@
-"""The coordinator in a run: failures are counted and waited out, attempts that lose leave nothing, on a clock that tests turn."""
+"""The coordinator in a run: failures are counted and waited out, attempts that lose leave nothing, on a clock that
+tests turn."""
 
 from __future__ import annotations
 
@@ -215,7 +216,8 @@ def test_case_12_an_epoch_that_takes_too_long_discards_what_was_acked_and_publis
 
 def test_case_13_of_two_attempts_that_ack_the_loser_leaves_nothing_behind(site):
     class Speculating(InMemoryExecutor):
-        """Runs every subtask twice, and hands both acks out, with some that belong nowhere; each has uploaded by itself."""
+        """Runs every subtask twice, and hands both acks out, with some that belong nowhere; each has uploaded by
+        itself."""
 
         def run(
             self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline

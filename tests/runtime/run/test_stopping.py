@@ -26,7 +26,8 @@ def test_a_coordinator_that_ends_between_two_looks_has_not_died(tmp_path, monkey
     with Heartbeat(storage, Generation(1), CheckpointId(0), 60.0, None) as heartbeat:
 
         def watch(_: object) -> bool:
-            """The lease has been read as a living one's; now the coordinator carries the request out, or not, and ends."""
+            """The lease has been read as a living one's; now the coordinator carries the request out, or not, and
+            ends."""
             for request in requests.pending(storage) if outcome == "stopped" else []:
                 requests.take(storage, request)
             heartbeat._write(stopped=True, outcome=outcome)

@@ -1,4 +1,5 @@
-"""Parquet files as Spark, pandas, Polars, DuckDB and Arrow write them: every reader gives the same values, and Spark's own are the same."""
+"""Parquet files as Spark, pandas, Polars, DuckDB and Arrow write them: every reader gives the same values, and Spark's
+own are the same."""
 
 from __future__ import annotations
 

@@ -38,8 +38,9 @@ Puts = Sequence[tuple[bytes, bytes]]
 
 
 class Lineage:
-    """One subtask's state from snapshot to snapshot, as the keyed task drives it. mode: "full", as checkpoints.mode says, or
-    "asynchronous", which writes after the barrier, and opens every second fork of the newest snapshot without its files."""
+    """One subtask's state from snapshot to snapshot, as the keyed task drives it. mode: "full", as checkpoints.mode
+    says, or "asynchronous", which writes after the barrier, and opens every second fork of the newest snapshot without
+    its files."""
 
     def __init__(self, directory: Path, factory: BackendFactory, mode: str = "") -> None:
         self.storage = Storage(str(directory / "storage"))

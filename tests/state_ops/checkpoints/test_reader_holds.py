@@ -31,7 +31,8 @@ def storage(tmp_path: Path) -> Storage:
 
 @pytest.fixture
 def keeper(storage) -> Keeper:
-    """Two checkpoints, of which the next prune drops the first; objects 1 and 2 are the first's, of which the second shares 2."""
+    """Two checkpoints, of which the next prune drops the first; objects 1 and 2 are the first's, of which the second
+    shares 2."""
     made = Keeper(storage, keep=2)
     first = files("cp1", "1", "2")
     made.commit(1, None, first)
@@ -57,7 +58,8 @@ def pin(checkpoint: Checkpoint, name: str = "before", kind: str = SAVEPOINT) -> 
 
 
 def test_a_hold_comes_before_the_row_is_looked_at(keeper):
-    """Pruning drops rows and then looks for holds; were the order here the other way round, both could miss each other."""
+    """Pruning drops rows and then looks for holds; were the order here the other way round, both could miss each
+    other."""
     seen = []
     held = first(keeper)
     registry = Registry(keeper.storage, APP)

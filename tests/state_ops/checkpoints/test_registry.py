@@ -281,7 +281,8 @@ def test_a_commit_that_meets_another_of_its_own_generation_is_tried_again(storag
 
 
 def test_threads_that_commit_to_one_table_take_turns(storage, registry, monkeypatch):
-    """An epoch is committed while older ones are pruned: neither may follow a version that the other is about to replace."""
+    """An epoch is committed while older ones are pruned: neither may follow a version that the other is about to
+    replace."""
     parent = None
     for id in range(1, 11):
         put(registry, id, parent, [a_file(f"{id}.sst")])

@@ -182,7 +182,8 @@ def test_a_reader_that_is_overtaken_in_the_middle_of_a_read_looks_again(storage,
 
 
 def test_an_opener_that_stood_still_takes_a_zombies_entry_for_nobodys(storage, often, monkeypatch):
-    """Its version was cleaned away, and a zombie's entry stands there now: alone it would prove that nothing came after it."""
+    """Its version was cleaned away, and a zombie's entry stands there now: alone it would prove that nothing came after
+    it."""
     epochs(taken(storage), 1, 5)
     real, slept = Storage.read_bytes, []
 
@@ -260,8 +261,9 @@ def _named(state: tuple) -> tuple:
 class LatePut:
     """A committer knew the newest version, and was stopped; it puts its entry long after.
 
-    commits: the function that commits, by module and name. delta-rs looks for the newest version inside of one call into Rust, so the log is set back to what was there, for the time of that call, and the entry
-    that it makes is then put where it would have landed, if a conditional put succeeds there.
+    commits: the function that commits, by module and name. delta-rs looks for the newest version inside of one call
+    into Rust, so the log is set back to what was there, for the time of that call, and the entry that it makes is then
+    put where it would have landed, if a conditional put succeeds there.
     """
 
     def __init__(self, monkeypatch, aside: Path, meanwhile: Callable[[], None], table: str, commits) -> None:

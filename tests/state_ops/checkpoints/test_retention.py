@@ -291,7 +291,8 @@ def test_a_fenced_coordinator_prunes_nothing(storage):
 
 
 def test_who_is_being_replaced_deletes_no_object(storage):
-    """Its rows have gone; its successor has claimed no more than the first table, so that the listings could go, too."""
+    """Its rows have gone; its successor has claimed no more than the first table, so that the listings could go,
+    too."""
     keeper = Keeper(storage, keep=1)
     keeper.commit(1, None, files("cp1", "1"))
     keeper.commit(2, 1, files("cp2", "2"))

@@ -1,4 +1,5 @@
-"""What fsck concludes from a registry whose rows and listings do not fit each other, and how it is bounded and fenced."""
+"""What fsck concludes from a registry whose rows and listings do not fit each other, and how it is bounded and
+fenced."""
 
 from __future__ import annotations
 

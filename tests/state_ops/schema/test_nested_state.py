@@ -1,4 +1,5 @@
-"""Fields of every type through the state handle: what is put is what is got, from the next batch and from the backend."""
+"""Fields of every type through the state handle: what is put is what is got, from the next batch and from the
+backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Snapshots that are written after their barrier: whoever needs one waits for it, and for no longer than there is anything to wait for."""
+"""Snapshots that are written after their barrier: whoever needs one waits for it, and for no longer than there is
+anything to wait for."""
 
 from __future__ import annotations
 

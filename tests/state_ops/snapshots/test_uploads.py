@@ -1,4 +1,5 @@
-"""How files travel and what stays behind: bounds, cancellation, deadlines, full snapshots, full disks, local directories."""
+"""How files travel and what stays behind: bounds, cancellation, deadlines, full snapshots, full disks, local
+directories."""
 
 from __future__ import annotations
 

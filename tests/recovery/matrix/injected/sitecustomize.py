@@ -1,7 +1,7 @@
 """Numbers and disturbs the calls of a coordinator and of its Python workers: see `tests.recovery.matrix.points`.
 
-Python imports this module at its start wherever this directory is on PYTHONPATH. MATRIX says in JSON what is to happen; the
-file `marker` is made by whoever gets to the point first, so that it happens once.
+Python imports this module at its start wherever this directory is on PYTHONPATH. MATRIX says in JSON what is to happen;
+the file `marker` is made by whoever gets to the point first, so that it happens once.
 """
 
 import json
