@@ -45,9 +45,10 @@ _AWAY = re.compile(
 )
 _NO_PYTHON = re.compile(r'Cannot run program "([^"]*)"')
 _NO_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'|\[PACKAGE_NOT_INSTALLED\] (\S+)")
+# How the texts of such errors begin. What follows may quote anything: a path, or what a store has answered the server.
 _SERVER_GONE = re.compile(
-    r"StatusCode\.UNAVAILABLE|failed to connect to all addresses|Connection reset by peer|Socket closed"
-    r"|INVALID_HANDLE\.(?:SESSION|OPERATION)|RETRIES_EXCEEDED|connection to the Spark Connect server"
+    r"\s*(?:<\w+ of RPC that terminated with:\s+status = StatusCode\.UNAVAILABLE\b"
+    r"|(?:\([\w.]+\) )?\[INVALID_HANDLE\.(?:SESSION|OPERATION))"
 )
 
 
@@ -58,7 +59,7 @@ def is_connect(error: BaseException) -> bool:
 
 def of_connect(error: BaseException, where: str) -> WeirError | None:
     """A Spark Connect server that is gone, or has lost the session; None: it is there."""
-    if not is_connect(error) or not _SERVER_GONE.search(f"{error!r} {error}"):
+    if not is_connect(error) or not _server_is_gone(error):
         return None
     return RunEndedError(
         f"The Spark Connect server does not answer, or has lost this session: {reason(error)}",
@@ -66,6 +67,14 @@ def of_connect(error: BaseException, where: str) -> WeirError | None:
         next="See whether it runs and what its own log says last; then run again, which opens a session of its own."
         " The epoch was declined, and nothing of it was applied.",
     )
+
+
+def _server_is_gone(error: BaseException) -> bool:
+    """Whether a call found no server, or one that does not know the session."""
+    status = getattr(error, "getGrpcStatusCode", None) or getattr(error, "code", None)  # of Spark's error, and gRPC's
+    if status is not None and status() is not None and status().name == "UNAVAILABLE":
+        return True
+    return _SERVER_GONE.match(str(error)) is not None
 
 
 def of_job(stage: Stage, error: Exception, master: str = "", rows: Landed | Channel | None = None) -> WeirError:
@@ -76,9 +85,13 @@ def of_job(stage: Stage, error: Exception, master: str = "", rows: Landed | Chan
         master: Spark's, as configured.
         rows: What the job reads. An error that is about one of its input files has that in its `files`.
     """
+    from pyspark.errors import AnalysisException
+
     where, text, why = f"stage {stage.uid}", _with_causes(error), reason(error)
     said = of_connect(error, f"{where}, spark.master = {master}") or error_told(str(error))
     said = said or spark_plan.data_error(stage, error) or _of_worker(stage, text) or _of_storage(stage, text, why, rows)
+    if said is None and isinstance(error, AnalysisException):
+        return spark_plan.unresolved(stage, error)
     return said or TransientError(
         f"The Spark job of {stage.uid} failed: {why}",
         where=where,

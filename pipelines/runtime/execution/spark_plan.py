@@ -63,16 +63,23 @@ def prepared(stage: Stage, rows: DataFrame) -> DataFrame:
         if not checked:
             rows.schema  # noqa: B018 - Spark Connect analyses a plan only when its schema is asked for
     except (AnalysisException, ParseException) as error:
-        raise PipelineError(
-            f"Spark cannot resolve the stateless part of {stage.uid}: {first_line(error)}",
-            where=f"stage {stage.uid}, where={stage.where!r}",
-            next="Correct the names in where= or transform=.",
-        ) from error
+        if error.getCondition() == "PATH_NOT_FOUND":
+            raise  # about a file, not the author's code: Spark Connect looks for files only here, or later
+        raise unresolved(stage, error) from error
     if not checked:
         if stage.transform is not None or stage.where is not None:
             _refuse_chance(stage, rows)
         _checked[id(stage)] = stage
     return rows
+
+
+def unresolved(stage: Stage, error: Exception) -> PipelineError:
+    """That Spark's analyser refuses the stage's plan, as it would each time. error: an AnalysisException."""
+    return PipelineError(
+        f"Spark cannot resolve the stateless part of {stage.uid}: {first_line(error)}",
+        where=f"stage {stage.uid}, where={stage.where!r}",
+        next="Correct the names in where= or transform=.",
+    )
 
 
 def _transformed(stage: Stage, rows: DataFrame) -> DataFrame:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from urllib.parse import quote
 
+import grpc
 import pyarrow as pa
 import pytest
+from pyspark.errors import AnalysisException
+from pyspark.errors.exceptions import connect as connect_errors
 
 from configs import settings
 from pipelines.api import agg, aggregate, delta, files
-from pipelines.runtime.execution import spark_errors, spark_session
+from pipelines.runtime.execution import spark_errors, spark_plan, spark_session
 from pipelines.runtime.execution.executor import Channel, Landed
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import SourceFile
@@ -261,3 +265,59 @@ def test_a_long_text_without_an_end_is_told_in_no_time(words):
     started = time.thread_time()
     spark_errors.of_job(STAGE, Exception(READING.replace("{cause}", f"s3a://bucket: {words}")))
     assert time.thread_time() - started < 5  # some 0.1 s; what is quadratic takes minutes
+
+
+def _analysed(condition: str, message: str) -> AnalysisException:
+    """As Spark Connect's client raises what the server's analyser has refused."""
+    return connect_errors.AnalysisException(
+        message=f"[{condition}] {message}",
+        errorClass=condition,
+        reason="org.apache.spark.sql.AnalysisException",
+        grpc_status_code=grpc.StatusCode.INTERNAL,
+    )
+
+
+@pytest.mark.parametrize("directory", ["Socket closed", "StatusCode.UNAVAILABLE", "[INVALID_HANDLE.SESSION_CHANGED]"])
+def test_a_path_does_not_make_a_spark_connect_server_look_dead(directory):
+    error = _analysed("PATH_NOT_FOUND", f"Path does not exist: file:/x/{directory}/1.parquet. SQLSTATE: 42K03")
+    told = spark_errors.of_job(STAGE, error, "sc://host:15002")
+    assert type(told) is VanishedError and f"/x/{directory}/1.parquet" in str(told.where)
+
+
+def test_a_stores_broken_connection_does_not_make_a_spark_connect_server_look_dead():
+    reset = "org.apache.hadoop.fs.s3a.AWSClientIOException: Connection reset by peer"
+    error = connect_errors.SparkConnectGrpcException(READING.format(cause=reset))
+    assert type(spark_errors.of_job(STAGE, error, "sc://host:15002")) is TransientError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        connect_errors.SparkConnectGrpcException("", grpc_status_code=grpc.StatusCode.UNAVAILABLE),
+        connect_errors.SparkConnectGrpcException(
+            "[INVALID_HANDLE.SESSION_NOT_FOUND] The handle is invalid.", reason="org.apache.spark.SparkSQLException"
+        ),
+    ],
+)
+def test_a_spark_connect_server_is_taken_for_dead_by_what_its_client_records(error):
+    assert type(spark_errors.of_job(STAGE, error, "sc://host:15002")) is RunEndedError
+
+
+def test_a_plan_that_the_analyser_refuses_while_the_job_runs_is_not_tried_again():
+    refused = _analysed("UNRESOLVED_COLUMN.WITH_SUGGESTION", "A column `kee` cannot be resolved. SQLSTATE: 42703")
+    error = spark_errors.of_job(STAGE, refused, "sc://host:15002")
+    assert type(error) is PipelineError and "`kee`" in error.what
+    assert "stage counted" in str(error.where) and "transform=" in str(error.next)
+
+
+def test_a_file_that_is_missed_only_when_the_plan_is_analysed_is_no_mistake_of_the_authors():
+    class LateFrame:
+        @property
+        def schema(self):
+            raise _analysed("PATH_NOT_FOUND", "Path does not exist: file:/x/1.parquet. SQLSTATE: 42K03")
+
+    stage = replace(STAGE)
+    with pytest.raises(AnalysisException) as missed:
+        spark_plan.prepared(stage, LateFrame())
+    error = spark_errors.of_job(stage, missed.value, "sc://host:15002")
+    assert type(error) is VanishedError and error.where == "file:/x/1.parquet"
