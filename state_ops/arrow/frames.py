@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from state_ops.arrow.columns import array_of_fixed, fixed_values, nulls_of
 from state_ops.arrow.nested import elements
+from state_ops.arrow.types import mapped, parts, with_parts
 from state_ops.errors import PipelineError, StageError
 
 _SIGNED = {
@@ -47,36 +48,33 @@ _STORABLE = frozenset(
 _PASSABLE = _STORABLE | {pa.time64("ns"), pa.duration("us"), pa.null()}
 
 
+_CANONICAL: tuple[tuple[Callable[[pa.DataType], bool], pa.DataType], ...] = (
+    (pa.types.is_timestamp, pa.timestamp("us", tz="UTC")),
+    (pa.types.is_large_string, pa.string()),
+    (pa.types.is_string_view, pa.string()),
+    (pa.types.is_large_binary, pa.binary()),
+    (pa.types.is_binary_view, pa.binary()),
+    (pa.types.is_fixed_size_binary, pa.binary()),
+    (pa.types.is_date64, pa.date32()),
+    (pa.types.is_time, pa.time64("ns")),
+    (pa.types.is_duration, pa.duration("us")),
+)
+
+
 def canonical_type(type: pa.DataType) -> pa.DataType:
     """The type that Weir stores for `type`: no views, dictionaries, extensions, large offsets, fixed sizes, unsigned
     numbers or units but microseconds. A time of day, which no table holds, has nanoseconds, as Spark hands it out."""
     if isinstance(type, pa.BaseExtensionType):
         return canonical_type(type.storage_type)
-    if type in _SIGNED:
-        return _SIGNED[type]
-    if pa.types.is_large_string(type) or pa.types.is_string_view(type):
-        return pa.string()
-    if pa.types.is_large_binary(type) or pa.types.is_binary_view(type) or pa.types.is_fixed_size_binary(type):
-        return pa.binary()
     if pa.types.is_dictionary(type):
         return canonical_type(type.value_type)
-    if pa.types.is_timestamp(type):
-        return pa.timestamp("us", tz="UTC")
-    if pa.types.is_date64(type):
-        return pa.date32()
     if pa.types.is_decimal(type) and type.precision <= 38:
         return pa.decimal128(type.precision, type.scale)
-    if pa.types.is_time(type):
-        return pa.time64("ns")
-    if pa.types.is_duration(type):
-        return pa.duration("us")
     if _is_sequence(type):
         return pa.list_(canonical_type(type.value_type))
-    if pa.types.is_map(type):
-        return pa.map_(canonical_type(type.key_type), canonical_type(type.item_type))
-    if pa.types.is_struct(type):
-        return pa.struct([(field.name, canonical_type(field.type)) for field in type])
-    return type
+    if pa.types.is_nested(type):
+        return mapped(type, canonical_type, loose=True)
+    return _SIGNED.get(type) or next((stored for is_kind, stored in _CANONICAL if is_kind(type)), type)
 
 
 def common_type(type: pa.DataType, other: pa.DataType) -> pa.DataType | None:
@@ -88,17 +86,11 @@ def common_type(type: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         return other
     if type.id != other.id or type.num_fields != other.num_fields or not pa.types.is_nested(type):
         return None
-    if pa.types.is_map(type):  # its one child is the entries
-        parts = [(type.key_field, other.key_field), (type.item_field, other.item_field)]
-    else:
-        parts = [(type.field(part), other.field(part)) for part in range(type.num_fields)]
-    found = [common_type(one.type, another.type) for one, another in parts]
-    if any(part is None for part in found):
+    pairs = list(zip(parts(type), parts(other), strict=True))
+    common = [common_type(part.type, another.type) for part, another in pairs]
+    if None in common or (pa.types.is_struct(type) and any(part.name != another.name for part, another in pairs)):
         return None
-    if pa.types.is_struct(type):
-        same = all(one.name == another.name for one, another in parts)
-        return pa.struct([(one.name, part) for (one, _), part in zip(parts, found, strict=True)]) if same else None
-    return pa.map_(*found) if pa.types.is_map(type) else pa.list_(*found)
+    return with_parts(type, [pa.field(part.name, kind) for (part, _), kind in zip(pairs, common, strict=True)])
 
 
 def _is_sequence(type: pa.DataType) -> bool:
@@ -122,15 +114,11 @@ def unstorable(
         return type  # delta-rs does not declare the table feature that it needs there, and then refuses the table
     if type in storable or (pa.types.is_decimal128(type) and 0 <= type.scale <= type.precision):
         return None
-    if pa.types.is_map(type):
-        parts, in_map = [type.key_type, type.item_type], True
-    elif pa.types.is_list(type):
-        parts = [type.value_type]
-    elif pa.types.is_struct(type):
-        parts = [field.type for field in type]
-    else:
+    if not (pa.types.is_map(type) or pa.types.is_list(type) or pa.types.is_struct(type)):
         return type
-    return next((found for part in parts if (found := unstorable(part, in_map, storable)) is not None), None)
+    inside = in_map or pa.types.is_map(type)
+    found = (unstorable(part.type, inside, storable) for part in parts(type))
+    return next((kind for kind in found if kind is not None), None)
 
 
 def canonical_schema(schema: pa.Schema) -> pa.Schema:
@@ -178,9 +166,9 @@ def with_leaves(array: pa.Array, leaf: Callable[[pa.Array], pa.Array]) -> pa.Arr
         return with_leaves(array.dictionary_decode(), leaf)
     mask = array.is_null() if array.null_count else None
     if pa.types.is_struct(type):
-        parts = [with_leaves(part, leaf) for part in array.flatten()]
-        fields = [pa.field(field.name, part.type) for field, part in zip(type, parts, strict=True)]
-        return pa.StructArray.from_arrays(parts, fields=fields, mask=mask)
+        children = [with_leaves(part, leaf) for part in array.flatten()]
+        fields = [pa.field(field.name, part.type) for field, part in zip(type, children, strict=True)]
+        return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
     if not _is_sequence(type) and not pa.types.is_map(type):
         return leaf(array)
     values, counts = elements(array)
@@ -259,17 +247,7 @@ def from_arrow(table: pa.Table) -> pl.DataFrame:
 def _named_zones(type: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(type):
         return pa.timestamp(type.unit, tz="UTC") if type.tz and _OFFSET.fullmatch(type.tz) else type
-    if pa.types.is_struct(type):
-        return pa.struct([field.with_type(_named_zones(field.type)) for field in type])
-    if pa.types.is_map(type):
-        key, item = (field.with_type(_named_zones(field.type)) for field in (type.key_field, type.item_field))
-        return pa.map_(key, item)
-    if pa.types.is_fixed_size_list(type):
-        return pa.list_(type.value_field.with_type(_named_zones(type.value_type)), type.list_size)
-    if pa.types.is_list(type) or pa.types.is_large_list(type):
-        item = type.value_field.with_type(_named_zones(type.value_type))
-        return pa.list_(item) if pa.types.is_list(type) else pa.large_list(item)
-    return type
+    return mapped(type, _named_zones)
 
 
 def polars_type(type: pa.DataType) -> pl.DataType:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -42,6 +43,7 @@ _SIMPLE: dict[str, pa.DataType] = {
     "month_day_nano_interval": pa.month_day_nano_interval(),
     "null": pa.null(),
 }
+_VIEWED = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 _NAMES = {arrow: name for name, arrow in _SIMPLE.items()}
 _DECIMAL = re.compile(r"decimal(32|64|128|256)\((\d+), (-?\d+)\)")
 _DECIMALS = {32: pa.decimal32, 64: pa.decimal64, 128: pa.decimal128, 256: pa.decimal256}
@@ -73,22 +75,9 @@ def stored_type(type: pa.DataType) -> pa.DataType:
         return pa.timestamp(type.unit, tz=_stored_zone(type.tz))
     if pa.types.is_dictionary(type) or pa.types.is_run_end_encoded(type):
         return stored_type(type.value_type)
-    if pa.types.is_string_view(type):
-        return pa.string()
-    if pa.types.is_binary_view(type):
-        return pa.binary()
-    if pa.types.is_list(type) or pa.types.is_list_view(type):
-        return pa.list_(_element(type))
-    if pa.types.is_large_list(type) or pa.types.is_large_list_view(type):
-        return pa.large_list(_element(type))
-    if pa.types.is_fixed_size_list(type):
-        return pa.list_(_element(type), type.list_size)
-    if pa.types.is_map(type):
-        value = pa.field("value", stored_type(type.item_type), type.item_field.nullable)
-        return pa.map_(stored_type(type.key_type), value)
-    if pa.types.is_struct(type):
-        return pa.struct([pa.field(field.name, stored_type(field.type), field.nullable) for field in type])
-    return type
+    if pa.types.is_list_view(type) or pa.types.is_large_list_view(type):
+        type = (pa.list_ if pa.types.is_list_view(type) else pa.large_list)(type.value_field)
+    return mapped(_VIEWED.get(type, type), stored_type)
 
 
 def _stored_zone(zone: str) -> str:
@@ -106,10 +95,6 @@ def unknown_zone(type: pa.DataType) -> str | None:
         except Exception:  # each library that may be installed for it has an error of its own
             return str(type.tz)
     return next((zone for part in parts(type) if (zone := unknown_zone(part.type)) is not None), None)
-
-
-def _element(type: pa.DataType) -> pa.Field:
-    return pa.field("item", stored_type(type.value_type), type.value_field.nullable)
 
 
 def parts(type: pa.DataType) -> list[pa.Field]:
@@ -134,15 +119,26 @@ def with_parts(type: pa.DataType, fields: list[pa.Field]) -> pa.DataType:
     return pa.large_list(fields[0]) if pa.types.is_large_list(type) else pa.list_(fields[0])
 
 
+def mapped(type: pa.DataType, change: Callable[[pa.DataType], pa.DataType], *, loose: bool = False) -> pa.DataType:
+    """The type with the type of each of its parts changed.
+
+    Args:
+        type: Any type. One without parts stays what it is.
+        change: Gives the new type of a part.
+        loose: Whether every part becomes nullable, but for a map's keys.
+    """
+    names = ("key", "value") if pa.types.is_map(type) else ("item",)
+    fields = [
+        pa.field(part.name if pa.types.is_struct(type) else names[at], change(part.type), loose or part.nullable)
+        for at, part in enumerate(parts(type))
+    ]
+    return with_parts(type, fields) if fields else type
+
+
 def without_nullability(type: pa.DataType) -> pa.DataType:
     """The type with every part nullable: what two types are compared by where the values themselves are checked for
     nulls."""
-    if not (fields := parts(type)):
-        return type
-    loose = [pa.field(field.name, without_nullability(field.type), True) for field in fields]
-    if pa.types.is_map(type):
-        loose[0] = loose[0].with_nullable(False)
-    return with_parts(type, loose)
+    return mapped(type, without_nullability, loose=True)
 
 
 # Names
@@ -229,33 +225,30 @@ def _flag(value: Any) -> bool:
 # Values
 
 
+_PYTHON: tuple[tuple[Callable[[pa.DataType], bool], Any], ...] = (
+    (pa.types.is_decimal, Decimal),
+    (pa.types.is_integer, int),
+    (pa.types.is_floating, float),
+    (pa.types.is_timestamp, datetime),
+    (pa.types.is_date, date),
+    (pa.types.is_time, time),
+    (pa.types.is_duration, timedelta),
+    (pa.types.is_boolean, bool),
+    (pa.types.is_string, str),
+    (pa.types.is_large_string, str),
+    (pa.types.is_binary, bytes),
+    (pa.types.is_large_binary, bytes),
+    (pa.types.is_fixed_size_binary, bytes),
+    (pa.types.is_interval, pa.MonthDayNano),
+    (pa.types.is_null, None),
+    (pa.types.is_map, dict),
+    (pa.types.is_struct, dict),
+)
+
+
 def python_type(type: pa.DataType) -> Any:
     """The Python type of a field's default."""
-    if pa.types.is_decimal(type):
-        return Decimal
-    if pa.types.is_integer(type):
-        return int
-    if pa.types.is_floating(type):
-        return float
-    if pa.types.is_timestamp(type):
-        return datetime
-    if pa.types.is_date(type):
-        return date
-    if pa.types.is_time(type):
-        return time
-    if pa.types.is_duration(type):
-        return timedelta
-    if pa.types.is_boolean(type):
-        return bool
-    if pa.types.is_string(type) or pa.types.is_large_string(type):
-        return str
-    if pa.types.is_binary(type) or pa.types.is_large_binary(type) or pa.types.is_fixed_size_binary(type):
-        return bytes
-    if pa.types.is_interval(type):
-        return pa.MonthDayNano
-    if pa.types.is_null(type):
-        return None
-    return dict if pa.types.is_map(type) or pa.types.is_struct(type) else list
+    return next((python for is_kind, python in _PYTHON if is_kind(type)), list)
 
 
 def zero_of(type: pa.DataType) -> Any:
