@@ -124,6 +124,8 @@ _MAYBE_SECRET = (
 )
 _HEADER = r"(?:(?:proxy-)?authorization|(?:set-)?cookie|x-(?:amz|ms|goog)-[\w-]++)"
 
+_DATABASES = "amqps?|clickhouse|cockroachdb|mariadb|mongodb|mssql|mysql|oracle|postgres(?:ql)?|rediss?|redshift|snowflake|sqlserver"
+
 
 def _without_body(answer: re.Match[str]) -> str:
     body = answer["body"]
@@ -199,6 +201,16 @@ RULES = (
         "a parameter of a signed URL",
         r"((?:[?&;](?:sig|token)|signature|credential)=)(?!\*\*\*)[^&\s\"'<>,\\]++",
         rf"\1{_GONE}",
+    ),
+    _rule(
+        "user and password in a database's URL, whose path holds no @: so a password may hold / and @",
+        rf"((?:{_DATABASES})(?:\+\w{{1,30}})?://)[^/\s:@\"'<>]{{0,200}}+:(?:[^\s@\"'<>]{{0,1000}}+@){{1,10}}+",
+        r"\1",
+    ),
+    _rule(
+        "user and password as Go's drivers take them: user:password@tcp(host)",
+        r"(?<![^\s\"'`=(,<\[{])[^\s:@\"'`=/(,<\[{]{1,80}+:[^\s\"'`]{0,200}?@(?=(?:tcp|udp|unix)[46]?\()",
+        "",
     ),
     _rule("user and password in a URL", r"(://)[^/\s:@\"'<>]*+:[^/\s\"'<>]*@", r"\1"),
     _rule(

@@ -141,6 +141,12 @@ SAID = [
     ("(https://h/p/password=CANARY)", "(https://h/p/password=***)"),
     ("redis://:CANARY@host:6379/0, amqp://u:CAN@CANARY@h/v", "redis://host:6379/0, amqp://h/v"),
     ("https://CANARY@host/x", "https://host/x"),
+    ("postgresql://u:p@ss/CANARY@db", "postgresql://db"),
+    ("postgresql+psycopg2://u:CANARY/CAN@CANARY@db.x:5432/d?ssl=1", "postgresql+psycopg2://db.x:5432/d?ssl=1"),
+    ("jdbc:mysql://u:CANARY/CANARY@[::1]:3306/d, redis://:CANARY/@h/0", "jdbc:mysql://[::1]:3306/d, redis://h/0"),
+    ("dsn=u:CANARY@tcp(db:3306)/d?tls=true", "dsn=tcp(db:3306)/d?tls=true"),
+    ('"u:CAN@/:CANARY@unix(/run/my.sock)/d"', '"unix(/run/my.sock)/d"'),
+    ("mysql://u:CANARY@tcp(db:3306)/d", "mysql://tcp(db:3306)/d"),
     ("jdbc:oracle:thin:u/CANARY@//h:1521/x", "jdbc:oracle:thin://h:1521/x"),
     ("jdbc:postgresql://h/d?user=u&password=CANARY&ssl=true", "jdbc:postgresql://h/d?user=u&password=***&ssl=true"),
 ]
@@ -188,6 +194,8 @@ _HOSTILE = [
     "://a:",
     "://",
     "jdbc:oracle:thin:a/",
+    "mysql://a:/",
+    "a:@tcp",
     "a@",
 ]
 
@@ -215,6 +223,8 @@ _HOSTILE = [
         "bearer authentication is required, and the option 'password=' is not known: it's 'x'",
         "def call(signature: Signature, credentials: list[str])",
         "http://host:9000/bucket/a@b",
+        "postgresql://db:5432/d?application_name=weir, then mail@example.org",
+        "listening at tcp(0.0.0.0:3306): connect to it@tcp(host)",
         "struct<id:bigint,password:string,token:string>",
     ],
 )
