@@ -422,6 +422,40 @@ def test_what_was_fetched_takes_the_place_of_what_was_not_to_be_trusted(subtask)
     assert snapshot.working_copy(subtask.storage, subtask.attempt(3), one).source == subtask.directory(one)
 
 
+def test_what_somebody_begins_anew_when_a_restore_has_ended_is_not_removed(subtask, monkeypatch):
+    """Once the fetched snapshot has its name, the name under which it was fetched is free for another process."""
+    base = subtask.epoch(1, None, entries(1))
+    subtask.forget_local()
+    begun = subtask.home / f".restoring-{base.attempt}"
+    rename = Path.rename
+
+    def ended(source: Path, target: Path) -> Path:
+        settled = rename(source, target)
+        if source == begun:
+            begun.mkdir()
+            (begun / "another's").touch()
+        return settled
+
+    monkeypatch.setattr(Path, "rename", ended)
+    assert subtask.read(base) == entries(1)
+    assert (begun / "another's").exists()
+
+
+def test_what_was_fetched_goes_if_another_attempt_of_the_epoch_was_faster(subtask, monkeypatch):
+    base = subtask.epoch(1, None, entries(1))
+    subtask.forget_local()
+    rename = Path.rename
+
+    def slower(source: Path, target: Path) -> Path:
+        if source.name.startswith(".restoring-"):
+            (target / "snapshot").mkdir(parents=True)
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", slower)
+    snapshot.working_copy(subtask.storage, subtask.attempt(2), base)
+    assert not list(subtask.home.glob(".restoring-*"))
+
+
 def test_a_local_file_of_another_size_sends_the_whole_fork_to_storage(subtask):
     base = subtask.epoch(2, subtask.epoch(1, None, entries(1)), entries(2))
     local = sorted((subtask.directory(base) / "snapshot").glob("*.sst"))[-1]
