@@ -28,7 +28,7 @@ import structlog
 from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
-from configs.redaction import scrubbed, scrubbing
+from configs.redaction import error_status, scrubbed, scrubbing
 from state_ops.delta import log_cleanup, log_entries
 from state_ops.delta.log_entries import DataFile, Known, active_files
 from state_ops.errors import ConfigurationError, DamageError, FencedError, first_line, plainly
@@ -70,6 +70,9 @@ class Table(DeltaTable):
     vacuum = scrubbed(DeltaTable.vacuum)
 
 
+_BUSY = "Invalid table version"  # delta-rs says so where a 409 met a commit, and no entry is found
+
+
 @contextmanager
 def _committing() -> Iterator[None]:
     """Around a commit of delta-rs. CommitFailedError: there is another entry, or the store was busy with that very
@@ -81,9 +84,15 @@ def _committing() -> Iterator[None]:
         with scrubbing():
             yield
     except DeltaError as error:
-        if "Invalid table version" not in str(error):
+        if _BUSY not in str(error):
             raise
         raise CommitFailedError(f"The store was busy with the entry: {first_line(error)}") from error
+
+
+def was_busy(error: DeltaError) -> bool:
+    """Whether a write of delta-rs failed since the store was busy with an object (S3's 409): that very put has written
+    nothing, and trying again helps."""
+    return _BUSY in str(error) or error_status(str(error)) == "409"
 
 
 @scrubbing()

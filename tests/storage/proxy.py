@@ -212,14 +212,16 @@ def _a_fifth(chance: random.Random) -> Behaviour:
     return lambda _: refused(503, "SlowDown") if chance.random() < 0.2 else None
 
 
-def _to_first_put(decided: Answer | Lost, conditional: bool = False) -> Behaviour:
-    """To the first put of each object, or the first that has a condition."""
+def _to_first_put(
+    decided: Answer | Lost, conditional: bool = False, by: Callable[[str], str] = lambda place: place
+) -> Behaviour:
+    """To the first put of each object, or the first that has a condition. by: what counts as one object."""
     seen: set[str] = set()
     lock = threading.Lock()
 
     def behave(request: Request) -> Answer | Lost | None:
         with lock:
-            place = request.path.partition("?")[0]
+            place = by(request.path.partition("?")[0])
             if request.method != "PUT" or place in seen or (conditional and "if-none-match" not in request.headers):
                 return None
             seen.add(place)
@@ -267,6 +269,9 @@ BEHAVIOURS: dict[str, Behaviour] = {
         else None
     ),
     "is busy with each object at first": _to_first_put(refused(409, "ConditionalRequestConflict")),
+    "is busy with the first file of each kind": _to_first_put(
+        refused(409, "ConditionalRequestConflict"), by=lambda place: place.rpartition(".")[2]
+    ),
     "loses its answer to the first claim of each object": _to_first_put(
         Lost(refused(503, "SlowDown")), conditional=True
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from deltalake import DeltaTable
@@ -35,3 +36,19 @@ def test_state_in_a_bucket_is_read_asked_and_exported(bucket: Bucket, tmp_path: 
         options = view.storage.delta_options
     exported = DeltaTable(uri, storage_options=options).to_pyarrow_table().to_pylist()
     assert (version, {row["id"]: row["rows"] for row in exported}) == (0, expected)
+
+
+def test_an_export_to_a_store_that_is_busy_with_the_first_file_of_each_kind_is_written_once(
+    bucket: Bucket, misbehaving: Callable[[str], int], quick_retries: None, tmp_path: Path
+):
+    """S3's 409 says nothing of what is there: the export is tried again, and is one version of the table."""
+    counting.land(bucket, 1)
+    settings = counting.configured(bucket, tmp_path / "work")
+    list(run(counting.pipeline, settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
+    busy = counting.configured(bucket, tmp_path / "work", misbehaving("is busy with the first file of each kind"))
+    with state_reader.viewed(counting.pipeline, settings, "counts", None, "test") as view:
+        for expected in (0, 1):
+            uri, version = to_delta(view, busy, f"s3://{bucket.name}/exported", force=True)
+            assert version == expected
+            table = DeltaTable(uri, storage_options=view.storage.delta_options)
+            assert table.to_pyarrow_table().num_rows == sum(table.num_rows for table in view.tables())

@@ -22,11 +22,12 @@ from pipelines.runtime.inspection.database import streamed
 from pipelines.runtime.inspection.value_text import as_json
 from pipelines.runtime.inspection.view import View
 from state_ops.arrow import frames
-from state_ops.delta.fenced_table import Table, is_table
+from state_ops.delta.fenced_table import Table, is_table, was_busy
 from state_ops.errors import ConfigurationError, WeirError, plainly
 from state_ops.storage.storage import Storage
 
 _GROUP_ROWS = 65_536  # of a Parquet row group or an Arrow batch: key groups may be small
+_WRITES = 5  # of a table, while the store is busy with one of its objects
 STDOUT = "-"
 
 
@@ -209,8 +210,9 @@ def to_delta(view: View, settings: Settings, target: str, force: bool = False) -
         raise ConfigurationError(f"{target} is there already.", next="Choose another place, or say --force.")
     schema = storable(view)
     metadata = {"weir.checkpoint": str(view.checkpoint), "weir.stage": view.uid, "weir.storage": view.storage.uri}
-    tables = (table.cast(schema) for table in gathered(view.tables(), _GROUP_ROWS))
-    try:
+
+    def write_table() -> None:
+        tables = (table.cast(schema) for table in gathered(view.tables(), _GROUP_ROWS))
         with streamed(tables, schema) as reader, scrubbing():
             write_deltalake(
                 place.uri,
@@ -220,6 +222,15 @@ def to_delta(view: View, settings: Settings, target: str, force: bool = False) -
                 commit_properties=CommitProperties(custom_metadata=metadata),
                 storage_options=place.delta_options,
             )
+
+    try:
+        for left in reversed(range(_WRITES)):
+            try:
+                write_table()
+                break
+            except DeltaError as error:
+                if not left or not was_busy(error):
+                    raise
     except (DeltaError, OSError) as error:
         _remove_new(local, before)
         raise WeirError(

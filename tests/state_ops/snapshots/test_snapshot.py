@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -448,7 +449,7 @@ def test_what_was_fetched_goes_if_another_attempt_of_the_epoch_was_faster(subtas
 
     def slower(source: Path, target: Path) -> Path:
         if source.name.startswith(".restoring-"):
-            (target / "snapshot").mkdir(parents=True)
+            shutil.copytree(source, target)
         return rename(source, target)
 
     monkeypatch.setattr(Path, "rename", slower)
