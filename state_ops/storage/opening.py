@@ -28,7 +28,8 @@ def open_store(uri: str, s3: S3Settings | None = None) -> Store:
             next="Write s3://bucket/prefix; storage.s3 says by reference where the keys are.",
         )
     if scheme == "file" and _ESCAPE.search(unquote(uri) if "://" in uri else uri):
-        # delta-rs and the kernel below it decode a path each for itself, and then look for another directory.
+        # delta-rs writes below one decoding of a path, and the kernel in it reads below another; only a URI that is not
+        # escaped means the same to both, and that is another directory. A test looks whether that is still so.
         raise ConfigurationError(
             "The storage root holds a percent sign and two hex digits, below which no library can open Delta tables.",
             where=f"storage.root = {uri}",
