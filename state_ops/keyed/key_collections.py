@@ -81,12 +81,11 @@ class KeyList:
         """The lists of all keys of the batch, read when the first of them is asked for."""
         if self._loaded is None:
             self._loaded = [[] for _ in self._keys]
-            found = self._handle.get(self._frame)
-            owners = self._batch.codes(
-                frames.from_arrow(found.select(self._frame.columns)), f"state.{self._declared.name}"
-            )
-            for owner, row in zip(owners.tolist(), tuples(typed(found, self._declared.fields)), strict=True):
-                self._loaded[owner].append(_value(row, self._declared))
+            table = self._handle.get(self._frame)
+            keys = frames.from_arrow(table.select(self._frame.columns))
+            owners = self._batch.codes(keys, f"state.{self._declared.name}")
+            for owner, value in zip(owners.tolist(), _values(table, self._declared), strict=True):
+                self._loaded[owner].append(value)
         return self._loaded
 
 
@@ -120,26 +119,22 @@ class KeyMap:
         asked = self._addressed([(self.index, key)])
         if not self._handle.contains(asked)[0].as_py():
             return default
-        (row,) = tuples(typed(self._handle.get(asked), self._declared.fields))
-        return _given(_value(row, self._declared), self._declared)
+        return _given(_values(self._handle.get(asked), self._declared)[0], self._declared)
 
     def items(self) -> list[tuple[Any, Any]]:
         """All entries, in the order of their keys."""
-        found: dict[Any, Any] = {}
+        entries: dict[Any, Any] = {}
         if self.index not in self._cleared:
             table = self._handle.all(self._frame[[self.index]])
             keys = table.column(self._declared.key_column).to_pylist()
-            values = [_value(row, self._declared) for row in tuples(typed(table, self._declared.fields))]
-            found = dict(zip(keys, values, strict=True))
-        for index, key in self._changed:
-            if index == self.index:
-                found[key] = self._read(key)
-        return [(key, _given(found[key], self._declared)) for key in sorted(found) if found[key] is not _GONE]
+            entries = dict(zip(keys, _values(table, self._declared), strict=True))
+        entries |= {key: self._read(key) for index, key in self._changed if index == self.index}
+        return [(key, _given(entries[key], self._declared)) for key in sorted(entries) if entries[key] is not _GONE]
 
     def clear(self) -> None:
         """Forget all entries."""
         self._cleared.add(self.index)
-        self._changed = {one: value for one, value in self._changed.items() if one[0] != self.index}
+        self._changed = {entry: value for entry, value in self._changed.items() if entry[0] != self.index}
 
     def __getitem__(self, key: Any) -> Any:
         value = self.get(key, _GONE)
@@ -162,18 +157,17 @@ class KeyMap:
     def end(self) -> None:
         if self._cleared:
             self._handle.clear(self._frame[sorted(self._cleared)])
-        if gone := [one for one, value in self._changed.items() if value is _GONE]:
+        if gone := [entry for entry, value in self._changed.items() if value is _GONE]:
             self._handle.delete(self._addressed(gone))
-        if kept := [one for one, value in self._changed.items() if value is not _GONE]:
-            rows = [_row(self._changed[one], self._declared) for one in kept]
+        if kept := [entry for entry, value in self._changed.items() if value is not _GONE]:
+            rows = [_row(self._changed[entry], self._declared) for entry in kept]
             table = columns(
                 self._declared.fields,
                 rows,
                 lambda number: _of(self._keys[kept[number][0]], self._declared),
                 self._where,
             )
-            entries = self._addressed(kept)
-            self._handle.put(widened(entries, table))
+            self._handle.put(widened(self._addressed(kept), table))
 
     def _spelled(self, key: Any) -> Any:
         """A map's key as it is stored."""
@@ -243,7 +237,7 @@ class KeyTimers:
         if self._cleared:
             self._handle.clear(self._frame[sorted(self._cleared)])
         if owners := [index for index, moments in self._at.items() for _ in moments]:
-            moments = pa.array([one for moments in self._at.values() for one in moments], MOMENT)
+            moments = pa.array([moment for moments in self._at.values() for moment in moments], MOMENT)
             self._handle.set(beside(self._frame, owners, pa.table({_MOMENT: moments})), at=_MOMENT)
         for after, owners in self._after.items():
             if owners:
@@ -255,6 +249,11 @@ def _value(row: Row, declared: Collection) -> Any:
     if declared.row is None:
         return row[0]
     return dict(zip([field.name for field in declared.fields], row, strict=True))
+
+
+def _values(table: pa.Table, declared: Collection) -> list[Any]:
+    """Stored elements as they are kept."""
+    return [_value(row, declared) for row in tuples(typed(table, declared.fields))]
 
 
 def _kept(value: Any, declared: Collection, where: str) -> Any:

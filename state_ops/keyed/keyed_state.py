@@ -73,55 +73,56 @@ class KeyedState(ValueState):
         self._timers = timers or TimerState(backend, keys, where, now=0, epoch=0, allowed=False)
         self.timers = self._timers
         self._collections = {
-            one.name: (ListState if one.kind == LIST else MapState)(backend, one, keys, where, convert, expiry)
-            for one in collections
+            declared.name: (ListState if declared.kind == LIST else MapState)(
+                backend, declared, keys, where, convert, expiry
+            )
+            for declared in collections
         }
 
     def __getattr__(self, name: str) -> Any:
-        named = self.__dict__.get("_collections", {})
-        if name in named:
-            return named[name]
+        collections = self.__dict__.get("_collections", {})
+        if name in collections:
+            return collections[name]
         if name.startswith("_"):
             raise AttributeError(name)
         raise StageError(
             f"The state has no list or map {name!r}.",
             where=self._where,
-            next=f"Its lists and maps are: {', '.join(named) or 'none'}. Fields are read with state.get and state.join.",
+            next=f"Its lists and maps are: {', '.join(collections) or 'none'}. Fields are read with state.get and state.join.",
         )
 
     def begin(self, batch: pl.DataFrame) -> None:
         super().begin(batch)
-        known = self._known()
-        for one in (*self._collections.values(), self._timers):
-            one.begin(known)
+        for handle in (*self._collections.values(), self._timers):
+            handle.begin(self.batch)
 
     def flush(self) -> None:
         super().flush()
-        waiting = [entries for one in (*self._collections.values(), self._timers) for entries in one.changes()]
-        write(self._backend, waiting)
+        handles = (*self._collections.values(), self._timers)
+        write(self._backend, [entries for handle in handles for entries in handle.changes()])
 
     def clear(self, frame: Any) -> None:
         """Forget all that is kept for each row's key: its row, lists, maps and timers."""
         self.delete(frame)
-        for one in self._collections.values():
-            one.clear(frame)
+        for collection in self._collections.values():
+            collection.clear(frame)
         if self._timers.allowed:
             self._timers.clear(frame)
 
 
 def check_names(collections: Sequence[Collection], keys: Sequence[str], where: str) -> None:
     """PipelineError for a list or map whose name is taken by the handle, or whose columns are key columns."""
-    for one in collections:
-        if one.name in _TAKEN:
+    for declared in collections:
+        if declared.name in _TAKEN:
             raise PipelineError(
-                f"The {one.kind} {one.name!r} would hide state.{one.name}.",
+                f"The {declared.kind} {declared.name!r} would hide state.{declared.name}.",
                 where=where,
                 next="Rename it in the State class.",
             )
-        for name in (one.name, *one.columns):
+        for name in (declared.name, *declared.columns):
             if name in keys:
                 raise PipelineError(
-                    f"{name!r} is a key column and a column of the {one.kind} {one.name!r}.",
+                    f"{name!r} is a key column and a column of the {declared.kind} {declared.name!r}.",
                     where=where,
                     next="Rename one of the two: rows of keys and elements have both.",
                 )
@@ -132,10 +133,10 @@ _TAKEN = frozenset(name for name in dir(KeyedState) if not name.startswith("_"))
 
 def sorts(schema: StateSchema, collections: Sequence[Collection]) -> dict[bytes, StateSchema]:
     """The schema of every sort of entry that has rows, by what stands between its key group and its key."""
-    found = {bytes([VALUE_STATE]): schema}
-    for one in collections:
-        tag = (one.tag + (1 << 31)).to_bytes(4, "big")
-        found[bytes([LIST_STATE if one.kind == LIST else MAP_STATE]) + tag] = one.schema
-        if one.kind == LIST:
-            found[bytes([LIST_ENDS]) + tag] = ends_schema(one.schema)
-    return found
+    schemas = {bytes([VALUE_STATE]): schema}
+    for declared in collections:
+        tag = (declared.tag + (1 << 31)).to_bytes(4, "big")
+        schemas[bytes([LIST_STATE if declared.kind == LIST else MAP_STATE]) + tag] = declared.schema
+        if declared.kind == LIST:
+            schemas[bytes([LIST_ENDS]) + tag] = ends_schema(declared.schema)
+    return schemas

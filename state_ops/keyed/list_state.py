@@ -21,9 +21,9 @@ from state_ops.arrow import frames
 from state_ops.backends.base import Backend
 from state_ops.errors import DamageError, StageError
 from state_ops.keyed import ttl
-from state_ops.keyed.key_batch import Batch, Convert, given_columns
+from state_ops.keyed.handle import CollectionState
+from state_ops.keyed.key_batch import Batch, Convert
 from state_ops.keyed.ttl import Expiry
-from state_ops.keyed.value_state import check_nulls
 from state_ops.rows.entry_buffer import Entries, of_tag
 from state_ops.schema.descriptors import LIST_ENDS, LIST_STATE, Collection
 from state_ops.schema.key_codec import decode_keys, last_int64
@@ -35,12 +35,8 @@ _PLAIN_ENDS = StateSchema.build([("first", pa.int64(), False, 0), ("next", pa.in
 _STAMPED_ENDS = ttl.stamped(_PLAIN_ENDS)
 
 
-class ListState:
-    """The list `name` of each key: `state.<name>`. Methods take a frame with the key columns, whose keys are of the
-    batch.
-
-    declared: with the hidden field of `ttl.stamped` in its schema if there is an expiry.
-    """
+class ListState(CollectionState):
+    """The list `name` of each key: `state.<name>`."""
 
     def __init__(
         self,
@@ -51,16 +47,10 @@ class ListState:
         convert: Convert,
         expiry: Expiry | None = None,
     ) -> None:
-        self._declared, self._keys, self._where, self._convert, self._expiry = declared, keys, where, convert, expiry
-        self._schema, self._ends_schema = declared.schema, ends_schema(declared.schema)
-        all_types = dict(frames.from_arrow(declared.schema.arrow.empty_table()).schema)
-        self._types = {field.name: all_types[field.name] for field in declared.fields}
-        self._nullable = {field.name: field.nullable for field in declared.fields}
+        super().__init__(backend, declared, keys, where, convert, expiry)
+        self._ends_schema, self._ends = ends_schema(declared.schema), Entries(backend)
         # Where there is or was a TTL, the sweep has deleted elements that the ends still know of.
-        self._swept = any(TOUCHED in one.arrow.names for one in (declared.schema, *declared.schema.older))
-        self._elements, self._ends = Entries(backend), Entries(backend)
-        self._name = f"state.{declared.name}"
-        self._batch: Batch | None = None
+        self._swept = any(TOUCHED in schema.arrow.names for schema in (declared.schema, *declared.schema.older))
         self._first: np.ndarray | None = None
 
     # -- the runtime's half
@@ -73,12 +63,12 @@ class ListState:
         if self._first is not None and self._moved.any():
             codes = np.flatnonzero(self._moved)
             empty = self._first[codes] >= self._next[codes]
-            keys = self._known().encoded(LIST_ENDS, codes[~empty], [self._declared.tag])
+            keys = self.batch.encoded(LIST_ENDS, codes[~empty], [self._declared.tag])
             ends = pl.DataFrame({"first": self._first[codes[~empty]], "next": self._next[codes[~empty]]})
             self._ends.put(keys, ttl.encoded(self._ends_schema, ends, self._expiry))
-            self._ends.delete(self._known().encoded(LIST_ENDS, codes[empty], [self._declared.tag]))
+            self._ends.delete(self.batch.encoded(LIST_ENDS, codes[empty], [self._declared.tag]))
             self._moved[:] = False
-        return [self._elements, self._ends]
+        return [self._entries, self._ends]
 
     # -- the author's half
 
@@ -89,15 +79,9 @@ class ListState:
         default."""
         method = f"{self._name}.append"
         given = frames.polars(frame)
-        batch, codes = self._codes(given, method)
-        fields = given_columns(given, self._types, columns, method, self._where)
-        if not fields:
-            raise StageError(
-                f"{method} got no column named like a field of an element: {', '.join(self._types)}.",
-                where=self._where,
-                next=f'Rename one, or say which: {method}(frame, {next(iter(self._types))}="column").',
-            )
-        check_nulls(fields, self._nullable, codes, batch, method)
+        codes = self.batch.codes(given, method)
+        fields = self._fields(given, columns, method, "an element")
+        self._check_nulls(fields, codes, method)
         if not len(codes):
             return
         self._load()
@@ -107,16 +91,14 @@ class ListState:
                 for f in self._declared.fields
             ]
         )
-        numbers = self._next[codes] + _position(codes)
-        self._put(codes, numbers, rows)
-        self._next += np.bincount(codes, minlength=len(batch))
+        self._put(self._entry_keys(codes, self._next[codes] + _position(codes)), rows)
+        self._next += np.bincount(codes, minlength=len(self.batch))
         self._moved[codes] = True
 
     def get(self, frame: Any) -> Any:
         """All elements of the frame's keys: key columns and the elements' fields, a row an element; keys in the order
         of their first row, elements in that of the list."""
-        given = frames.polars(frame)
-        return self._read(self._distinct(given, f"{self._name}.get"), None)
+        return self._read(self._distinct(frame, f"{self._name}.get"), None)
 
     def last(self, frame: Any, n: int = 1) -> Any:
         """As `get`, but only the last n elements of each key, or as many as there are."""
@@ -124,17 +106,17 @@ class ListState:
             raise StageError(
                 f"{self._name}.last(frame, {n}) asks for nothing.", where=self._where, next="Say n=1 or more."
             )
-        return self._read(self._distinct(frames.polars(frame), f"{self._name}.last"), n)
+        return self._read(self._distinct(frame, f"{self._name}.last"), n)
 
     def trim(self, frame: Any, keep: int) -> None:
         """Drop all but the last `keep` elements of each of the frame's keys."""
         if keep < 0:
             raise StageError(f"{self._name}.trim(frame, {keep}) cannot be.", where=self._where, next="Keep 0 or more.")
-        codes = self._distinct(frames.polars(frame), f"{self._name}.trim")
+        codes = self._distinct(frame, f"{self._name}.trim")
         self._load()
         self._advance(codes, None)
         first = np.maximum(self._first[codes], self._next[codes] - keep)  # type: ignore[index]
-        self._elements.delete(self._entry_keys(*_expanded(codes, self._first[codes], first)))  # type: ignore[index]
+        self._entries.delete(self._entry_keys(*_expanded(codes, self._first[codes], first)))  # type: ignore[index]
         moved = first > self._first[codes]  # type: ignore[index]
         self._first[codes] = first  # type: ignore[index]
         self._moved[codes[moved]] = True
@@ -145,25 +127,17 @@ class ListState:
 
     # -- how
 
-    def _known(self) -> Batch:
-        assert self._batch is not None, "state is used outside a batch"
-        return self._batch
-
-    def _codes(self, frame: pl.DataFrame, method: str) -> tuple[Batch, np.ndarray]:
-        batch = self._known()
-        return batch, batch.codes(frame, method)
-
-    def _distinct(self, frame: pl.DataFrame, method: str) -> np.ndarray:
-        return pl.Series(self._codes(frame, method)[1]).unique(maintain_order=True).to_numpy()
-
     def _load(self) -> None:
         """The ends of the lists of all keys of the batch."""
         if self._first is not None:
             return
-        batch = self._known()
-        self._first, self._next = np.zeros(len(batch), np.int64), np.zeros(len(batch), np.int64)
-        self._moved = np.zeros(len(batch), bool)
-        values = self._ends.get(batch.encoded(LIST_ENDS, None, [self._declared.tag]))
+        number = len(self.batch)
+        self._first, self._next, self._moved = (
+            np.zeros(number, np.int64),
+            np.zeros(number, np.int64),
+            np.zeros(number, bool),
+        )
+        values = self._ends.get(self.batch.encoded(LIST_ENDS, None, [self._declared.tag]))
         here = np.flatnonzero(np.fromiter((value is not None for value in values), bool, len(values)))
         # Ends carry a stamp for the sweep alone: which elements live is for these to say.
         rows, _ = ttl.decoded(self._ends_schema, [value for value in values if value is not None], None)
@@ -179,8 +153,8 @@ class ListState:
         codes = codes[many]
         starts, ends = self._entry_keys(codes, self._first[codes]), self._entry_keys(codes, self._next[codes])
         for code, start, end in zip(codes.tolist(), starts, ends, strict=True):
-            found = self._elements.first(start, end)
-            number = int(self._next[code]) if found is None else last_int64(found)
+            oldest = self._entries.first(start, end)
+            number = int(self._next[code]) if oldest is None else last_int64(oldest)
             self._moved[code] |= number > self._first[code]
             self._first[code] = number
 
@@ -192,12 +166,12 @@ class ListState:
         if n is not None:
             first = np.maximum(first, after - n)
         owners, numbers = _expanded(codes, first, after)
-        values = self._elements.get(self._entry_keys(owners, numbers))
+        values = self._entries.get(self._entry_keys(owners, numbers))
         here = np.fromiter((value is not None for value in values), bool, len(values))
         if not here.all() and not self._swept:
             raise DamageError(
                 f"{int((~here).sum())} elements of the list {self._declared.name!r} are missing (keys: "
-                f"{self._known().sample(owners[~here])}).",
+                f"{self.batch.sample(owners[~here])}).",
                 where=self._where,
                 next="Restore from the last checkpoint; weir fsck finds what else is damaged.",
             )
@@ -212,23 +186,18 @@ class ListState:
             self._first[gone] = oldest[gone]
             self._moved[gone] = True
             touched = self._expiry.touched_by_reading(rows[TOUCHED])
-            self._put(owners[touched], numbers[touched], rows.filter(pl.Series(touched)))
+            self._put(self._entry_keys(owners[touched], numbers[touched]), rows.filter(pl.Series(touched)))
             self._moved[owners[touched]] = True
-        elements = rows.select(list(self._types))
-        return self._convert(frames.arrow(pl.concat([self._known().of(owners), elements], how="horizontal")))
-
-    def _put(self, codes: np.ndarray, numbers: np.ndarray, rows: pl.DataFrame) -> None:
-        self._elements.put(self._entry_keys(codes, numbers), ttl.encoded(self._schema, rows, self._expiry))
+        return self._out(pl.concat([self.batch.of(owners), rows.select(list(self._types))], how="horizontal"))
 
     def _entry_keys(self, codes: np.ndarray, numbers: np.ndarray) -> list[bytes]:
-        return self._known().encoded(LIST_STATE, codes, [self._declared.tag], [pa.array(numbers, pa.int64())])
+        return self.batch.encoded(LIST_STATE, codes, [self._declared.tag], [pa.array(numbers, pa.int64())])
 
 
 def ends_schema(elements: StateSchema) -> StateSchema:
     """The schema of a list's ends, and those that they had before: a TTL came and went for them when it did for
     elements."""
-    older = [_of_ends(one) for one in elements.older]
-    return _of_ends(elements).reading(older)
+    return _of_ends(elements).reading([_of_ends(schema) for schema in elements.older])
 
 
 def _of_ends(elements: StateSchema) -> StateSchema:
@@ -274,8 +243,8 @@ def scan_list(
         owners = owners.with_columns(bounds["first"].alias(_FIRST), bounds["next"].alias(_NEXT))
         _, columns = decode_keys([key for key, _ in elements], [*types, pa.int64()])
         rows, alive = ttl.decoded_table(schema, [value for _, value in elements], expiry)
-        found = pl.DataFrame(pl.from_arrow(pa.table(columns[1:], names=[*keys.names, _CODE])))
-        bounded = found.join(owners, on=keys.names, how="left", maintain_order="left")
+        stored = pl.DataFrame(pl.from_arrow(pa.table(columns[1:], names=[*keys.names, _CODE])))
+        bounded = stored.join(owners, on=keys.names, how="left", maintain_order="left")
         within = bounded.select((pl.col(_CODE) >= pl.col(_FIRST)) & (pl.col(_CODE) < pl.col(_NEXT))).to_series()
         table = pa.table([*columns[1:-1], *rows.columns], names=[*keys.names, *rows.column_names])
         yield table.filter(pa.array(alive & within.fill_null(False).to_numpy()))

@@ -18,12 +18,13 @@ from state_ops.arrow import frames
 from state_ops.backends.base import Backend
 from state_ops.errors import StageError
 from state_ops.keyed import ttl
-from state_ops.keyed.key_batch import Batch, Convert, given_columns
+from state_ops.keyed.handle import CollectionState
+from state_ops.keyed.key_batch import Convert, given_columns
 from state_ops.keyed.ttl import Expiry
-from state_ops.keyed.value_state import check_foldable, check_nulls
+from state_ops.keyed.value_state import check_foldable
 from state_ops.rows import key_aggregation
 from state_ops.rows.aggregates import Agg
-from state_ops.rows.entry_buffer import Entries, of_tag
+from state_ops.rows.entry_buffer import of_tag
 from state_ops.rows.row_store import rows_of
 from state_ops.schema.descriptors import MAP_STATE, Collection
 from state_ops.schema.key_codec import decode_keys
@@ -33,13 +34,9 @@ _CODE = "__weir_code"
 _ENTRY = "__weir_entry"
 
 
-class MapState:
-    """The map `name` of each key: `state.<name>`. Methods take a frame with the key columns, whose keys are of the
-    batch.
-
-    declared: with the hidden field of `ttl.stamped` in its schema if there is an expiry. Where a method is about single
-    entries, the column `<name>_key`, or `<name>_key="column"`, has their map keys.
-    """
+class MapState(CollectionState):
+    """The map `name` of each key: `state.<name>`. Where a method is about single entries, the column `<name>_key`, or
+    `<name>_key="column"`, has their map keys."""
 
     def __init__(
         self,
@@ -50,28 +47,10 @@ class MapState:
         convert: Convert,
         expiry: Expiry | None = None,
     ) -> None:
-        self._declared, self._keys, self._where, self._convert, self._expiry = declared, keys, where, convert, expiry
-        self._schema = declared.schema
-        all_types = dict(frames.from_arrow(declared.schema.arrow.empty_table()).schema)
-        self._types = {field.name: all_types[field.name] for field in declared.fields}
-        self._nullable = {field.name: field.nullable for field in declared.fields}
+        super().__init__(backend, declared, keys, where, convert, expiry)
         assert declared.key is not None
         self._key_type = declared.key
-        self._map_key = {
-            declared.key_column: frames.from_arrow(pa.table({"key": pa.array([], declared.key)})).dtypes[0]
-        }
-        self._entries = Entries(backend)
-        self._name = f"state.{declared.name}"
-        self._batch: Batch | None = None
-
-    # -- the runtime's half
-
-    def begin(self, batch: Batch) -> None:
-        self._batch = batch
-
-    def changes(self) -> list[Entries]:
-        """What the batch changed and is not written yet."""
-        return [self._entries]
+        self._map_key = {declared.key_column: frames.polars_type(declared.key)}
 
     # -- the author's half
 
@@ -80,22 +59,17 @@ class MapState:
         column stay as they are, and are the defaults in a new entry. One row an entry."""
         method = f"{self._name}.put"
         given, codes, keys = self._addressed(frame, columns, method)
-        fields = given_columns(given, self._types, _without(columns, self._map_key), method, self._where)
-        if not fields:
-            raise StageError(
-                f"{method} got no column named like a field of a value: {', '.join(self._types)}.",
-                where=self._where,
-                next=f'Rename one, or say which: {method}(frame, {next(iter(self._types))}="column").',
-            )
+        of_fields = {name: column for name, column in columns.items() if name not in self._map_key}
+        fields = self._fields(given, of_fields, method, "a value")
         encoded = self._encoded(codes, keys)
         if len(set(encoded)) < len(encoded):
             twice = pl.Series(encoded, dtype=pl.Binary).is_duplicated().to_numpy()
-            raise self._known().misuse(
+            raise self.batch.misuse(
                 f"{method} got several rows for one entry",
                 codes[twice],
                 f"Reduce the frame to one row per key and map key first, or use {self._name}.fold.",
             )
-        check_nulls(fields, self._nullable, codes, self._known(), method)
+        self._check_nulls(fields, codes, method)
         if len(fields) == len(self._types):
             rows = pl.DataFrame([fields[name] for name in self._types])
         else:
@@ -104,44 +78,38 @@ class MapState:
 
     def get(self, frame: Any, **columns: str) -> Any:
         """The value of each row's entry, row by row; the fields' defaults where there is none."""
-        _, codes, keys = self._addressed(frame, columns, f"{self._name}.get", only_keys=True)
-        encoded = self._encoded(codes, keys)
-        rows, present = self._rows(encoded)
-        self._touch(encoded, rows, present)
-        return self._convert(frames.arrow(rows.select(list(self._types))))
+        rows, _ = self._looked_up(frame, columns, "get")
+        return self._out(rows.select(list(self._types)))
 
     def contains(self, frame: Any, **columns: str) -> Any:
         """Whether each row's entry is there: a column of booleans, row by row."""
-        _, codes, keys = self._addressed(frame, columns, f"{self._name}.contains", only_keys=True)
-        encoded = self._encoded(codes, keys)
-        rows, present = self._rows(encoded)
-        self._touch(encoded, rows, present)
+        _, present = self._looked_up(frame, columns, "contains")
         return self._convert(pa.table({self._declared.name: pa.array(present)}))[self._declared.name]
 
     def all(self, frame: Any) -> Any:
         """All entries of the frame's keys: key columns, `<name>_key` and the values' fields; keys in the order of their
         first row, entries in that of their map keys."""
-        codes = pl.Series(self._known().codes(frames.polars(frame), f"{self._name}.all")).unique(maintain_order=True)
-        encoded, values = self._below(codes.to_numpy())
+        codes = self._distinct(frame, f"{self._name}.all")
+        encoded, values = self._below(codes)
         _, columns = decode_keys(encoded, [pa.int32(), *self._keys.types, self._key_type])
         rows, alive = ttl.decoded(self._schema, values, self._expiry)
         keyed = frames.from_arrow(pa.table(columns[1:], names=[*self._keys.names, *self._map_key]))
         keyed = pl.concat([keyed, rows], how="horizontal")
         self._touch(encoded, keyed, alive)
-        place = np.full(len(self._known()), -1, np.int64)
-        place[codes.to_numpy()] = np.arange(len(codes))
-        owners = place[self._known().codes(keyed, f"{self._name}.all")]
+        place = np.full(len(self.batch), -1, np.int64)
+        place[codes] = np.arange(len(codes))
+        owners = place[self.batch.codes(keyed, f"{self._name}.all")]
         order = np.argsort(owners[alive], kind="stable")
-        found = keyed.filter(pl.Series(alive))[order].select([*self._keys.names, *self._map_key, *self._types])
-        return self._convert(frames.arrow(found))
+        entries = keyed.filter(pl.Series(alive))[order]
+        return self._out(entries.select([*self._keys.names, *self._map_key, *self._types]))
 
     def fold(self, frame: Any, **arguments: Agg | str) -> Any:
         """Merge aggregates of this frame's rows into their entries, in fields of the aggregates' names; returns key
         columns, `<name>_key` and the new values, a row an entry. Beside aggregates only `<name>_key="column"` is
         taken."""
         method = f"{self._name}.fold"
-        aggregates = {name: one for name, one in arguments.items() if isinstance(one, Agg)}
-        columns = {name: one for name, one in arguments.items() if isinstance(one, str)}
+        aggregates = {name: agg for name, agg in arguments.items() if isinstance(agg, Agg)}
+        columns = {name: column for name, column in arguments.items() if isinstance(column, str)}
         given, codes, keys = self._addressed(frame, columns, method, only_keys=True)
         check_foldable(aggregates, self._nullable, given, method, self._where)
         if not aggregates:
@@ -154,10 +122,10 @@ class MapState:
         encoded = self._encoded(owners, fresh[_ENTRY])
         rows = self._rows(encoded)[0]
         merged = key_aggregation.merged(wanted, rows, fresh, self._where)
-        check_nulls({name: merged[name] for name in aggregates}, self._nullable, owners, self._known(), method)
+        self._check_nulls({name: merged[name] for name in aggregates}, owners, method)
         self._put(encoded, rows.with_columns([merged[name] for name in aggregates]))
-        keyed = self._known().of(owners).with_columns(fresh[_ENTRY].alias(self._declared.key_column))
-        return self._convert(frames.arrow(pl.concat([keyed, merged], how="horizontal")))
+        keyed = self.batch.of(owners).with_columns(fresh[_ENTRY].alias(self._declared.key_column))
+        return self._out(pl.concat([keyed, merged], how="horizontal"))
 
     def delete(self, frame: Any, **columns: str) -> None:
         """Forget each row's entry."""
@@ -166,52 +134,56 @@ class MapState:
 
     def clear(self, frame: Any) -> None:
         """Forget the maps of the frame's keys."""
-        codes = np.unique(self._known().codes(frames.polars(frame), f"{self._name}.clear"))
+        codes = np.unique(self.batch.codes(frames.polars(frame), f"{self._name}.clear"))
         self._entries.delete(self._below(codes)[0])
 
     # -- how
-
-    def _known(self) -> Batch:
-        assert self._batch is not None, "state is used outside a batch"
-        return self._batch
 
     def _addressed(
         self, frame: Any, columns: dict[str, str], method: str, only_keys: bool = False
     ) -> tuple[pl.DataFrame, np.ndarray, pl.Series]:
         """The frame, the code of each row's key, and each row's map key."""
         given = frames.polars(frame)
-        codes = self._known().codes(given, method)
-        known = self._map_key if only_keys else {**self._map_key, **self._types}
+        codes = self.batch.codes(given, method)
+        allowed = self._map_key if only_keys else {**self._map_key, **self._types}
         for name in columns:
-            if name not in known:
+            if name not in allowed:
                 raise StageError(
-                    f"{method} knows no {name!r}.", where=self._where, next=f"Its columns are: {', '.join(known)}."
+                    f"{method} knows no {name!r}.", where=self._where, next=f"Its columns are: {', '.join(allowed)}."
                 )
-        mine = {name: column for name, column in columns.items() if name in self._map_key}
         name = self._declared.key_column
-        found = given_columns(given, self._map_key, mine, method, self._where)
-        if name not in found:
+        of_keys = {name: columns[name]} if name in columns else {}
+        keys = given_columns(given, self._map_key, of_keys, method, self._where).get(name)
+        if keys is None:
             raise StageError(
                 f"{method} needs the map keys: the frame has no column {name!r}.",
                 where=self._where,
                 next=f'Say which it is: {method}(frame, {name}="column").',
             )
-        if found[name].null_count():
-            raise self._known().misuse(
-                f"{method} got {found[name].null_count()} null(s) for map keys",
-                codes[found[name].is_null().to_numpy()],
+        if keys.null_count():
+            raise self.batch.misuse(
+                f"{method} got {keys.null_count()} null(s) for map keys",
+                codes[keys.is_null().to_numpy()],
                 "A null is no key: leave the rows out, or fill the column.",
             )
-        return given, codes, found[name]
+        return given, codes, keys
+
+    def _looked_up(self, frame: Any, columns: dict[str, str], method: str) -> tuple[pl.DataFrame, np.ndarray]:
+        """The row of each row's entry, which is touched by that, and whether there is one."""
+        _, codes, keys = self._addressed(frame, columns, f"{self._name}.{method}", only_keys=True)
+        encoded = self._encoded(codes, keys)
+        rows, present = self._rows(encoded)
+        self._touch(encoded, rows, present)
+        return rows, present
 
     def _encoded(self, codes: np.ndarray, keys: pl.Series) -> list[bytes]:
         column = frames.arrow(keys.to_frame("key")).column(0).cast(self._key_type)
-        return self._known().encoded(MAP_STATE, codes, [self._declared.tag], [column])
+        return self.batch.encoded(MAP_STATE, codes, [self._declared.tag], [column])
 
     def _below(self, codes: np.ndarray) -> tuple[list[bytes], list[bytes]]:
         """The entries of some keys, in key order."""
-        found = list(self._entries.below(self._known().encoded(MAP_STATE, codes, [self._declared.tag])))
-        return [key for key, _ in found], [value for _, value in found]
+        entries = list(self._entries.below(self.batch.encoded(MAP_STATE, codes, [self._declared.tag])))
+        return [key for key, _ in entries], [value for _, value in entries]
 
     def _rows(self, encoded: list[bytes]) -> tuple[pl.DataFrame, np.ndarray]:
         """The rows of entries, the defaults where there is none; and where there is one."""
@@ -223,13 +195,6 @@ class MapState:
         if self._expiry is not None:
             touched = np.flatnonzero(self._expiry.touched_by_reading(rows[TOUCHED]) & present)
             self._put([encoded[index] for index in touched.tolist()], rows[touched])
-
-    def _put(self, encoded: list[bytes], rows: pl.DataFrame) -> None:
-        self._entries.put(encoded, ttl.encoded(self._schema, rows, self._expiry))
-
-
-def _without(columns: dict[str, str], keys: dict[str, Any]) -> dict[str, str]:
-    return {name: column for name, column in columns.items() if name not in keys}
 
 
 def scan_map(

@@ -26,6 +26,7 @@ from state_ops.arrow import frames
 from state_ops.backends.base import Backend
 from state_ops.durations import micros
 from state_ops.errors import StageError
+from state_ops.keyed.handle import BatchHandle
 from state_ops.keyed.key_batch import Batch
 from state_ops.rows.entry_buffer import Entries
 from state_ops.schema.descriptors import (
@@ -45,7 +46,7 @@ _KINDS = {EVENT: (EVENT_TIMERS, EVENT_TIMERS_OF_KEY), PROCESSING: (PROCESSING_TI
 _MAX = (1 << 63) - 1
 
 
-class TimerState:
+class TimerState(BatchHandle):
     """The timers of each key: `state.timers`. now: processing time of the epoch, in microseconds; epoch: its id."""
 
     def __init__(
@@ -61,7 +62,6 @@ class TimerState:
         self._backend, self._keys, self._where, self._now, self._epoch = backend, keys, where, now, epoch
         self.allowed, self._event_time = allowed, event_time
         self._timers = Entries(backend)
-        self._batch: Batch | None = None
         self._firing: tuple[str, np.ndarray, int] | None = None
         self.disturbed = False
 
@@ -106,9 +106,7 @@ class TimerState:
                 next='Name the column at the source: files(..., event_time="..."), or say after="15m" (processing time).',
             )
         if at is not None:
-            moments = self._moments(given, at, "state.timers.set")
-            known = moments.is_not_null().to_numpy()
-            self._set(EVENT, codes[known], moments.drop_nulls().to_numpy())
+            self._set(EVENT, *self._moments(given, codes, at, "state.timers.set"))
         else:
             assert after is not None
             moment = self._now + micros(after, f"{self._where}, state.timers.set", "after")
@@ -118,22 +116,18 @@ class TimerState:
         """Take back all timers of each row's key, or with `at`, a column, the event-time one at that moment."""
         given, codes = self._given(frame, "state.timers.clear")
         if at is not None:
-            moments = self._moments(given, at, "state.timers.clear")
-            known = moments.is_not_null().to_numpy()
-            self._forget(EVENT, codes[known], moments.drop_nulls().to_numpy())
+            self._forget(EVENT, *self._moments(given, codes, at, "state.timers.clear"))
             return
         codes = np.unique(codes)
         for domain, (_, of_key) in _KINDS.items():
-            assert self._batch is not None
-            found = [key for key, _ in self._timers.below(self._batch.encoded(of_key, codes))]
-            columns = decode_keys(found, [*self._keys.types, pa.int64()])[1]
+            stored = [key for key, _ in self._timers.below(self.batch.encoded(of_key, codes))]
+            columns = decode_keys(stored, [*self._keys.types, pa.int64()])[1]
             owners: pl.DataFrame = pl.from_arrow(pa.table(columns[:-1], names=self._keys.names))  # type: ignore[assignment]
-            self._forget(domain, self._batch.codes(owners, "state.timers.clear"), columns[-1].to_numpy())
+            self._forget(domain, self.batch.codes(owners, "state.timers.clear"), columns[-1].to_numpy())
 
     # -- how
 
     def _given(self, frame: Any, method: str) -> tuple[pl.DataFrame, np.ndarray]:
-        assert self._batch is not None, "state is used outside a batch"
         if not self.allowed:
             raise StageError(
                 f"{method}: nothing is called when a timer fires.",
@@ -141,26 +135,29 @@ class TimerState:
                 next="Give the stage a function for it: @stage(..., on_timer=function).",
             )
         given = frames.polars(frame)
-        return given, self._batch.codes(given, method)
+        return given, self.batch.codes(given, method)
 
-    def _moments(self, frame: pl.DataFrame, column: str, method: str) -> pl.Series:
+    def _moments(
+        self, frame: pl.DataFrame, codes: np.ndarray, column: str, method: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Of a frame's rows that have a moment: the codes of their keys, and the moments in microseconds."""
         if column not in frame.columns:
             raise StageError(
                 f"{method}: at={column!r}, but the frame has no column {column!r}.",
                 where=self._where,
                 next=f"Its columns are: {', '.join(frame.columns)}.",
             )
-        found = frame[column]
-        if not isinstance(found.dtype, pl.Datetime):
+        moments = frame[column]
+        if not isinstance(moments.dtype, pl.Datetime):
             raise StageError(
-                f"{method}: the column {column!r} is {found.dtype}, not a timestamp.",
+                f"{method}: the column {column!r} is {moments.dtype}, not a timestamp.",
                 where=self._where,
                 next="Cast it to a timestamp first.",
             )
-        return found.dt.epoch("us")
+        return codes[moments.is_not_null().to_numpy()], moments.drop_nulls().dt.epoch("us").to_numpy()
 
     def _set(self, domain: str, codes: np.ndarray, at: np.ndarray) -> None:
-        timers, of_key = self._encoded(domain, codes, at)
+        timers, of_key = _timer_keys(self.batch, domain, codes, at)
         held = np.zeros(len(codes), np.int64)
         if self._firing is not None and (self._firing[0] == domain or domain == EVENT):
             fires, firing, clock = self._firing
@@ -175,16 +172,10 @@ class TimerState:
         self._timers.put(of_key, [b""] * len(of_key))
 
     def _forget(self, domain: str, codes: np.ndarray, at: np.ndarray) -> None:
-        timers, of_key = self._encoded(domain, codes, at)
+        timers, of_key = _timer_keys(self.batch, domain, codes, at)
         self.disturbed |= bool(timers)
         self._timers.delete(timers)
         self._timers.delete(of_key)
-
-    def _encoded(self, domain: str, codes: np.ndarray, at: np.ndarray) -> tuple[list[bytes], list[bytes]]:
-        assert self._batch is not None
-        by_time, of_key = _KINDS[domain]
-        moments = pa.array(at, pa.int64())
-        return self._batch.encoded(by_time, codes, [moments]), self._batch.encoded(of_key, codes, [], [moments])
 
 
 class Due:
@@ -234,13 +225,16 @@ class Due:
 
     def fired(self, timers: pl.DataFrame) -> None:
         """Forget timers, which are fired now."""
-        by_time, of_key = _KINDS[self._domain]
         batch = Batch(timers, self._keys, "")
-        moments = pa.array(timers[AT].to_numpy(), pa.int64())
-        codes = batch.codes(timers, "")
-        self._backend.write(
-            [], [*batch.encoded(by_time, codes, [moments]), *batch.encoded(of_key, codes, [], [moments])]
-        )
+        by_time, of_key = _timer_keys(batch, self._domain, batch.codes(timers, ""), timers[AT].to_numpy())
+        self._backend.write([], [*by_time, *of_key])
+
+
+def _timer_keys(batch: Batch, domain: str, codes: np.ndarray, at: np.ndarray) -> tuple[list[bytes], list[bytes]]:
+    """The keys of timers, ordered by their time and by their key. at: microseconds since 1970 UTC."""
+    by_time, of_key = _KINDS[domain]
+    moments = pa.array(at, pa.int64())
+    return batch.encoded(by_time, codes, [moments]), batch.encoded(of_key, codes, [], [moments])
 
 
 def _held_by(value: bytes) -> int:

@@ -19,6 +19,7 @@ from state_ops.arrow import frames
 from state_ops.backends.base import Backend
 from state_ops.errors import StageError
 from state_ops.keyed import ttl
+from state_ops.keyed.handle import RowHandle
 from state_ops.keyed.key_batch import Batch, Convert, given_columns
 from state_ops.keyed.ttl import Expiry
 from state_ops.rows import key_aggregation
@@ -33,7 +34,7 @@ _CODE = "__weir_code"
 _SCANNED = 50_000  # entries of a table
 
 
-class ValueState:
+class ValueState(RowHandle):
     """The typed row of each key. Every method takes a frame with the key columns, whose keys are keys of the batch.
 
     Frames come in as pyarrow, pandas or Polars and go out as what the stage's function is annotated with. schema: with
@@ -50,23 +51,13 @@ class ValueState:
         expiry: Expiry | None = None,
         residence: Residence | None = None,
     ) -> None:
-        self._backend, self._schema, self._keys, self._where, self._convert = backend, schema, keys, where, convert
-        self._expiry = expiry
+        super().__init__(schema, keys, where, convert, expiry)
+        self._backend = backend
         # With a TTL no table is kept: the sweep deletes and stamps rows behind its back.
         self._kept = Rows(backend, schema, keys, VALUE_STATE, residence if expiry is None else None)
-        fields = ttl.visible(schema)
-        all_types = dict(frames.from_arrow(schema.arrow.empty_table()).schema)
-        self._types: dict[str, Any] = {field.name: all_types[field.name] for field in fields}
-        self._nullable = {field.name: field.nullable for field in fields}
-        self._batch: Batch | None = None
         self._rows: pl.DataFrame | None = None
 
     # -- the runtime's half
-
-    @property
-    def batch(self) -> Batch:
-        """The keys of the batch."""
-        return self._known()
 
     def begin(self, batch: pl.DataFrame) -> None:
         """Start a batch: key columns and the key group of every row."""
@@ -77,7 +68,7 @@ class ValueState:
         """Keep what the batch changed."""
         if self._rows is None or not self._touched.any():
             return
-        keys, rows, present = self._known().grouped, self._rows, self._present
+        keys, rows, present = self.batch.grouped, self._rows, self._present
         if not self._touched.all():  # else they are put as they were asked for, which `Rows` remembers
             touched = np.flatnonzero(self._touched)
             keys, rows, present = keys[touched], rows[touched], present[touched]
@@ -94,18 +85,19 @@ class ValueState:
 
     def get(self, frame: Any) -> Any:
         """The state of each row's key, row by row; a key without state has the fields' defaults."""
-        codes = self._known().codes(frames.polars(frame), "state.get")
+        codes = self.batch.codes(frames.polars(frame), "state.get")
         return self._out(self._seen(codes)[codes].select(list(self._types)))
 
     def join(self, frame: Any, *fields: str) -> Any:
         """The frame with the state of each row's key beside it: these fields, or all. A key without state has the
         defaults."""
         table = frames.arrow(frame, self._where)
-        codes = self._known().codes(frames.from_arrow(table.select(self._key_columns(table))), "state.join")
+        keys = table.select([name for name in self._keys.names if name in table.column_names])
+        codes = self.batch.codes(frames.from_arrow(keys), "state.join")
         wanted = list(fields) or list(self._types)
         for name in wanted:
             if name not in self._types:
-                raise self._no_field(name)
+                raise no_field(name, self._types, self._where)
             if name in table.column_names:
                 raise StageError(
                     f"state.join adds a column {name!r}, but the frame has one already.",
@@ -120,11 +112,10 @@ class ValueState:
     def put(self, frame: Any) -> None:
         """Set the state of each row's key from the columns named like fields; other fields stay. One row a key."""
         given = frames.polars(frame)
-        batch = self._known()
-        codes = batch.codes(given, "state.put")
-        twice = np.flatnonzero(np.bincount(codes, minlength=len(batch)) > 1)
+        codes = self.batch.codes(given, "state.put")
+        twice = np.flatnonzero(np.bincount(codes, minlength=len(self.batch)) > 1)
         if len(twice):
-            raise batch.misuse(
+            raise self.batch.misuse(
                 "state.put got several rows for one key",
                 twice,
                 "Reduce the frame to one row per key first, or use state.fold.",
@@ -139,7 +130,7 @@ class ValueState:
 
     def delete(self, frame: Any) -> None:
         """Forget the row of each row's key. Lists, maps and timers stay; `clear` forgets all of it."""
-        codes = np.unique(self._known().codes(frames.polars(frame), "state.delete"))
+        codes = np.unique(self.batch.codes(frames.polars(frame), "state.delete"))
         if not self._types:
             return
         fresh = frames.from_arrow(defaults(self._schema, len(codes)))
@@ -155,7 +146,7 @@ class ValueState:
         """
         given = frames.polars(frame)
         columns = self._named(given, fields, "state.lag")
-        codes = pl.Series(_CODE, self._known().codes(given, "state.lag"))
+        codes = pl.Series(_CODE, self.batch.codes(given, "state.lag"))
         rows = self._loaded()
         first = codes.is_first_distinct()
         work = pl.DataFrame({_CODE: codes, **columns})
@@ -173,8 +164,7 @@ class ValueState:
         """
         given = frames.polars(frame)
         check_foldable(aggregates, self._nullable, given, "state.fold", self._where)
-        batch = self._known()
-        codes = batch.codes(given, "state.fold")
+        codes = self.batch.codes(given, "state.fold")
         wanted, given = key_aggregation.fitting(aggregates, given, self._types, "state.fold", self._where)
         coded = given.with_columns(pl.Series(_CODE, codes))
         rows = self._loaded()
@@ -182,13 +172,9 @@ class ValueState:
         codes = fresh[_CODE].to_numpy()
         merged = key_aggregation.merged(wanted, rows[codes], fresh, self._where)
         self._store(codes, {name: merged[name] for name in aggregates}, "state.fold")
-        return self._out(pl.concat([batch.of(codes), merged], how="horizontal"))
+        return self._out(pl.concat([self.batch.of(codes), merged], how="horizontal"))
 
     # -- how
-
-    def _known(self) -> Batch:
-        assert self._batch is not None, "state is used outside a batch"
-        return self._batch
 
     def _check_fields(self) -> None:
         if not self._types:
@@ -202,7 +188,7 @@ class ValueState:
         if self._rows is not None:
             return self._rows
         self._check_fields()
-        rows, present = self._kept.get(self._known().grouped)
+        rows, present = self._kept.get(self.batch.grouped)
         self._rows, self._present = ttl.unexpired(self._schema, rows, present, self._expiry)
         self._touched = np.zeros(len(rows), bool)
         return self._rows
@@ -220,7 +206,7 @@ class ValueState:
         rows = self._loaded()
         if not len(codes):
             return
-        check_nulls(columns, self._nullable, codes, self._known(), method)
+        self._check_nulls(columns, codes, method)
         at = np.full(len(rows), -1, np.int64)
         at[codes] = np.arange(len(codes))
         mine = pl.Series(at >= 0)
@@ -237,18 +223,9 @@ class ValueState:
     def _named(self, frame: pl.DataFrame, fields: dict[str, str], method: str) -> dict[str, pl.Series]:
         for name in fields:
             if name not in self._types:
-                raise self._no_field(name)
+                raise no_field(name, self._types, self._where)
         types = {name: self._types[name] for name in fields}
         return given_columns(frame, types, fields, method, self._where)
-
-    def _key_columns(self, table: pa.Table) -> list[str]:
-        return [name for name in self._keys.names if name in table.column_names]
-
-    def _no_field(self, name: str) -> StageError:
-        return no_field(name, self._types, self._where)
-
-    def _out(self, frame: pl.DataFrame) -> Any:
-        return self._convert(frames.arrow(frame))
 
 
 def no_field(name: str, fields: Sequence[str] | dict[str, Any], where: str) -> StageError:
@@ -301,27 +278,13 @@ def _check_kind(name: str, agg: Agg, column: str, kind: pl.DataType, method: str
     )
 
 
-def check_nulls(
-    columns: dict[str, pl.Series], nullable: dict[str, bool], codes: np.ndarray, batch: Batch, method: str
-) -> None:
-    """StageError for a null where none may be. codes: of the columns' rows."""
-    nan = " (a NaN in a pandas frame is a null)"
-    for name, column in columns.items():
-        if column.null_count() and not nullable[name]:
-            raise batch.misuse(
-                f"{method}: the state field {name!r} is not nullable but was given {column.null_count()} null(s)",
-                codes[column.is_null().to_numpy()],
-                f"Fill the column before it is stored{nan if column.dtype.is_float() else ''}, or declare the field `| None`.",
-            )
-
-
 def scan_values(
     backend: Backend, schema: StateSchema, keys: pa.Schema, groups: range, expiry: Expiry | None = None
 ) -> Iterator[pa.Table]:
     """All rows of value state in some key groups, in key order: key columns, then fields; in tables of bounded size."""
     for group in groups:
-        found = iter(backend.scan(group_prefix(group, VALUE_STATE), group_prefix(group, VALUE_STATE + 1)))
-        while entries := list(islice(found, _SCANNED)):  # a group may have any number of them
+        stored = iter(backend.scan(group_prefix(group, VALUE_STATE), group_prefix(group, VALUE_STATE + 1)))
+        while entries := list(islice(stored, _SCANNED)):  # a group may have any number of them
             _, columns = decode_keys([key for key, _ in entries], keys.types)
             rows, alive = ttl.decoded_table(schema, [value for _, value in entries], expiry)
             table = pa.table([*columns, *rows.columns], names=[*keys.names, *rows.column_names])

@@ -1,0 +1,114 @@
+"""What all handles share that a stage's function works with by whole batches: the batch, and the fields of its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from state_ops.arrow import frames
+from state_ops.backends.base import Backend
+from state_ops.errors import StageError
+from state_ops.keyed import ttl
+from state_ops.keyed.key_batch import Batch, Convert, given_columns
+from state_ops.keyed.ttl import Expiry
+from state_ops.rows.entry_buffer import Entries
+from state_ops.schema.descriptors import Collection
+from state_ops.schema.state_schema import StateSchema
+
+
+class BatchHandle:
+    """State of the keys of one batch at a time."""
+
+    _batch: Batch | None = None
+
+    @property
+    def batch(self) -> Batch:
+        """The keys of the batch."""
+        assert self._batch is not None, "state is used outside a batch"
+        return self._batch
+
+    def _distinct(self, frame: Any, method: str) -> np.ndarray:
+        """The codes of a frame's keys, each once, in the order of their first rows."""
+        codes = self.batch.codes(frames.polars(frame), method)
+        return pl.Series(codes).unique(maintain_order=True).to_numpy()
+
+
+class RowHandle(BatchHandle):
+    """State whose rows have a schema.
+
+    Attributes:
+        _types: By the name of each field that an author declared, its Polars type.
+        _nullable: By the same names, whether the field may be null.
+    """
+
+    def __init__(
+        self, schema: StateSchema, keys: pa.Schema, where: str, convert: Convert, expiry: Expiry | None
+    ) -> None:
+        self._schema, self._keys, self._where, self._convert, self._expiry = schema, keys, where, convert, expiry
+        fields = ttl.visible(schema)
+        all_types = dict(frames.from_arrow(schema.arrow.empty_table()).schema)
+        self._types: dict[str, Any] = {field.name: all_types[field.name] for field in fields}
+        self._nullable = {field.name: field.nullable for field in fields}
+
+    def _out(self, frame: pl.DataFrame) -> Any:
+        return self._convert(frames.arrow(frame))
+
+    def _check_nulls(self, columns: dict[str, pl.Series], codes: np.ndarray, method: str) -> None:
+        """StageError for a null where none may be. codes: of the columns' rows."""
+        nan = " (a NaN in a pandas frame is a null)"
+        for name, column in columns.items():
+            if column.null_count() and not self._nullable[name]:
+                raise self.batch.misuse(
+                    f"{method}: the state field {name!r} is not nullable but was given {column.null_count()} null(s)",
+                    codes[column.is_null().to_numpy()],
+                    f"Fill the column before it is stored{nan if column.dtype.is_float() else ''}, or declare the field `| None`.",
+                )
+
+
+class CollectionState(RowHandle):
+    """A list or map of each key, `state.<name>`, whose elements are entries of their own.
+
+    Methods take a frame with the key columns, whose keys are of the batch.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        declared: Collection,
+        keys: pa.Schema,
+        where: str,
+        convert: Convert,
+        expiry: Expiry | None = None,
+    ) -> None:
+        """declared: with the hidden field of `ttl.stamped` in its schema if there is an expiry."""
+        super().__init__(declared.schema, keys, where, convert, expiry)
+        self._declared, self._name = declared, f"state.{declared.name}"
+        self._entries = Entries(backend)
+
+    # -- the runtime's half
+
+    def begin(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def changes(self) -> list[Entries]:
+        """What the batch changed and is not written yet."""
+        return [self._entries]
+
+    # -- how
+
+    def _fields(self, frame: pl.DataFrame, columns: dict[str, str], method: str, of: str) -> dict[str, pl.Series]:
+        """The columns for the fields of elements, of which there is at least one. of: an element in words."""
+        fields = given_columns(frame, self._types, columns, method, self._where)
+        if not fields:
+            raise StageError(
+                f"{method} got no column named like a field of {of}: {', '.join(self._types)}.",
+                where=self._where,
+                next=f'Rename one, or say which: {method}(frame, {next(iter(self._types))}="column").',
+            )
+        return fields
+
+    def _put(self, keys: list[bytes], rows: pl.DataFrame) -> None:
+        self._entries.put(keys, ttl.encoded(self._schema, rows, self._expiry))
