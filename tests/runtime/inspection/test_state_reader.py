@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.api import Epoch, Pipeline, State, ValueState, agg, files, renamed_from, stage
+from pipelines.api import Epoch, KeyedState, ListOf, MapOf, Pipeline, State, ValueState, agg, files, renamed_from, stage
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.inspection.view import view_of
@@ -325,6 +325,46 @@ def test_an_old_checkpoint_is_shown_as_its_own_schema_says(tmp_path):
         {"id": "a", "rows": 1, "note": "x"},
         {"id": "a", "seen": 2, "total": None},
     ]
+
+
+class Sight(State):
+    at: int = 0
+    note: str = "x"
+
+
+class Glimpse(State):
+    at: int = 0
+
+
+class Sights(State):
+    all: ListOf[Sight]
+    by_id: MapOf[str, Sight]
+
+
+class Glimpses(State):
+    all: ListOf[Glimpse]
+    by_id: MapOf[str, Glimpse]
+
+
+def _sighted(state: type[State], **more: str) -> Pipeline:
+    @stage("seen", source=files("{landing}/*.parquet", name="landing"), key="id", state=state)
+    def seen(rows: pl.DataFrame, state: KeyedState, epoch: Epoch) -> pl.DataFrame:
+        items = rows.select("id", at=pl.lit(int(epoch.id)), **{name: pl.lit(text) for name, text in more.items()})
+        state.all.append(items)
+        state.by_id.put(items.with_columns(by_id_key=pl.lit("k")))
+        return rows
+
+    return Pipeline("evolving", (seen,), max_parallelism=4, retired=("seen.all.note", "seen.by_id.note"))
+
+
+def test_parts_of_list_and_map_elements_that_are_retired_are_shown_where_the_checkpoint_still_has_them(tmp_path):
+    old = _evolving(tmp_path, _sighted(Sights, note="y"))
+    _epoch(old, 1)
+    new = _evolving(tmp_path, _sighted(Glimpses))
+    _epoch(new, 2)
+    first, second = (state_reader.get(new.pipeline, new.settings, "seen", ["a"], at)[0] for at in (1, 2))
+    assert first["all"] == [{"at": 1, "note": "y"}] and second["all"] == [{"at": 1}, {"at": 2}]
+    assert "'note': 'y'" in str(first["by_id"]) and "note" not in str(second["by_id"])
 
 
 def test_what_a_time_to_live_has_forgotten_is_judged_by_the_rule_of_then(tmp_path):

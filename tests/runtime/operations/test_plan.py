@@ -123,10 +123,11 @@ class Street(State):
 
 
 class Resident(State):
-    """A struct, and a list of structs."""
+    """A struct, a list and a map of structs."""
 
     lives: Street
     lived: ListOf[Street]
+    rents: MapOf[str, Street]
 
 
 class Road(State):
@@ -136,6 +137,7 @@ class Road(State):
 class Village(State):
     lives: Road
     lived: ListOf[Road]
+    rents: MapOf[str, Road]
 
 
 class Place(State):
@@ -147,6 +149,7 @@ class Place(State):
 class Flat(State):
     lives: Place
     lived: ListOf[Place]
+    rents: MapOf[str, Street]
 
 
 class Rung(State):
@@ -419,6 +422,7 @@ CHANGES_OF_KEPT = {
         (
             (F, "field lives.number (int64) was removed; its values would go"),
             (F, "lived: field number (int64) was removed"),
+            (F, "rents: field number (int64) was removed"),
             (M, "field lives changed its type"),
         ),
         site_of(residents=residents(Village)),
@@ -427,9 +431,10 @@ CHANGES_OF_KEPT = {
         (
             (M, "field lives.number (int64) was removed, and is retired"),
             (M, "lived: field number (int64) was removed, and is"),
+            (M, "rents: field number (int64) was removed, and is"),
         ),
         site_of(residents=residents(Village)),
-        pipeline={"retired": ("residents.lives.number", "residents.lived.number")},
+        pipeline={"retired": ("residents.lives.number", "residents.lived.number", "residents.rents.number")},
     ),
     "parts of fields without default": Change(
         (
