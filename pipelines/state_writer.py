@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
 import polars as pl
 import pyarrow as pa
 
@@ -19,6 +18,7 @@ from configs.settings import Settings, load
 from pipelines.loading import named
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.operations.state_import import Edit, import_rows
+from state_ops.arrow import frames
 from state_ops.errors import InputError
 
 __all__ = ["Edit", "write"]
@@ -59,7 +59,7 @@ def _table(rows: Any) -> pa.Table:
         return pa.Table.from_batches([rows])
     if isinstance(rows, pl.DataFrame):
         return rows.to_arrow(compat_level=pl.CompatLevel.oldest())
-    if isinstance(rows, pd.DataFrame):
+    if frames.is_pandas(rows):
         return pa.Table.from_pandas(rows, preserve_index=False)
     if hasattr(rows, "toArrow"):  # Spark
         return rows.toArrow()

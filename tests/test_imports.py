@@ -28,7 +28,7 @@ def test_the_contracts_on_imports_hold():
             "state_ops.checkpoints.registry, state_ops.snapshots.snapshot, state_ops.keyed.keyed_state",
             ["pyspark", "py4j", "dagster", "great_expectations"],
         ),
-        ("pipelines.flights, pipelines.cli.main", ["pyspark", "py4j", "dagster", "great_expectations"]),
+        ("pipelines.flights, pipelines.cli.main", ["pyspark", "py4j", "dagster", "great_expectations", "pandas"]),
     ],
     ids=["configs", "state_ops", "pipelines"],
 )

@@ -6,12 +6,12 @@ from __future__ import annotations
 import base64
 import inspect
 import re
+import sys
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import polars as pl
 import pyarrow as pa
 
@@ -19,6 +19,9 @@ from state_ops.arrow.columns import array_of_fixed, fixed_values, nulls_of
 from state_ops.arrow.nested import elements
 from state_ops.arrow.types import mapped, parts, with_parts
 from state_ops.errors import PipelineError, StageError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _SIGNED = {
     pa.uint8(): pa.int16(),
@@ -221,7 +224,7 @@ def arrow(frame: Any, where: str = "") -> pa.Table:
         return canonical(pa.Table.from_batches([frame]))
     if isinstance(frame, pl.DataFrame):
         return canonical(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
-    if isinstance(frame, pd.DataFrame):
+    if is_pandas(frame):
         return canonical(pa.Table.from_pandas(frame, preserve_index=False))
     if hasattr(frame, "__arrow_c_stream__"):
         return canonical(pa.table(frame))
@@ -230,6 +233,17 @@ def arrow(frame: Any, where: str = "") -> pa.Table:
         where=where,
         next="Return a polars.DataFrame, a pandas.DataFrame or a pyarrow.Table.",
     )
+
+
+def is_pandas(frame: Any) -> bool:
+    """Whether a value is a pandas DataFrame. pandas takes a third of a second to import, so this does not import it:
+    in a process that has not done so, nobody has such a frame."""
+    kind = _pandas_frame()
+    return kind is not None and isinstance(frame, kind)
+
+
+def _pandas_frame() -> type | None:
+    return getattr(sys.modules.get("pandas"), "DataFrame", None)
 
 
 def polars(frame: Any) -> pl.DataFrame:
@@ -307,6 +321,8 @@ def _pandas_type(type: pa.DataType) -> Any:
     results. Floats stay NumPy's, in which a null is NaN, so a NaN comes back as a null: dtypes that tell the two apart
     fail in np.where, and their isna and fillna pass over NaN.
     """
+    import pandas as pd
+
     if pa.types.is_signed_integer(type):
         return {8: pd.Int8Dtype, 16: pd.Int16Dtype, 32: pd.Int32Dtype, 64: pd.Int64Dtype}[type.bit_width]()
     if pa.types.is_boolean(type):
@@ -322,7 +338,6 @@ def _to_arrow(table: pa.Table) -> pa.Table:
 
 _BY_ANNOTATION: dict[Any, Callable[[pa.Table], Any]] = {
     pl.DataFrame: from_arrow,
-    pd.DataFrame: _to_pandas,
     pa.Table: _to_arrow,
 }
 _BY_TEXT = {
@@ -344,12 +359,13 @@ def converter(function: Callable[..., Any], parameter: int = 0) -> Callable[[pa.
         hint = typing.get_type_hints(function).get(parameters[0].name, written) if parameters else written
     except NameError:  # names imported for type checking only
         hint = written
-    found = _BY_TEXT.get(hint) if isinstance(hint, str) else _BY_ANNOTATION.get(hint)
-    if found is None:
+    by_annotation = {**_BY_ANNOTATION, _pandas_frame(): _to_pandas}
+    convert = _BY_TEXT.get(hint) if isinstance(hint, str) else by_annotation.get(hint)
+    if convert is None:
         raise PipelineError(
             f"Weir cannot tell which frame {function.__name__}() wants.",
             where=f"{function.__module__}.{function.__qualname__}",
             next=f"Annotate its {'second' if parameter else 'first'} parameter with pl.DataFrame, pd.DataFrame or pa.Table"
             f"{', or with list[dict]' if parameter else ''}.",
         )
-    return found
+    return convert

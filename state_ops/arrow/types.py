@@ -22,6 +22,9 @@ SUPPORTED = (
     "binaries, dates, times, timestamps, durations, lists, maps and structs"
 )
 
+# Every datetime fits in these, so Arrow is not asked; see `_is_exact`.
+_MICROSECONDS = (pa.timestamp("us"), pa.timestamp("us", tz="UTC"))
+
 _SIMPLE: dict[str, pa.DataType] = {
     **{str(type): type for type in (pa.int8(), pa.int16(), pa.int32(), pa.int64())},
     **{str(type): type for type in (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())},
@@ -302,15 +305,28 @@ def canonical_value(type: pa.DataType, value: Any, nullable: bool = False) -> An
     if pa.types.is_timestamp(type):
         if (value.tzinfo is None) != (type.tz is None):
             raise ValueError("it has no time zone" if type.tz else "it has a time zone")
-        pa.scalar(value, type)
+        if type not in _MICROSECONDS:
+            pa.scalar(value, type)
         # Arrow's own answer depends on which zone library is installed; schemas must compare equal everywhere.
         return value.astimezone(UTC) if type.tz else value
     if pa.types.is_interval(type) or pa.types.is_duration(type):
         pa.scalar(value, type)
         return value
+    if _is_exact(type, value):
+        return value
     value = pa.scalar(value, type).as_py()
     # One NaN object, since only identity makes NaN equal to itself.
     return math.nan if isinstance(value, float) and math.isnan(value) else value
+
+
+def _is_exact(type: pa.DataType, value: Any) -> bool:
+    """Whether Arrow is sure to hand a value back as it is, for the types that most fields have. Arrow itself is not asked:
+    at the first value that it converts it imports pandas, for a third of a second."""
+    if value.__class__ is int and pa.types.is_signed_integer(type):
+        return -(1 << type.bit_width - 1) <= value < 1 << type.bit_width - 1
+    if value.__class__ is str and pa.types.is_string(type):
+        return value.isascii()
+    return value.__class__ is bool or (value.__class__ is float and pa.types.is_float64(type) and math.isfinite(value))
 
 
 def from_pairs(type: pa.DataType, value: Any) -> Any:
@@ -343,6 +359,8 @@ def value_to_json(type: pa.DataType, value: Any) -> Any:
         return [value_to_json(fields[0].type, element) for element in value]
     if pa.types.is_interval(type):
         return list(value)
+    if type in _MICROSECONDS:
+        return (value - datetime.fromtimestamp(0, UTC).replace(tzinfo=value.tzinfo)) // timedelta(microseconds=1)
     return pa.scalar(value, type).value  # an integer of the type's unit, since 1970 or midnight
 
 

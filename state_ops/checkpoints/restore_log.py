@@ -155,7 +155,7 @@ def recorded(storage: Storage) -> Sequence[Restored]:
 
 
 def _newest_first(handle: DeltaTable) -> list[DataFile]:
-    actions = pa.table(handle.get_add_actions(flatten=True))
+    actions = pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=True)).read_all()
     written = dict(zip(actions["path"].to_pylist(), actions["modification_time"].to_pylist(), strict=True))
     return sorted(active_files(handle), key=lambda file: (written[file.path], file.path), reverse=True)
 

@@ -191,7 +191,7 @@ def _data_file(add: Mapping[str, Any]) -> DataFile:
 
 def active_files(handle: DeltaTable) -> list[DataFile]:
     """The files of the handle's version, from the log alone."""
-    actions = pa.table(handle.get_add_actions(flatten=True))
+    actions = pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=True)).read_all()
     columns = {name: actions.column(name).to_pylist() for name in actions.column_names if _is_used(name)}
     partitions = [name for name in columns if name.startswith("partition.")]
     bounds = [name for name in columns if name.startswith("min.")]

@@ -13,7 +13,6 @@ from types import NoneType
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import polars as pl
 import pyarrow as pa
 
@@ -258,7 +257,7 @@ def _day(value: Any) -> date | None:
     """A date, also as a datetime at its midnight in UTC: Arrow would cut off the hours, and take a number for days."""
     if value.__class__ is date:
         return value
-    if value is pd.NaT:
+    if _is_nat(value):
         return None
     if (value := _of_numpy(value)) is None:
         return None
@@ -276,7 +275,7 @@ def _day(value: Any) -> date | None:
 def _moment(value: Any, unit: int) -> Any:
     """A datetime of whole units, each of so many microseconds. The nanoseconds of one of pandas' are cut to
     microseconds like those of columns."""
-    if value is pd.NaT:
+    if _is_nat(value):
         return None
     if (value := _of_numpy(value)) is None:
         return None
@@ -285,6 +284,11 @@ def _moment(value: Any, unit: int) -> Any:
     if unit > 1 and isinstance(value, datetime) and (value.microsecond % unit or getattr(value, "nanosecond", 0)):
         raise ValueError("its type has larger units")
     return value
+
+
+def _is_nat(value: Any) -> bool:
+    """Whether a value is pandas' NaT. It is told by its class: a process that has no use for pandas does not import it."""
+    return bool(value.__class__.__name__ == "NaTType")
 
 
 def _of_numpy(value: Any) -> Any:
@@ -298,7 +302,7 @@ def _of_numpy(value: Any) -> Any:
 
 def _span(value: Any, unit: int) -> Any:
     """A timedelta of whole units; see `_moment`."""
-    if value is pd.NaT:
+    if _is_nat(value):
         return None
     if not isinstance(value, timedelta | np.timedelta64):
         raise ValueError("it is no timedelta")

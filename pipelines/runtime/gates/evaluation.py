@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
@@ -29,14 +28,17 @@ from state_ops.checkpoints.checkpoint import StagedFile, StateFile
 from state_ops.errors import GateError, PipelineError
 from state_ops.storage.storage import Storage
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 log = structlog.get_logger("weir.epoch")
 _COLUMNS = ("column", "column_A", "column_B", "column_list")  # arguments of expectations that look at no other columns
 _SAMPLE = 3
 _MOST_IN_FLOAT = 1 << 53  # up to which a float has every whole number
 _NULLABLE = {
-    pa.int8(): pd.Int8Dtype(), pa.int16(): pd.Int16Dtype(), pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype(),
-    pa.uint8(): pd.UInt8Dtype(), pa.uint16(): pd.UInt16Dtype(), pa.uint32(): pd.UInt32Dtype(), pa.uint64(): pd.UInt64Dtype(),
-    pa.bool_(): pd.BooleanDtype(),
+    pa.int8(): "Int8", pa.int16(): "Int16", pa.int32(): "Int32", pa.int64(): "Int64",
+    pa.uint8(): "UInt8", pa.uint16(): "UInt16", pa.uint32(): "UInt32", pa.uint64(): "UInt64",
+    pa.bool_(): "boolean",
 }  # fmt: skip
 _ENTRY = "weir"  # an entry of a suite, in its meta
 
@@ -206,8 +208,11 @@ def form_of(asked: Any) -> Form:
 
 def pandas(rows: pa.Table, form: Form) -> pd.DataFrame:
     """Rows as Great Expectations looks at them, every number exact whether or not there are nulls."""
+    import pandas as pd
+
     nulls = {column.type for column in rows.columns if column.null_count}
-    nullable = (lambda type: _NULLABLE.get(type) if type in nulls else None) if form is Form.NULLABLE else None
+    dtypes = {type: pd.api.types.pandas_dtype(name) for type, name in _NULLABLE.items() if type in nulls}
+    nullable = dtypes.get if form is Form.NULLABLE else None
     frame: pd.DataFrame = rows.to_pandas(use_threads=False, types_mapper=nullable)
     if form is Form.OBJECTS:
         for name, column in zip(rows.column_names, rows.columns, strict=True):
@@ -409,6 +414,8 @@ def _check_by_row(where: str, asked: Any) -> None:
 
 def plain(value: Any) -> Any:
     """A value as JSON has it; what it has not, as text."""
+    import pandas as pd
+
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or value is pd.NA:
