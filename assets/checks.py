@@ -16,10 +16,10 @@ from configs.settings import Settings
 from pipelines.runtime.definition import Gate, Pipeline, Stage
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.inspection.state_reader import chosen
+from pipelines.runtime.ownership import backlog
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.restore import restore
 from pipelines.runtime.run import fsck
-from pipelines.runtime.run import run as runtime
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.coordination import gate_hold, lease
 from state_ops.errors import WeirError
@@ -321,9 +321,9 @@ def input_is_there(pipeline: Pipeline, settings: Settings) -> dg.AssetCheckEvalu
             reader.check((head.offsets if head else {}).get(name))
     except WeirError as error:
         return failed(pipeline, INPUT, error)
-    waiting = runtime.lag(pipeline, settings, head)
+    waiting = backlog.lag(pipeline, settings, head)
     shown = {f"files waiting in {name}": count for name, count in waiting.items()}
-    gone = runtime.missing(readers(pipeline, settings), waiting)
+    gone = backlog.missing(readers(pipeline, settings), waiting)
     said = [f"{sum(waiting.values())} files are waiting", *(f"{path} does not exist" for path in gone.values())]
     return verdict(pipeline, INPUT, True, "; ".join(said), shown)
 

@@ -19,6 +19,7 @@ from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.gates.evaluation import Verdict
+from pipelines.runtime.ownership import backlog
 from pipelines.runtime.run import run as runtime
 from pipelines.runtime.run.run import RunOptions
 from state_ops.checkpoints.checkpoint import Checkpoint
@@ -185,7 +186,7 @@ class Watcher:
         yield dg.AssetMaterialization(key(pipeline, CHECKPOINT), metadata=shown)
 
     def _observe_epochs(self, row: Checkpoint) -> None:
-        shown = metadata.of_epochs(self._epochs, runtime.lag(self._pipeline, self._settings, row))
+        shown = metadata.of_epochs(self._epochs, backlog.lag(self._pipeline, self._settings, row))
         if time.monotonic() - self._history_at >= _HISTORY_SECONDS:
             shown |= self._history()
         several = f"{self._epochs.epochs} epochs up to " if self._epochs.epochs > 1 else ""
@@ -198,7 +199,7 @@ class Watcher:
             shown = metadata.of_stage(self._stages, stage.uid)
             self._context.log_event(dg.AssetObservation(key(self._pipeline, stage.uid), metadata=shown))
         assert self._stages.newest is not None, "there is something to observe"
-        lag = runtime.lag(self._pipeline, self._settings, self._stages.newest.checkpoint)
+        lag = backlog.lag(self._pipeline, self._settings, self._stages.newest.checkpoint)
         for name, waiting in lag.items():
             shown = metadata.of_source_read(self._stages, name, waiting)
             self._context.log_event(dg.AssetObservation(key(self._pipeline, name), metadata=shown))

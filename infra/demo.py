@@ -33,6 +33,7 @@ from configs.settings import PROJECT, Settings, load
 from infra import dagster_home, flights_input
 from pipelines.flights import aircraft_rotation, pipeline
 from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.ownership import backlog
 from pipelines.runtime.run import progress
 from pipelines.runtime.run import run as runtime
 from pipelines.runtime.sinks.delta import table_path
@@ -79,7 +80,7 @@ class Watch:
         return bool(fresh)
 
     def waiting(self) -> int:
-        return sum(runtime.lag(pipeline, self.settings, self.registry.head()).values())
+        return sum(backlog.lag(pipeline, self.settings, self.registry.head()).values())
 
 
 def main(clean: Annotated[bool, typer.Option("--clean", help="Remove what the demo made.")] = False) -> None:

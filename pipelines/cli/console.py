@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -56,3 +57,18 @@ def moment(text: str, registry: Registry) -> int | str:
 
 def print_json(value: Any) -> None:
     sys.stdout.write(as_json(value, indent=2) + "\n")
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def short(path: str) -> str:
+    """A local path as it is from here, where that is shorter."""
+    here = f"{Path.cwd()}/"
+    return path.removeprefix(here)
+
+
+def no_directory(*directories: str) -> str:
+    """That there is nothing to read, in words that nobody takes for an empty directory."""
+    return f"nothing: {' and '.join(map(short, directories))} does not exist"

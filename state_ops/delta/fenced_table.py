@@ -553,7 +553,9 @@ class FencedTable:
 
     def read_table(self, files: Sequence[DataFile]) -> pa.Table:
         """The rows of some of the table's files, in the columns of `file_schema`."""
-        return pa.concat_tables([pa.Table.from_batches([], self.file_schema), *(self._read_file(file) for file in files)])
+        return pa.concat_tables(
+            [pa.Table.from_batches([], self.file_schema), *(self._read_file(file) for file in files)]
+        )
 
     def _read_file(self, file: DataFile) -> pa.Table:
         data = self.storage.read_bytes(f"{self.path}/{file.path}")

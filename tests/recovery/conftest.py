@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from infra import flights_input
-from pipelines.cli import main
+from pipelines.cli import main, running
 from tests.recovery.harness import Site
 
 
@@ -52,7 +52,7 @@ def weir(monkeypatch, capsys) -> Callable[..., Ended]:
             for name, value in {**of.env, **env}.items():
                 patched.setenv(name, value)
             patched.setattr(sys, "argv", ["weir", *arguments])
-            patched.setattr(main, "_interrupt_on_term", lambda: None)  # the tests' own process keeps its signals
+            patched.setattr(running, "_interrupt_on_term", lambda: None)  # the tests' own process keeps its signals
             capsys.readouterr()
             with pytest.raises(SystemExit) as ended:
                 main.main()

@@ -18,7 +18,7 @@ import pytest
 
 from configs.settings import EpochSettings
 from pipelines.api import expect, files
-from pipelines.cli.main import status_of
+from pipelines.cli.status import status_of
 from pipelines.runtime.ownership import hold_causes
 from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.ownership.pipeline_storage import readers

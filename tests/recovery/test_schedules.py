@@ -29,6 +29,7 @@ from pipelines.runtime.epoch.step_runner import Ended
 from pipelines.runtime.epoch.step_runner import run as run_step
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.inspection import state_reader
+from pipelines.runtime.ownership import backlog
 from pipelines.runtime.ownership.publish import unpublished
 from pipelines.runtime.run import run
 from pipelines.runtime.run.run import RunOptions
@@ -276,7 +277,7 @@ def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         except (Killed, TransientError, RunEndedError):
             continue
     head = run.open_storage(site.pipeline, site.settings)[1].head()
-    assert head is not None and head.offsets["landing"]["files"] == _FILES and not run.unapplied(head)
+    assert head is not None and head.offsets["landing"]["files"] == _FILES and not backlog.unapplied(head)
     _assert_state_is_replay(site, rows, head)
     _assert_table_is_replay(site, rows, head)
     assert list(run.run(site.pipeline, site.settings, _ASKED, InMemoryExecutor())) == []

@@ -31,7 +31,7 @@ from pipelines.api import (
     stage,
     window,
 )
-from pipelines.cli import main
+from pipelines.cli import status
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.ownership import savepoints
@@ -385,7 +385,7 @@ def test_status_and_sensor_know_of_rows_that_wait(tmp_path):
     reports = run.run(site.pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(4))
     first = next(reports).checkpoint
     reports.close()
-    assert main.status_of(site.pipeline, site.settings)["unapplied"] == {"timed": waiting(first)}
+    assert status.status_of(site.pipeline, site.settings)["unapplied"] == {"timed": waiting(first)}
     seen = sensor.observe(site.pipeline, site.settings)
     assert seen.unapplied and not seen.waiting
     decided = sensor.decide(seen, sensor.Memory(), 0)

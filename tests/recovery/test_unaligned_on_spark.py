@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
-from pipelines.runtime.run.run import unapplied
+from pipelines.runtime.ownership.backlog import unapplied
 from tests.recovery.harness import Site, child
 
 _DAYS = 6

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from pipelines.runtime.run.run import unapplied
+from pipelines.runtime.ownership.backlog import unapplied
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.ids import parse_epoch_dir

@@ -23,7 +23,8 @@ import structlog
 
 from configs import settings
 from pipelines.runtime.execution.in_process import InMemoryExecutor
-from pipelines.runtime.run.run import RunOptions, open_storage, run, unapplied
+from pipelines.runtime.ownership.backlog import unapplied
+from pipelines.runtime.run.run import RunOptions, open_storage, run
 from pipelines.runtime.sources import files
 from state_ops.errors import BusyError, FencedError, WeirError
 from tests.soak import clock

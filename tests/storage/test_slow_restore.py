@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from pipelines.cli.main import status_of
+from pipelines.cli.status import status_of
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run.run import RunOptions, run
 from state_ops.snapshots import snapshot

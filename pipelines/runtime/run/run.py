@@ -26,11 +26,9 @@ from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.pipeline_storage import open_storage as open_storage
-from pipelines.runtime.ownership.pipeline_storage import readers
 from pipelines.runtime.restore.recovery import owning
 from pipelines.runtime.restore.start_from import start
 from pipelines.runtime.run import maintenance
-from pipelines.runtime.sources.files import Arrivals, FilesReader
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.coordinator import Coordinator, Policy, retry_pause
 from state_ops.checkpoints.pending_checkpoint import Trigger
@@ -414,26 +412,3 @@ def _counted(coordinator: Coordinator, event: str, error: Exception) -> None:
     if coordinator.failed_for_good:
         raise error
     log.warning(event, failure=failures, retry_seconds=retry_pause(failures), error=plainly(error))
-
-
-def unapplied(head: Checkpoint | None) -> Mapping[str, int]:
-    """Rows that stages have not applied yet (unaligned checkpoints), by stage; without those that have applied all."""
-    waiting = {uid: figures for uid, figures in (head.operators if head else {}).items() if figures.get("waiting")}
-    return {uid: figures["rows_waiting"] for uid, figures in waiting.items()}
-
-
-def arrivals(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapping[str, Arrivals]:
-    """What has arrived beside the newest checkpoint, by source; one listing each."""
-    offsets = head.offsets if head else {}
-    return {name: reader.look(offsets.get(name)) for name, reader in readers(pipeline, settings).items()}
-
-
-def lag(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapping[str, int]:
-    """Files that wait, by source."""
-    return {name: len(arrived.fresh) for name, arrived in arrivals(pipeline, settings, head).items()}
-
-
-def missing(sources: Mapping[str, FilesReader], waiting: Mapping[str, int]) -> dict[str, str]:
-    """The landing directories that do not exist, by source. waiting: files by source, of which a directory that is
-    there alone has any."""
-    return {name: reader.directory for name, reader in sources.items() if not waiting.get(name) and not reader.exists()}

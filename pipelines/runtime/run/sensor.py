@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
-from pipelines.runtime.ownership import hold_causes
+from pipelines.runtime.ownership import backlog, hold_causes
 from pipelines.runtime.ownership.pipeline_storage import readers
 from pipelines.runtime.run import run as runtime
 from state_ops.coordination import lease, requests, suspension
@@ -129,7 +129,7 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
     alive, head = lease.alive(holder), registry.head()
     sources = readers(pipeline, settings)
     noted = hold_causes.standing(storage, head, sources)
-    waiting = runtime.lag(pipeline, settings, head)
+    waiting = backlog.lag(pipeline, settings, head)
     return Sight(
         holder=holder,
         alive=alive,
@@ -137,11 +137,11 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
         head=head.id if head else None,
         asked=any(request.kind == "barrier" for request in requests.pending(storage)),
         unfinished=tuple(unfinished),
-        unapplied=bool(runtime.unapplied(head)),
+        unapplied=bool(backlog.unapplied(head)),
         held=None if noted is None else _why_held(noted),
         held_since=noted is not None and hold_causes.is_since(noted, holder),
         starting=holder is not None and (head is None or head.generation < holder.generation),
-        missing=tuple(runtime.missing(sources, waiting).values()),
+        missing=tuple(backlog.missing(sources, waiting).values()),
         halted=suspension.read(storage),
     )
 

@@ -14,7 +14,7 @@ import pytest
 from configs import settings
 from pipelines import loading
 from pipelines.api import Pipeline, Stage, agg, aggregate, delta, expect, files, on_table
-from pipelines.cli.main import status_of
+from pipelines.cli.status import status_of
 from pipelines.runtime.definition import Gate
 from pipelines.runtime.epoch import steps
 from pipelines.runtime.execution.in_process import InMemoryExecutor

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.cli import main, savepoints
+from pipelines.cli import running, savepoints
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.run import sensor
@@ -47,7 +47,7 @@ def bank(tmp_path, monkeypatch) -> Bank:
     bank = Bank.at(tmp_path / "site")
     bank.epochs(1)
     bank.land(2)
-    for command in (main, savepoints):
+    for command in (running, savepoints):
         monkeypatch.setattr(command, "find", lambda _name: (bank.site.pipeline, bank.site.settings))
     return bank
 
@@ -68,7 +68,7 @@ def ticked(bank: Bank) -> sensor.Decision:
 
 
 ENDINGS = {
-    "stop": lambda: main.stop("small", drain=False, savepoint=None),
+    "stop": lambda: running.stop("small", drain=False, savepoint=None),
     "cancel and retain": lambda: savepoints.cancel("small", delete=False),
     "cancel and delete": lambda: savepoints.cancel("small", delete=True),
 }
@@ -94,7 +94,7 @@ def test_a_sensors_run_that_was_queued_before_the_end_does_nothing_and_says_so(b
 
 
 def test_a_persons_run_begins_again(bank):
-    main.stop("small", drain=False, savepoint=None)
+    running.stop("small", drain=False, savepoint=None)
     assert committed(bank, RunOptions(until_caught_up=True)) == [2]
     assert suspension.read(storage_of(bank)) is None
     bank.land(3)

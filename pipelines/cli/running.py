@@ -1,0 +1,168 @@
+"""The commands that run a pipeline: `run`, `stop`, `resume`."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from configs.settings import Settings
+from pipelines.cli.console import Name, counted, err, no_directory, out, short, waiting
+from pipelines.loading import find
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.ownership import backlog
+from pipelines.runtime.ownership.ownership import Ownership
+from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
+from pipelines.runtime.ownership.savepoints import check_free
+from pipelines.runtime.run import maintenance, progress
+from pipelines.runtime.run import run as runtime
+from pipelines.runtime.run.run import RunOptions
+from pipelines.runtime.run.stopping import end
+from pipelines.runtime.sinks.delta import table_path
+from state_ops.checkpoints.pending_checkpoint import Trigger
+from state_ops.coordination import lease, requests, suspension
+from state_ops.coordination.requests import Request
+from state_ops.coordination.suspension import Suspension
+from state_ops.errors import WeirError
+
+
+def run(
+    pipeline: Name,
+    until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="End when no input is waiting.")] = False,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="When no input is waiting, close every window, then end.")
+    ] = False,
+    max_seconds: Annotated[float | None, typer.Option(help="End at the first barrier after this time.")] = None,
+    start_from: Annotated[
+        str | None,
+        typer.Option("--from", metavar="PIPELINE:SAVEPOINT", help="Start a new pipeline from another one's savepoint."),
+    ] = None,
+) -> None:
+    """Coordinate a pipeline: catch up, then cut a barrier every interval until stopped."""
+    found, settings = find(pipeline)
+    _interrupt_on_term()
+    options = RunOptions(
+        trigger=Trigger.CATCH_UP,
+        reason="weir run",
+        interval=settings.checkpoints.interval_seconds,
+        until_caught_up=until_caught_up,
+        drain=drain,
+        max_seconds=max_seconds,
+        start_from=start_from,
+    )
+    _follow(found, settings, options)
+
+
+def stop(
+    pipeline: Name,
+    drain: Annotated[
+        bool,
+        typer.Option(
+            "--drain", help="First work off what has arrived and close every window. Later rows for those are late."
+        ),
+    ] = False,
+    savepoint: Annotated[str | None, typer.Option(help="At the end, name the newest checkpoint so.")] = None,
+) -> None:
+    """Ask the running coordinator to end at its next barrier, and wait for it."""
+    found, settings = find(pipeline)
+    storage, _ = open_storage(found, settings)
+    reason = "weir stop --drain" if drain else "weir stop"
+    if savepoint is not None:
+        check_free(found, settings, savepoint)
+    request = Request(requests.STOP, reason=reason, drain=drain, savepoint=savepoint or "")
+    if end(found, settings, request, waiting=waiting):
+        out.print(f"{pipeline} {'drained' if drain else 'stopped'} and ended at a barrier.")
+        return
+    if drain:
+        out.print(f"No coordinator of {pipeline} is running: this command works off what has arrived and drains.")
+        _follow(found, settings, RunOptions(trigger=Trigger.MANUAL, reason=reason, drain=True))
+        suspension.write(storage, Suspension("drained", reason))
+    else:
+        out.print(f"No coordinator of {pipeline} is running.")
+    if savepoint is not None:
+        pin = maintenance.savepoint(found, settings, savepoint, reason, settings.checkpoints.timeout_seconds)
+        out.print(f"Savepoint {escape(pin.name)} is checkpoint {pin.checkpoint_id}. It stays until it is dropped.")
+
+
+def resume(pipeline: Name) -> None:
+    """Let sensors start runs again after `weir stop` or a cancelled run; `weir run` and Materialize do so too."""
+    found, settings = find(pipeline)
+    storage, _ = open_storage(found, settings)
+    out.print(
+        f"{pipeline} {'goes on as soon as files wait.' if suspension.clear(storage) else 'was not stopped by a person.'}"
+    )
+
+
+def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None:
+    """Run, and print a line when it begins, one for each epoch, and what was done in all."""
+    epochs = rows = 0
+    late, pace = Counter[str](), progress.Pace()
+
+    def began(owner: Ownership) -> None:
+        pace.executor = owner.context.executor
+        _say_begun(options, owner)
+
+    for report in runtime.run(pipeline, settings, options, began=began):
+        out.print(progress.line(report.checkpoint, pace.seconds(report.checkpoint)))
+        epochs += 1
+        rows += report.checkpoint.rows_read
+        late.update(progress.rows_late(report.checkpoint))
+    storage, registry = open_storage(pipeline, settings)
+    head = registry.head()
+    if head is None or not epochs:
+        gone = backlog.missing(readers(pipeline, settings), {})
+        input = no_directory(*gone.values()) if gone else "no input is waiting"
+        out.print(
+            escape(f"Nothing to do: {pipeline.title} is at checkpoint {head.id if head else 'none'}, and {input}.")
+        )
+        return
+    holder = lease.read(storage)
+    how = {"drained": "Drained", "stopped": "Stopped"}.get((holder.outcome if holder else None) or "")
+    if how is None:
+        waits = any(backlog.lag(pipeline, settings, head).values()) or any(backlog.unapplied(head).values())
+        how = "Ended" if waits else "Caught up"
+    out.print(
+        f"{how} at checkpoint {head.id}: {counted(epochs, 'epoch')}, {counted(rows, 'row')}"
+        + (f"; late: {progress.by_stage(late)}" if late else "")
+        + "."
+    )
+    tables = [sink.table for sink in pipeline.sinks if sink.table in head.sinks]
+    if tables:
+        directory = short(storage.full(table_path(tables[0]))).rpartition("/")[0]
+        out.print(f"Tables in {escape(directory)}: {escape(', '.join(tables))}")
+
+
+def _say_begun(options: RunOptions, owner: Ownership) -> None:
+    """Say at once who runs and from where: recovery is silent."""
+    context, head, before = owner.context, owner.head, owner.predecessor
+    said = [f"generation {context.generation}"]
+    if before is not None and not before.stopped:
+        said.append(f"the run before (process {before.pid} on {before.host}) died")
+    if head is not None:
+        said.append(f"goes on from checkpoint {head.id}" if len(said) > 1 else f"from checkpoint {head.id}")
+    elif options.start_from is not None:
+        said.append(f"starts from {options.start_from}")
+    else:
+        said.append("no checkpoint yet")
+    offsets = head.offsets if head else {}
+    rows = sum(backlog.unapplied(head).values())
+    try:
+        waiting = {name: len(reader.backlog(offsets.get(name))) for name, reader in context.readers.items()}
+        files, gone = sum(waiting.values()), backlog.missing(context.readers, waiting)
+        said += [f"{counted(files, 'file')} waiting"] if files or not gone else []
+        said += [no_directory(*gone.values()).replace("nothing", "nothing waits", 1)] if gone else []
+    except (OSError, WeirError):  # the run itself says what is wrong, and what to do
+        pass
+    if rows:
+        said.append(f"{rows:,} rows unapplied")
+    err.print(escape(f"{context.pipeline.title}: {', '.join(said)}"))
+
+
+def _interrupt_on_term() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
