@@ -1,4 +1,4 @@
-"""The README's pipeline and its unit test are run as they stand there."""
+"""The README's pipeline and its unit test are run as they stand there, and so is what it sends its readers to."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 from pipelines import testing
 
 README = Path(__file__).parents[1] / "README.md"
+DOCS = README.parent / "docs"
 
 
 def test_the_readmes_pipeline_passes_the_readmes_test(monkeypatch):
-    code, test, _ = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    code, test = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
     module = types.ModuleType("readme_example")
     monkeypatch.setitem(sys.modules, "readme_example", module)
     exec(compile(code, "README.md", "exec"), module.__dict__)
@@ -31,7 +32,7 @@ def test_the_example_is_about_thirty_lines():
 
 
 def test_the_example_without_a_function_counts_by_the_hour():
-    code = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)[2]
+    code = re.findall(r"```python\n(.*?)```", (DOCS / "reference" / "operators.md").read_text(), flags=re.DOTALL)[1]
     example: dict = {}
     exec(compile(code, "README.md", "exec"), example)
     assert [stage.uid for stage in example["pipeline"].stages] == ["hourly"]
@@ -43,12 +44,21 @@ def test_the_example_without_a_function_counts_by_the_hour():
 
 
 def test_links_lead_somewhere():
-    for target in re.findall(r"\]\((?!http)([^)#]+)", README.read_text()):
-        assert (README.parent / target).exists(), target
+    for page in (README, DOCS / "README.md"):
+        for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), target
+
+
+def test_every_page_of_the_documentation_is_listed():
+    listed = (DOCS / "README.md").read_text()
+    for folder in ("how-to", "reference"):
+        for page in sorted((DOCS / folder).glob("*.md")):
+            assert f"({folder}/{page.name})" in listed, page
 
 
 def test_the_figures_beside_spark_and_flink_are_those_that_were_measured():
-    text = README.read_text().split("**Beside Spark's own stateful streaming and Flink**")[1].split("\n\n")[0]
+    page = (DOCS / "concepts.md").read_text()
+    text = page.split("**Beside Spark's own stateful streaming and Flink**")[1].split("\n\n")[0]
     benchmarks = README.parent / "benchmarks"
     results, notes = (benchmarks / "results" / "state.md").read_text(), (benchmarks / "README.md").read_text()
     speeds = re.findall(r"\d[\d,]*,\d{3}(?! events,)", text)
@@ -57,3 +67,6 @@ def test_the_figures_beside_spark_and_flink_are_those_that_were_measured():
     assert all(f"| {speed} (" in results for speed in speeds)
     assert all(f"| {times} x |" in results for times in measured)
     assert f"{uniform} and {zipf} times Spark's" in notes
+    quoted = next(line for line in README.read_text().split("- **") if line.startswith("Speed"))
+    assert re.findall(r"\d[\d,]*,\d{3}", quoted) == speeds[:1]
+    assert re.findall(r"\d\.\d", quoted) == measured[:2]
