@@ -16,6 +16,7 @@ from pipelines import testing
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage, window
 from pipelines.flights import Aircraft, aircraft_rotation, airport_hourly, pipeline
 from pipelines.runtime.run.run import RunOptions, open_storage, run
+from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.errors import InputError, PipelineError, StageError
 from tests.tools.reading import state_at, table_at
 
@@ -276,7 +277,7 @@ def _nothing(rows: pl.DataFrame, state: ValueState, epoch: Epoch) -> None:
 def test_nothing_is_left_on_disk_when_a_run_is_gone():
     run = testing.run(aircraft_rotation)
     run.epoch([leg("N1", "06:00")])
-    root = run._root
+    root = run.epochs.context.settings.work_dir.parent
     assert any(root.rglob("*.sst"))
     del run
     assert not root.exists()
@@ -385,7 +386,7 @@ def test_testing_equals_spark(tmp_path):
     for uid, one in here.stages.items():
         figures = newest.operators[uid]
         assert figures["rows_in"] == sum(ack.rows_in for ack in one.acks)
-        assert newest.watermarks[uid] == one._last.watermark
+        assert newest.watermarks[uid] == to_micros(one.watermark)
 
 
 def _land(directory: Path, name: str, table: pa.Table) -> None:

@@ -4,10 +4,9 @@
     out = run.epoch([{"tailnum": "N1", "dest": "BOS", ...}])
     assert run.state["N1"].legs == 2
 
-What runs is the real thing: the keyed task of each subtask on a real RocksDB, which snapshots each epoch and forks the
-next from it, in a temporary directory that goes with the run. Rows are routed and sorted as Spark does it. Three parts
-of a stage
-need more than that:
+What runs is the real thing: the steps of an epoch of `weir run`, with the keyed task of each subtask on a real RocksDB,
+which snapshots each epoch and forks the next from it, in a temporary directory that goes with the run. Rows are routed
+and sorted as Spark does it. Three parts of a stage need more than that:
 
 - `where` is Spark SQL, of which a part is evaluated here, exactly as Spark does it: comparisons, AND, OR, NOT, IS, IN,
   BETWEEN, LIKE, arithmetic, CAST and TRY_CAST, `||`, and coalesce, isnull, isnotnull, isnan, abs, length, trim, upper
@@ -25,8 +24,10 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.runtime.definition import MAX_PARALLELISM, Pipeline, Stage
+from pipelines.testing.epochs import Epochs
+from pipelines.testing.rows import Rows
 from pipelines.testing.slicing import assert_slicing_does_not_matter
-from pipelines.testing.stage_run import PipelineRun, Rows, StageRun
+from pipelines.testing.stage_run import PipelineRun, StageRun
 from state_ops.schema.state_class import State
 
 __all__ = ["PipelineRun", "Rows", "StageRun", "assert_slicing_does_not_matter", "run", "run_pipeline"]
@@ -43,11 +44,16 @@ def run(
 ) -> StageRun:
     """Start one stage on its own.
 
-    state: what its keys have before the first epoch, by key, a tuple where the key has several columns. batch_rows: the
-    largest batch that the function gets. schema: the input's columns; without it the first rows tell, so it is needed
-    where these hold only nulls in a column.
+    Args:
+        state: What its keys have before the first epoch, by key, a tuple where the key has several columns.
+        parallelism: The number of subtasks.
+        batch_rows: The largest batch that the function gets.
+        max_parallelism: The number of key groups.
+        schema: The input's columns. Without it the first rows tell them, so it is needed where these hold only nulls in
+            a column.
     """
-    return StageRun(stage, state or {}, parallelism, max_parallelism, batch_rows, schema)
+    epochs = Epochs(stage, parallelism, max_parallelism, batch_rows, schema, state or {})
+    return StageRun(epochs, stage, state or {})
 
 
 def run_pipeline(
@@ -59,10 +65,15 @@ def run_pipeline(
     drain: bool = False,
     schema: pa.Schema | Mapping[str, pa.DataType] | None = None,
 ) -> PipelineRun:
-    """Run a pipeline over slices, an epoch each: rows of its source, or by source name where it has several.
+    """Run a pipeline over slices, an epoch each. More epochs may follow with `PipelineRun.epoch`.
 
-    drain: then close every window. schema: of the source, if it has one. More epochs may follow with
-    `PipelineRun.epoch`."""
+    Args:
+        slices: Rows of its source, or by source name where it has several.
+        parallelism: The number of subtasks of each stage.
+        batch_rows: The largest batch that a function gets.
+        drain: Close every window then.
+        schema: The columns of the source, if it has one.
+    """
     started = PipelineRun(pipeline, parallelism, batch_rows, schema)
     for rows in slices:
         started.epoch(rows)

@@ -15,9 +15,11 @@ import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.definition import MAX_PARALLELISM, FileSource, Pipeline, Stage, source_of
-from pipelines.runtime.operators import EPOCH
+from pipelines.runtime.operators import EPOCH, LATE, MAIN
 from pipelines.runtime.sources.row_order import ordered
-from pipelines.testing.stage_run import FIRST_NOW, PipelineRun, Rows, StageRun, canonical, stacked, table_of
+from pipelines.testing.epochs import FIRST_NOW, Epochs
+from pipelines.testing.rows import Rows, canonical, table_of
+from pipelines.testing.stage_run import StageRun, stacked
 from state_ops.schema.state_class import State
 
 _CLOSE = 1e-9  # relative; sums of floats differ in their last bits with the order of adding
@@ -69,15 +71,15 @@ def assert_slicing_does_not_matter(
     for trial in range(trials):
         slicing = _slicing(chance, trial)
         try:
-            found = _difference(plain, played(slicing))
+            difference = _difference(plain, played(slicing))
         except Exception as error:
-            error.add_note(f"slicing: {_said(slicing)} (trial {trial}, seed {seed})")
+            error.add_note(f"slicing: {_described(slicing)} (trial {trial}, seed {seed})")
             raise
-        if found:
+        if difference:
             raise AssertionError(
                 f"{target.uid if isinstance(target, Stage) else target.name} depends on how its input is sliced.\n"
-                f"  first difference: {found}\n"
-                f"  slicing: {_said(slicing)} (trial {trial}, seed {seed}); compared with one epoch in one batch on one subtask"
+                f"  first difference: {difference}\n"
+                f"  slicing: {_described(slicing)} (trial {trial}, seed {seed}); compared with one epoch in one batch on one subtask"
             )
 
 
@@ -93,7 +95,7 @@ def _slicing(chance: random.Random, trial: int) -> _Slicing:
     return _Slicing(tuple(cuts), batch, chance.randint(1, 4), chance.randrange(1 << 30))
 
 
-def _said(slicing: _Slicing) -> str:
+def _described(slicing: _Slicing) -> str:
     shares = [f"{100 * cut:.1f} %" for cut in slicing.cuts]
     epochs = f"epochs that end after {', '.join(shares)} and 100 % of the rows" if shares else "one epoch"
     batches = "whole" if slicing.batch_rows == 1 << 30 else f"in batches of at most {slicing.batch_rows}"
@@ -102,57 +104,45 @@ def _said(slicing: _Slicing) -> str:
 
 def _player(target: Stage | Pipeline, rows: Any, state: Mapping[Any, State], schema: Any) -> Any:
     """What plays the target with one slicing, as a function of it."""
-    if isinstance(target, Stage):
-        readers = {"rows": [target]}
-        given = {"rows": rows}
-    else:
-        names = [source.name for source in target.sources]
-        readers = {
-            name: [s for s in target.stages if isinstance(s.input, FileSource) and s.input.name == name]
-            for name in names
-        }
-        given = dict(rows) if isinstance(rows, Mapping) else {names[0]: rows}
-    fixed = None if schema is None else canonical(pa.schema(schema))
-    tables = {name: table for name, one in given.items() if (table := table_of(one, fixed)) is not None}
+    stages = (target,) if isinstance(target, Stage) else target.stages
+    readers: dict[str, list[Stage]] = {}
+    for stage in stages:
+        if len(stages) == 1 or isinstance(stage.input, FileSource):
+            readers.setdefault(source_of(stage).name, []).append(stage)
+    by_source = rows if isinstance(rows, Mapping) else {next(iter(readers)): rows}
+    fixed = canonical(schema)
+    tables = {name: table for name, given in by_source.items() if (table := table_of(given, fixed)) is not None}
 
     def play(slicing: _Slicing) -> _Result:
         chance = random.Random(slicing.seed)
-        epochs = {name: _cut(table, readers[name], slicing, chance) for name, table in tables.items()}
-        number = len(slicing.cuts) + 1
-        if isinstance(target, Stage):
-            one = StageRun(target, state, slicing.parallelism, MAX_PARALLELISM, slicing.batch_rows, fixed)
-            outs, lates = [], []
-            for index in range(number + 1):
-                drain = index == number
-                outs.append(
-                    one.epoch(() if drain else epochs["rows"][index] if epochs else (), now=FIRST_NOW, drain=drain)
-                )
-                lates.append(one.late)
-            states = {} if target.window else {target.uid: dict(one.state)}
-            one.close()
-            return _Result({"output": _newest(target, stacked(outs)), "late": stacked(lates)}, states)
-        several = PipelineRun(target, slicing.parallelism, slicing.batch_rows, fixed)
-        for index in range(number):
-            several.epoch({name: parts[index] for name, parts in epochs.items()}, now=FIRST_NOW)
-        several.epoch({}, now=FIRST_NOW, drain=True)
-        made = several.tables
-        for stage in target.stages:
-            if stage.sink is not None:
-                made[stage.sink.table] = _newest(stage, made[stage.sink.table])
-        result = _Result(made, {uid: dict(states) for uid, states in several.states.items()})
-        for one in several.stages.values():
-            one.close()
-        return result
+        cut = {name: _cut(table, readers[name], slicing, chance) for name, table in tables.items()}
+        epochs = Epochs(target, slicing.parallelism, MAX_PARALLELISM, slicing.batch_rows, fixed, state)
+        runs = [StageRun(epochs, stage, state) for stage in stages]
+        outputs = {name: (run, output) for run in runs for name, output in _outputs(target, run.stage).items()}
+        parts: dict[str, list[pl.DataFrame]] = {name: [] for name in outputs}
+        for slices in [*zip(*cut.values(), strict=True), ()]:
+            epochs.run(dict(zip(cut, slices, strict=False)), FIRST_NOW, drain=not slices)
+            for name, (run, output) in outputs.items():
+                parts[name].append(run.late if output == LATE else run.rows(output))
+        frames = {name: stacked(frames) for name, frames in parts.items()}
+        for name, (run, output) in outputs.items():
+            if run.stage.aggregation is not None and output == MAIN and frames[name].width:
+                # Running aggregates come once an epoch: what each key has in the end is to be the same.
+                newest = frames[name].sort(EPOCH).unique(list(run.stage.key), keep="last", maintain_order=True)
+                frames[name] = newest.drop(EPOCH)
+        states = {run.stage.uid: dict(run.state) for run in runs if run.stage.window is None}
+        epochs.close()
+        return _Result(frames, states)
 
     return play
 
 
-def _newest(stage: Stage, rows: pl.DataFrame) -> pl.DataFrame:
-    """What is to be compared of a stage's rows: of running aggregates, which come once an epoch, each key's newest
-    row."""
-    if stage.aggregation is None or not rows.width:
-        return rows
-    return rows.sort(EPOCH).unique(list(stage.key), keep="last", maintain_order=True).drop(EPOCH)
+def _outputs(target: Stage | Pipeline, stage: Stage) -> dict[str, str]:
+    """What is to be compared of a stage's outputs, by the name that people know it by."""
+    if isinstance(target, Stage):
+        return {"output": MAIN, "late": LATE}
+    sinks = ((stage.sink, MAIN), (stage.late, LATE))
+    return {sink.table: output for sink, output in sinks if sink is not None}
 
 
 def _cut(table: pa.Table, readers: Sequence[Stage], slicing: _Slicing, chance: random.Random) -> list[pa.Table]:

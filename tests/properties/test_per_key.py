@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from pipelines import testing
 from pipelines.api import Epoch, KeyState, State, ValueState, agg, delta, files, stage
-from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.keyed.state_cache import CacheSizes
 
 START = datetime(2024, 5, 1, tzinfo=UTC)
@@ -80,13 +78,6 @@ class Replay:
         return sorted(out, key=str)
 
 
-class CachedRun(testing.StageRun):
-    sizes: CacheSizes | None = None
-
-    def _task(self, *given: Any) -> KeyedTask:
-        return replace(super()._task(*given), cache=self.sizes)
-
-
 @settings(max_examples=12, deadline=None)
 @given(
     slices=st.lists(
@@ -98,8 +89,9 @@ class CachedRun(testing.StageRun):
 )
 def test_per_key_is_vectorised_is_a_replay(slices, parallelism, batch_rows, sizes) -> None:
     columns = testing.run(in_columns, parallelism=parallelism, batch_rows=batch_rows, schema=COLUMNS)
-    keys = CachedRun(by_key, {}, parallelism, 128, batch_rows, COLUMNS)
-    keys.sizes = sizes
+    keys = testing.run(by_key, parallelism=parallelism, batch_rows=batch_rows, schema=COLUMNS)
+    if sizes is not None:
+        keys.epochs.context.settings.state.caches["keys"] = sizes
     replay, clock = Replay(), START
     for part in slices:
         rows = []

@@ -82,11 +82,40 @@ def run_stage(
     asynchronous: bool,
 ) -> StageResult:
     """Run a stage's job; then ask its gates on rows, if they may set rows aside and no subtask declined. Others are
-    asked by `judge`.
+    asked by `judge`. Arguments as of `run_job`."""
+    result = run_job(context, in_flight, stage, progress, keep, here, reread, asynchronous)
+    if not stage.quarantines or any(ack.error is not None for ack in result.acks):
+        return result
+    clock, ms = time.perf_counter(), dict(result.ms)
+    acks = _with_quarantine(context, in_flight, stage, list(result.acks))
+    verdicts: list[Verdict] = []
+    again: EpochPlan | None = None
+    files = _judged(stage, acks)
+    if files:  # before anything is built on rows that are to go
+        looked_at = evaluation.looked_at(context.storage, stage, files)
+        verdicts = _verdicts(context, stage, files, looked_at)
+        if any(verdict.quarantines for verdict in verdicts):
+            again = _without_failed(context, in_flight, stage, acks, verdicts, looked_at)
+        record_ms(ms, f"quarantine:{stage.uid}", clock)
+    return StageResult(tuple(acks), tuple(verdicts), ms, result.shapes, again)
 
-    progress: what the epoch builds on. keep: attempts whose local files other epochs in flight need. here, reread,
-    asynchronous: as in
-    `KeyedTask`.
+
+def run_job(
+    context: RunContext,
+    in_flight: InFlightEpoch,
+    stage: Stage,
+    progress: StageProgress,
+    keep: frozenset[AttemptId],
+    here: Path | None,
+    reread: bool,
+    asynchronous: bool,
+) -> StageResult:
+    """Run a stage's job: its subtasks apply what the stage's `work` in this epoch says.
+
+    Args:
+        progress: What the epoch builds on.
+        keep: Attempts whose local files other epochs in flight need.
+        here: As in `KeyedTask`, like `reread` and `asynchronous`.
     """
     started, ms = time.perf_counter(), dict[str, float]()
     rows = _input(context, in_flight, stage)
@@ -105,19 +134,8 @@ def run_stage(
         asynchronous=asynchronous,
     )
     acks = context.executor.run(task, rows, context.inputs[stage.uid], lambda: in_flight.deadline)
-    verdicts: list[Verdict] = []
-    again: EpochPlan | None = None
-    clock = record_ms(ms, f"stage:{stage.uid}", started)
-    if all(ack.error is None for ack in acks):
-        acks = _with_quarantine(context, in_flight, stage, acks)
-        files = _judged(stage, acks) if stage.quarantines else []
-        if files:  # before anything is built on rows that are to go
-            looked_at = evaluation.looked_at(context.storage, stage, files)
-            verdicts = _verdicts(context, stage, files, looked_at)
-            if any(verdict.quarantines for verdict in verdicts):
-                again = _without_failed(context, in_flight, stage, acks, verdicts, looked_at)
-            record_ms(ms, f"quarantine:{stage.uid}", clock)
-    return StageResult(tuple(acks), tuple(verdicts), ms, fixed, again)
+    record_ms(ms, f"stage:{stage.uid}", started)
+    return StageResult(tuple(acks), ms=ms, shapes=fixed)
 
 
 def to_judge(in_flight: InFlightEpoch, stage: Stage) -> list[StagedFile | StateFile]:

@@ -19,9 +19,14 @@ from state_ops.storage.storage import Storage
 
 
 @contextmanager
-def opened(storage: Storage, options: BackendOptions, found: Snapshot, backend_name: str) -> Iterator[Backend]:
-    """A snapshot, fetched and verified, open in the backend that wrote it for as long as the `with` block lasts."""
-    with tempfile.TemporaryDirectory(prefix="weir-state-") as scratch:
+def opened(
+    storage: Storage, options: BackendOptions, found: Snapshot, backend_name: str, below: Path | None = None
+) -> Iterator[Backend]:
+    """A snapshot, fetched and verified, open in the backend that wrote it for as long as the `with` block lasts.
+
+    below: where its files go, by default among those that are temporary.
+    """
+    with tempfile.TemporaryDirectory(prefix="weir-state-", dir=below) as scratch:
         snapshot.fetch(storage, found, Path(scratch))
         backend = composite.opened(named(backend_name), Path(scratch), options)
         try:

@@ -56,12 +56,6 @@ class PerKey:
         self._where = f"stage {stage.uid}"
         self._sliced = slicer_of(stage.function)
         cache = open_cache(row_store(backend, schema, self._where, expiry), schema)
-        if cache is not None and stage.ttl is not None:
-            raise PipelineError(
-                f"The stage {stage.uid} has a TTL, which goes by entries that its state cache would hold back.",
-                where=f"state.caches.{stage.uid}",
-                next="Remove the cache from the configuration, or the ttl from the stage.",
-            )
         self._states = KeyStates(stage.state, schema, self._where, cache)
         self._state = KeyState(self._states)
 

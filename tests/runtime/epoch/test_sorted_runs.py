@@ -34,7 +34,7 @@ def per_key(key: int, rows: list[dict], state: KeyState, epoch: Epoch) -> None:
 def tables(run: testing.StageRun) -> list[bytes]:
     """The tables that the last epoch has added to the state."""
     new = [file for ack in run.acks for file in ack.files if file.new and rocksdb.is_table(file.name)]
-    return [Path(run._storage.full(file.path)).read_bytes() for file in new]
+    return [Path(run.epochs.context.storage.full(file.path)).read_bytes() for file in new]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import StrEnum
@@ -34,8 +33,7 @@ from pipelines.api import (
     stage,
 )
 from pipelines.runtime.task import worker_cache
-from pipelines.runtime.task.run_task import KeyedTask
-from state_ops.errors import PipelineError, StageError
+from state_ops.errors import ConfigurationError, PipelineError, StageError
 from state_ops.keyed.state_cache import CacheFigures, CacheSizes
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -49,18 +47,13 @@ class Total(State):
     last: int | None = None
 
 
-class CachedRun(testing.StageRun):
-    """A run whose subtasks have a state cache."""
-
-    sizes: CacheSizes | None = None
-
-    def _task(self, *given: Any) -> KeyedTask:
-        return replace(super()._task(*given), cache=self.sizes)
-
-
-def a_run(made: Stage, sizes: CacheSizes | None = None, batch_rows: int = 65_536, parallelism: int = 1) -> CachedRun:
-    run = CachedRun(made, {}, parallelism, 128, batch_rows, None)
-    run.sizes = sizes
+def a_run(
+    made: Stage, sizes: CacheSizes | None = None, batch_rows: int = 65_536, parallelism: int = 1
+) -> testing.StageRun:
+    """A run, whose subtasks have a state cache of these sizes."""
+    run = testing.run(made, batch_rows=batch_rows, parallelism=parallelism)
+    if sizes is not None:
+        run.epochs.context.settings.state.caches[made.uid] = sizes
     return run
 
 
@@ -726,7 +719,7 @@ def test_state_of_a_key_expires_and_such_a_stage_has_no_cache() -> None:
         run.epoch(rows(("a", 1)), now=NOON + timedelta(minutes=minute))
     assert seen == [0, 1, 2, 0]
     cached = a_run(made_of(function, output={}, ttl="10m"), CacheSizes(4))
-    with pytest.raises(PipelineError, match="TTL"):
+    with pytest.raises(ConfigurationError, match="TTL"):
         cached.epoch(rows(("a", 1)))
 
 

@@ -249,7 +249,7 @@ def test_a_timer_that_is_taken_back_while_it_waits_does_not_fire_and_nothing_of_
     out = run.epoch([ride("a", 0), ride("a", 1), ride("b", 0), ride("b", 1), ride("b", 2)], now=NOON)
     assert out["rider"].to_list() == ["a", "b", "b", "b"]
     assert run.epoch(now=NOON + timedelta(days=1))["rider"].to_list() == ["b"]
-    assert sum(len(list(backend.scan(b"\0", b"\xff"))) for _, backend in run._opened()) == 0
+    assert sum(len(list(backend.scan(b"\0", b"\xff"))) for _, backend in run.backends()) == 0
 
 
 # -- TTL
@@ -296,7 +296,7 @@ def test_the_sweep_is_bounded_goes_on_where_it_stood_and_writes_nothing_for_noth
     for _ in range(4):
         run.epoch(now=NOON + timedelta(hours=1))
         assert not run.state, "what has expired is not seen, whether it was swept or not"
-        sizes.append(sum(len(list(backend.scan(b"\0", b"\xff"))) for _, backend in run._opened()))
+        sizes.append(sum(len(list(backend.scan(b"\0", b"\xff"))) for _, backend in run.backends()))
     assert sizes[-1] == 0 and sizes[0] > 0
 
 

@@ -1,0 +1,194 @@
+"""The epochs of a run in this process: each takes the steps that an epoch of `weir run` takes, up to its commit.
+
+    rows -> slice -> for each stage: plan, job (filter, route, sort, keyed tasks), acks, progress -> the next epoch's base
+
+Storage and the workers' files are a temporary directory, in memory where the machine has enough of it. An epoch whose
+stages have all acked is taken for committed: nobody else reads this storage, so there is no registry and no lease, and
+tables are what the stages have staged for them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+
+from configs.settings import Settings
+from pipelines.runtime.definition import Pipeline, Stage, source_of
+from pipelines.runtime.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
+from pipelines.runtime.epoch.stage_job import known_watermark, note_progress, plan, run_job
+from pipelines.runtime.execution.executor import Channel, Deadline, Landed
+from pipelines.runtime.execution.in_process import InMemoryExecutor
+from pipelines.runtime.operators import LATE
+from pipelines.runtime.ownership.context import RunContext
+from pipelines.runtime.ownership.epoch_plan import EpochPlan
+from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.task.run_task import KeyedTask
+from pipelines.testing import instances
+from pipelines.testing.rows import GivenRows, Rows, canonical
+from state_ops.checkpoints.checkpoint import Ack, snapshots_of, to_micros
+from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint, Trigger
+from state_ops.errors import PipelineError, from_report
+from state_ops.ids import CheckpointId, Generation
+from state_ops.schema.key_groups import check_parallelism
+from state_ops.schema.state_class import State
+
+FIRST_NOW = datetime(2020, 1, 1, tzinfo=UTC)
+_SECONDS = 3600.0
+_ROOMY = 1 << 30  # bytes
+
+
+class Epochs:
+    """A pipeline between two epochs. A declined epoch changes nothing.
+
+    Args:
+        state: What the keys of the only stage have before the first epoch.
+        schema: The columns of all sources, where the first rows do not tell them.
+
+    Attributes:
+        context: What the steps of all epochs share.
+        progress: By stage, what its next epoch builds on.
+        newest: The newest epoch that no stage has declined.
+    """
+
+    def __init__(
+        self,
+        target: Pipeline | Stage,
+        parallelism: int,
+        max_parallelism: int,
+        batch_rows: int,
+        schema: pa.Schema | Mapping[str, pa.DataType] | None,
+        state: Mapping[Any, State],
+    ) -> None:
+        check_parallelism(parallelism, max_parallelism)
+        if batch_rows < 1:
+            raise ValueError(f"batch_rows is {batch_rows}, but a batch has at least one row")
+        pipeline = target if isinstance(target, Pipeline) else _alone(target, max_parallelism)
+        for stage in pipeline.stages:
+            if stage.transform is not None:
+                raise PipelineError(
+                    f"The transform of {stage.uid} needs Spark.",
+                    next="Test the pipeline's stages one by one with testing.run, whose rows are those after the transform.",
+                )
+        root = Path(tempfile.mkdtemp(prefix="weir-testing-", dir=_scratch()))
+        self.close = weakref.finalize(self, shutil.rmtree, root, ignore_errors=True)
+        settings = Settings.model_validate(
+            {
+                "storage": {"root": str(root / "storage")},
+                "local": {"work_dir": str(root / "work"), "objects_mb": 0},
+                "spark": {"parallelism": parallelism},
+                "state": {"memory_mb": 16},
+            }
+        )
+        stages = pipeline.stages if isinstance(target, Pipeline) else (target,)
+        self._sources = {
+            source.name: GivenRows(canonical(schema), next(stage for stage in stages if source_of(stage) == source))
+            for source in pipeline.sources
+        }
+        self.context = RunContext(
+            pipeline,
+            settings,
+            *open_storage(pipeline, settings),
+            Generation(1),
+            _Executor(batch_rows, state),
+            cast(Mapping[str, FilesReader], self._sources),
+        )
+        self.progress = {stage.uid: StageProgress() for stage in pipeline.stages}
+        self.newest: InFlightEpoch | None = None
+        self._offsets = SourceOffsets({}, {}, FIRST_NOW)
+        self._begun = 0
+
+    def run(
+        self, rows: Mapping[str, Rows], now: datetime | None, drain: bool, watermark: datetime | None = None
+    ) -> None:
+        """Run one epoch through all stages. Raises the typed error of an epoch that is declined.
+
+        Args:
+            rows: By source.
+            now: Processing time, by default a minute after the previous epoch's.
+            drain: Close every window.
+            watermark: That of the only stage from this epoch on, by default as its rows say.
+        """
+        before = self._offsets.now
+        assert before is not None, "the first one is given"
+        self._begun += 1
+        moment = utc(now) if now is not None else before + timedelta(minutes=1)
+        if moment < before:
+            raise ValueError(f"processing time never decreases, but {moment} is before {before}")
+        pipeline, parallelism = self.context.pipeline, self.context.settings.spark.parallelism
+        arriving = None if watermark is None else to_micros(utc(watermark)) + pipeline.lateness
+        slices = {name: source.plan(rows.get(name, ()), arriving) for name, source in self._sources.items()}
+        expected = {stage.uid: parallelism for stage in pipeline.stages}
+        deadline = time.monotonic() + _SECONDS
+        trigger = Trigger.DRAIN if drain else Trigger.MANUAL
+        id, generation = CheckpointId(self._begun), self.context.generation
+        pending = PendingCheckpoint(id, None, None, generation, trigger, expected, deadline)
+        in_flight = InFlightEpoch(
+            pending,
+            EpochPlan(trigger, "a test", slices, drain),
+            self._offsets.after(slices, self.context.readers, moment),
+            moment,
+            time.perf_counter(),
+            deadline,
+        )
+        progress = {stage.uid: self._applied(in_flight, stage) for stage in pipeline.stages}
+        if watermark is not None:
+            (stage,) = pipeline.stages
+            known = known_watermark(in_flight, stage, self.progress[stage.uid])
+            progress = {stage.uid: replace(progress[stage.uid], watermark=known)}
+        self._offsets, self.progress, self.newest = in_flight.frontier, progress, in_flight
+
+    def _applied(self, in_flight: InFlightEpoch, stage: Stage) -> StageProgress:
+        """Let one stage apply its part of the epoch; returns what its next epoch builds on."""
+        before = self.progress[stage.uid]
+        in_flight.work[stage.uid] = plan(self.context, in_flight, stage, before)
+        result = run_job(
+            self.context, in_flight, stage, before, keep=frozenset(), here=None, reread=False, asynchronous=False
+        )
+        for ack in result.acks:
+            if ack.error is not None:
+                raise from_report(ack.error)
+            in_flight.pending.record(ack)
+        in_flight.acks[stage.uid] = in_flight.pending.acks_of(stage.uid)
+        after = note_progress(in_flight, stage, before, self.context.inputs.get(stage.uid))
+        return after.confirmed(snapshots_of(in_flight.pending.files(), stage.uid))
+
+
+class _Executor(InMemoryExecutor):
+    """Lets a stage begin with the state that a test gives, and stage all rows that it hands out, late ones too."""
+
+    def __init__(self, batch_rows: int, state: Mapping[Any, State]) -> None:
+        super().__init__(batch_rows)
+        self._state = state
+
+    def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
+        bases = task.bases or (instances.snapshots(task, self._state) if self._state else {})
+        task = replace(task, bases=bases, tables={LATE: LATE}, channel=True)
+        return super().run(task, rows, columns, deadline)
+
+
+def _alone(stage: Stage, max_parallelism: int) -> Pipeline:
+    """A pipeline of one stage. Its rows are given as its transform returns them, or the stage upstream."""
+    return Pipeline(stage.uid, (replace(stage, input=source_of(stage), transform=None),), max_parallelism)
+
+
+def utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _scratch() -> str | None:
+    """Memory where there is plenty: RocksDB syncs files when it opens, which takes a disk twenty times as long."""
+    memory = Path("/dev/shm")
+    if "TMPDIR" not in os.environ and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > _ROOMY:
+        return str(memory)
+    return None
