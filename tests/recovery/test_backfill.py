@@ -23,7 +23,7 @@ from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.run import fsck, maintenance
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.sinks.replace_where import Range, check_bounds, only
-from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.file_check import FileCheck
 from state_ops.checkpoints.checkpoint import PROMOTION, before, event_time, from_micros, to_micros
 from state_ops.errors import ConfigurationError, GateError, StageError, WeirError
 from tests.recovery.cutting import changes_fail_from
@@ -667,7 +667,7 @@ def test_a_backfill_begins_before_its_range_where_files_have_no_statistics(tmp_p
 
 def test_where_files_do_not_tell_a_time_it_is_the_one_that_the_acks_say(tmp_path, monkeypatch):
     """A column beside a struct whose field has its path is not read alone when files are planned."""
-    monkeypatch.setattr(FilesReader, "_newest", lambda *_: None)
+    monkeypatch.setattr(FileCheck, "newest", lambda _: None)
     done = untold(tmp_path).backfill(4, 4)
     assert (done.base, done.note) == (3, None)
 

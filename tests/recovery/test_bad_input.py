@@ -25,6 +25,7 @@ from pipelines.runtime.ownership.pipeline_storage import readers
 from pipelines.runtime.run.run import RunOptions, run
 from pipelines.runtime.run.sensor import Memory, decide, observe
 from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.landing import LandingDirectory
 from state_ops.errors import GateError, InputError, PipelineError, StageError
 from tests.assets.without_spark import in_this_process
 from tests.recovery import sensors
@@ -490,7 +491,7 @@ def test_a_file_that_vanishes_is_not_set_aside(tmp_path, monkeypatch):
     bank = small_site(tmp_path, "quarantine")
     bank.epochs(1)
     bank.land(2)
-    kept = FilesReader._check_name
+    kept = LandingDirectory.check_name
     hidden = tmp_path / "hidden"
 
     def hide(self, file):
@@ -498,7 +499,7 @@ def test_a_file_that_vanishes_is_not_set_aside(tmp_path, monkeypatch):
         kept(self, file)
 
     with monkeypatch.context() as patched:
-        patched.setattr(FilesReader, "_check_name", hide)
+        patched.setattr(LandingDirectory, "check_name", hide)
         with pytest.raises(InputError, match="vanished"):
             bank.epochs()
     hidden.rename(bank.site.landing / "00002.parquet")

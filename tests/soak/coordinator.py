@@ -25,7 +25,7 @@ from configs import settings
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.ownership.backlog import unapplied
 from pipelines.runtime.run.run import RunOptions, open_storage, run
-from pipelines.runtime.sources import files
+from pipelines.runtime.sources import positions
 from state_ops.errors import BusyError, FencedError, WeirError
 from tests.soak import clock
 from tests.soak.accounts import pipeline
@@ -59,7 +59,7 @@ def main() -> None:
     threading.Thread(target=_die_with_the_driver, daemon=True).start()
     order = Order(**json.loads(line))
     socket.gethostname = lambda: order.host
-    files._REMEMBERED = order.remembered
+    positions._REMEMBERED = order.remembered
     if order.jumps:
         clock.jump(order.jumps)
     if order.until_files is None:

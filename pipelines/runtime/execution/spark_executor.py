@@ -21,7 +21,7 @@ from pipelines.runtime.definition import ROW, Stage
 from pipelines.runtime.execution import direct_read, gx_loading, spark_errors, spark_plan, spark_session
 from pipelines.runtime.execution.executor import Channel, Deadline, Landed, uri
 from pipelines.runtime.execution.spark_task import landed_rows, reading_rows, with_rows
-from pipelines.runtime.sources.files import literal
+from pipelines.runtime.sources.landing import literal
 from pipelines.runtime.sources.slices import SourceFile, position
 from pipelines.runtime.task.run_task import KeyedTask
 from state_ops.checkpoints.checkpoint import Ack, StagedFile, StateFile
@@ -187,7 +187,7 @@ def _read_by_spark(session: SparkSession, rows: Landed, files: Sequence[SourceFi
     columns = pa.schema([field for field in rows.schema if field.name != ROW])
     for nanos in sorted({file.nanos for file in files}):
         stored = pa.schema([field.with_type(pa.int64()) if field.name in nanos else field for field in columns])
-        part = _read(session, stored, [rows.reader.spark_path(file) for file in files if file.nanos == nanos])
+        part = _read(session, stored, [rows.reader.landing.spark_path(file) for file in files if file.nanos == nanos])
         if numbered:
             # The name comes as it stands in a URI; a plus sign stands for itself there.
             name_of = F.url_decode(F.replace(F.col("_metadata.file_name"), F.lit("+"), F.lit("%2B")))

@@ -215,7 +215,7 @@ class PlanBuilder:
                 for one in planned.set_aside:
                     what = f"{one.file.name} is set aside: {one.reason}"
                     self._say("source", name, "files", Verdict.COMPATIBLE, what)
-                if not reader.exists():
+                if not reader.landing.exists():
                     what = f"its directory does not exist: {reader.directory}"
                     said = "Correct the source's pattern, or make the directory; a run waits for it."
                     self._say("source", name, "files", Verdict.COMPATIBLE, what, said)

@@ -45,7 +45,7 @@ from pipelines.runtime.run.run import RunOptions
 from pipelines.runtime.sinks import delta, replace_where, restore_version
 from pipelines.runtime.sinks.replace_where import Range
 from pipelines.runtime.sinks.restore_version import Promoted, TableRewind
-from pipelines.runtime.sources.slices import has_read
+from pipelines.runtime.sources.positions import has_read
 from state_ops.checkpoints.checkpoint import (
     EDIT,
     EDITED,

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.pipeline_storage import readers
-from pipelines.runtime.sources.files import Arrivals, FilesReader
+from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.positions import Arrivals
 from state_ops.checkpoints.checkpoint import Checkpoint
 
 
@@ -31,4 +32,8 @@ def lag(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapp
 def missing(sources: Mapping[str, FilesReader], waiting: Mapping[str, int]) -> dict[str, str]:
     """The landing directories that do not exist, by source. waiting: files by source, of which a directory that is
     there alone has any."""
-    return {name: reader.directory for name, reader in sources.items() if not waiting.get(name) and not reader.exists()}
+    return {
+        name: reader.directory
+        for name, reader in sources.items()
+        if not waiting.get(name) and not reader.landing.exists()
+    }

@@ -15,7 +15,7 @@ from configs.redaction import scrubbing
 from configs.settings import Settings
 from pipelines.runtime.definition import FileSource, Pipeline
 from pipelines.runtime.sources.files import FilesReader
-from pipelines.runtime.sources.slices import has_read
+from pipelines.runtime.sources.positions import has_read
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import DISK_FULL, TransientError, page_about, plainly
 from state_ops.storage import disks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -117,10 +116,3 @@ class Slice:
 def nothing_read() -> dict[str, Any]:
     """`Slice.to_dict` of a checkpoint that reads nothing."""
     return {"files": [], "rows": 0, "limited": False}
-
-
-def has_read(position: dict[str, Any] | None) -> Callable[[str], bool]:
-    """Which files, by name, have been read at a position; all at or below its floor count as read."""
-    known = position or {"seen": (), "floor": None}
-    seen, floor = set(known["seen"]), known["floor"]
-    return lambda name: name in seen or (floor is not None and name <= floor)

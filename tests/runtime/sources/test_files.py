@@ -16,8 +16,10 @@ from structlog.testing import capture_logs
 
 from configs.settings import EpochSettings
 from pipelines.runtime.definition import FileSource
-from pipelines.runtime.sources import files, parquet_files
+from pipelines.runtime.sources import landing as landing_directory
+from pipelines.runtime.sources import parquet_files, positions
 from pipelines.runtime.sources.files import FilesReader
+from pipelines.runtime.sources.landing import LandingDirectory
 from state_ops.checkpoints.checkpoint import to_micros
 from state_ops.errors import ConfigurationError, InputError, TransientError
 
@@ -59,7 +61,7 @@ def names(planned) -> list[str]:
 @pytest.fixture
 def floored(landing, monkeypatch) -> dict:
     """The position after 10, 20, 30, 40 and 50, of which the last two are remembered; 30 is the newest below."""
-    monkeypatch.setattr(files, "_REMEMBERED", 2)
+    monkeypatch.setattr(positions, "_REMEMBERED", 2)
     for at in (10, 20, 30, 40, 50):
         put(landing, str(at), ns=at)
     position = read(reader_of(landing))
@@ -259,9 +261,9 @@ def test_a_footer_longer_than_the_first_read_is_read_whole(landing, monkeypatch)
 
 def test_a_file_that_vanishes_before_its_footer_is_read_is_named(landing, monkeypatch):
     file, reader = put(landing, "1", ns=1), reader_of(landing)
-    listed = list(reader._list())
+    listed = list(reader.landing.files())
     file.unlink()
-    monkeypatch.setattr(reader, "_list", lambda: iter(listed))
+    monkeypatch.setattr(reader.landing, "files", lambda: iter(listed))
     with pytest.raises(InputError, match=r"1\.parquet vanished"):
         reader.plan(None, LIMITS, None)
 
@@ -296,7 +298,7 @@ class Failing(pafs.FileSystemHandler):
 )
 def test_storage_that_fails_is_no_fault_of_the_file(landing, error):
     file, reader = put(landing, "1", ns=1), reader_of(landing)
-    reader._parquet._fs = pafs.PyFileSystem(Failing(error))
+    reader.landing.parquet._fs = pafs.PyFileSystem(Failing(error))
     with pytest.raises(TransientError) as failed:
         reader.plan(None, LIMITS, None)
     said = str(failed.value)
@@ -312,14 +314,14 @@ def test_a_directory_that_is_gone_is_reported_but_one_may_look(landing):
     shutil.rmtree(landing)
     reader = reader_of(landing)
 
-    assert (reader.exists(), reader.backlog(position)) == (False, [])
+    assert (reader.landing.exists(), reader.backlog(position)) == (False, [])
     for look in (lambda: reader.check(position), lambda: reader.plan(position, LIMITS, None)):
         with pytest.raises(InputError, match="The landing directory is gone, of which 1 files were read"):
             look()
 
     landing.mkdir()
     reader.check(position)
-    assert reader.exists() and reader.plan(position, LIMITS, None).files == ()
+    assert reader.landing.exists() and reader.plan(position, LIMITS, None).files == ()
 
 
 @pytest.mark.parametrize("position", [None, "nothing read"])
@@ -340,12 +342,13 @@ def test_an_object_store_has_no_directories_to_miss(landing, monkeypatch):
     reader = reader_of(landing)
     position = read(reader)
     shutil.rmtree(landing)
-    monkeypatch.setattr(files, "_OBJECT_STORES", {reader._fs.type_name})
-    monkeypatch.setattr(reader, "_path", reader._path.removeprefix("/"))  # of which the first part is the bucket
+    here = reader.landing
+    monkeypatch.setattr(landing_directory, "_OBJECT_STORES", {here._fs.type_name})
+    monkeypatch.setattr(here, "_path", here._path.removeprefix("/"))  # of which the first part is the bucket
     monkeypatch.chdir("/")
     reader.check(position)
-    monkeypatch.setattr(reader, "_path", "no-such-bucket/landing")
-    monkeypatch.setattr(reader, "_bucket_seen", False)
+    monkeypatch.setattr(here, "_path", "no-such-bucket/landing")
+    monkeypatch.setattr(here, "_bucket_seen", False)
     with pytest.raises(InputError, match="landing directory is gone"):
         reader.check(position)
 
@@ -421,7 +424,7 @@ def test_spark_gets_a_path_that_it_takes_literally_and_people_a_readable_one(lan
     reader = reader_of(landing)
     (file,) = reader.plan(None, LIMITS, None).files
     assert reader.uri(file) == f"{landing}/{name}"
-    assert reader.spark_path(file) == f"{landing}/{escaped}"
+    assert reader.landing.spark_path(file) == f"{landing}/{escaped}"
 
 
 def test_a_directory_with_braces_is_escaped_too(tmp_path):
@@ -429,7 +432,7 @@ def test_a_directory_with_braces_is_escaped_too(tmp_path):
     landing.mkdir()
     put(landing, "1", ns=1)
     reader = reader_of(landing)
-    assert reader.spark_path(reader.backlog(None)[0]) == f"{tmp_path}/\\{{landing\\}}/1.parquet"
+    assert reader.landing.spark_path(reader.backlog(None)[0]) == f"{tmp_path}/\\{{landing\\}}/1.parquet"
 
 
 def test_a_colon_which_spark_cannot_read_is_refused_by_name_when_its_turn_comes(landing):
@@ -491,8 +494,8 @@ def test_a_file_below_the_floor_that_was_delivered_again_is_named_too(landing, f
 
 def test_looking_for_input_lists_the_directory_once(landing, floored, monkeypatch):
     listings = []
-    real = FilesReader._list
-    monkeypatch.setattr(FilesReader, "_list", lambda reader: listings.append(1) or real(reader))
+    real = LandingDirectory.files
+    monkeypatch.setattr(LandingDirectory, "files", lambda landing: listings.append(1) or real(landing))
     put(landing, "60", ns=60)
     reader_of(landing).check(floored)
     assert len(listings) == 1

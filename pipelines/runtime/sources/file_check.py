@@ -1,0 +1,132 @@
+"""Whether one file can be read as the next of its source: its name, its columns and their types, its event time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipelines.runtime.definition import FileSource
+from pipelines.runtime.sources.footers import alone, by_arrow, enums, nanos, times, too_large
+from pipelines.runtime.sources.landing import LandingDirectory
+from pipelines.runtime.sources.parquet_files import retyped
+from pipelines.runtime.sources.slices import SourceFile
+from state_ops.arrow import frames
+from state_ops.errors import InputError
+
+_LOOKED_AT = 1 << 20  # rows at a time
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """One file with its footer.
+
+    Attributes:
+        stored: The columns as Arrow stores them.
+        columns: The same in canonical types.
+    """
+
+    source: FileSource
+    landing: LandingDirectory
+    file: SourceFile
+    footer: pq.FileMetaData
+    stored: pa.Schema
+    columns: pa.Schema
+
+    @classmethod
+    def opened(cls, source: FileSource, landing: LandingDirectory, file: SourceFile) -> FileCheck:
+        """Read a file's footer. Raises InputError for a name that Spark cannot take, and where there is no footer."""
+        landing.check_name(file)
+        footer, stored = landing.parquet.footer(file)
+        columns = frames.canonical_schema(retyped(stored, enums(footer, stored)))
+        return cls(source, landing, file, footer, stored, columns)
+
+    @property
+    def rows(self) -> int:
+        return int(self.footer.num_rows)
+
+    def schema(self, expected: pa.Schema | None) -> pa.Schema:
+        """The columns that are read from now on, and what is read of this file.
+
+        Args:
+            expected: Those of earlier files; None for the first one.
+
+        Raises:
+            InputError: The file does not have them, or has them in types that no stage can have.
+        """
+        schema = self.columns if expected is None else self._common(expected)
+        self._check_types(schema.names)
+        self._check_event_time()
+        return schema
+
+    def planned(self, names: Sequence[str]) -> SourceFile:
+        """The file with what its footer says. names: of the columns that are read."""
+        by_nanos = tuple(name for name in nanos(self.footer, self.stored) if name in names)
+        return replace(self.file, rows=self.rows, nanos=by_nanos, by_arrow=by_arrow(self.footer, self.stored, names))
+
+    def newest(self) -> int | None:
+        """The newest event time in the file: by its statistics, or by its rows where these do not tell."""
+        column = self.source.event_time
+        if column is None or not self.rows:
+            return None
+        told = times(self.footer, column)
+        if told is not None or not alone(self.footer, column):
+            return told.greatest if told is not None else None
+        parts = [greatest(part) for part in self.landing.parquet.column(self.file, column, _LOOKED_AT)]
+        return max((newest for newest in parts if newest is not None), default=None)
+
+    def _common(self, expected: pa.Schema) -> pa.Schema:
+        as_bytes = frames.canonical_schema(self.stored)  # as earlier releases took the names of enums
+        fields = []
+        for field in expected:
+            if field.name not in self.columns.names:
+                raise self._unfit(
+                    f"The input file {self.file.name} has no column {field.name!r} ({field.type}), which earlier files have."
+                )
+            other = self.columns.field(field.name).type
+            same = as_bytes.field(field.name).type == field.type
+            common = field.type if same else frames.common_type(field.type, other)
+            if common is None:
+                raise self._unfit(
+                    f"The column {field.name!r} of the input file {self.file.name} is {other}; earlier files have {field.type}."
+                )
+            fields.append(field.with_type(common))
+        return pa.schema(fields)
+
+    def _check_types(self, names: Sequence[str]) -> None:
+        unreadable = self.landing.parquet.unreadable
+        for field in frames.canonical_schema(self.stored):
+            if field.name in names and (part := frames.unreadable(field.type)) is not None:
+                what = f"is {field.type}" if part == field.type else f"is {field.type}, with {part}"
+                raise unreadable(self.file, field.name, f"{what}, a type that no stage can have")
+        if (large := too_large(self.footer, self.stored, names)) is not None:
+            raise unreadable(self.file, large[0], f"holds {large[1]}, and Weir has no number above {2**63 - 1}")
+
+    def _check_event_time(self) -> None:
+        column = self.source.event_time
+        if column is None:
+            return
+        kind = self.columns.field(column).type if column in self.columns.names else None
+        if kind is None or not pa.types.is_timestamp(kind):
+            raise InputError(
+                f"The event time column {column!r} of the source {self.source.name} "
+                + (f"is {kind}, not a timestamp." if kind else "is not in the file."),
+                where=self.landing.uri(self.file),
+                next=f"Repair the file, move it out of {self.landing.directory}, or correct event_time= of the source.",
+            )
+
+    def _unfit(self, what: str) -> InputError:
+        return InputError(
+            what,
+            where=self.landing.uri(self.file),
+            next=f"Repair it, or move it out of {self.landing.directory}; nothing of this epoch was applied.",
+        )
+
+
+def greatest(moments: pa.ChunkedArray) -> int | None:
+    """The greatest of some moments as a number; None if there is none."""
+    newest: int | None = pc.max(moments.cast(pa.int64())).as_py()
+    return newest

@@ -1,0 +1,119 @@
+"""The directory in which a source's files arrive, on a local disk, another file system of Arrow's or an object store."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.fs as pafs
+
+from configs.settings import S3Settings
+from pipelines.runtime.sources.parquet_files import ParquetFiles
+from pipelines.runtime.sources.slices import SourceFile
+from state_ops.errors import ConfigurationError, InputError
+from state_ops.storage.s3 import arrow_filesystem, is_s3, refuse_secrets
+
+_GLOB = re.compile(r"[\\{}\[\]*?]")
+_OBJECT_STORES = frozenset({"abfs", "gcs", "s3"})  # where a directory is no more than the names in it
+_MOST_REMOTE = 8  # files
+
+
+def literal(path: str) -> str:
+    """A path that Spark takes for itself and not for a pattern."""
+    return _GLOB.sub(r"\\\g<0>", path)
+
+
+class LandingDirectory:
+    """One directory and the pattern of its files' names.
+
+    Args:
+        pattern: An absolute directory or URI, then a pattern of file names.
+        where: The source, for errors.
+        s3: How s3:// is reached.
+
+    Attributes:
+        directory: As the pattern spells it.
+        place: As positions record it: the same for two spellings of one URI.
+        parquet: Reads its files.
+    """
+
+    def __init__(self, pattern: str, where: str, s3: S3Settings | None) -> None:
+        directory, _, self._names = pattern.rpartition("/")
+        refuse_secrets(directory, where)
+        if any(mark in directory for mark in "*?["):
+            raise ConfigurationError(
+                f"Only the file name may have wildcards, not the directory: {pattern}",
+                where=where,
+                next="Name one directory, e.g. {landing}/*.parquet.",
+            )
+        self.directory = directory
+        if is_s3(directory):
+            self._fs, self._path = arrow_filesystem(s3 or S3Settings()), directory.partition("://")[2]
+            self.place = f"s3://{self._path}"
+        elif "://" in directory:
+            self._fs, self._path = pafs.FileSystem.from_uri(directory)
+            scheme = directory.partition("://")[0]
+            self.place = self._path if scheme == "file" else f"{scheme}://{self._path}"
+        else:
+            self._fs, self._path = pafs.LocalFileSystem(), directory
+            self.place = directory
+        self.parquet = ParquetFiles(self._fs, self._path, directory)
+        self._bucket_seen = False
+
+    def opens_in_workers(self, files: int) -> bool:
+        """Whether so many files can be opened in other processes as in this one, one after the other. Other file
+        systems may need what only this host or only the JVM has; an object store takes its time for each."""
+        return self._fs.type_name == "local" or (self._fs.type_name == "s3" and files <= _MOST_REMOTE)
+
+    def uri(self, file: SourceFile) -> str:
+        """The file's place as people read it."""
+        return self.parquet.uri(file)
+
+    def spark_path(self, file: SourceFile) -> str:
+        """The file's place as Spark reads it, which takes a path for a pattern unless its special characters are
+        escaped."""
+        return literal(self.uri(file))
+
+    def exists(self) -> bool:
+        """Whether the landing directory is there; on an object store, which has no directories, whether its bucket
+        is."""
+        if self._fs.type_name in _OBJECT_STORES:
+            self._bucket_seen = self._bucket_seen or self._has_bucket()
+            return self._bucket_seen
+        return self._fs.get_file_info(self._path).type == pafs.FileType.Directory
+
+    def _has_bucket(self) -> bool:
+        return self._fs.get_file_info(self._path.partition("/")[0]).type != pafs.FileType.NotFound
+
+    def files(self) -> Iterator[SourceFile]:
+        """The files that are there, in any order. One listing; no file is opened."""
+        infos = self._fs.get_file_info(pafs.FileSelector(self._path, allow_not_found=True))
+        for info in infos:
+            name = info.base_name
+            if info.type == pafs.FileType.File and name[:1] not in "._" and fnmatch.fnmatchcase(name, self._names):
+                yield SourceFile(name, info.size, info.mtime_ns or 0)
+
+    def stat(self, names: list[str]) -> Iterator[SourceFile]:
+        """The files of these names that are there."""
+        for info in self._fs.get_file_info([f"{self._path}/{name}" for name in names]):
+            if info.type == pafs.FileType.File:
+                yield SourceFile(info.base_name, info.size, info.mtime_ns or 0)
+
+    def is_at(self, recorded: str) -> bool:
+        """Whether two spellings, through links or `..`, are one directory."""
+        if recorded == self.place:
+            return True
+        return isinstance(self._fs, pafs.LocalFileSystem) and Path(recorded).resolve() == Path(self.place).resolve()
+
+    def check_name(self, file: SourceFile) -> None:
+        """Raises InputError for a name that Spark cannot take."""
+        # Hadoop takes a relative name with a colon for a URI: in its local file system's checksums, and in any escaped
+        # path.
+        if ":" in file.name and (self._fs.type_name not in _OBJECT_STORES or self.spark_path(file) != self.uri(file)):
+            raise InputError(
+                f"The input file {file.name} has a colon in its name, so Spark cannot read it.",
+                where=self.uri(file),
+                next=f"Rename it, or move it out of {self.directory}; nothing of this epoch was applied.",
+            )
