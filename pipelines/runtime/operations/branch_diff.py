@@ -25,7 +25,7 @@ from pipelines.runtime.inspection.view import stages_with_state
 from pipelines.runtime.operations import promotion
 from pipelines.runtime.operations.forks import branched
 from pipelines.runtime.operators import clocked_output, clocked_state
-from pipelines.runtime.operators.windows import START
+from pipelines.runtime.operators.event_time import START
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.sinks.delta import file_path
 from pipelines.runtime.sinks.replace_where import Range

@@ -19,11 +19,11 @@ from pipelines.runtime.operators.deduplication import (
     index_changes,
     remembered,
 )
+from pipelines.runtime.operators.event_time import shown
 from pipelines.runtime.operators.function import FunctionOperator, function_shapes
-from pipelines.runtime.operators.sessions import SessionOperator, open_sessions, open_sessions_schema, session_shapes
-from pipelines.runtime.operators.windows import WindowOperator, window_shapes
+from pipelines.runtime.operators.sessions import SessionOperator, no_sessions, open_sessions, session_shapes
+from pipelines.runtime.operators.windows import WindowOperator, no_windows, window_shapes
 from pipelines.runtime.operators.windows import open_windows as open_sized_windows
-from pipelines.runtime.operators.windows import open_windows_schema as open_sized_windows_schema
 from state_ops.backends.base import Backend
 from state_ops.checkpoints.checkpoint import Ack
 from state_ops.errors import PipelineError
@@ -134,18 +134,21 @@ def open_windows(
     stage: Stage, keys: pa.Schema, state: StateSchema, backend: Backend, groups: range
 ) -> Iterator[pa.Table]:
     """The windows that are still open in some key groups: key columns, window_start, window_end, aggregates so far."""
-    if isinstance(stage.window, SessionWindow):
-        return open_sessions(stage, stage.window, keys, state, backend, groups)
-    assert stage.window is not None
-    return open_sized_windows(stage, stage.window, keys, state, backend, groups)
+    window = stage.window
+    assert window is not None
+    if isinstance(window, SessionWindow):
+        opened = open_sessions(keys, state, backend, groups)
+    else:
+        opened = open_sized_windows(window, keys, state, backend, groups)
+    return (shown(stage, window, windows) for windows in opened)
 
 
 def open_windows_schema(stage: Stage, keys: pa.Schema, state: StateSchema) -> pa.Schema:
     """The columns of `open_windows`, whether or not one is open."""
-    if isinstance(stage.window, SessionWindow):
-        return open_sessions_schema(stage, stage.window, keys, state)
-    assert stage.window is not None
-    return open_sized_windows_schema(stage, stage.window, keys, state)
+    window = stage.window
+    assert window is not None
+    none = no_sessions(keys, state) if isinstance(window, SessionWindow) else no_windows(window, keys, state)
+    return shown(stage, window, none).schema
 
 
 def clocked_state(stage: Stage) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from pipelines.runtime.operators.base import (
     event_times,
     refuse_clash,
 )
+from pipelines.runtime.operators.event_time import EventTimeOperator
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend
 from state_ops.checkpoints.checkpoint import to_micros
@@ -42,7 +43,7 @@ _STATE = StateSchema.build(
 _SWEPT = 100_000
 
 
-class DeduplicationOperator:
+class DeduplicationOperator(EventTimeOperator):
     """State: per key when it was seen and when it expires. In event time both go by the column, else by `epoch.now`."""
 
     def __init__(
@@ -55,24 +56,19 @@ class DeduplicationOperator:
         progress: Progress,
         groups: range,
     ) -> None:
-        self._stage, self._rule, self._shapes, self._backend = stage, deduplication, shapes, backend
-        self._progress, self._groups, self._where = progress, groups, f"deduplicate {stage.uid}"
-        self._now = to_micros(epoch.now)
+        super().__init__("deduplicate", stage, shapes, backend, progress, groups)
+        self._rule, self._now = deduplication, to_micros(epoch.now)
         # Before: what this epoch takes for expired. After: what the next one will, so that it may be swept away.
         by_event = deduplication.on is not None
         self._before, self._after = (progress.before, progress.now) if by_event else (self._now, self._now)
-        self.rows_late = self.rows_deferred = 0
-        self.closed_upto: int | None = None
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         times = self._times(rows)
         if self._rule.on is not None and self._before is not None:
             assert self._rule.ttl is not None
             late = times + self._rule.ttl <= self._before
-            if late.any():
-                self.rows_late += int(late.sum())
-                yield LATE, self._shaped(rows.filter(pa.array(late)), LATE)
-                rows, times = rows.filter(pa.array(~late)), times[~late]
+            yield from self._late(rows, late)
+            rows, times = rows.filter(pa.array(~late)), times[~late]
         if not rows.num_rows:
             return
         first = frames.from_arrow(rows.select(self._stage.key)).select(pl.struct(pl.all()).is_first_distinct())
@@ -130,10 +126,6 @@ class DeduplicationOperator:
             index = time_index.entries(times[new] + ttl, keys.take(new).columns, groups[new])
             puts += [(entry, b"") for entry in index]
         self._backend.write(puts, deletes)
-
-    def _shaped(self, rows: pa.Table, output: str) -> pa.Table:
-        shape = self._shapes.outputs[output]
-        return rows.select(shape.names).cast(shape)
 
 
 def remembered(rows: pa.Table, before: int | None) -> pa.Table:

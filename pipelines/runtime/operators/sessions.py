@@ -21,18 +21,17 @@ import polars as pl
 import pyarrow as pa
 
 from pipelines.runtime.definition import SessionWindow, Stage
+from pipelines.runtime.operators import event_time
 from pipelines.runtime.operators.base import (
-    LATE,
     MAIN,
     Progress,
     Shapes,
     check_event_time,
-    check_storable,
     event_times,
     refuse_clash,
     state_of,
 )
-from pipelines.runtime.operators.windows import BOUND, END, START
+from pipelines.runtime.operators.event_time import END, START, EventTimeOperator
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend
 from state_ops.keyed.keyed_state import GROUP, VALUE_STATE, scan_values
@@ -51,14 +50,14 @@ _PARTIAL_ROWS = 500_000
 _FIRE_KEYS = 50_000
 
 
-class SessionOperator:
+class SessionOperator(EventTimeOperator):
     """State: per key the list of its open sessions, apart from each other, and an index of keys by their first end."""
 
     def __init__(
         self, stage: Stage, window: SessionWindow, shapes: Shapes, backend: Backend, progress: Progress, groups: range
     ) -> None:
-        self._stage, self._window, self._shapes, self._backend = stage, window, shapes, backend
-        self._progress, self._groups, self._where = progress, groups, f"window {stage.uid}"
+        super().__init__("window", stage, shapes, backend, progress, groups)
+        self._window = window
         self._aggregates = with_bounds(window)
         self._by = [GROUP, *stage.key]
         columns = [*self._by, *(column for _, agg in window.aggregates for column in agg.columns)]
@@ -66,8 +65,6 @@ class SessionOperator:
         self._types = dict(_opened(frames.from_arrow(shapes.state.arrow.empty_table())).schema)
         self._fresh: list[pl.DataFrame] = []  # sessions of this epoch's rows, not in state yet
         self._waiting: list[pa.Table] = []
-        self.rows_late = self.rows_deferred = 0
-        self.closed_upto: int | None = None
 
     def process(self, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         times = event_times(rows, self._window.on, self._where)
@@ -118,11 +115,7 @@ class SessionOperator:
         late[ended.to_numpy()] = True
         if not late.all():
             self._fresh.append(self._sessions_of(alone.filter(pl.Series(~late))))
-        if late.any():
-            self.rows_late += int(late.sum())
-            # In Arrow, as they came: Polars gives maps, times and others back with another type.
-            shape = self._shapes.outputs[LATE]
-            yield LATE, rows.filter(pa.array(late)).select(shape.names).cast(shape)
+        yield from self._late(rows, late)
 
     def _bounded(self, rows: pa.Table) -> pl.DataFrame:
         """What is aggregated of rows, each with the bounds that it would have as a session of its own."""
@@ -165,10 +158,7 @@ class SessionOperator:
         sessions, encoded = self._stored(keys)
         over = pl.lit(True) if upto is None else pl.col(END) <= upto
         self._store(keys, encoded, sessions.filter(~over), _first_ends(sessions, keys, self._by))
-        closed = sessions.filter(over)
-        newest: int = closed[END].max()  # type: ignore[assignment]
-        self.closed_upto = newest if self.closed_upto is None else max(self.closed_upto, newest)
-        return frames.arrow(_results(self._stage, self._window, closed)).cast(self._shapes.outputs[MAIN])
+        return self._closed(self._window, sessions.filter(over))
 
     # -- state
 
@@ -232,45 +222,26 @@ def _first_ends(sessions: pl.DataFrame, keys: pl.DataFrame, by: Sequence[str]) -
     return keys.join(ends, on=list(by), how="left", maintain_order="left")[END].fill_null(_NONE).to_numpy()
 
 
-def open_sessions(
-    stage: Stage, window: SessionWindow, keys: pa.Schema, state: StateSchema, backend: Backend, groups: range
-) -> Iterator[pa.Table]:
-    """The sessions that are still open in some key groups: key columns, window_start, window_end, aggregates so far."""
+def open_sessions(keys: pa.Schema, state: StateSchema, backend: Backend, groups: range) -> Iterator[pl.DataFrame]:
+    """The sessions that are still open in some key groups."""
     for table in scan_values(backend, state, keys, groups):
-        yield _shown(stage, window, table)
+        yield _opened(frames.from_arrow(table))
 
 
-def open_sessions_schema(stage: Stage, window: SessionWindow, keys: pa.Schema, state: StateSchema) -> pa.Schema:
-    """The columns of `open_sessions`."""
-    fields = [*keys, *state.arrow]
-    empty = pa.table([pa.array([], field.type) for field in fields], names=[field.name for field in fields])
-    return _shown(stage, window, empty).schema
-
-
-def _shown(stage: Stage, window: SessionWindow, rows: pa.Table) -> pa.Table:
-    shown = _results(stage, window, _opened(frames.from_arrow(rows)))
-    return frames.arrow(shown.with_columns(pl.col(START, END).cast(pl.Datetime("us", "UTC"))))
+def no_sessions(keys: pa.Schema, state: StateSchema) -> pl.DataFrame:
+    """The columns of sessions."""
+    columns = pa.schema([(field.name, field.type) for field in [*keys, *state.arrow]])
+    return _opened(frames.from_arrow(columns.empty_table()))
 
 
 def session_shapes(stage: Stage, window: SessionWindow, rows: pa.Schema, keys: pa.Schema) -> Shapes:
-    """The output: key columns, window_start, window_end, the aggregates; late rows keep their columns."""
+    """The schemas of a stage with sessions."""
     where = f"window {stage.uid}"
     refuse_clash(stage, {START, END, SESSIONS}, "what a session window adds")
     check_event_time(rows, window.on, where)
     bounds = [pa.field(_FROM, pa.int64()), pa.field(_TO, pa.int64())]
     fields = state_of(with_bounds(window), pa.schema([*rows, *bounds]), where).fields
     refuse_clash(stage, {field.name for field in fields}, "a field of its state")
-    one = pa.struct([pa.field(field.name, field.type) for field in fields])
-    state = StateSchema.build([(SESSIONS, pa.list_(one), True, None)])
-    empty = pa.table([pa.array([], field.type) for field in [*keys, *state.arrow]], names=[*keys.names, SESSIONS])
-    inferred = frames.arrow(_results(stage, window, _opened(frames.from_arrow(empty)))).schema
-    output = pa.schema([(field.name, BOUND if field.name in (START, END) else field.type) for field in inferred])
-    check_storable(output, where, "Cast the column that it is made from in transform=")
-    if window.late is not None:
-        check_storable(rows, f"{where}, late={window.late.table}", "Cast or drop it in transform=")
-    return Shapes(keys, state, {MAIN: output, LATE: rows})
-
-
-def _results(stage: Stage, window: SessionWindow, sessions: pl.DataFrame) -> pl.DataFrame:
-    results = [agg.result(name) for name, agg in window.aggregates]
-    return sessions.sort([END, *stage.key]).select(*stage.key, START, END, *results)
+    session = pa.struct([pa.field(field.name, field.type) for field in fields])
+    state = StateSchema.build([(SESSIONS, pa.list_(session), True, None)])
+    return event_time.window_shapes(stage, window, rows, keys, state, no_sessions(keys, state))

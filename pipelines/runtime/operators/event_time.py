@@ -1,0 +1,85 @@
+"""What operators by event time share: rows that are late, what has closed, and how rows of windows look.
+
+Windows and sessions are handed out, and shown while they are open, by the same functions: a frame with the key columns,
+`window_start` and `window_end` in microseconds since 1970 UTC, and the fields of the aggregates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from pipelines.runtime.definition import SessionWindow, Stage, Window
+from pipelines.runtime.operators.base import LATE, MAIN, Progress, Shapes, check_storable
+from state_ops.arrow import frames
+from state_ops.backends.base import Backend
+from state_ops.schema.state_schema import StateSchema
+
+END, START = "window_end", "window_start"
+_BOUND = pa.timestamp("us", tz="UTC")
+
+
+class EventTimeOperator:
+    """One subtask's operator by event time for one epoch, without what it does to rows. groups: its key groups."""
+
+    def __init__(
+        self, name: str, stage: Stage, shapes: Shapes, backend: Backend, progress: Progress, groups: range
+    ) -> None:
+        self._stage, self._shapes, self._backend = stage, shapes, backend
+        self._progress, self._groups, self._where = progress, groups, f"{name} {stage.uid}"
+        self.rows_late = self.rows_deferred = 0
+        self.closed_upto: int | None = None
+
+    def _late(self, rows: pa.Table, late: np.ndarray) -> Iterator[tuple[str, pa.Table]]:
+        """Count the rows that are late, and hand them out. late: bool[n]."""
+        if late.any():
+            self.rows_late += int(late.sum())
+            yield LATE, self._shaped(rows.filter(pa.array(late)), LATE)
+
+    def _shaped(self, rows: pa.Table, output: str) -> pa.Table:
+        """Rows of the input as they came: Polars gives maps, times and others back with another type."""
+        shape = self._shapes.outputs[output]
+        return rows.select(shape.names).cast(shape)
+
+    def _closed(self, window: Window | SessionWindow, closed: pl.DataFrame) -> pa.Table:
+        """The output of windows that have closed."""
+        newest: int = closed[END].max()  # type: ignore[assignment]
+        self.closed_upto = newest if self.closed_upto is None else max(self.closed_upto, newest)
+        return frames.arrow(_results(self._stage, window, closed)).cast(self._shapes.outputs[MAIN])
+
+
+def shown(stage: Stage, window: Window | SessionWindow, opened: pl.DataFrame) -> pa.Table:
+    """Windows that are open, as people see them: their bounds are moments."""
+    results = _results(stage, window, opened)
+    return frames.arrow(results.with_columns(pl.col(START, END).cast(pl.Datetime("us", "UTC"))))
+
+
+def window_shapes(
+    stage: Stage,
+    window: Window | SessionWindow,
+    rows: pa.Schema,
+    keys: pa.Schema,
+    state: StateSchema,
+    opened: pl.DataFrame,
+) -> Shapes:
+    """The output: key columns, window_start, window_end, the aggregates; late rows keep their columns.
+
+    Args:
+        rows: The columns of the input.
+        opened: No windows, with their columns.
+    """
+    where = f"window {stage.uid}"
+    inferred = frames.arrow(_results(stage, window, opened)).schema
+    output = pa.schema([(field.name, _BOUND if field.name in (START, END) else field.type) for field in inferred])
+    check_storable(output, where, "Cast the column that it is made from in transform=")
+    if window.late is not None:
+        check_storable(rows, f"{where}, late={window.late.table}", "Cast or drop it in transform=")
+    return Shapes(keys, state, {MAIN: output, LATE: rows})
+
+
+def _results(stage: Stage, window: Window | SessionWindow, windows: pl.DataFrame) -> pl.DataFrame:
+    results = [agg.result(name) for name, agg in window.aggregates]
+    return windows.sort([END, *stage.key]).select(*stage.key, START, END, *results)
