@@ -172,7 +172,8 @@ def stage(
     lifetime = _ttl(uid, ttl, ttl_on)
     if output is not None and not per_key:
         raise PipelineError(
-            f"{uid} declares output=, but its function works on whole batches: what it returns for an empty frame tells.",
+            f"{uid} declares output=, but its function works on whole batches: what it returns for an empty frame "
+            f"tells.",
             where=f"stage {uid}",
             next="Leave it out, or say per_key=True.",
         )

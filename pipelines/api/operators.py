@@ -47,7 +47,8 @@ def aggregate(
     ordered = sorted(name for name, aggregate in aggregates.items() if aggregate.kind in ("first", "last"))
     if ordered and not by:
         raise PipelineError(
-            f"{ordered[0]} = {aggregates[ordered[0]].kind}(...) needs an order that is the same however the input is sliced.",
+            f"{ordered[0]} = {aggregates[ordered[0]].kind}(...) needs an order that is the same however the input is "
+            f"sliced.",
             where=place,
             next='Say by what: order_by=["at"], or take min or max of a column.',
         )
@@ -104,7 +105,7 @@ def window(
     _check_aggregates(place, aggregates, {*columns, "window_start", "window_end"})
     _check_event_time(source, f"Nothing would ever close the windows of {uid}")
     by = _columns(order_by) or (on,)
-    made = tuple((name, aggregate.ordered(by)) for name, aggregate in aggregates.items())
+    ordered = tuple((name, aggregate.ordered(by)) for name, aggregate in aggregates.items())
     behind = _length(lateness, place, "lateness")
     kind: Window | SessionWindow
     if gap is not None:
@@ -114,8 +115,8 @@ def window(
                 where=place,
                 next="Say either gap=..., or every=... (with size= and offset= if you like).",
             )
-        kind = SessionWindow(on, _positive(gap, place, "gap"), behind, made, late)
-        said = f"Sessions on {on} that a gap of {gap} ends"
+        kind = SessionWindow(on, _positive(gap, place, "gap"), behind, ordered, late)
+        description = f"Sessions on {on} that a gap of {gap} ends"
     elif every is None:
         raise PipelineError(
             f"{uid} does not say which windows.",
@@ -124,8 +125,8 @@ def window(
         )
     else:
         slide = _positive(every, place, "every")
-        kind = _sized(uid, on, slide, size, offset, behind, made, late)
-        said = f"Windows of {size or every} on {on}" + (f", every {every}" if kind.size != slide else "")
+        kind = _sized(uid, on, slide, size, offset, behind, ordered, late)
+        description = f"Windows of {size or every} on {on}" + (f", every {every}" if kind.size != slide else "")
     return Stage(
         uid=uid,
         input=source,
@@ -136,7 +137,7 @@ def window(
         null_keys=null_keys,
         sink=sink,
         gates=_gates(gate),
-        description=f"{said}, by {', '.join(columns)}.",
+        description=f"{description}, by {', '.join(columns)}.",
     )
 
 
@@ -261,14 +262,14 @@ def _check_event_time(source: FileSource | Stage, consequence: str) -> None:
 
 
 def _positive(duration: str | timedelta, where: str, name: str) -> int:
-    found = _length(duration, where, name)
-    if not found:
+    length = _length(duration, where, name)
+    if not length:
         raise PipelineError(f"{name}={duration!r} is no time at all.", where=where, next='Write it like "90s" or "1h".')
-    return found
+    return length
 
 
 def _length(duration: str | timedelta, where: str, name: str) -> int:
-    found = micros(duration, where, name)
-    if found < 0:
+    length = micros(duration, where, name)
+    if length < 0:
         raise PipelineError(f"{name}={duration!r} is negative.", where=where, next='Write it like "90s" or "1h".')
-    return found
+    return length

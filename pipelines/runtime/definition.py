@@ -78,12 +78,12 @@ class Gate:
                 f"{self.expectation!r} is no expectation of Great Expectations.",
                 next='Give a class name such as "ExpectColumnValuesToNotBeNull".',
             )
-        for name, value, known in (("on_failure", self.on_failure, _POLICIES), ("of", self.of, _LOOKED_AT)):
-            if value not in known:
+        for name, value, choices in (("on_failure", self.on_failure, _POLICIES), ("of", self.of, _LOOKED_AT)):
+            if value not in choices:
                 raise PipelineError(
                     f"{name}={value!r} is nothing that a gate can do.",
                     where=f"gate {self.title}",
-                    next=f"Say one of: {', '.join(known)}.",
+                    next=f"Say one of: {', '.join(choices)}.",
                 )
         where, most = f"gate {self.title}", self.quarantine_at_most
         if self.on_failure == QUARANTINE and self.of != ROWS:
@@ -321,7 +321,7 @@ class Pipeline:
         for stage in self.stages:
             for sink in stage.sinks:
                 _check_name(sink.table, "table")
-        known = {"state": [stage.uid for stage in self.stages], "table": [sink.table for sink in self.sinks]}
+        names_by_kind = {"state": [stage.uid for stage in self.stages], "table": [sink.table for sink in self.sinks]}
         for expected in self.on_restore:
             if expected.gate.on_failure == QUARANTINE:
                 raise PipelineError(
@@ -335,10 +335,10 @@ class Pipeline:
                     where=f"on_restore, {expected.of} {expected.name!r}",
                     next="Leave of= out.",
                 )
-            if expected.name not in known[expected.of]:
+            if expected.name not in names_by_kind[expected.of]:
                 raise PipelineError(
                     f"on_restore expects something of the {expected.of} {expected.name!r}, which {self.name} has not.",
-                    next=f"It has: {', '.join(known[expected.of]) or 'none'}.",
+                    next=f"It has: {', '.join(names_by_kind[expected.of]) or 'none'}.",
                 )
 
     @property

@@ -1,6 +1,6 @@
 """The epochs of a run in this process: each takes the steps that an epoch of `weir run` takes, up to its commit.
 
-    rows -> slice -> for each stage: plan, job (filter, route, sort, keyed tasks), acks, progress -> the next epoch's base
+    rows -> slice -> for each stage: plan, job (filter, route, sort, keyed tasks), acks, progress -> the next epoch
 
 Storage and the workers' files are a temporary directory, in memory where the machine has enough of it. An epoch whose
 stages have all acked is taken for committed: nobody else reads this storage, so there is no registry and no lease, and
@@ -78,7 +78,8 @@ class Epochs:
             if stage.transform is not None:
                 raise PipelineError(
                     f"The transform of {stage.uid} needs Spark.",
-                    next="Test the pipeline's stages one by one with testing.run, whose rows are those after the transform.",
+                    next="Test the pipeline's stages one by one with testing.run, whose rows are those after the "
+                    "transform.",
                 )
         root = Path(tempfile.mkdtemp(prefix="weir-testing-", dir=_scratch()))
         self.close = weakref.finalize(self, shutil.rmtree, root, ignore_errors=True)
@@ -144,8 +145,8 @@ class Epochs:
         progress = {stage.uid: self._applied(in_flight, stage) for stage in pipeline.stages}
         if watermark is not None:
             (stage,) = pipeline.stages
-            known = known_watermark(in_flight, stage, self.progress[stage.uid])
-            progress = {stage.uid: replace(progress[stage.uid], watermark=known)}
+            fixed = known_watermark(in_flight, stage, self.progress[stage.uid])
+            progress = {stage.uid: replace(progress[stage.uid], watermark=fixed)}
         self._offsets, self.progress, self.newest = in_flight.frontier, progress, in_flight
 
     def _applied(self, in_flight: InFlightEpoch, stage: Stage) -> StageProgress:

@@ -22,7 +22,8 @@ class GivenRows:
 
     Args:
         schema: The columns, if they are known before the first rows. These tell them otherwise.
-        stage: The stage that reads the source. Tested alone, it may read another stage: its rows have that one's columns.
+        stage: The stage that reads the source. Tested alone, it may be one that reads another stage: the rows then have
+            that stage's columns.
     """
 
     def __init__(self, schema: pa.Schema | None, stage: Stage) -> None:

@@ -79,7 +79,8 @@ def assert_slicing_does_not_matter(
             raise AssertionError(
                 f"{target.uid if isinstance(target, Stage) else target.name} depends on how its input is sliced.\n"
                 f"  first difference: {difference}\n"
-                f"  slicing: {_described(slicing)} (trial {trial}, seed {seed}); compared with one epoch in one batch on one subtask"
+                f"  slicing: {_described(slicing)} (trial {trial}, seed {seed}); compared with one epoch in one "
+                f"batch on one subtask"
             )
 
 
@@ -169,38 +170,38 @@ def _shuffled(number: int, chance: random.Random) -> np.ndarray:
 
 def _difference(plain: _Result, other: _Result) -> str | None:
     for name, table in plain.tables.items():
-        found = _rows_differ(table, other.tables[name])
-        if found:
-            return f"{name}: {found}"
+        difference = _rows_differ(table, other.tables[name])
+        if difference:
+            return f"{name}: {difference}"
     for uid, states in plain.states.items():
         for key in [*states, *(other.states[uid].keys() - states.keys())]:
-            mine, others = states.get(key), other.states[uid].get(key)
-            if mine is None or others is None:
-                return f"state of {key!r} in {uid}: {others}, expected {mine}"
-            for field, value in mine.as_dict().items():
-                if not _same(value, others.as_dict()[field]):
-                    return f"state of {key!r} in {uid}: {field} is {others.as_dict()[field]!r}, expected {value!r}"
+            expected, actual = states.get(key), other.states[uid].get(key)
+            if expected is None or actual is None:
+                return f"state of {key!r} in {uid}: {actual}, expected {expected}"
+            for field, value in expected.as_dict().items():
+                if not _same(value, actual.as_dict()[field]):
+                    return f"state of {key!r} in {uid}: {field} is {actual.as_dict()[field]!r}, expected {value!r}"
     return None
 
 
-def _rows_differ(expected: pl.DataFrame, found: pl.DataFrame) -> str | None:
-    columns = expected.columns or found.columns
-    mine, others = sorted(expected.rows(), key=_sortable), sorted(found.rows(), key=_sortable)
-    if len(mine) == len(others) and all(all(map(_same, a, b)) for a, b in zip(mine, others, strict=True)):
+def _rows_differ(expected: pl.DataFrame, actual: pl.DataFrame) -> str | None:
+    columns = expected.columns or actual.columns
+    rows, other_rows = sorted(expected.rows(), key=_sortable), sorted(actual.rows(), key=_sortable)
+    if len(rows) == len(other_rows) and all(all(map(_same, a, b)) for a, b in zip(rows, other_rows, strict=True)):
         return None
-    here, there = Counter(map(_sortable, mine)), Counter(map(_sortable, others))
-    missing = next((row for row in mine if here[_sortable(row)] > there[_sortable(row)]), None)
-    extra = next((row for row in others if there[_sortable(row)] > here[_sortable(row)]), None)
-    said = []
+    here, there = Counter(map(_sortable, rows)), Counter(map(_sortable, other_rows))
+    missing = next((row for row in rows if here[_sortable(row)] > there[_sortable(row)]), None)
+    extra = next((row for row in other_rows if there[_sortable(row)] > here[_sortable(row)]), None)
+    parts = []
     if missing is not None:
-        said.append(f"the row {dict(zip(columns, missing, strict=True))} is missing")
+        parts.append(f"the row {dict(zip(columns, missing, strict=True))} is missing")
     if extra is not None:
-        said.append(
+        parts.append(
             f"the row {dict(zip(columns, extra, strict=True))} is there instead"
-            if said
+            if parts
             else f"the row {dict(zip(columns, extra, strict=True))} is too many"
         )
-    return "; ".join(said) + f" ({len(others)} rows, expected {len(mine)})"
+    return "; ".join(parts) + f" ({len(other_rows)} rows, expected {len(rows)})"
 
 
 def _sortable(row: tuple) -> tuple[str, str]:
@@ -216,5 +217,5 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_same, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(one, b[key]) for key, one in a.items())
+        return a.keys() == b.keys() and all(_same(value, b[key]) for key, value in a.items())
     return type(a) is type(b) and a == b

@@ -57,13 +57,13 @@ __all__ = [
 
 def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     """A stage's schemas from its input's; the function is tried on an empty table. PipelineError if they do not fit."""
-    found = _shapes(stage, rows)
+    fixed = _shapes(stage, rows)
     for sink, output in ((stage.sink, MAIN), (stage.late, LATE)):
         if sink is not None:
-            refuse_same_names(found.outputs[output], f"stage {stage.uid}, table {sink.table}")
+            refuse_same_names(fixed.outputs[output], f"stage {stage.uid}, table {sink.table}")
     if not (stage.quarantines and ROW in rows.names):
-        return found
-    main = found.outputs[MAIN]
+        return fixed
+    main = fixed.outputs[MAIN]
     if ROW not in main.names or main.field(ROW).type != pa.int64():
         raise PipelineError(
             f"A gate of {stage.uid} is to quarantine rows of the source, but the stage does not hand on which they are:"
@@ -71,8 +71,10 @@ def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
             where=f"stage {stage.uid}",
             next=f"Keep the column, as with_columns does; a select has to name {ROW!r}. No table gets it.",
         )
-    stripped = {name: pa.schema([one for one in schema if one.name != ROW]) for name, schema in found.outputs.items()}
-    return replace(found, outputs=stripped, tracked=True)
+    stripped = {
+        name: pa.schema([field for field in schema if field.name != ROW]) for name, schema in fixed.outputs.items()
+    }
+    return replace(fixed, outputs=stripped, tracked=True)
 
 
 def _shapes(stage: Stage, rows: pa.Schema) -> Shapes:

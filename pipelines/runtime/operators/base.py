@@ -86,7 +86,7 @@ class Shapes:
     @property
     def with_stamps(self) -> Shapes:
         """The same with rows that say when they were touched, which those of a stage with a TTL do already."""
-        collections = tuple(replace(one, schema=stamped(one.schema)) for one in self.collections)
+        collections = tuple(replace(collection, schema=stamped(collection.schema)) for collection in self.collections)
         return replace(self, state=stamped(self.state), collections=collections)
 
 
@@ -99,12 +99,14 @@ def check_storable(schema: pa.Schema, where: str, remedy: str) -> None:
             continue
         if pa.types.is_null(kind):
             raise PipelineError(
-                f"The type of the output column {field.name!r} cannot be told from an empty input, or from a column of nulls.",
+                f"The type of the output column {field.name!r} cannot be told from an empty input, or from a column "
+                f"of nulls.",
                 where=where,
                 next=f"{remedy}, e.g. pl.lit(None, pl.String).",
             )
         raise PipelineError(
-            f"The output column {field.name!r} is {field.type}; a Delta table cannot have that{_part(kind, field.type)}.",
+            f"The output column {field.name!r} is {field.type}; a Delta table cannot have "
+            f"that{_part(kind, field.type)}.",
             where=where,
             next=f"{remedy}: {_instead(kind)}.",
         )
@@ -118,7 +120,8 @@ def refuse_same_names(columns: Iterable[pa.Field], where: str, within: str = "")
         other = taken.setdefault(field.name.lower(), field.name)
         if other != field.name:
             raise PipelineError(
-                f"The output columns {within + other!r} and {within + field.name!r} differ in capital letters alone, and a Delta table takes "
+                f"The output columns {within + other!r} and {within + field.name!r} differ in capital letters alone, "
+                f"and a Delta table takes "
                 "them for one.",
                 where=where,
                 next="Give one of them another name.",
@@ -205,7 +208,8 @@ def event_times(rows: pa.Table, on: str, where: str) -> np.ndarray:
         raise InputError(
             f"{int(far.sum())} rows have an event time in {on!r} that is more than 146,000 years from now.",
             where=where,
-            next="Correct them in the file, or take it away. A where= would leave them out, but not out of the file's statistics, "
+            next="Correct them in the file, or take it away. A where= would leave them out, but not out of the "
+            "file's statistics, "
             "by which all that comes after them would be late.",
         )
     return times

@@ -66,20 +66,20 @@ class Fit:
 
     @property
     def problems(self) -> list[str]:
-        return [one.what for one in self.findings if one.verdict.stops]
+        return [finding.what for finding in self.findings if finding.verdict.stops]
 
     @property
     def remedies(self) -> str:
         """What to do about the problems."""
-        return advice(one for one in self.findings if one.verdict.stops)
+        return advice(finding for finding in self.findings if finding.verdict.stops)
 
     @property
     def migrations(self) -> list[str]:
-        return [one.what for one in self.findings if one.verdict is Verdict.MIGRATES]
+        return [finding.what for finding in self.findings if finding.verdict is Verdict.MIGRATES]
 
     @property
     def losses(self) -> list[Finding]:
-        return [one for one in self.findings if one.verdict is Verdict.LOSES]
+        return [finding for finding in self.findings if finding.verdict is Verdict.LOSES]
 
 
 ANOTHER_UID = "Put the definition back, or give the stage a new uid: it then starts with empty state."
@@ -87,7 +87,7 @@ ANOTHER_UID = "Put the definition back, or give the stage a new uid: it then sta
 
 def advice(findings: Iterable[Finding]) -> str:
     """What findings say to do, each thing once."""
-    return " ".join(dict.fromkeys(one.next for one in findings if one.next is not None))
+    return " ".join(dict.fromkeys(finding.next for finding in findings if finding.next is not None))
 
 
 # -- one stage
@@ -101,27 +101,32 @@ def fit(stage: Stage, fixed: Shapes, recorded: Mapping[str, Any], pipeline: Pipe
     was_state, retired = evolution.from_record(recorded), pipeline.retired
     if TOUCHED in was_state.arrow.names:  # also without a TTL now: what the old one has let expire is told by its stamp
         fixed = fixed.with_stamps
-    found = [*_schema_findings(stage.uid, "state", None, was_state, fixed.state, retired)]
+    findings = [*_schema_findings(stage.uid, "state", None, was_state, fixed.state, retired)]
     refused: list[tuple[str, str]] = []
     keys = [[field.name, type_name(field.type)] for field in fixed.keys]
     if recorded["keys"] != keys:
         refused.append(("key", f"the key was {_key_shown(recorded['keys'])}, is {_key_shown(keys)}"))
     if (was := recorded.get("window")) != (now := meaning(stage)):
         refused.append((_kind(stage), f"its {_kind(stage)} were {_meaning_shown(was)}, are {_meaning_shown(now)}"))
-    found += [_refused(stage.uid, aspect, what) for aspect, what in refused]
+    findings += [_refused(stage.uid, aspect, what) for aspect, what in refused]
     collections, of_collections = _collections_fitted(stage.uid, recorded.get("collections") or {}, fixed, retired)
-    found += of_collections
+    findings += of_collections
     if recorded["max_parallelism"] != pipeline.max_parallelism:
         what = f"max_parallelism was {recorded['max_parallelism']}, is {pipeline.max_parallelism}"
-        found.append(_refused(stage.uid, "max_parallelism", what))
+        findings.append(_refused(stage.uid, "max_parallelism", what))
     if stage.on_timer is None and recorded.get("timers"):
-        found.append(timers_left(stage.uid))
+        findings.append(timers_left(stage.uid))
     elif stage.on_timer is None and recorded.get("on_timer") and stage.function and uses_timers(stage.function):
         what = "on_timer is gone, while the function uses timers: nothing would be called when one fires"
         next = "Put on_timer back, or take state.timers out of the function."
-        found.append(Finding("stage", stage.uid, "timers", Verdict.REFUSED, what, next))
-    found += [*_ttl_findings(stage, recorded, TOUCHED in was_state.arrow.names), *_lateness_findings(stage, recorded)]
-    return Fit(replace(fixed, state=evolution.successor(recorded, fixed.state), collections=collections), tuple(found))
+        findings.append(Finding("stage", stage.uid, "timers", Verdict.REFUSED, what, next))
+    findings += [
+        *_ttl_findings(stage, recorded, TOUCHED in was_state.arrow.names),
+        *_lateness_findings(stage, recorded),
+    ]
+    return Fit(
+        replace(fixed, state=evolution.successor(recorded, fixed.state), collections=collections), tuple(findings)
+    )
 
 
 def _refused(uid: str, aspect: str, what: str) -> Finding:
@@ -137,7 +142,8 @@ def timers_left(uid: str) -> Finding:
         Verdict.REFUSED,
         "on_timer is gone, and timers are set in the state, for which nothing would be called any more",
         "Put on_timer back, if need be as a function that does nothing, until no timer is set any more: a"
-        " drain (`weir run --drain`) fires those of event time. Or give the stage a new uid: it then starts with empty state.",
+        " drain (`weir run --drain`) fires those of event time. Or give the stage a new uid: it then starts with "
+        "empty state.",
     )
 
 
@@ -148,19 +154,22 @@ def _schema_findings(
     if of one."""
     prefix, place = (f"{collection}: ", f"{uid}.{collection}") if collection else ("", uid)
     obstacles = evolution.obstacles_by_field(was, now)
-    for said in obstacles.values():
-        yield from (_refused(uid, aspect, prefix + one) for one in said)
-    told = [f"field {name} " for name in (TOUCHED, *obstacles)]  # a time to live is told as such
+    for problems in obstacles.values():
+        yield from (_refused(uid, aspect, prefix + problem) for problem in problems)
+    mentioned = [f"field {name} " for name in (TOUCHED, *obstacles)]  # a time to live is told as such
     for lost in evolution.gone(was, now):
         yield _lost(uid, aspect, prefix, f"{place}.{lost.path}", lost, retired)
-        told.append(f"field {lost.path} ({lost.type}) was removed")
+        mentioned.append(f"field {lost.path} ({lost.type}) was removed")
     for path, type in evolution.without_default(was, now):
-        what = f"{prefix}field {path} ({type}) was added without a default, so nothing says what it is for the keys that there are"
+        what = (
+            f"{prefix}field {path} ({type}) was added without a default, so nothing says what it is for the keys that"
+            " there are"
+        )
         next = f"Give {path} the default that holds for them in the state class, or `| None`."
         yield Finding("stage", uid, aspect, Verdict.REFUSED, what, next)
-        told.append(f"field {path} ({type}, ")
+        mentioned.append(f"field {path} ({type}, ")
     for change in was.differences(now):
-        if not change.startswith(tuple(told)):
+        if not change.startswith(tuple(mentioned)):
             yield Finding("stage", uid, aspect, Verdict.MIGRATES, prefix + change)
 
 
@@ -168,8 +177,8 @@ def _lost(uid: str, aspect: str, prefix: str, name: str, lost: evolution.Gone, r
     """A field whose values nothing reads any more. name: under which it is retired."""
     what = f"{prefix}field {lost.path} ({lost.type}) was removed"
     if name in retired:
-        said = f"{what}, and is retired: each key's value goes when it is next updated"
-        return Finding("stage", uid, aspect, Verdict.MIGRATES, said)
+        goes = f"{what}, and is retired: each key's value goes when it is next updated"
+        return Finding("stage", uid, aspect, Verdict.MIGRATES, goes)
     old = lost.path.rpartition(".")[2]
     if lost.successor is not None:
         what += f", and looks renamed to {lost.successor}"
@@ -186,25 +195,25 @@ def _collections_fitted(
     uid: str, recorded: Mapping[str, Any], fixed: Shapes, retired: Sequence[str]
 ) -> tuple[tuple[Collection, ...], list[Finding]]:
     """The lists and maps with schemas that also read what is stored, and what is to be said of them."""
-    found, fitted = list[Finding](), []
+    findings, fitted = list[Finding](), []
     now = stored_collections(fixed)
     for name, was in recorded.items():
         if name not in now:
-            found.append(
+            findings.append(
                 _refused(uid, was["kind"], f"the {was['kind']} {name} is gone, and what it holds would stay behind")
             )
         elif (was["kind"], was["key"]) != (now[name]["kind"], now[name]["key"]):
-            found.append(_refused(uid, was["kind"], f"{name} was a {_shape(was)}, is a {_shape(now[name])}"))
-    for one in fixed.collections:
-        if one.name not in recorded:
-            what = f"the {one.kind} {one.name} was added, empty for each key"
-            found.append(Finding("stage", uid, one.kind, Verdict.COMPATIBLE, what))
-            fitted.append(one)
+            findings.append(_refused(uid, was["kind"], f"{name} was a {_shape(was)}, is a {_shape(now[name])}"))
+    for collection in fixed.collections:
+        if collection.name not in recorded:
+            what = f"the {collection.kind} {collection.name} was added, empty for each key"
+            findings.append(Finding("stage", uid, collection.kind, Verdict.COMPATIBLE, what))
+            fitted.append(collection)
             continue
-        was = evolution.from_record(recorded[one.name])
-        found += _schema_findings(uid, one.kind, one.name, was, one.schema, retired)
-        fitted.append(replace(one, schema=evolution.successor(recorded[one.name], one.schema)))
-    return tuple(fitted), found
+        was = evolution.from_record(recorded[collection.name])
+        findings += _schema_findings(uid, collection.kind, collection.name, was, collection.schema, retired)
+        fitted.append(replace(collection, schema=evolution.successor(recorded[collection.name], collection.schema)))
+    return tuple(fitted), findings
 
 
 def _ttl_findings(stage: Stage, recorded: Mapping[str, Any], stamped: bool) -> Iterator[Finding]:
@@ -215,8 +224,14 @@ def _ttl_findings(stage: Stage, recorded: Mapping[str, Any], stamped: bool) -> I
     if "ttl" in recorded and was != now:
         what = f"the time to live was {_lifetime(was)}, is {_lifetime(now)}"
         if now is not None and (now["micros"] < was["micros"] if was is not None else stamped):
-            what += ": what was not touched for that long is deleted for good, from the first epoch on, and a longer one does not bring it back"
-            next = "If that is not meant, put the old one back before a run. A savepoint keeps the state as it is: weir savepoint."
+            what += (
+                ": what was not touched for that long is deleted for good, from the first epoch on, and a longer one does"
+                " not bring it back"
+            )
+            next = (
+                "If that is not meant, put the old one back before a run. A savepoint keeps the state as it is: weir"
+                " savepoint."
+            )
             yield Finding("stage", stage.uid, "ttl", Verdict.LOSES, what, next)
             return
         verdict = Verdict.MIGRATES if was is None else Verdict.COMPATIBLE
@@ -226,7 +241,8 @@ def _ttl_findings(stage: Stage, recorded: Mapping[str, Any], stamped: bool) -> I
         if before != after:
             late = ", and rows that are further than that behind the watermark are late" if stage.on is not None else ""
             what = (
-                f"keys were forgotten after {_or_never(before)}, are after {_or_never(after)}: those that have been seen keep the time"
+                f"keys were forgotten after {_or_never(before)}, are after {_or_never(after)}: those that have been "
+                f"seen keep the time"
                 f" that they had{late}"
             )
             yield Finding("stage", stage.uid, "ttl", Verdict.COMPATIBLE, what)
@@ -249,12 +265,14 @@ def _lateness_findings(stage: Stage, recorded: Mapping[str, Any]) -> Iterator[Fi
         return
     if now < was:
         means = (
-            f"with the next rows the watermark comes {shown(was - now)} nearer to the newest one: open windows close that much sooner, "
+            f"with the next rows the watermark comes {shown(was - now)} nearer to the newest one: open windows close "
+            f"that much sooner, "
             "and rows for them are late from then on"
         )
     else:
         means = (
-            f"the watermark stays where it is until event time is {shown(now - was)} further: open windows stay open that much longer, "
+            f"the watermark stays where it is until event time is {shown(now - was)} further: open windows stay open "
+            f"that much longer, "
             "and rows for those that have closed stay late"
         )
     what = f"the lateness was {shown(was)}, is {shown(now)}; {means}"
@@ -264,13 +282,13 @@ def _lateness_findings(stage: Stage, recorded: Mapping[str, Any]) -> Iterator[Fi
 def stored_collections(fixed: Shapes | None) -> dict[str, Any]:
     """A stage's lists and maps as its checkpoint records them, by name: kind, a map's key, the schemas of elements."""
     return {
-        one.name: {
-            "kind": one.kind,
-            "key": None if one.key is None else type_name(one.key),
-            "schema": one.schema.to_json(),
-            "schemas": evolution.recorded(one.schema),
+        collection.name: {
+            "kind": collection.kind,
+            "key": None if collection.key is None else type_name(collection.key),
+            "schema": collection.schema.to_json(),
+            "schemas": evolution.recorded(collection.schema),
         }
-        for one in (fixed.collections if fixed else ())
+        for collection in (fixed.collections if fixed else ())
     }
 
 
@@ -286,12 +304,12 @@ def meaning(stage: Stage) -> dict[str, Any] | None:
         return {"on": stage.deduplication.on}  # each key's state says when it ends: another ttl holds for new ones
     if stage.window is None:
         return None
-    said = {"on": stage.window.on, "aggregates": _listed(stage.window.aggregates)}
+    common = {"on": stage.window.on, "aggregates": _listed(stage.window.aggregates)}
     if isinstance(stage.window, SessionWindow):
-        return {**said, "gap": stage.window.gap}
+        return {**common, "gap": stage.window.gap}
     shape = {"every": stage.window.every, "offset": stage.window.offset}
     usual = {"every": stage.window.size, "offset": 0}
-    return {**said, "size": stage.window.size, **(shape if shape != usual else {})}
+    return {**common, "size": stage.window.size, **(shape if shape != usual else {})}
 
 
 def is_deduplication(figures: Mapping[str, Any]) -> bool:
@@ -322,20 +340,20 @@ def _key_shown(keys: Iterable[Sequence[str]]) -> str:
     return ", ".join(f"{name} ({type})" for name, type in keys)
 
 
-def _meaning_shown(said: Mapping[str, Any] | None) -> str:
+def _meaning_shown(meaning: Mapping[str, Any] | None) -> str:
     """What `meaning` gives, for people."""
-    if said is None:
+    if meaning is None:
         return "none"
-    aggregates = ", ".join(_aggregate_shown(*one) for one in said.get("aggregates", ()))
-    if "size" in said:
-        every = f" every {shown(said['every'])}" if said.get("every", said["size"]) != said["size"] else ""
-        offset = f" shifted by {shown(said['offset'])}" if said.get("offset") else ""
-        return f"{shown(said['size'])}{every}{offset} by {said['on']} with {aggregates}"
-    if "gap" in said:
-        return f"sessions with a gap of {shown(said['gap'])} by {said['on']} with {aggregates}"
-    if "aggregates" in said:
+    aggregates = ", ".join(_aggregate_shown(*aggregate) for aggregate in meaning.get("aggregates", ()))
+    if "size" in meaning:
+        every = f" every {shown(meaning['every'])}" if meaning.get("every", meaning["size"]) != meaning["size"] else ""
+        offset = f" shifted by {shown(meaning['offset'])}" if meaning.get("offset") else ""
+        return f"{shown(meaning['size'])}{every}{offset} by {meaning['on']} with {aggregates}"
+    if "gap" in meaning:
+        return f"sessions with a gap of {shown(meaning['gap'])} by {meaning['on']} with {aggregates}"
+    if "aggregates" in meaning:
         return aggregates
-    return f"the key, by event time in {said['on']}" if said.get("on") else "the key, by the time of arrival"
+    return f"the key, by event time in {meaning['on']}" if meaning.get("on") else "the key, by the time of arrival"
 
 
 def _aggregate_shown(name: str, kind: str, column: str | None, order_by: Sequence[str] = ()) -> str:
@@ -357,18 +375,20 @@ def structure(pipeline: Pipeline, head: Checkpoint) -> list[Finding]:
 
 
 def _waiting(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
-    inputs = {one.uid: one.input.uid if isinstance(one.input, Stage) else None for one in pipeline.stages}
+    inputs = {stage.uid: stage.input.uid if isinstance(stage.input, Stage) else None for stage in pipeline.stages}
     for uid, figures in head.operators.items():
         waiting = list(figures.get("waiting") or ())
-        if any(inputs.get(uid) != one["upstream"] for one in waiting):
+        if any(inputs.get(uid) != entry["upstream"] for entry in waiting):
             yield Finding(
                 "stage",
                 uid,
                 "input",
                 Verdict.REFUSED,
-                f"{figures['rows_waiting']} rows of {waiting[0]['upstream']} wait for the stage {uid}, which has not applied them; in"
+                f"{figures['rows_waiting']} rows of {waiting[0]['upstream']} wait for the stage {uid}, which has not "
+                f"applied them; in"
                 " the pipeline as it is now they would be lost.",
-                f"Put the definition back, and end its run with `weir stop {pipeline.title} --savepoint NAME`, which lets stages"
+                f"Put the definition back, and end its run with `weir stop {pipeline.title} --savepoint NAME`, which "
+                f"lets stages"
                 " apply all rows first; then change it.",
             )
 
@@ -398,7 +418,10 @@ def _is_alike(recorded: Mapping[str, Any], stage: Stage) -> bool:
         return False
     if stage.state is None:
         return True
-    fields, collections = StateSchema.of(stage.state).fields, {one.name for one in collections_of(stage.state)}
+    fields, collections = (
+        StateSchema.of(stage.state).fields,
+        {collection.name for collection in collections_of(stage.state)},
+    )
     was = ttl.visible(evolution.from_record(recorded))
     return was == fields and set(recorded.get("collections") or ()) == collections
 
@@ -423,22 +446,23 @@ def _sources(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
             name,
             "source",
             Verdict.FLAG,
-            f"The source {name!r} is new, and all of its input would be read into the state that {', '.join(keeping)} already"
+            f"The source {name!r} is new, and all of its input would be read into the state that "
+            f"{', '.join(keeping)} already"
             f" {'has' if len(keeping) == 1 else 'have'}.",
             (
                 f"If it is {lost[0]!r} under another name, give it that name back: the position goes by it. "
                 if lost
                 else ""
             )
-            + f"If its files hold nothing that this state has seen: Pipeline(..., added=({name!r},)). Else give the stages new uids: they "
-            "then start with empty state.",
+            + f"If its files hold nothing that this state has seen: Pipeline(..., added=({name!r},)). Else give the "
+            "stages new uids: they then start with empty state.",
         )
 
 
 def _gone(pipeline: Pipeline, kind: str, name: str, what: str) -> Finding:
     if name in pipeline.retired:
-        said = f"it is retired: {what} goes with the last checkpoint that has it"
-        return Finding(kind, name, kind, Verdict.COMPATIBLE, said)
+        goes = f"it is retired: {what} goes with the last checkpoint that has it"
+        return Finding(kind, name, kind, Verdict.COMPATIBLE, goes)
     return Finding(
         kind,
         name,

@@ -76,10 +76,10 @@ class DeduplicationOperator(EventTimeOperator):
         groups = rows.column(GROUP).to_numpy().astype(np.uint16)[kept]
         keys = rows.select(self._stage.key).take(kept).cast(self._shapes.keys)
         encoded = encode_keys(keys.columns, groups, VALUE_STATE)
-        old, known = rows_of(self._shapes.state, self._backend.multi_get(encoded))
+        old, seen = rows_of(self._shapes.state, self._backend.multi_get(encoded))
         expires = old[EXPIRES].dt.epoch("us").fill_null(_NEVER).to_numpy()
-        expired = known & (expires <= (_ALWAYS if self._before is None else self._before))
-        new = np.flatnonzero(~known | expired)
+        expired = seen & (expires <= (_ALWAYS if self._before is None else self._before))
+        new = np.flatnonzero(~seen | expired)
         if not len(new):
             return
         self._remember(keys, groups, encoded, times[kept], new, expires, expired)

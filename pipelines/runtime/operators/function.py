@@ -146,9 +146,9 @@ class FunctionOperator:
             yield from self._fire_due(PROCESSING, self._now)
         self._end()
         if self._expiry is not None:
-            known = sorts(self._shapes.state, self._shapes.collections)
+            kept_sorts = sorts(self._shapes.state, self._shapes.collections)
             position = bytes.fromhex(self.swept or "")
-            after = ttl.sweep(self._backend, known, self._groups, self._expiry, position, _SWEEP_ENTRIES)
+            after = ttl.sweep(self._backend, kept_sorts, self._groups, self._expiry, position, _SWEEP_ENTRIES)
             self.swept = None if after is None else after.hex()
 
     def _fire_due(self, domain: str, clock: int | None, drain: bool = False) -> Iterator[tuple[str, pa.Table]]:
@@ -198,7 +198,8 @@ def authors_error(error: Exception, stage: Stage, epoch: Epoch, keys: pa.Table) 
     shown = trace.tb_next if trace is not None and trace.tb_next is not None else trace
     return StageError(
         f"The function of the stage {stage.uid} raised {type(error).__name__}: {error}",
-        where=f"stage {stage.uid}, epoch {epoch.id}, subtask {epoch.subtask}, first keys of the batch: {frames.python_rows(keys.slice(0, 3))}",
+        where=f"stage {stage.uid}, epoch {epoch.id}, subtask {epoch.subtask}, first keys of the batch: "
+        f"{frames.python_rows(keys.slice(0, 3))}",
         next="Correct the function; the epoch was declined, and state, offsets and tables are as they were.",
         traceback="".join(traceback.format_exception(type(error), error, shown)),
     )
@@ -212,7 +213,7 @@ def fitted(stage: Stage, rows: pa.Table, output: pa.Schema | None, by: str | Non
     if output is None or rows.schema.equals(output):
         return rows
     where = f"stage {stage.uid}"
-    said = (
+    complaint = (
         f"{by}() of the stage {stage.uid} returned other columns than its main function"
         if by
         else f"The stage {stage.uid} returned other columns than for an empty input"
@@ -221,20 +222,20 @@ def fitted(stage: Stage, rows: pa.Table, output: pa.Schema | None, by: str | Non
     problems += [f"{name} is new" for name in rows.column_names if name not in output.names]
     if problems:
         raise StageError(
-            f"{said}: {'; '.join(problems)}.",
+            f"{complaint}: {'; '.join(problems)}.",
             where=where,
             next="Return the same columns and types whatever the rows are.",
         )
-    columns = [_in_type(rows.column(field.name), field, said, where) for field in output]
+    columns = [_in_type(rows.column(field.name), field, complaint, where) for field in output]
     return pa.Table.from_arrays(columns, schema=output)
 
 
-def _in_type(column: pa.ChunkedArray, field: pa.Field, said: str, where: str) -> pa.ChunkedArray:
+def _in_type(column: pa.ChunkedArray, field: pa.Field, complaint: str, where: str) -> pa.ChunkedArray:
     """A column in the type of its field. Arrow refuses integers that a float rounds, and `cast` what Arrow would
     cut."""
     if column.type == field.type:
         return column
-    what = f"{said}: {field.name!r} does not fit {field.type}"
+    what = f"{complaint}: {field.name!r} does not fit {field.type}"
     try:
         if column.null_count < len(column):
             wanted = frames.polars_type(_in_order_of(column.type, field.type))

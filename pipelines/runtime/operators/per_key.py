@@ -81,7 +81,7 @@ class PerKey:
         assert function is not None
         if not fired.num_rows:
             return None
-        timers = [Fired(*one) for one in zip(fired["at"].to_pylist(), fired["domain"].to_pylist(), strict=True)]
+        timers = [Fired(*timer) for timer in zip(fired["at"].to_pylist(), fired["domain"].to_pylist(), strict=True)]
         return self._each(state, epoch, lambda index, key: function(key, timers[index], self._state, epoch))
 
     def _each(self, state: KeyedState, epoch: Epoch, call: Callable[[int, Any], Any]) -> pa.Table | None:
@@ -228,7 +228,8 @@ class PerKey:
                 raise StageError(
                     f"The stage {self._stage.uid} returned {row!r:.300} for the key {key!r}, but {wanted}.",
                     where=self._where,
-                    next="Return dicts with all of these, and no others, whatever the rows are; None for what is missing.",
+                    next="Return dicts with all of these, and no others, whatever the rows are; None for what is "
+                    "missing.",
                 )
 
 
@@ -300,7 +301,8 @@ def _too_far(rows: pa.Table, where: str) -> InputError:
     return InputError(
         f"A row has a time in {far!r} that is before the year 1 or after 9999, which no datetime of Python's can be.",
         where=where,
-        next="Leave such rows out and count them with where=, or take frames instead of list[dict]; as a key it needs a stage that is not per_key.",
+        next="Leave such rows out and count them with where=, or take frames instead of list[dict]; as a key it "
+        "needs a stage that is not per_key.",
     )
 
 

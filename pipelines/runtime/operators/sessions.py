@@ -106,10 +106,12 @@ class SessionOperator(EventTimeOperator):
         alone = self._bounded(rows)
         keys = alone.select(self._by).unique()
         others = [self._stored(keys)[0], *(fresh.join(keys, on=self._by, how="semi") for fresh in self._fresh)]
-        known = [other.select(*self._by, pl.col(START).alias(_FROM), pl.col(END).alias(_TO)) for other in others]
+        bounds_of_others = [
+            other.select(*self._by, pl.col(START).alias(_FROM), pl.col(END).alias(_TO)) for other in others
+        ]
         numbers = pl.int_range(len(alone), dtype=pl.Int64, eager=True).alias(_ROW)
         bounds = alone.select(*self._by, _FROM, _TO).with_columns(numbers)
-        both = _numbered(pl.concat([bounds, *known], how="diagonal"), self._by, _FROM, _TO)
+        both = _numbered(pl.concat([bounds, *bounds_of_others], how="diagonal"), self._by, _FROM, _TO)
         ended = both.filter(pl.col(_TO).max().over(_SESSION) <= self._progress.before)[_ROW].drop_nulls()
         late = np.zeros(rows.num_rows, bool)
         late[ended.to_numpy()] = True

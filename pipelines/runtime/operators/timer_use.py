@@ -17,7 +17,7 @@ _READS_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
 def uses_timers(function: Callable[..., Any]) -> bool:
     """Whether a function calls `state.timers.set` or `.clear`, itself or in a function of its own package that it
     names."""
-    return any(_mentions_timers(code) for one in _reached(function) for code in _with_inner(one.__code__))
+    return any(_mentions_timers(code) for reached in _reached(function) for code in _with_inner(reached.__code__))
 
 
 def _mentions_timers(code: CodeType) -> bool:
@@ -39,22 +39,22 @@ def _reached(function: Callable[..., Any]) -> Iterator[FunctionType]:
     waiting: list[Any] = [function]
     seen, package = set[FunctionType](), None
     while waiting:
-        one = waiting.pop()
-        while isinstance(one, functools.partial | MethodType):
-            one = one.func if isinstance(one, functools.partial) else one.__func__
-        one = getattr(one, "__wrapped__", one)
-        if not isinstance(one, FunctionType) or one in seen:
+        candidate = waiting.pop()
+        while isinstance(candidate, functools.partial | MethodType):
+            candidate = candidate.func if isinstance(candidate, functools.partial) else candidate.__func__
+        candidate = getattr(candidate, "__wrapped__", candidate)
+        if not isinstance(candidate, FunctionType) or candidate in seen:
             continue
-        package = _package(one) if package is None else package
-        if _package(one) != package:
+        package = _package(candidate) if package is None else package
+        if _package(candidate) != package:
             continue
-        seen.add(one)
-        yield one
-        names = {name for code in _with_inner(one.__code__) for name in code.co_names}
-        named = [one.__globals__[name] for name in names if name in one.__globals__]
+        seen.add(candidate)
+        yield candidate
+        names = {name for code in _with_inner(candidate.__code__) for name in code.co_names}
+        named = [candidate.__globals__[name] for name in names if name in candidate.__globals__]
         modules = [value for value in named if isinstance(value, ModuleType) and value.__name__.startswith(package)]
         waiting += [*named, *(vars(module).get(name) for module in modules for name in names)]
-        waiting += [cell.cell_contents for cell in one.__closure__ or () if _is_filled(cell)]
+        waiting += [cell.cell_contents for cell in candidate.__closure__ or () if _is_filled(cell)]
 
 
 def _package(function: FunctionType) -> str:

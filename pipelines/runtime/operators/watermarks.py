@@ -21,27 +21,27 @@ def before_job(stage: Stage, before: int | None, arriving: int | None) -> int | 
     """
     if arriving is None:
         return before
-    mine = min(max(arriving - (stage.window.lateness if stage.window else 0), _LOWEST), _HIGHEST)
-    return mine if before is None else max(before, mine)
+    watermark = min(max(arriving - (stage.window.lateness if stage.window else 0), _LOWEST), _HIGHEST)
+    return watermark if before is None else max(before, watermark)
 
 
-def handed_on(stage: Stage, known: int | None, after: int | None, drain: bool) -> int | None:
+def handed_on(stage: Stage, before: int | None, after: int | None, drain: bool) -> int | None:
     """The watermark that stages downstream go by, from those of `before_job` and `after_job`.
 
     Where files have no statistics the job itself tells how far event time is. Windows and timers have not gone by that
     yet: what they hand out in the next epoch must not be late there.
     """
     holds_back = stage.window is not None or stage.on_timer is not None
-    return known if holds_back and not drain else after
+    return before if holds_back and not drain else after
 
 
-def after_job(stage: Stage, known: int | None, acks: Sequence[Ack], drain: bool) -> int | None:
+def after_job(stage: Stage, watermark: int | None, acks: Sequence[Ack], drain: bool) -> int | None:
     """The stage's watermark after its job, from `before_job`'s and from what its subtasks saw."""
     seen = [ack.max_event_time for ack in acks if ack.max_event_time is not None]
     if isinstance(stage.input, FileSource) and seen:
-        known = before_job(stage, known, max(seen))
+        watermark = before_job(stage, watermark, max(seen))
     if drain:
         # The windows up to here are closed now: whatever comes for them later is late, not a second first row.
         closed = [ack.closed_upto for ack in acks if ack.closed_upto is not None]
-        known = max([*closed, *([known] if known is not None else [])], default=None)
-    return known
+        watermark = max([*closed, *([watermark] if watermark is not None else [])], default=None)
+    return watermark

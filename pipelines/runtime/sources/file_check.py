@@ -72,9 +72,9 @@ class FileCheck:
         column = self.source.event_time
         if column is None or not self.rows:
             return None
-        told = times(self.footer, column)
-        if told is not None or not alone(self.footer, column):
-            return told.greatest if told is not None else None
+        statistics = times(self.footer, column)
+        if statistics is not None or not alone(self.footer, column):
+            return statistics.greatest if statistics is not None else None
         parts = [greatest(part) for part in self.landing.parquet.column(self.file, column, _LOOKED_AT)]
         return max((newest for newest in parts if newest is not None), default=None)
 
@@ -84,14 +84,16 @@ class FileCheck:
         for field in expected:
             if field.name not in self.columns.names:
                 raise self._unfit(
-                    f"The input file {self.file.name} has no column {field.name!r} ({field.type}), which earlier files have."
+                    f"The input file {self.file.name} has no column {field.name!r} ({field.type}), which earlier "
+                    f"files have."
                 )
             other = self.columns.field(field.name).type
             same = as_bytes.field(field.name).type == field.type
             common = field.type if same else frames.common_type(field.type, other)
             if common is None:
                 raise self._unfit(
-                    f"The column {field.name!r} of the input file {self.file.name} is {other}; earlier files have {field.type}."
+                    f"The column {field.name!r} of the input file {self.file.name} is {other}; earlier files have "
+                    f"{field.type}."
                 )
             fields.append(field.with_type(common))
         return pa.schema(fields)

@@ -25,7 +25,10 @@ from pipelines.runtime.sources.positions import Arrivals, Position
 from pipelines.runtime.sources.slices import LeftOut, SetAside, Slice, SourceFile
 from state_ops.errors import InputError, VanishedError
 
-DELIVERED_AGAIN = "Deliver what is new in them under other names, or replay the range of event time that they have: docs/how-to/backfills.md."
+DELIVERED_AGAIN = (
+    "Deliver what is new in them under other names, or replay the range of event time that they have: "
+    "docs/how-to/backfills.md."
+)
 """What a person does about files that were delivered again after they were read."""
 
 log = structlog.get_logger("weir.source")
@@ -253,15 +256,16 @@ class FilesReader:
         """InputError if a file of the slice is gone or is not the file that was planned."""
         now = {file.name: file for file in self.landing.stat([file.name for file in planned.files])}
         for file in planned.files:
-            found = now.get(file.name)
+            there = now.get(file.name)
             with self._about(file):
-                if found is None:
+                if there is None:
                     raise VanishedError(
                         "A file vanished while an epoch was reading it.",
                         where=self.uri(file),
-                        next="Put it back, or let its producer write under temporary names and rename; the epoch was declined.",
+                        next="Put it back, or let its producer write under temporary names and rename; the epoch was "
+                        "declined.",
                     )
-                if (found.size, found.mtime_ns) != (file.size, file.mtime_ns):
+                if (there.size, there.mtime_ns) != (file.size, file.mtime_ns):
                     raise self._parquet.changed(file)
 
     def are_as_read(self, files: Mapping[str, Sequence[int]]) -> bool:
@@ -288,10 +292,12 @@ class FilesReader:
             recorded = position.get("directory", self.landing.place)
             if not self.landing.is_at(recorded) and not self._moved(position):
                 raise InputError(
-                    f"The source {self.source.name} was read from {recorded} and now names {self.landing.place}: files there with "
+                    f"The source {self.source.name} was read from {recorded} and now names {self.landing.place}: "
+                    f"files there with "
                     "names that were read would be taken as read already.",
                     where=f"source {self.source.name}",
-                    next="Name the directory as before, or rename the source, with its old name in retired= and the new one in added=, to read all anew.",
+                    next="Name the directory as before, or rename the source, with its old name in retired= and the "
+                    "new one in added=, to read all anew.",
                 )
             if not self.landing.exists():
                 raise InputError(
@@ -331,6 +337,7 @@ class FilesReader:
         raise InputError(
             message,
             where=f"source {self.source.name}",
-            next=f"Deliver them again under names above {position['floor']!r} and take these away, or accept the loss with "
+            next=f"Deliver them again under names above {position['floor']!r} and take these away, or accept the "
+            f"loss with "
             'below_floor="warn" on the source.',
         )

@@ -37,14 +37,14 @@ def times(footer: pq.FileMetaData, column: str) -> Times | None:
     if len(places) != 1 or footer.schema.column(places[0]).physical_type == "INT96" or old_calendar(footer) is not None:
         return None
     groups = [footer.row_group(group).column(places[0]).statistics for group in range(footer.num_row_groups)]
-    if not groups or any(one is None or not one.has_min_max for one in groups):
+    if not groups or any(statistics is None or not statistics.has_min_max for statistics in groups):
         return None
     # The stored numbers, since rows may have times that no datetime has: an OverflowError here would end the run.
     unit = json.loads(footer.schema.column(places[0]).logical_type.to_json()).get("timeUnit", "days")
     return Times(
-        _micros(min(one.min_raw for one in groups), unit),
-        _micros(max(one.max_raw for one in groups), unit),
-        any(not one.has_null_count or one.null_count > 0 for one in groups),
+        _micros(min(statistics.min_raw for statistics in groups), unit),
+        _micros(max(statistics.max_raw for statistics in groups), unit),
+        any(not statistics.has_null_count or statistics.null_count > 0 for statistics in groups),
     )
 
 
@@ -106,7 +106,10 @@ def too_large(footer: pq.FileMetaData, stored: pa.Schema, names: Collection[str]
     for at, (name, leaf) in enumerate(places):
         if name in names and leaf.converted_type == "UINT_64":
             groups = [footer.row_group(group).column(at).statistics for group in range(footer.num_row_groups)]
-            greatest = max((one.max for one in groups if one is not None and one.has_min_max), default=0)
+            greatest = max(
+                (statistics.max for statistics in groups if statistics is not None and statistics.has_min_max),
+                default=0,
+            )
             if greatest > _MOST:
                 return name, greatest
     return None

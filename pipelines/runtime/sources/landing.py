@@ -1,4 +1,5 @@
-"""The directory in which a source's files arrive, on a local disk, another file system of Arrow's or an object store."""
+"""The directory in which a source's files arrive: on a local disk, on another file system of Arrow's, or in an object
+store."""
 
 from __future__ import annotations
 

@@ -62,16 +62,18 @@ class OldCalendar:
 
 def old_calendar(footer: pq.FileMetaData) -> OldCalendar | None:
     """Of what a file has by the old calendar; None: nothing."""
-    told: Mapping[bytes, bytes] = footer.metadata or {}
-    if _VERSION not in told:
+    metadata: Mapping[bytes, bytes] = footer.metadata or {}
+    if _VERSION not in metadata:
         return None
-    version = told[_VERSION].decode()  # Spark too compares it as text
-    found = OldCalendar(
-        version < "3.0.0" or _DATES in told,
-        version < "3.1.0" or _INT96 in told,
-        told.get(_ZONE, b"UTC").decode(),  # where it is missing, Spark takes the JVM's, which is UTC in Weir's sessions
+    version = metadata[_VERSION].decode()  # Spark too compares it as text
+    calendar = OldCalendar(
+        version < "3.0.0" or _DATES in metadata,
+        version < "3.1.0" or _INT96 in metadata,
+        metadata.get(
+            _ZONE, b"UTC"
+        ).decode(),  # where it is missing, Spark takes the JVM's, which is UTC in Weir's sessions
     )
-    return found if found.dates or found.int96 else None
+    return calendar if calendar.dates or calendar.int96 else None
 
 
 def _dates(days: pa.Array) -> pa.Array:
@@ -89,14 +91,14 @@ def shifted_micros(micros: np.ndarray, zone: str) -> np.ndarray:
     switches, shifts = _switches(zone)
     seconds = micros // _MICROS
     at = np.searchsorted(switches, seconds, side="right") - 1
-    found = shifts[np.maximum(at, 0)]
+    shift = shifts[np.maximum(at, 0)]
     before = at < 0
     if before.any():  # before the year 1: Spark has no table for it either
         utc, shifts_utc = _switches("UTC")
         offset = utc[0] - switches[0]
         local = (seconds[before] + offset) // _DAY
-        found[before] = _shift(local) * _DAY + shifts[0] - shifts_utc[0]
-    return micros + found * _MICROS
+        shift[before] = _shift(local) * _DAY + shifts[0] - shifts_utc[0]
+    return micros + shift * _MICROS
 
 
 def _shift(days: np.ndarray) -> np.ndarray:
@@ -134,7 +136,8 @@ def _tables() -> dict[str, tuple[np.ndarray, np.ndarray]]:
         raise ConfigurationError(
             "A file has dates by the calendar of old Sparks, and Spark's table of old time zones is not here.",
             where=pyspark.__file__,
-            next="Install pyspark with its jars, or have Spark write the file anew, with spark.sql.parquet.*RebaseModeInWrite=CORRECTED.",
+            next="Install pyspark with its jars, or have Spark write the file anew, with "
+            "spark.sql.parquet.*RebaseModeInWrite=CORRECTED.",
         )
     with zipfile.ZipFile(jar) as packed:
         zones: Sequence[Mapping[str, list[int] | str]] = json.loads(packed.read("julian-gregorian-rebase-micros.json"))

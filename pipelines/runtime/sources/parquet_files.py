@@ -96,9 +96,9 @@ class ParquetFiles:
             return frames.canonical(table.cast(retyped(table.schema, texts)) if texts else table)
         except pa.ArrowInvalid:
             for name in table.column_names:
-                one = table.select([name])
+                column = table.select([name])
                 try:
-                    frames.canonical(one.cast(retyped(one.schema, texts)) if texts else one)
+                    frames.canonical(column.cast(retyped(column.schema, texts)) if texts else column)
                 except pa.ArrowInvalid as error:
                     raise self.unreadable(
                         file, name, f"holds a value that cannot be read: {first_line(error)}"
@@ -110,7 +110,8 @@ class ParquetFiles:
         return InputError(
             f"The column {column!r} of the input file {file.name} {problem}.",
             where=self.uri(file),
-            next=f"Cast or drop it in what writes the files, or move the file out of {self._directory}; nothing of this epoch was applied.",
+            next=f"Cast or drop it in what writes the files, or move the file out of {self._directory}; nothing of "
+            f"this epoch was applied.",
         )
 
     def changed(self, file: SourceFile) -> InputError:
@@ -118,7 +119,8 @@ class ParquetFiles:
         return InputError(
             "A file changed while an epoch was reading it.",
             where=self.uri(file),
-            next="Files must not change after they arrive: deliver corrections under a new name. The epoch was declined.",
+            next="Files must not change after they arrive: deliver corrections under a new name. The epoch was "
+            "declined.",
         )
 
     @contextmanager
@@ -135,7 +137,8 @@ class ParquetFiles:
             raise TransientError(
                 f"The input file {file.name} cannot be read now: {first_line(error)}",
                 where=self.uri(file),
-                next="Look at the storage and at who may read the file, and run again; nothing of this epoch was applied.",
+                next="Look at the storage and at who may read the file, and run again; nothing of this epoch was "
+                "applied.",
             ) from error
 
     @contextmanager
@@ -146,7 +149,8 @@ class ParquetFiles:
             raise TransientError(
                 f"There was no memory to read the input file {file.name}: {first_line(error)}",
                 where=self.uri(file),
-                next="Cut smaller slices (epoch.max_rows, epoch.max_bytes), or let Spark read them (spark.direct_read_mb: 0).",
+                next="Cut smaller slices (epoch.max_rows, epoch.max_bytes), or let Spark read them "
+                "(spark.direct_read_mb: 0).",
             ) from error
         except (pa.ArrowException, OSError) as error:
             problem = "is empty" if file.size == 0 else "is not a readable Parquet file"
@@ -197,15 +201,15 @@ class _Stream:
 def _shifts(parquet: pq.ParquetFile) -> dict[str, list[Shift | None]]:
     """Of the columns that have values by an old calendar, what brings each of their parts to today's."""
     calendar = old_calendar(parquet.metadata)
-    found: dict[str, list[Shift | None]] = {}
+    shifts_by_column: dict[str, list[Shift | None]] = {}
     if calendar is None:
-        return found
+        return shifts_by_column
     at = 0
     for field in parquet.schema_arrow:
         count = leaf_count(field.type)
-        found[field.name] = [calendar.shifts(parquet.schema.column(at + part)) for part in range(count)]
+        shifts_by_column[field.name] = [calendar.shifts(parquet.schema.column(at + part)) for part in range(count)]
         at += count
-    return {name: shifts for name, shifts in found.items() if any(shifts)}
+    return {name: shifts for name, shifts in shifts_by_column.items() if any(shifts)}
 
 
 def _shifted(column: pa.ChunkedArray, shifts: Sequence[Shift | None]) -> pa.ChunkedArray:

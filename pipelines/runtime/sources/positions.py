@@ -1,8 +1,8 @@
 """How far a source of files has been read, in bounded space.
 
 A position is a dict, as the checkpoint's row has it: the newest `_REMEMBERED` names with their times of change and
-sizes, and of the older ones (at or below `floor`) their number, the sum of their hashes and the newest of their times of
-change. So a file that appears below the floor is reported, and one that was delivered again after it was read;
+sizes, and of the older ones (at or below `floor`) their number, the sum of their hashes and the newest of their times
+of change. So a file that appears below the floor is reported, and one that was delivered again after it was read;
 docs/adr/0004-file-positions.md says when it cannot be.
 """
 

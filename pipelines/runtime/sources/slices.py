@@ -91,7 +91,7 @@ class Slice:
 
     def positions_left_out(self) -> list[int]:
         number = {file.name: index for index, file in enumerate(self.files)}
-        return sorted(position(number[one.file], one.row) for one in self.left_out)
+        return sorted(position(number[row.file], row.row) for row in self.left_out)
 
     def to_dict(self) -> dict[str, Any]:
         files = [
@@ -105,11 +105,11 @@ class Slice:
         raw: dict[str, Any] = {"files": files, "rows": self.rows, "limited": self.limited}
         if self.left_out:
             raw["excluded"] = {
-                name: sorted(one.row for one in self.left_out if one.file == name)
-                for name in sorted({one.file for one in self.left_out})
+                name: sorted(entry.row for entry in self.left_out if entry.file == name)
+                for name in sorted({entry.file for entry in self.left_out})
             }
         if self.set_aside:
-            raw["set_aside"] = [one.to_dict() for one in self.set_aside]
+            raw["set_aside"] = [entry.to_dict() for entry in self.set_aside]
         return raw
 
 
