@@ -61,15 +61,23 @@ def files(
 ) -> FileSource:
     """Parquet files that arrive in a directory, taken in name order, each exactly once.
 
-    pattern: directory and file name pattern, e.g. `{landing}/*.parquet`; a {placeholder} is a param of the pipeline in
-    the configuration. event_time: timestamp column that drives the watermark. Files must appear whole (write elsewhere,
-    then rename) and must not change afterwards; names that start with `.` or `_` are left alone.
+    Files must appear whole (write elsewhere, then rename) and must not change afterwards. Names that start with `.` or
+    `_` are left alone.
 
-    on_bad: what becomes of a file that cannot be read: that is no Parquet file or a damaged one, lacks columns or has
-    them in other types than earlier files, or has a name that Spark cannot take (with a colon). "fail": the pipeline is
-    held until it is repaired or moved away. "quarantine": the file is set aside, the checkpoint says so with the
-    reason, and the pipeline goes on without it. That also goes for damage that Spark or its workers find while they
-    read the rows of a file. A row that a stage cannot work on sets no file aside; it holds the pipeline."""
+    Args:
+        pattern: Directory and file name pattern, e.g. `{landing}/*.parquet`. A {placeholder} is a param of the pipeline
+            in the configuration.
+        event_time: The timestamp column that drives the watermark.
+        name: By which checkpoints record how far the source has been read.
+        below_floor: What becomes of files that arrive under names below those that were read long ago. "fail": the
+            pipeline is held. "warn": they are not read.
+        on_bad: What becomes of a file that cannot be read: that is no Parquet file or a damaged one, lacks columns or
+            has them in other types than earlier files, or has a name that Spark cannot take (with a colon). "fail": the
+            pipeline is held until it is repaired or moved away. "quarantine": the file is set aside, the checkpoint
+            says so with the reason, and the pipeline goes on without it. That also goes for damage that Spark or its
+            workers find while they read the rows of a file. A row that a stage cannot work on sets no file aside; it
+            holds the pipeline.
+    """
     if below_floor not in ("fail", "warn"):
         raise PipelineError(f"below_floor={below_floor!r} is no policy.", where=pattern, next='Say "fail" or "warn".')
     if on_bad not in ("fail", "quarantine"):
@@ -84,9 +92,10 @@ class delta:
     def append(table: str, event_time: str | None = None) -> DeltaSink:
         """Rows are appended exactly once to the Delta table of this name, which only Weir writes.
 
-        event_time: the timestamp or date column by which a row belongs to a day, for backfills that replace days; by
-            default
-        `window_start`, or the source's event time, if the table has it.
+        Args:
+            table: The table's name.
+            event_time: The timestamp or date column by which a row belongs to a day, for backfills that replace days.
+                By default `window_start`, or the source's event time, if the table has it.
         """
         return DeltaSink(table, event_time)
 
@@ -101,23 +110,30 @@ def expect(
 ) -> Gate:
     """A Great Expectations expectation by class name, e.g. `expect("ExpectColumnValuesToNotBeNull", column="dest")`.
 
-    It is evaluated in each epoch, before the commit. of: what it looks at:
+    It is evaluated in each epoch, before the commit. See docs/how-to/gates.md.
 
-        "rows"       the rows that the stage hands out in the epoch
-        "state"      at most 10,000 rows of the stage's state as it would be committed, columns as in `weir state scan`
-        "figures"    one row with the stage's figures of the epoch: rows_in, rows_out, rows_late, bytes_total and so on
-
-    on_failure: what it does then: "hold" declines the epoch and ends the run, state, offsets and tables stay as they
-    were; "warn" lets the epoch go on, and the failed verdict is in its report, its checkpoint's row and the log;
-    "quarantine" replays the epoch without the source's rows that fail, at most `quarantine_at_most` (0.1) of them, and
-    appends these to the table <stage>_quarantine: for expectations on each row, of a stage that reads a source. See
-    docs/how-to/gates.md."""
+    Args:
+        expectation: The name of its class.
+        on_failure: What happens where it fails. "hold" declines the epoch and ends the run: state, offsets and tables
+            stay as they were. "warn" lets the epoch go on, and the failed verdict is in its report, its checkpoint's
+            row and the log. "quarantine" replays the epoch without the source's rows that fail, and appends these to
+            the table <stage>_quarantine: for expectations on each row, of a stage that reads a source.
+        of: What it looks at. "rows": the rows that the stage hands out in the epoch. "state": at most 10,000 rows of
+            the stage's state as it would be committed, columns as in `weir state scan`. "figures": one row with the
+            stage's figures of the epoch: rows_in, rows_out, rows_late, bytes_total and so on.
+        quarantine_at_most: The share of the source's rows that may be set aside, 0.1 by default.
+        **arguments: The expectation's own.
+    """
     return Gate(expectation, tuple(sorted(arguments.items())), on_failure, of, quarantine_at_most)
 
 
 def on_state(stage: str, gate: Gate) -> Expected:
-    """For `Pipeline(on_restore=...)`: holds of a sample of a stage's state, as `weir state scan` shows it. stage: its
-    uid."""
+    """For `Pipeline(on_restore=...)`: holds of a sample of a stage's state, as `weir state scan` shows it.
+
+    Args:
+        stage: The stage's uid.
+        gate: What holds.
+    """
     return Expected("state", stage, gate)
 
 
@@ -126,7 +142,7 @@ def on_table(table: str, gate: Gate) -> Expected:
     return Expected("table", table, gate)
 
 
-def stage(
+def stage(  # as long as what is said of its arguments
     uid: str,
     *,
     source: FileSource | Stage,
@@ -146,27 +162,32 @@ def stage(
 ) -> Callable[[Callable[..., Any]], Stage]:
     """Make a keyed stage of a function `(rows, state, epoch) -> rows`.
 
-    uid: the stable name by which its state is found. source: a source or another stage. key: column or columns.
-    state: one typed row per key, and its lists and maps. order_by: rows reach the function sorted by key, then by
-    these, across batches; without it the order is undefined and the function must not depend on it. where: Spark SQL;
-    the rows that it drops are counted.
-    transform: stateless, deterministic part on a Spark DataFrame. null_keys: "fail", or "drop" (counted).
-    gate: expectations on the output, the state or the figures of each epoch (`expect`).
-    on_timer: a function `(fired, state, epoch) -> rows` that is called at the barrier when timers are due which the
-    stage set with `state.timers`. `fired` has the key columns, `at` (timestamp, UTC) and `domain` ("event" or
-    "processing"), and a key
-    at most once: a key's timers come one a call, in order of time. It returns rows like the stage's own.
-    ttl: for how long ("30d") state is kept after it was touched, by `epoch.now`; later it is never seen again. ttl_on:
-    whether only a "write" touches it, or a read too: "read_and_write".
-
     The function is called with bounded batches, possibly several an epoch; a key may span batches. It must be
     deterministic: the same rows, state and epoch give the same rows and state. Its first parameter's annotation says
     which frame it gets (pl.DataFrame, pd.DataFrame, pa.Table); it may return any of them.
 
-    per_key: the function is `(key, rows, state, epoch) -> rows | None` instead, called once for each key of a batch
-    with that key's rows (a frame, or list[dict], by the second parameter's annotation) and that key's state, a
-    `KeyState`; on_timer is then `(key, fired, state, epoch)`. Convenient, and much slower than columns. output: the
-    columns of what they return; needed where that is a list of dicts.
+    Args:
+        uid: The stable name by which the stage's state is found.
+        source: A source or another stage.
+        key: Column or columns.
+        state: One typed row per key, and its lists and maps.
+        order_by: Rows reach the function sorted by key, then by these columns, across batches. Without it the order is
+            undefined, and the function must not depend on it.
+        where: Spark SQL. The rows that it drops are counted.
+        transform: A stateless, deterministic part on a Spark DataFrame.
+        null_keys: "fail", or "drop" (counted).
+        per_key: The function is `(key, rows, state, epoch) -> rows | None` instead, called once for each key of a batch
+            with that key's rows (a frame, or list[dict], by the second parameter's annotation) and that key's state, a
+            `KeyState`; on_timer is then `(key, fired, state, epoch)`. Convenient, and much slower than columns.
+        output: The columns of what per-key functions return. It is needed where that is a list of dicts.
+        sink: The table that gets the rows that the function returns.
+        gate: Expectations on the output, the state or the figures of each epoch (`expect`).
+        on_timer: A function `(fired, state, epoch) -> rows` that is called at the barrier when timers are due which the
+            stage set with `state.timers`. `fired` has the key columns, `at` (timestamp, UTC) and `domain` ("event" or
+            "processing"), and a key at most once: a key's timers come one a call, in order of time. It returns rows
+            like the stage's own.
+        ttl: For how long ("30d") state is kept after it was touched, by `epoch.now`. Later it is never seen again.
+        ttl_on: Whether only a "write" touches state, or a read too: "read_and_write".
     """
 
     lifetime = _ttl(uid, ttl, ttl_on)
@@ -182,7 +203,7 @@ def stage(
     elif on_timer is not None:
         frames.converter(on_timer)
 
-    def made(function: Callable[..., Any]) -> Stage:
+    def decorated(function: Callable[..., Any]) -> Stage:
         if per_key:
             slicer_of(function)
         else:
@@ -206,7 +227,7 @@ def stage(
             ttl=lifetime,
         )
 
-    return made
+    return decorated
 
 
 def _ttl(uid: str, ttl: str | timedelta | None, ttl_on: str) -> Ttl | None:

@@ -38,9 +38,13 @@ def aggregate(
     """Running aggregates: at every barrier, one row with the values so far for each key that the epoch touched.
 
     A row has the key columns, the aggregates and `epoch`, the checkpoint's id as int64: of a key's rows in a table, the
-    one with the highest epoch is the newest. order_by: what `agg.first` and `agg.last` are by: the values of the rows
-    where these columns are smallest and largest of all rows that ever came. where, transform, null_keys, gate: as in
-    `stage`."""
+    one with the highest epoch is the newest.
+
+    Args:
+        order_by: What `agg.first` and `agg.last` are by: the values of the rows where these columns are smallest and
+            largest of all rows that ever came.
+        **aggregates: By output column, e.g. `departures=agg.count()`. All other arguments: as in `stage`.
+    """
     place = f"aggregate {uid}"
     columns, by = _columns(key), _columns(order_by)
     _check_aggregates(place, aggregates, {*columns, "epoch"})
@@ -66,7 +70,7 @@ def aggregate(
     )
 
 
-def window(
+def window(  # as long as what is said of its arguments
     uid: str,
     source: FileSource | Stage,
     *,
@@ -88,17 +92,21 @@ def window(
 ) -> Stage:
     """Event-time windows: one row per key and closed window, with `window_start`, `window_end` and the aggregates.
 
-    on: the timestamp column; lateness: how far behind the newest event time rows may come. Which windows:
-
         every="1h"               tumbling: [12:00, 13:00), [13:00, 14:00), ...
         every="1h", size="3h"    hopping: one begins every hour and lasts three; a row is in each that spans it
         gap="30m"                sessions: rows of a key that are closer than the gap, from the first to the last + gap
 
-    offset shifts tumbling and hopping windows from 1970-01-01 UTC. A window closes at the first barrier whose watermark
-    (newest event time less lateness) has reached its end. A row is late if all its windows closed in an earlier epoch,
-    and in sessions
-    if the session that it is part of had ended by then: counted, and kept in the table `late` if there is one.
-    order_by: what `agg.first` and `agg.last` are by, else `on`. where, transform, null_keys, gate: as in `stage`.
+    A window closes at the first barrier whose watermark (newest event time less lateness) has reached its end. A row is
+    late if all its windows closed in an earlier epoch, and in sessions if the session that it is part of had ended by
+    then.
+
+    Args:
+        on: The timestamp column.
+        offset: Shifts tumbling and hopping windows from 1970-01-01 UTC.
+        lateness: How far behind the newest event time rows may come.
+        order_by: What `agg.first` and `agg.last` are by, `on` by default.
+        late: The table that gets late rows. They are counted without it, too.
+        **aggregates: By output column, e.g. `departures=agg.count()`. All other arguments: as in `stage`.
     """
     place = f"window {uid}"
     columns = _columns(key)
@@ -175,7 +183,7 @@ def _sized(
     return Window(on, length, every, shift, lateness, aggregates, late)
 
 
-def deduplicate(
+def deduplicate(  # as long as what is said of its arguments
     uid: str,
     source: FileSource | Stage,
     *,
@@ -193,14 +201,17 @@ def deduplicate(
     """The first row of each key, with all its columns; later ones are dropped, and counted as `rows_duplicate`.
 
     Of a key's rows in one epoch the first by `order_by` counts, by `on` without it; without either any one of them, but
-    exactly one. ttl: for how long a key is remembered, e.g. "7d"; without it for ever.
+    exactly one.
 
-    With `on`, a timestamp column, time is event time: a key is remembered until the watermark (newest event time so
-    far) has reached the `on` of the row that was handed out, plus ttl. Rows whose own `on` plus ttl the watermark had
-    reached
-    before their epoch are late: nothing tells any more whether they are duplicates. They are counted, not handed out,
-    and kept in the table `late` if there is one. Without `on`, time is processing time: `epoch.now`, from the epoch in
-    which the row was handed out; no row is late. where, transform, null_keys, gate: as in `stage`.
+    With `on`, time is event time: a key is remembered until the watermark (newest event time so far) has reached the
+    `on` of the row that was handed out, plus ttl. Rows whose own `on` plus ttl the watermark had reached before their
+    epoch are late: nothing tells any more whether they are duplicates. They are counted, not handed out. Without `on`,
+    time is processing time: `epoch.now`, from the epoch in which the row was handed out; no row is late.
+
+    Args:
+        ttl: For how long a key is remembered, e.g. "7d". Without it, for ever.
+        on: A timestamp column.
+        late: The table that gets late rows. All other arguments: as in `stage`.
     """
     place = f"deduplicate {uid}"
     if on is not None and ttl is None:

@@ -24,12 +24,15 @@ _NAME = re.compile(r"^[a-z][a-z0-9_]{0,62}$")
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """Parquet files that arrive in a directory.
+    """Parquet files that arrive in a directory, taken in name order.
 
-    pattern: directory and file name pattern, with {placeholders} from the configuration. event_time: timestamp column
-    that drives the watermark. order: files are taken in name order. below_floor: what to do about new names that
-    sort below the oldest remembered one: "fail" or "warn". on_bad: what to do about a file that cannot be read as it
-    is: "fail" or "quarantine"."""
+    Attributes:
+        pattern: Directory and file name pattern, with {placeholders} from the configuration.
+        event_time: The timestamp column that drives the watermark.
+        name: By which checkpoints record how far it has been read.
+        below_floor: What to do about new names that sort below the oldest remembered one: "fail" or "warn".
+        on_bad: What to do about a file that cannot be read as it is: "fail" or "quarantine".
+    """
 
     pattern: str
     event_time: str | None = None
@@ -40,9 +43,13 @@ class FileSource:
 
 @dataclass(frozen=True, slots=True)
 class DeltaSink:
-    """A Delta table that only Weir writes. table: its name, and its directory below the pipeline's `tables/`.
-    event_time: the timestamp or date column by which its rows belong to a day; None: the window's start, or the
-    source's event time."""
+    """A Delta table that only Weir writes.
+
+    Attributes:
+        table: Its name, and its directory below the pipeline's `tables/`.
+        event_time: The timestamp or date column by which its rows belong to a day. None: the window's start, or the
+            source's event time.
+    """
 
     table: str
     event_time: str | None = None
@@ -59,12 +66,17 @@ _EXPECTATION = re.compile(r"Expect[A-Za-z]+")
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One Great Expectations expectation, by class name and arguments, on what one epoch makes of a stage.
+    """One Great Expectations expectation on what one epoch makes of a stage.
 
-    on_failure: "hold": the epoch is declined; "warn": it goes on, and says so; "quarantine": it is replayed without the
-    rows of the source that fail, at most this share of them (quarantine_at_most). of: "rows", those that the stage
-    hands out; "state", a sample of what would be committed; "figures", one row with the numbers that the checkpoint
-    records of the stage."""
+    Attributes:
+        expectation: The name of its class.
+        arguments: Its arguments by name.
+        on_failure: "hold": the epoch is declined. "warn": it goes on, and says so. "quarantine": it is replayed without
+            the rows of the source that fail.
+        of: "rows": those that the stage hands out. "state": a sample of what would be committed. "figures": one row
+            with the numbers that the checkpoint records of the stage.
+        quarantine_at_most: The share of the source's rows that may be set aside.
+    """
 
     expectation: str
     arguments: tuple[tuple[str, Any], ...]
@@ -109,7 +121,13 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What must hold when a checkpoint is restored. of: state, whose name is a stage's uid, or table."""
+    """What must hold when a checkpoint is restored.
+
+    Attributes:
+        of: Of a stage's state, or of a table.
+        name: The stage's uid, or the table's name.
+        gate: What holds.
+    """
 
     of: Literal["state", "table"]
     name: str
@@ -118,11 +136,16 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What a stage's function may know about the epoch it works for; the same again when the epoch is replayed.
+    """What a stage's function may know about the epoch it works for. It is the same again when the epoch is replayed.
 
-    now: processing time, fixed by the coordinator, never decreasing. watermark: event time before this epoch, by
-    which lateness is judged; None before the first. One beyond Python's years is `datetime.min` or `datetime.max`, in
-    UTC."""
+    Attributes:
+        id: The checkpoint's id.
+        now: Processing time, fixed by the coordinator. It never decreases.
+        watermark: Event time before this epoch, by which lateness is judged; None before the first. One beyond Python's
+            years is `datetime.min` or `datetime.max`, in UTC.
+        subtask: Which of the stage's subtasks calls the function.
+        parallelism: How many there are.
+    """
 
     id: CheckpointId
     now: datetime
@@ -133,10 +156,17 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Event-time windows of one size. on: timestamp column; times in microseconds; aggregates: by output column.
+    """Event-time windows of one size, which tumble if `every` is their size, and hop if it is less.
 
-    A window begins every `every`, shifted by `offset` from 1970-01-01 UTC: with every = size they tumble, below it they
-    hop."""
+    Attributes:
+        on: The timestamp column.
+        size: In microseconds, like all times here.
+        every: Between the starts of two windows.
+        offset: By which the starts are shifted from 1970-01-01 UTC.
+        lateness: How far behind the newest event time rows may come.
+        aggregates: By output column.
+        late: The table that gets late rows.
+    """
 
     on: str
     size: int
@@ -149,7 +179,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class SessionWindow:
-    """Event-time sessions: rows of a key that are closer than `gap`, in microseconds. Else like `Window`."""
+    """Event-time sessions: rows of a key that are closer than `gap`, in microseconds. All else is like in `Window`."""
 
     on: str
     gap: int
@@ -160,8 +190,13 @@ class SessionWindow:
 
 @dataclass(frozen=True, slots=True)
 class Deduplication:
-    """The first row of each key. ttl: microseconds after which a key is forgotten, in event time of the column `on`, or
-    in processing time without one; None: never. late: rows too old to tell."""
+    """The first row of each key.
+
+    Attributes:
+        ttl: Microseconds after which a key is forgotten. None: never.
+        on: The column whose event time the ttl goes by. None: by processing time.
+        late: The table that gets rows that are too old to tell.
+    """
 
     ttl: int | None
     on: str | None
@@ -177,13 +212,17 @@ class Aggregation:
 
 @dataclass(frozen=True)
 class Stage:
-    """One keyed operator of a pipeline. uid: the stable name by which its state is found.
+    """One keyed operator of a pipeline.
 
-    Exactly one of `function` (with `state`), `window`, `aggregation` and `deduplication` says what it does. Of a
-    function's
-    state: on_timer is called when a timer fires; ttl: when it is forgotten. per_key: both functions are called once per
-    key;
-    output: the columns that these hand out, if they are declared.
+    Exactly one of `function` (with `state`), `window`, `aggregation` and `deduplication` says what it does.
+
+    Attributes:
+        uid: The stable name by which its state is found.
+        input: What it reads.
+        on_timer: Called when a timer of a function's state fires.
+        ttl: When a function's state is forgotten.
+        per_key: Both functions are called once per key.
+        output: The columns that functions per key hand out, if they are declared.
     """
 
     uid: str
@@ -286,14 +325,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Stages in topological order. max_parallelism: number of key groups, fixed for the pipeline's life.
+    """Stages in topological order.
 
-    retired: uids of stages, names of sources, and fields of states (stage.field) that were removed for good: their
-    state, positions and values are dropped. added: names of sources that are new, and whose whole input is meant for
-    stages that have state already.
-    on_restore: what must hold of a sample of the state, and of the newest rows of tables, before a restored checkpoint
-    is used.
-    branch: which fork of it this is; None: the pipeline itself. Set by who runs a branch, not by its author.
+    Attributes:
+        max_parallelism: The number of key groups, fixed for the pipeline's life.
+        retired: Uids of stages, names of sources, and fields of states (stage.field) that were removed for good: their
+            state, positions and values are dropped.
+        added: Names of sources that are new, and whose whole input is meant for stages that have state already.
+        on_restore: What must hold of a sample of the state, and of the newest rows of tables, before a restored
+            checkpoint is used.
+        branch: Which branch of it this is. None: the pipeline itself. Set by who runs a branch, not by its author.
     """
 
     name: str

@@ -113,11 +113,16 @@ def build(
     checkpoint: CheckpointId,
     forgotten: Forgotten | None = None,
 ) -> Operator:
-    """The operator of one subtask for one epoch. groups: its key groups; swept: where its sweep of expired state goes
-    on; open_cache: for state that is used key by key; residence: where tables of its rows come from and go to, and what
-    does not fit into memory;
-    checkpoint: the one that its state will be part of, a later one than the epoch whose rows have waited; forgotten:
-    what a TTL has let expire before this epoch."""
+    """The operator of one subtask for one epoch.
+
+    Args:
+        groups: The subtask's key groups.
+        swept: Where its sweep of expired state goes on.
+        open_cache: For state that is used key by key.
+        residence: Where tables of its rows come from and go to, and what does not fit into memory.
+        checkpoint: The one that its state will be part of: a later one than the epoch whose rows have waited.
+        forgotten: What a TTL has let expire before this epoch.
+    """
     fixed = fixed.handed_out
     if isinstance(stage.window, Window):
         return WindowOperator(stage, stage.window, fixed, backend, progress, groups)

@@ -31,8 +31,10 @@ _FARTHEST = 1 << 62  # microseconds
 class Progress:
     """Where event time stands for a stage in this epoch, in microseconds since 1970 UTC.
 
-    before: watermark after the previous epoch, which judges lateness. now: the one known for this epoch, which closes
-    windows. drain: close every window.
+    Attributes:
+        before: The watermark after the previous epoch, which judges lateness.
+        now: The watermark that is known for this epoch, which closes windows.
+        drain: Close every window.
     """
 
     before: int | None
@@ -41,8 +43,13 @@ class Progress:
 
 
 class Operator(Protocol):
-    """One subtask's operator for one epoch. rows_deferred: so many of its rows it can only apply once it has seen all
-    of them."""
+    """One subtask's operator for one epoch.
+
+    Attributes:
+        rows_late: How many rows were late.
+        rows_deferred: How many of its rows it can only apply once it has seen all of them.
+        closed_upto: The newest end of a window that has closed.
+    """
 
     rows_late: int
     rows_deferred: int
@@ -65,9 +72,15 @@ class Operator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The schemas of a stage, fixed before its first row. keys: key columns; outputs: by output name; collections:
-    lists and maps. tracked: beside the columns of its output, the stage hands on where each row comes from, as
-    `ROW`."""
+    """The schemas of a stage, fixed before its first row.
+
+    Attributes:
+        keys: The key columns.
+        state: The fields of a key's row.
+        outputs: By output name.
+        collections: Lists and maps.
+        tracked: Beside the columns of its output, the stage hands on where each row comes from, as `ROW`.
+    """
 
     keys: pa.Schema
     state: StateSchema

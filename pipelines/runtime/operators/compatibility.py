@@ -7,7 +7,7 @@ the same beforehand (`state_plan`). So the two cannot disagree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -26,9 +26,11 @@ from state_ops.schema.state_schema import TOUCHED, StateSchema
 
 
 class Verdict(StrEnum):
-    """What becomes of a change. MIGRATES: by itself, when rows are read. LOSES: a run goes on, and state goes by it
-    that cannot be had back.
-    FLAG: once the operator says that it is meant. UNKNOWN: what is refused before it has to fit first."""
+    """What becomes of a change.
+
+    MIGRATES: by itself, when rows are read. LOSES: a run goes on, and state goes by it that cannot be had back. FLAG:
+    once the operator says that it is meant. UNKNOWN: what is refused before it has to fit first.
+    """
 
     COMPATIBLE = "compatible"
     MIGRATES = "migrates"
@@ -45,8 +47,13 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing about the pipeline. kind: stage, source or table, with its name; aspect: what of it; next: what to
-    do."""
+    """One thing about the pipeline.
+
+    Attributes:
+        kind: A stage, a source or a table, with its name.
+        aspect: What of it.
+        next: What to do.
+    """
 
     kind: str
     name: str
@@ -58,8 +65,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a stage fits what was recorded of it. shapes: with schemas that also read what is stored; for use if nothing
-    is refused."""
+    """How a stage fits what was recorded of it.
+
+    Attributes:
+        shapes: With schemas that also read what is stored; for use if nothing is refused.
+        findings: What is to be said.
+    """
 
     shapes: Shapes
     findings: tuple[Finding, ...]
@@ -101,36 +112,40 @@ def fit(stage: Stage, fixed: Shapes, recorded: Mapping[str, Any], pipeline: Pipe
     was_state, retired = evolution.from_record(recorded), pipeline.retired
     if TOUCHED in was_state.arrow.names:  # also without a TTL now: what the old one has let expire is told by its stamp
         fixed = fixed.with_stamps
-    findings = [*_schema_findings(stage.uid, "state", None, was_state, fixed.state, retired)]
-    refused: list[tuple[str, str]] = []
-    keys = [[field.name, type_name(field.type)] for field in fixed.keys]
-    if recorded["keys"] != keys:
-        refused.append(("key", f"the key was {_key_shown(recorded['keys'])}, is {_key_shown(keys)}"))
-    if (was := recorded.get("window")) != (now := meaning(stage)):
-        refused.append((_kind(stage), f"its {_kind(stage)} were {_meaning_shown(was)}, are {_meaning_shown(now)}"))
-    findings += [_refused(stage.uid, aspect, what) for aspect, what in refused]
-    collections, of_collections = _collections_fitted(stage.uid, recorded.get("collections") or {}, fixed, retired)
-    findings += of_collections
-    if recorded["max_parallelism"] != pipeline.max_parallelism:
-        what = f"max_parallelism was {recorded['max_parallelism']}, is {pipeline.max_parallelism}"
-        findings.append(_refused(stage.uid, "max_parallelism", what))
-    if stage.on_timer is None and recorded.get("timers"):
-        findings.append(timers_left(stage.uid))
-    elif stage.on_timer is None and recorded.get("on_timer") and stage.function and uses_timers(stage.function):
-        what = "on_timer is gone, while the function uses timers: nothing would be called when one fires"
-        next = "Put on_timer back, or take state.timers out of the function."
-        findings.append(Finding("stage", stage.uid, "timers", Verdict.REFUSED, what, next))
-    findings += [
+    uid, kind, keys = stage.uid, _kind(stage), [[field.name, type_name(field.type)] for field in fixed.keys]
+    collections, of_collections = _collections_fitted(uid, recorded.get("collections") or {}, fixed, retired)
+    groups = recorded["max_parallelism"], pipeline.max_parallelism
+    findings = (
+        *_schema_findings(uid, "state", None, was_state, fixed.state, retired),
+        *_changed(uid, "key", recorded["keys"], keys, _key_shown, "the key was {}, is {}"),
+        *_changed(uid, kind, recorded.get("window"), meaning(stage), _meaning_shown, f"its {kind} were {{}}, are {{}}"),
+        *of_collections,
+        *_changed(uid, "max_parallelism", *groups, str, "max_parallelism was {}, is {}"),
+        *_timer_findings(stage, recorded),
         *_ttl_findings(stage, recorded, TOUCHED in was_state.arrow.names),
         *_lateness_findings(stage, recorded),
-    ]
-    return Fit(
-        replace(fixed, state=evolution.successor(recorded, fixed.state), collections=collections), tuple(findings)
     )
+    return Fit(replace(fixed, state=evolution.successor(recorded, fixed.state), collections=collections), findings)
+
+
+def _changed(uid: str, aspect: str, was: Any, now: Any, shown: Callable[[Any], str], what: str) -> Iterator[Finding]:
+    """What may not change. what: says it, with places for both."""
+    if was != now:
+        yield _refused(uid, aspect, what.format(shown(was), shown(now)))
 
 
 def _refused(uid: str, aspect: str, what: str) -> Finding:
     return Finding("stage", uid, aspect, Verdict.REFUSED, what, ANOTHER_UID)
+
+
+def _timer_findings(stage: Stage, recorded: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether timers that are set, or will be, still have a function that is called when they fire."""
+    if stage.on_timer is None and recorded.get("timers"):
+        yield timers_left(stage.uid)
+    elif stage.on_timer is None and recorded.get("on_timer") and stage.function and uses_timers(stage.function):
+        what = "on_timer is gone, while the function uses timers: nothing would be called when one fires"
+        next = "Put on_timer back, or take state.timers out of the function."
+        yield Finding("stage", stage.uid, "timers", Verdict.REFUSED, what, next)
 
 
 def timers_left(uid: str) -> Finding:
@@ -225,8 +240,8 @@ def _ttl_findings(stage: Stage, recorded: Mapping[str, Any], stamped: bool) -> I
         what = f"the time to live was {_lifetime(was)}, is {_lifetime(now)}"
         if now is not None and (now["micros"] < was["micros"] if was is not None else stamped):
             what += (
-                ": what was not touched for that long is deleted for good, from the first epoch on, and a longer one does"
-                " not bring it back"
+                ": what was not touched for that long is deleted for good, from the first epoch on, and a longer one"
+                " does not bring it back"
             )
             next = (
                 "If that is not meant, put the old one back before a run. A savepoint keeps the state as it is: weir"

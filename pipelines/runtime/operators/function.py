@@ -71,11 +71,16 @@ def _no_timers(keys: pa.Schema) -> pa.Table:
 
 
 class FunctionOperator:
-    """A stage's function over batches. groups: the subtask's key groups; swept: where the sweep of expired state goes
-    on, as a key in hex; None: at the beginning. forgotten: what was forgotten before this epoch. Rows have the schema
-    of the shapes' output, if that is known already.
+    """A stage's function over batches. Rows have the schema of the shapes' output, if that is known already.
 
-    has_timers: whether timers are set when the epoch ends; None until then."""
+    Args:
+        groups: The subtask's key groups.
+        swept: Where the sweep of expired state goes on, as a key in hex. None: at the beginning.
+        forgotten: What was forgotten before this epoch.
+
+    Attributes:
+        has_timers: Whether timers are set when the epoch ends. None until then.
+    """
 
     def __init__(
         self,

@@ -59,7 +59,6 @@ class FilesReader:
         self.source, self.pattern, self._s3, self._only = source, pattern, s3, only
         self.landing = LandingDirectory(pattern, f"source {source.name}", s3)
         self.directory = self.landing.directory
-        self._parquet = self.landing.parquet
         self._warned: set[tuple[Any, ...]] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -241,7 +240,7 @@ class FilesReader:
         """One file's rows in canonical types, whole in memory. Large slices are read by Spark; this is for who needs
         one file alone. Raises as `batches`."""
         with self._about(file):
-            return pa.concat_tables(self._parquet.tables(file, columns, max(file.rows, 1)))
+            return pa.concat_tables(self.landing.parquet.tables(file, columns, max(file.rows, 1)))
 
     def batches(self, file: SourceFile, columns: pa.Schema, rows: int) -> Iterator[pa.Table]:
         """One file's columns, so many rows at a time; its bytes are whole in memory. columns: as the slice was planned.
@@ -249,7 +248,7 @@ class FilesReader:
         Raises InputError if it is gone, damaged or not what was planned, and TransientError if storage fails.
         """
         with self._about(file):
-            for table in self._parquet.tables(file, columns.names, rows):
+            for table in self.landing.parquet.tables(file, columns.names, rows):
                 yield table.cast(columns)
 
     def verify(self, planned: Slice) -> None:
@@ -266,7 +265,7 @@ class FilesReader:
                         "declined.",
                     )
                 if (there.size, there.mtime_ns) != (file.size, file.mtime_ns):
-                    raise self._parquet.changed(file)
+                    raise self.landing.parquet.changed(file)
 
     def are_as_read(self, files: Mapping[str, Sequence[int]]) -> bool:
         """Whether files are there as an epoch saw them. files: by name, size in bytes and time of change in ns since

@@ -20,10 +20,15 @@ _TAIL = 1 << 16  # bytes; as much as Arrow itself reads at first, and most foote
 
 
 class ParquetFiles:
-    """path: of the directory, as the file system knows it; directory: as people read it.
+    """Reads the Parquet files of a directory.
 
-    Everywhere: InputError names a file that is gone, damaged or not what was planned, TransientError one whose storage
-    fails."""
+    Everywhere InputError names a file that is gone, damaged or not what was planned, and TransientError one whose
+    storage fails.
+
+    Args:
+        path: Of the directory, as the file system knows it.
+        directory: As people read it.
+    """
 
     def __init__(self, fs: pafs.FileSystem, path: str, directory: str) -> None:
         self._fs, self._path, self._directory = fs, path, directory

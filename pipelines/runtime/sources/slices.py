@@ -10,11 +10,16 @@ import pyarrow as pa
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file as the slice saw it. size in bytes, mtime in ns since 1970; rows from its footer.
+    """One file as the slice saw it.
 
-    nanos: timestamp columns that it stores in nanoseconds. by_arrow: it stores something that Spark cannot read, or
-    reads as other values: unsigned numbers of 64 bits, nested nanoseconds, times of day and what Arrow alone has, as
-    `footers.by_arrow` tells."""
+    Attributes:
+        size: In bytes.
+        mtime_ns: Time of change, in nanoseconds since 1970.
+        rows: By its footer.
+        nanos: Timestamp columns that it stores in nanoseconds.
+        by_arrow: It stores something that Spark cannot read, or reads as other values: unsigned numbers of 64 bits,
+            nested nanoseconds, times of day and what Arrow alone has, as `footers.by_arrow` tells.
+    """
 
     name: str
     size: int
@@ -26,8 +31,15 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A row that a slice leaves out. stage, gate: whose gate has set it aside, by its title; row: its number in the
-    file."""
+    """A row that a slice leaves out.
+
+    Attributes:
+        stage: Whose gate has set it aside.
+        gate: The gate's title.
+        file: The file that has the row.
+        row: Its number in the file.
+        reason: Why it failed.
+    """
 
     stage: str
     gate: str
@@ -65,11 +77,14 @@ def position(file: int, row: int) -> int:
 class Slice:
     """What one epoch reads from one source.
 
-    limited: a slice limit ended it, so there may be more. newest: the newest event time in microseconds, None if there
-    is none. schema: the columns that every file has, in canonical types. left_out: rows of the files that nobody gets
-    to see. unread: columns that some of the files have beside those, which nobody reads. set_aside: files that are not
-    among
-    `files`, because they cannot be read.
+    Attributes:
+        files: In the order in which they are read.
+        limited: A limit of slices ended it, so there may be more.
+        newest: The newest event time in microseconds; None if there is none.
+        schema: The columns that every file has, in canonical types.
+        left_out: Rows of the files that nobody gets to see.
+        unread: Columns that some of the files have beside those, which nobody reads.
+        set_aside: Files that are not among `files`, because they cannot be read.
     """
 
     files: tuple[SourceFile, ...]
