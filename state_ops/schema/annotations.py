@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import pyarrow as pa
 
 from state_ops.arrow.types import PYTHON_TYPES, parts, python_type, stored_type, type_name, zero_of
-from state_ops.schema.state_schema import Field, Part, StateSchema
+from state_ops.schema.state_schema import Field, Part, StateSchema, below
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +60,13 @@ def meaning_of(hint: Any) -> Meaning:
     if origin is list:
         element = meaning_of(args[0])
         type = pa.list_(pa.field("item", element.type, element.nullable))
-        return Meaning(type, default=[], parts=_below("item", element.parts))
+        return Meaning(type, default=[], parts=below("item", element.parts))
     if origin is dict:
         key, value = meaning_of(args[0]), meaning_of(args[1])
         if key.nullable:
             raise ValueError(f"the keys of {shown(hint)} cannot be None")
         type = pa.map_(key.type, pa.field("value", value.type, value.nullable))
-        return Meaning(type, default={}, parts=(*_below("key", key.parts), *_below("value", value.parts)))
+        return Meaning(type, default={}, parts=(*below("key", key.parts), *below("value", value.parts)))
     if hint not in PYTHON_TYPES:
         raise ValueError(f"the type {shown(hint)} cannot be stored")
     type = PYTHON_TYPES[hint]
@@ -106,21 +105,12 @@ def _struct(cls: type, schema: StateSchema) -> Meaning:
         raise ValueError(f"the class {shown(cls)} has no fields")
     if getattr(cls, "__weir_collections__", ()):
         raise ValueError(f"the class {shown(cls)} has lists or maps of its own, and they cannot be nested")
-    known = [
-        part
-        for f in schema.fields
-        for part in (Part((f.name,), f.default, f.renamed, f.required), *_below(f.name, f.parts))
-    ]
     return Meaning(
         pa.struct(list(schema.arrow)),
         default={f.name: f.default for f in schema.fields},
-        parts=tuple(known),
+        parts=schema.parts,
         required=any(f.required for f in schema.fields),
     )
-
-
-def _below(name: str, parts: Iterable[Part]) -> tuple[Part, ...]:
-    return tuple(replace(part, path=(name, *part.path)) for part in parts)
 
 
 def _strange_to_frames(type: pa.DataType) -> pa.DataType | None:

@@ -38,6 +38,8 @@ from state_ops.arrow.types import parts, type_name, value_from_json, value_to_js
 from state_ops.errors import DamageError
 from state_ops.schema.state_schema import TOUCHED, Field, Part, StateSchema
 
+_Parts = Mapping[tuple[str, ...], Part]  # by their paths from the row down
+
 _MANTISSA = {16: 11, 32: 24, 64: 53}  # bits of an integer that a float of so many bits holds exactly
 
 
@@ -46,36 +48,41 @@ _MANTISSA = {16: 11, 32: 24, 64: 53}  # bits of an integer that a float of so ma
 
 def obstacles(old: StateSchema, new: StateSchema) -> list[str]:
     """Why rows of `old` cannot be read as rows of `new`, one sentence a field; empty if they can."""
-    return [one for said in obstacles_by_field(old, new).values() for one in said]
+    return [problem for problems in obstacles_by_field(old, new).values() for problem in problems]
 
 
 def obstacles_by_field(old: StateSchema, new: StateSchema) -> dict[str, list[str]]:
     """The same, by the field of `new`; without those that have none."""
-    found: dict[str, list[str]] = {}
-    before = {f.name: f for f in old.fields}
-    for f in new.fields:
-        sources, said = _sources(f.name, f.renamed, before, {other.name for other in new.fields}), list[str]()
-        if not sources:
-            continue
-        was = before[sources[0]]
-        a, b = pa.field(sources[0], was.type, was.nullable), pa.field(f.name, f.type, f.nullable)
-        _compare(f.name, a, b, f, (), said)
-        said += _ambiguous(f.name, sources) if not said else []
-        if said:
-            found[f.name] = said
-    return found
-
-
-def _compare(path: str, a: pa.Field, b: pa.Field, of: Field, at: tuple[str, ...], said: list[str]) -> None:
-    if a.nullable and not b.nullable:
-        said.append(f"field {path} was nullable and no longer is")
-    if _kind(a.type) != _kind(b.type) or (not _kind(b.type) and not _widens(a.type, b.type)):
-        said.append(f"field {path} changed its type from {type_name(a.type)} to {type_name(b.type)}")
-        return
-    for part, sources in _matched(a.type, b.type, of, at):
+    by_field: dict[str, list[str]] = {}
+    known = _known(new)
+    for field, sources in _matched(_row(old), _row(new), known, ()):
         if sources:
-            said += _ambiguous(f"{path}.{part.name}", [source.name for source in sources])
-            _compare(f"{path}.{part.name}", sources[0], part, of, (*at, part.name), said)
+            problems = _compared(sources[0], field, known, (field.name,))
+            problems = problems or _ambiguous(field.name, [source.name for source in sources])
+            by_field |= {field.name: problems} if problems else {}
+    return by_field
+
+
+def _row(schema: StateSchema, *, hidden: bool = True) -> pa.DataType:
+    """A row as one struct of its fields. hidden: with the hidden one."""
+    return pa.struct([field for field in schema.arrow if hidden or field.name != TOUCHED])
+
+
+def _known(schema: StateSchema) -> _Parts:
+    return {part.path: part for part in schema.parts}
+
+
+def _compared(a: pa.Field, b: pa.Field, known: _Parts, at: tuple[str, ...]) -> list[str]:
+    """Why values of one field cannot be read as those of another. at: the path of the newer one."""
+    path = ".".join(at)
+    problems = [f"field {path} was nullable and no longer is"] if a.nullable and not b.nullable else []
+    if _kind(a.type) != _kind(b.type) or (not _kind(b.type) and not _widens(a.type, b.type)):
+        return [*problems, f"field {path} changed its type from {type_name(a.type)} to {type_name(b.type)}"]
+    for part, sources in _matched(a.type, b.type, known, at):
+        if sources:
+            problems += _ambiguous(f"{path}.{part.name}", [source.name for source in sources])
+            problems += _compared(sources[0], part, known, (*at, part.name))
+    return problems
 
 
 def _ambiguous(path: str, sources: Sequence[str]) -> list[str]:
@@ -119,15 +126,14 @@ def _widens(a: pa.DataType, b: pa.DataType) -> bool:
 
 
 def _matched(
-    a: pa.DataType, b: pa.DataType, of: Field, at: tuple[str, ...]
+    a: pa.DataType, b: pa.DataType, known: _Parts, at: tuple[str, ...]
 ) -> Iterable[tuple[pa.Field, list[pa.Field]]]:
     """Every part of the new type, with the parts of the old one that it may have been; none where it is new."""
     if not pa.types.is_struct(b):
         return [(part, [source]) for part, source in zip(parts(b), parts(a), strict=True)]
-    old, renamed = {part.name: part for part in a}, {part.path: part.renamed for part in of.parts}
-    names = set(b.names)
-    sources = [_sources(part.name, renamed.get((*at, part.name), ()), old, names) for part in b]
-    return [(part, [old[source] for source in some]) for part, some in zip(b, sources, strict=True)]
+    old, names = {part.name: part for part in a}, set(b.names)
+    renamed = {part.name: known[path].renamed if (path := (*at, part.name)) in known else () for part in b}
+    return [(part, [old[name] for name in _sources(part.name, renamed[part.name], old, names)]) for part in b]
 
 
 def _sources(name: str, renamed: Iterable[str], before: Mapping[str, Any], taken: set[str]) -> list[str]:
@@ -160,8 +166,8 @@ class Gone:
 def gone(old: StateSchema, new: StateSchema) -> list[Gone]:
     """The fields of `old`, and the parts of its fields, that `new` has no more, in their order."""
     lost = []
-    for level in _levels(old, new):
-        read = {source for _, sources, _, _ in level.now for source in sources}
+    for level in _levels(_row(old, hidden=False), _row(new, hidden=False), _known(new)):
+        read = {source for _, sources, _ in level.now for source in sources}
         dropped = [field for field in level.before if field.name not in read]
         successors = _successors(dropped, level)
         for field in dropped:
@@ -175,57 +181,46 @@ def without_default(old: StateSchema, new: StateSchema) -> list[tuple[str, str]]
     default: what older rows read as, the zero of the type, is nothing that anybody has said."""
     return [
         (level.path + field.name, type_name(field.type) or "")
-        for level in _levels(old, new)
-        for field, sources, required, _ in level.now
+        for level in _levels(_row(old, hidden=False), _row(new, hidden=False), _known(new))
+        for field, sources, required in level.now
         if not sources and required
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """The fields of a row, or of one struct in it. path: what their names begin with; now: each field of the newer
-    schema, the names that it may have had before (none: it is new), whether its default is nobody's, and where its
-    parts are known."""
+    """The fields of a row, or of one struct in it.
 
-    path: str
+    Attributes:
+        before: The fields of the older schema.
+        now: Of each field of the newer one: the names that it may have had before (none: it is new), and whether its
+            default is nobody's.
+        known: What is known of the newer schema's parts.
+        at: Where these fields are in the row.
+    """
+
     before: tuple[pa.Field, ...]
-    now: tuple[tuple[pa.Field, list[str], bool, tuple[Field, tuple[str, ...]]], ...]
+    now: tuple[tuple[pa.Field, list[str], bool], ...]
+    known: _Parts
+    at: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        """What the fields' names begin with, for people."""
+        return "".join(f"{name}." for name in self.at)
 
 
-def _levels(old: StateSchema, new: StateSchema) -> Iterator[_Level]:
-    before = {f.name: f for f in old.fields if f.name != TOUCHED}
-    fields = [f for f in new.fields if f.name != TOUCHED]
-    found = [_sources(f.name, f.renamed, before, {other.name for other in fields}) for f in fields]
-    yield _Level(
-        "",
-        tuple(pa.field(f.name, f.type, f.nullable) for f in before.values()),
-        tuple(
-            (pa.field(f.name, f.type, f.nullable), sources, f.required, (f, ()))
-            for f, sources in zip(fields, found, strict=True)
-        ),
-    )
-    for f, sources in zip(fields, found, strict=True):
-        for source in sources[:1]:
-            yield from _levels_below(f.name, before[source].type, f.type, f, ())
-
-
-def _levels_below(path: str, a: pa.DataType, b: pa.DataType, of: Field, at: tuple[str, ...]) -> Iterator[_Level]:
+def _levels(a: pa.DataType, b: pa.DataType, known: _Parts, at: tuple[str, ...] = ()) -> Iterator[_Level]:
     if not _kind(b) or _kind(a) != _kind(b):
         return
-    matched = list(_matched(a, b, of, at))
+    matched = list(_matched(a, b, known, at))
     if pa.types.is_struct(b):
-        required = {part.path for part in of.parts if part.required}
-        yield _Level(
-            f"{path}.",
-            tuple(a),
-            tuple(
-                (part, [one.name for one in sources], (*at, part.name) in required, (of, (*at, part.name)))
-                for part, sources in matched
-            ),
-        )
+        required = {path for path, part in known.items() if part.required}
+        now = [(part, [source.name for source in old], (*at, part.name) in required) for part, old in matched]
+        yield _Level(tuple(a), tuple(now), known, at)
     for part, sources in matched:
         for source in sources[:1]:
-            yield from _levels_below(f"{path}.{part.name}", source.type, part.type, of, (*at, part.name))
+            yield from _levels(source.type, part.type, known, (*at, part.name))
 
 
 def _successors(dropped: Sequence[pa.Field], level: _Level) -> dict[str, str]:
@@ -233,13 +228,10 @@ def _successors(dropped: Sequence[pa.Field], level: _Level) -> dict[str, str]:
     alike in name."""
     alike = []
     for was in dropped:
-        for field, sources, _, (of, at) in level.now:
-            obstacles = list[str]()
-            if not sources:
-                _compare("", was, field, of, at, obstacles)
-                if not obstacles:
-                    likeness = SequenceMatcher(None, was.name, field.name).ratio()
-                    alike.append(((was.type == field.type, likeness), was.name, field.name))
+        for field, sources, _ in level.now:
+            if not sources and not _compared(was, field, level.known, (*level.at, field.name)):
+                likeness = SequenceMatcher(None, was.name, field.name).ratio()
+                alike.append(((was.type == field.type, likeness), was.name, field.name))
     chosen = dict[str, str]()
     for _, was_name, name in sorted(alike, key=lambda pair: pair[0], reverse=True):
         if was_name not in chosen and name not in chosen.values():
@@ -254,50 +246,40 @@ def migrated(table: pa.Table, old: StateSchema, new: StateSchema) -> pa.Table:
     """The rows of `old` as rows of `new`, which have no obstacles."""
     if old == new:
         return table
-    before = {f.name: f for f in old.fields}
-    columns = []
-    for f in new.fields:
-        sources = _sources(f.name, f.renamed, before, {other.name for other in new.fields})
-        if not sources:
-            columns.append(_repeated(f.default, f.type, table.num_rows))
-        else:
-            columns.append(_converted(contiguous(table.column(sources[0])), f.type, f, ()))
-    return pa.Table.from_arrays(columns, schema=new.arrow)
+    columns = [contiguous(column) for column in table.select(old.arrow.names).columns]
+    rows = struct_of(_row(old), np.zeros(table.num_rows, bool), columns)
+    return pa.Table.from_arrays(_converted(rows, _row(new), _known(new), ()).flatten(), schema=new.arrow)
 
 
-def _converted(array: pa.Array, type: pa.DataType, of: Field, at: tuple[str, ...]) -> pa.Array:
+def _converted(array: pa.Array, type: pa.DataType, known: _Parts, at: tuple[str, ...]) -> pa.Array:
     if not _kind(type):
         return array if array.type == type else array.cast(type)
     fields, nulls = parts(type), nulls_of(array)
     missing = np.zeros(len(array), bool) if nulls is None else nulls
     if pa.types.is_struct(type):
         children = dict(zip(array.type.names, array.flatten(), strict=True))
-        made = [
-            _converted(children[sources[0].name], part.type, of, (*at, part.name))
+        converted = [
+            _converted(children[sources[0].name], part.type, known, (*at, part.name))
             if sources
-            else _added(part, of, (*at, part.name), len(array))
-            for part, sources in _matched(array.type, type, of, at)
+            else _added(part, known.get((*at, part.name)), len(array))
+            for part, sources in _matched(array.type, type, known, at)
         ]
-        return struct_of(type, missing, made)
+        return struct_of(type, missing, converted)
     inner, counts = elements(array)
     if pa.types.is_map(type):
-        made = [
-            _converted(child, part.type, of, (*at, part.name))
+        converted = [
+            _converted(child, part.type, known, (*at, part.name))
             for child, part in zip(inner.flatten(), fields, strict=True)
         ]
-        pairs = struct_of(elements_type(type).type, np.zeros(len(inner), bool), made)
+        pairs = struct_of(elements_type(type).type, np.zeros(len(inner), bool), converted)
         return list_of(type, missing, counts, pairs)
-    return list_of(type, missing, counts, _converted(inner, fields[0].type, of, (*at, fields[0].name)))
+    return list_of(type, missing, counts, _converted(inner, fields[0].type, known, (*at, fields[0].name)))
 
 
-def _added(part: pa.Field, of: Field, at: tuple[str, ...], rows: int) -> pa.Array:
-    known = {one.path: one.default for one in of.parts}
-    default = known[at] if at in known else None if part.nullable else zero_of(part.type)
-    return _repeated(default, part.type, rows)
-
-
-def _repeated(value: Any, type: pa.DataType, rows: int) -> pa.Array:
-    return pa.array([value], type).take(pa.array(np.zeros(rows, np.int64)))
+def _added(field: pa.Field, part: Part | None, rows: int) -> pa.Array:
+    """A column of a new field's default. part: what is known of it."""
+    default = part.default if part is not None else None if field.nullable else zero_of(field.type)
+    return pa.array([default], field.type).take(pa.array(np.zeros(rows, np.int64)))
 
 
 # On record

@@ -43,6 +43,11 @@ class Part:
     required: bool = False
 
 
+def below(name: str, parts: Iterable[Part]) -> tuple[Part, ...]:
+    """The parts of something that itself is a part of this name."""
+    return tuple(replace(part, path=(name, *part.path)) for part in parts)
+
+
 TOUCHED = "__weir_touched"
 """The one hidden field: when a row with a time to live was last touched (see `ttl`)."""
 
@@ -116,6 +121,15 @@ class StateSchema:
                 Field(name, type, nullable, _zero(type) if default is None and not nullable else default)
                 for name, type, nullable, default in fields
             )
+        )
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What is known of the fields and of their parts, as if the row were one struct of them."""
+        return tuple(
+            part
+            for f in self.fields
+            for part in (Part((f.name,), f.default, f.renamed, f.required), *below(f.name, f.parts))
         )
 
     def reading(self, older: Sequence[StateSchema]) -> StateSchema:
