@@ -201,7 +201,6 @@ class Cursor:
 def block(cursor: Cursor, counts: np.ndarray, field: pa.Field, path: str, inside: np.ndarray | None = None) -> pa.Array:
     """The inverse of `segments`: the array of all rows' elements. counts: int64 per row; inside: where a struct is
     null."""
-    n = int(counts.sum())
 
     def sound(ok: np.ndarray, problem: str) -> None:
         if not ok.all():
@@ -216,29 +215,57 @@ def block(cursor: Cursor, counts: np.ndarray, field: pa.Field, path: str, inside
         sound(~nulls if inside is None else ~nulls | inside, f"holds a null in {path!r}, which is not nullable")
     type = field.type
     if pa.types.is_struct(type):
-        children = [block(cursor, counts, part, f"{path}.{part.name}", nulls) for part in type]
-        return struct_of(type, nulls, children)
-    if is_list(type):
-        inner = cursor.take(counts * 4, path).view("<u4").astype(np.int64)
-        sound(~nulls | (inner == 0), f"holds bytes behind the null in {path!r}")
-        return list_of(type, nulls, inner, block(cursor, _sums(inner, counts), elements_type(type), f"{path}[]"))
-    if pa.types.is_fixed_size_list(type):
-        inner = np.where(nulls, 0, type.list_size)
-        return list_of(type, nulls, inner, block(cursor, _sums(inner, counts), elements_type(type), f"{path}[]"))
-    if is_variable(type):
-        lengths = cursor.take(counts * 4, path).view("<u4").astype(np.int64)
-        sound(~nulls | (lengths == 0), f"holds bytes behind the null in {path!r}")
-        return cursor.checked(array_of_variable(type, cursor.take(_sums(lengths, counts), path), lengths, nulls), path)
+        return struct_of(type, nulls, [block(cursor, counts, part, f"{path}.{part.name}", nulls) for part in type])
+    width = fixed_width(type)
+    fixed = None if width is None else cursor.take(counts * width.itemsize, path).view(width)
+    return array_of(cursor, type, nulls, fixed, path, sound, counts)
+
+
+def fixed_width(type: pa.DataType) -> np.dtype | None:
+    """What stands for a value itself, beside the bytes and elements that are elsewhere: nothing, or a fixed width."""
+    if pa.types.is_struct(type) or pa.types.is_fixed_size_list(type) or pa.types.is_null(type):
+        return None
+    return np.dtype("<u4") if is_variable(type) or is_list(type) else numpy_type(type)
+
+
+def array_of(
+    cursor: Cursor,
+    type: pa.DataType,
+    nulls: np.ndarray,
+    fixed: np.ndarray | None,
+    path: str,
+    sound: Callable[[np.ndarray, str], None],
+    counts: np.ndarray | None = None,
+) -> pa.Array:
+    """An array of any type but a struct, from what stands for its values.
+
+    Args:
+        cursor: Where the bytes and the elements follow.
+        type: The array's type.
+        nulls: bool per value.
+        fixed: Per value itself, or the uint32 number of its bytes or elements; None if its type has none (`fixed_width`).
+        path: Its name for people.
+        sound: Called with a bool per value, and what is wrong with those for which it is false.
+        counts: How many of the values each row has; None: one.
+    """
     if pa.types.is_null(type):
         sound(nulls, f"holds a value in {path!r}, which can only be null")
-        return pa.nulls(n)
-    dtype = numpy_type(type)
-    raw = cursor.take(counts * dtype.itemsize, path)
-    if nulls.any():
-        sound(~(nulls & raw.reshape(n, -1).any(axis=1)), f"holds bytes behind the null in {path!r}")
-    if pa.types.is_boolean(type):
-        sound(raw <= 1, f"holds neither true nor false in {path!r}")
-    return cursor.checked(array_of_fixed(type, raw.view(dtype), nulls), path)
+        return pa.nulls(len(nulls))
+    if fixed is None:
+        lengths = np.where(nulls, 0, type.list_size)
+    else:
+        if nulls.any():
+            filled = np.ascontiguousarray(fixed).view(np.uint8).reshape(len(fixed), -1).any(axis=1)
+            sound(~(nulls & filled), f"holds bytes behind the null in {path!r}")
+        if pa.types.is_boolean(type):
+            sound(fixed <= 1, f"holds neither true nor false in {path!r}")
+        if not is_variable(type) and not is_list(type):
+            return cursor.checked(array_of_fixed(type, fixed, nulls), path)
+        lengths = fixed.astype(np.int64)
+    sizes = lengths if counts is None else _sums(lengths, counts)
+    if is_variable(type):
+        return cursor.checked(array_of_variable(type, cursor.take(sizes, path), lengths, nulls), path)
+    return list_of(type, nulls, lengths, block(cursor, sizes, elements_type(type), f"{path}[]"))
 
 
 def _nulls(cursor: Cursor, counts: np.ndarray, path: str) -> np.ndarray:

@@ -30,8 +30,6 @@ import numpy as np
 import pyarrow as pa
 
 from state_ops.arrow.columns import (
-    array_of_fixed,
-    array_of_variable,
     contiguous,
     copy_ranges,
     fixed_values,
@@ -40,7 +38,6 @@ from state_ops.arrow.columns import (
     items,
     join,
     nulls_of,
-    numpy_type,
     plain,
     split,
     variable_values,
@@ -49,11 +46,11 @@ from state_ops.arrow.nested import (
     MAX_COUNT,
     Cursor,
     Segment,
-    block,
+    array_of,
     check_nulls,
     elements,
     elements_type,
-    list_of,
+    fixed_width,
     segments,
     struct_of,
 )
@@ -96,7 +93,7 @@ def _layout(schema: StateSchema) -> _Layout:
 
     def add(field: pa.Field, path: str, inside: int | None) -> None:
         here = len(slots)
-        slots.append(_Slot(path, field, inside, _fixed_part(field.type)))
+        slots.append(_Slot(path, field, inside, fixed_width(field.type)))
         if pa.types.is_struct(field.type):
             for part in field.type:
                 add(part, f"{path}.{part.name}", here)
@@ -106,12 +103,6 @@ def _layout(schema: StateSchema) -> _Layout:
     parts = [(str(i), slot.fixed) for i, slot in enumerate(slots) if slot.fixed is not None]
     record = np.dtype([("version", "u1"), ("schema", "<u8"), ("nulls", "u1", ((len(slots) + 7) // 8,)), *parts])
     return _Layout(tuple(slots), record, np.frombuffer(schema.schema_id, "<u8")[0])
-
-
-def _fixed_part(type: pa.DataType) -> np.dtype | None:
-    if pa.types.is_struct(type) or pa.types.is_fixed_size_list(type) or pa.types.is_null(type):
-        return None
-    return np.dtype("<u4") if is_variable(type) or is_list(type) else numpy_type(type)
 
 
 # Writing
@@ -338,32 +329,14 @@ def _decode_slot(
 ) -> pa.Array | None:
     """The column of a slot; None of a struct, which is made of its fields' when they are all there."""
     type, path = slot.field.type, slot.path
-    some = nulls.any()
     if inside.any():
         cursor.unsound_unless(nulls | ~inside, f"holds a value behind the null around {path!r}")
-    if some and not slot.field.nullable:
+    if not slot.field.nullable and nulls.any():
         cursor.unsound_unless(~nulls | inside, f"holds a null in {path!r}, which is not nullable")
-    if slot.fixed is None:
-        if pa.types.is_null(type):
-            cursor.unsound_unless(nulls, f"holds a value in {path!r}, which can only be null")
-            return pa.nulls(len(rows))
-        if pa.types.is_struct(type):
-            return None
-        counts = np.where(nulls, 0, type.list_size)
-        return list_of(type, nulls, counts, block(cursor, counts, elements_type(type), f"{path}[]"))
-    fixed = np.ascontiguousarray(rows[str(i)])
-    if some:
-        filled = fixed.view(np.uint8).reshape(len(fixed), -1).any(axis=1)
-        cursor.unsound_unless(~(nulls & filled), f"holds bytes behind the null in {path!r}")
-    if is_variable(type):
-        sizes = fixed.astype(np.int64)
-        return cursor.checked(array_of_variable(type, cursor.take(sizes, path), sizes, nulls), path)
-    if is_list(type):
-        counts = fixed.astype(np.int64)
-        return list_of(type, nulls, counts, block(cursor, counts, elements_type(type), f"{path}[]"))
-    if pa.types.is_boolean(type):
-        cursor.unsound_unless(fixed <= 1, f"holds neither true nor false in {path!r}")
-    return cursor.checked(array_of_fixed(type, fixed, nulls), path)
+    if pa.types.is_struct(type):
+        return None
+    fixed = None if slot.fixed is None else np.ascontiguousarray(rows[str(i)])
+    return array_of(cursor, type, nulls, fixed, path, cursor.unsound_unless)
 
 
 def _column(layout: _Layout, arrays: list[tuple[np.ndarray, pa.Array | None]], i: int) -> pa.Array:
