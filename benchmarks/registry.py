@@ -141,7 +141,7 @@ def commits(number: int, repeats: int) -> tuple[list[float], dict[str, float]]:
         phases: dict[str, list[float]] = defaultdict(list)
         _watch(registry._files, "write_table", "listing: Parquet file", phases)
         _watch(registry._files, "commit", "listing: Delta commit", phases)
-        _watch(registry._checkpoints, "write_rows", "row: Parquet file", phases)
+        _watch(registry._checkpoints, "write_table", "row: Parquet file", phases)
         _watch(registry._checkpoints, "commit", "row: Delta commit", phases)
         files = files_of(number)
         totals = []

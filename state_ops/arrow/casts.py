@@ -23,7 +23,7 @@ from state_ops.errors import StageError
 _NOISE = 2.0**-40  # of a float: what adding some thousands of them leaves in its last digits
 
 FAILURES = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
-"""What Polars raises. The latter is no Exception: a time that it cannot print, in an error of its own, is enough for one."""
+"""What Polars raises. The latter is no Exception: a time that it cannot print in one of its own errors is enough."""
 
 
 def cast(column: pl.Series, type: Any, what: str, where: str) -> pl.Series:

@@ -273,7 +273,7 @@ def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """A column for people: as `to_pylist` gives it, but text for a time or date that Python's years 1 to 9999 do not
     reach."""
     try:
-        return column.to_pylist()
+        return list(column.to_pylist())
     except OverflowError:
         return [_python_value(value) for value in column]
 
@@ -365,7 +365,8 @@ def converter(function: Callable[..., Any], parameter: int = 0) -> Callable[[pa.
         raise PipelineError(
             f"Weir cannot tell which frame {function.__name__}() wants.",
             where=f"{function.__module__}.{function.__qualname__}",
-            next=f"Annotate its {'second' if parameter else 'first'} parameter with pl.DataFrame, pd.DataFrame or pa.Table"
+            next=f"Annotate its {'second' if parameter else 'first'} parameter with pl.DataFrame, pd.DataFrame or "
+            "pa.Table"
             f"{', or with list[dict]' if parameter else ''}.",
         )
     return convert

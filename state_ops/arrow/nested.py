@@ -152,7 +152,7 @@ def _sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The sum of each row's values, int64."""
     total = np.concatenate(([0], np.cumsum(values, dtype=np.int64)))
     ends = np.cumsum(counts)
-    return total[ends] - total[ends - counts]
+    return np.asarray(total[ends] - total[ends - counts])
 
 
 def _packed(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -243,7 +243,8 @@ def array_of(
         cursor: Where the bytes and the elements follow.
         type: The array's type.
         nulls: bool per value.
-        fixed: Per value itself, or the uint32 number of its bytes or elements; None if its type has none (`fixed_width`).
+        fixed: The values themselves, or uint32, how many bytes or elements each has; None if the type has nothing
+            there (`fixed_width`).
         path: Its name for people.
         sound: Called with a bool per value, and what is wrong with those for which it is false.
         counts: How many of the values each row has; None: one.
@@ -276,7 +277,7 @@ def _nulls(cursor: Cursor, counts: np.ndarray, path: str) -> np.ndarray:
     bits = np.unpackbits(raw, bitorder="little").view(bool)
     starts = np.cumsum(sizes) - sizes
     positions = _bit_positions(starts, counts)
-    nulls = bits[positions]
+    nulls: np.ndarray = bits[positions]
     bits[positions] = False
     if bits.any():  # what is left are bits of no element
         rows = np.repeat(np.arange(len(counts)), sizes * 8)

@@ -17,9 +17,9 @@ import pyarrow as pa
 from state_ops.arrow.columns import is_list
 
 SUPPORTED = (
-    "int, float, str, bytes, bool, datetime (or Timestamp), date, time, timedelta, list[...] and dict[..., ...] of such, a State "
-    "class, any of them `| None`, or Annotated[int, pa.int32()] with an Arrow type: integers, floats, decimals, bool, strings, "
-    "binaries, dates, times, timestamps, durations, lists, maps and structs"
+    "int, float, str, bytes, bool, datetime (or Timestamp), date, time, timedelta, list[...] and dict[..., ...] of "
+    "such, a State class, any of them `| None`, or Annotated[int, pa.int32()] with an Arrow type: integers, floats, "
+    "decimals, bool, strings, binaries, dates, times, timestamps, durations, lists, maps and structs"
 )
 
 # Every datetime fits in these, so Arrow is not asked; see `_is_exact`.
@@ -320,12 +320,12 @@ def canonical_value(type: pa.DataType, value: Any, nullable: bool = False) -> An
 
 
 def _is_exact(type: pa.DataType, value: Any) -> bool:
-    """Whether Arrow is sure to hand a value back as it is, for the types that most fields have. Arrow itself is not asked:
-    at the first value that it converts it imports pandas, for a third of a second."""
+    """Whether Arrow is sure to hand a value back as it is, for the types that most fields have. Arrow itself is not
+    asked: at the first value that it converts it imports pandas, for a third of a second."""
     if value.__class__ is int and pa.types.is_signed_integer(type):
         return -(1 << type.bit_width - 1) <= value < 1 << type.bit_width - 1
     if value.__class__ is str and pa.types.is_string(type):
-        return value.isascii()
+        return bool(value.isascii())
     return value.__class__ is bool or (value.__class__ is float and pa.types.is_float64(type) and math.isfinite(value))
 
 

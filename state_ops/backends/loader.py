@@ -39,22 +39,22 @@ def named(name: str) -> BackendFactory:
         )
     module, _, attribute = target.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        factory: BackendFactory = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
             f"The state backend {name!r} cannot be imported: {error}",
             where=f"state.backend = {target}",
             next="Write it as package.module:factory, and install it in every worker's environment.",
         ) from error
-    lacking = [part for part in ("format", "is_immutable", "open") if not hasattr(found, part)]
-    if lacking or isinstance(found, type):
-        how = "is a class; name an instance of it" if isinstance(found, type) else f"has no {', '.join(lacking)}"
+    lacking = [part for part in ("format", "is_immutable", "open") if not hasattr(factory, part)]
+    if lacking or isinstance(factory, type):
+        how = "is a class; name an instance of it" if isinstance(factory, type) else f"has no {', '.join(lacking)}"
         raise ConfigurationError(
             f"{target} is no state backend: it {how}.",
             where="state.backend",
             next="docs/reference/backends.md has the contract.",
         )
-    return found
+    return factory
 
 
 def _installed(name: str) -> str | None:

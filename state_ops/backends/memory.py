@@ -67,7 +67,8 @@ class MemoryBackend:
                 f"{self._limit / (1 << 20):g} MiB for a subtask (state.max_state_size_mb).",
                 where=self._where or None,
                 next="Set state.backend to filesystem, which goes on from the same checkpoints, or raise "
-                "state.max_state_size_mb. For state of any size use rocksdb; the stage then needs a new uid and starts empty.",
+                "state.max_state_size_mb. For state of any size use rocksdb; the stage then needs a new uid and "
+                "starts empty.",
             )
         return bytes
 

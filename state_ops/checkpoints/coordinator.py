@@ -331,6 +331,7 @@ def _objects(checkpoint: Checkpoint, files: Sequence[StateFile]) -> dict[str, st
     if len(files) != checkpoint.files:
         raise DamageError(
             f"Checkpoint {checkpoint.id} has {checkpoint.files} files, but {len(files)} are listed.",
-            next="Nothing was deleted. Do not go on from an older checkpoint by hand: that would lose what this one holds.",
+            next="Nothing was deleted. Do not go on from an older checkpoint by hand: that would lose what this one "
+            "holds.",
         )
     return {file.path: file.digest for file in files}

@@ -168,7 +168,8 @@ class Watcher:
                 continue
             try:
                 held = lease.record(HoldRecord, raw)
-            except ValueError:  # whose it is, and of what, nobody can tell: it keeps everything until it has been silent for long enough
+            except ValueError:
+                # Nobody can tell whose it is, and of what: it keeps everything until it was silent for long enough.
                 held = HoldRecord(
                     CheckpointId(0), "", "an unreadable hold", "", 0, "", _HEARTBEAT_SECONDS, zlib.crc32(raw)
                 )

@@ -29,8 +29,8 @@ import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from state_ops.checkpoints.checkpoint import NEWEST_FORMAT, Checkpoint, StateFile, to_micros
-from state_ops.delta.fenced_table import DataFile, FencedTable, fenced, probe_conditional_put, remove_probes
-from state_ops.delta.log_entries import Known
+from state_ops.delta.fenced_table import FencedTable, fenced, probe_conditional_put, remove_probes
+from state_ops.delta.log_entries import DataFile, Known
 from state_ops.errors import ConfigurationError, DamageError, FencedError, PrunedError, WeirError
 from state_ops.ids import CheckpointId, Generation
 from state_ops.storage.paths import is_registry_data
@@ -220,7 +220,8 @@ class _Rows(Generic[Row]):
         raise DamageError(
             f"A row of the registry is not what was committed, its digest is another one: {self._name}, {named}.",
             where=self._table.storage.full(f"{self._table.path}/{file.path}"),
-            next="Nothing was used or deleted. Find out who altered it, and bring the table back from a backup of the bucket.",
+            next="Nothing was used or deleted. Find out who altered it, and bring the table back from a backup of the "
+            "bucket.",
         )
 
     def _of(self, files: list[DataFile]) -> dict[str, tuple[Row, ...]]:

@@ -75,7 +75,8 @@ def read(storage: Storage) -> Lease | None:
             storage,
             LEASE,
             error,
-            "Bring it back from a backup, or from an older version of the object. If there is none, and no coordinator of this pipeline runs "
+            "Bring it back from a backup, or from an older version of the object. If there is none, and no "
+            "coordinator of this pipeline runs "
             "anywhere, delete it: the next run goes on from the newest checkpoint.",
         ) from error
 

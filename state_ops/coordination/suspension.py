@@ -48,7 +48,10 @@ def read(storage: Storage) -> Suspension | None:
     try:
         found = record(Suspension, raw) if raw is not None else None
     except ValueError as error:
-        advice = "A person has ended the pipeline, or somebody promoted or rewound it. Delete it when the pipeline may begin again."
+        advice = (
+            "A person has ended the pipeline, or somebody promoted or rewound it. Delete it when the pipeline "
+            "may begin again."
+        )
         raise unreadable(storage, PATH, error, advice) from error
     if found is None or found.process is None:
         return found

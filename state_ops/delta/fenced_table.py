@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC
 from functools import wraps
 from threading import RLock
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -109,7 +109,8 @@ def exists(storage: Storage, path: str) -> bool:
 
 def open_table(storage: Storage, path: str, version: int | None = None) -> Table:
     """A handle on the table at `path`, relative to the storage's root. Raises TableNotFoundError."""
-    return Table(storage.full(path), version=version, storage_options=storage.delta_options)
+    table: Table = Table(storage.full(path), version=version, storage_options=storage.delta_options)
+    return table
 
 
 def ensure_table(
@@ -117,7 +118,7 @@ def ensure_table(
     path: str,
     schema: pa.Schema,
     partition_by: Sequence[str] = (),
-    configuration: dict | None = None,
+    configuration: dict[str, str] | None = None,
 ) -> None:
     """Create the table unless it exists."""
     for left in reversed(range(_MAX_CREATES)):
@@ -147,7 +148,7 @@ def commit(
     version: int,
     adds: Sequence[DataFile] = (),
     removes: Sequence[DataFile] = (),
-    metadata: dict | None = None,
+    metadata: dict[str, str] | None = None,
     upkeep: PostCommitHookProperties | None = None,
 ) -> None:
     """One commit on exactly this handle; raises CommitFailedError when another commit with this app id came between.
@@ -165,7 +166,7 @@ def commit(
         )
 
 
-def _properties(app_id: str, version: int, metadata: dict | None = None) -> CommitProperties:
+def _properties(app_id: str, version: int, metadata: dict[str, str] | None = None) -> CommitProperties:
     return CommitProperties(
         custom_metadata=metadata, app_transactions=[Transaction(app_id, version)], max_commit_retries=3
     )
@@ -202,7 +203,8 @@ def probe_conditional_put(storage: Storage, after: Generation) -> None:
         raise ConfigurationError(
             "This storage lets two writers commit the same table version.",
             where=storage.uri,
-            next="Use a store with conditional puts (a local or NFSv4 disk, S3, GCS, ABFS): without them nothing fences a zombie.",
+            next="Use a store with conditional puts (a local or NFSv4 disk, S3, GCS, ABFS): without them nothing "
+            "fences a zombie.",
         )
     finally:
         storage.delete_tree(path)
@@ -509,7 +511,8 @@ class FencedTable:
             raise DamageError(
                 f"The registry's table {self.path} has no column {', '.join(lacking)}.",
                 where=self.storage.full(self.path),
-                next="Find out who rewrote it: Weir never drops a column. Bring the table back from a backup of the bucket.",
+                next="Find out who rewrote it: Weir never drops a column. Bring the table back from a backup of the "
+                "bucket.",
             )
 
     def _unreadable(self, error: Exception) -> Exception:
@@ -524,14 +527,12 @@ class FencedTable:
 
     # -- rows
 
-    def write_rows(
-        self, rows: Sequence[dict], path: str, partition: tuple[tuple[str, str], ...] = (), bounds=()
-    ) -> DataFile:
-        """Write rows (dicts by column) as one Parquet file inside the table's directory; it counts once committed."""
-        return self.write_table(pa.Table.from_pylist(list(rows), schema=self.file_schema), path, partition, bounds)
-
     def write_table(
-        self, table: pa.Table, path: str, partition: tuple[tuple[str, str], ...] = (), bounds=()
+        self,
+        table: pa.Table,
+        path: str,
+        partition: tuple[tuple[str, str], ...] = (),
+        bounds: Sequence[tuple[str, int]] = (),
     ) -> DataFile:
         """Write a table of `file_schema` as one Parquet file inside the table's directory; it counts once committed."""
         data = pa.BufferOutputStream()
@@ -547,7 +548,7 @@ class FencedTable:
         """The columns that stand in the table's files: all but those of the partition."""
         return pa.schema([field for field in self.schema if field.name not in self._partition_by])
 
-    def read_rows(self, files: Sequence[DataFile]) -> list[dict]:
+    def read_rows(self, files: Sequence[DataFile]) -> list[dict[str, Any]]:
         """The rows of some of the table's files, partition values left out."""
         return _rows(self.read_table(files))
 
@@ -583,14 +584,14 @@ class FencedTable:
         return table.select(self.file_schema.names).cast(self.file_schema)
 
 
-def _rows(table: pa.Table) -> list[dict]:
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
     """A table's rows as Python values. Times get their zone, which is UTC, here: for a time with a zone pyarrow imports
     pandas, which takes a third of a second."""
     zoned = [field.name for field in table.schema if pa.types.is_timestamp(field.type) and field.type.tz]
     without_zones = [
         field.with_type(pa.timestamp(field.type.unit)) if field.name in zoned else field for field in table.schema
     ]
-    rows: list[dict] = table.cast(pa.schema(without_zones)).to_pylist()
+    rows: list[dict[str, Any]] = table.cast(pa.schema(without_zones)).to_pylist()
     for row in rows:
         row.update((name, row[name].replace(tzinfo=UTC)) for name in zoned if row[name] is not None)
     return rows

@@ -14,6 +14,7 @@ from state_ops.fsck import objects, sinks
 from state_ops.fsck.findings import Finding, Kind, Report, Retained, Severity, found
 from state_ops.fsck.objects import Expected
 from state_ops.fsck.survey import Survey, survey, unreadable_parquet
+from state_ops.ids import CheckpointId
 from state_ops.storage.branches import branch_of, is_inherited, pinned
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
@@ -133,7 +134,7 @@ def content_problem(storage: Storage, expected: Expected) -> Finding | None:
     return found(expected.missing, f"It is gone; needed by {expected.whose}.", expected.path, expected.checkpoints)
 
 
-def _key(finding: Finding) -> tuple:
+def _key(finding: Finding) -> tuple[Kind, str | None, tuple[CheckpointId, ...]]:
     """What makes it the same finding in two looks. Which checkpoints name an object may change in between."""
     return finding.kind, finding.path, () if finding.kind in _OF_OBJECTS else finding.checkpoints
 

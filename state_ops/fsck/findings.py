@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from state_ops.ids import CheckpointId, Generation
 
@@ -102,7 +103,8 @@ MEANINGS: dict[Kind, _Meaning] = {
     ),
     Kind.SINK_AHEAD: _Meaning(
         Severity.DAMAGE,
-        "Put the registry back to where it was: replaying would double rows. If this is what `weir cancel --delete` left: "
+        "Put the registry back to where it was: replaying would double rows. If this is what `weir cancel --delete` "
+        "left: "
         "go on under another pipeline name.",
         blocks=True,
     ),
@@ -123,7 +125,8 @@ MEANINGS: dict[Kind, _Meaning] = {
     Kind.FOREIGN_FILE: _Meaning(Severity.FOREIGN, "Weir never deletes it: move it away, or leave it."),
     Kind.DELIVERED_AGAIN: _Meaning(
         Severity.FOREIGN,
-        "It is not read again. Deliver what is new in it under another name, or replay the range of event time that it has: "
+        "It is not read again. Deliver what is new in it under another name, or replay the range of event time that "
+        "it has: "
         "docs/how-to/backfills.md.",
     ),
 }
@@ -160,7 +163,7 @@ class Finding:
         """Whether nothing may be deleted or published while this is so."""
         return MEANINGS[self.kind].blocks
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
             "kind": self.kind.value,
@@ -215,7 +218,7 @@ class Report:
     def damage(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.severity is Severity.DAMAGE)
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """JSON-ready, every finding included."""
         return {
             "storage": self.storage,

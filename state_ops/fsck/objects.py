@@ -23,7 +23,8 @@ from state_ops.checkpoints.checkpoint import OUTPUT
 from state_ops.checkpoints.reader_holds import HOLDS
 from state_ops.checkpoints.restore_log import PATH as RESTORES
 from state_ops.coordination import restore_progress
-from state_ops.delta.fenced_table import PROBE, active_files, open_table
+from state_ops.delta.fenced_table import PROBE, open_table
+from state_ops.delta.log_entries import active_files
 from state_ops.errors import plainly
 from state_ops.fsck.findings import Finding, Kind, found
 from state_ops.fsck.sinks import SinkTable, mentioned

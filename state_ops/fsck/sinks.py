@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import TableNotFoundError
 
 from state_ops.checkpoints.checkpoint import Checkpoint
-from state_ops.delta.fenced_table import active_files, open_table
+from state_ops.delta.fenced_table import open_table
+from state_ops.delta.log_entries import active_files
 from state_ops.errors import first_line
 from state_ops.fsck.findings import Finding, Kind, found
 from state_ops.fsck.survey import UNREADABLE, Survey, torn_entry

@@ -17,7 +17,8 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from state_ops.checkpoints.checkpoint import CHANNEL, OUTPUT, STATE, TAKES_BACK, Checkpoint, StateFile
 from state_ops.checkpoints.reader_holds import HeldCommits, Watcher
 from state_ops.checkpoints.registry import OrphanListing, Pin, Publication, Registry
-from state_ops.delta.fenced_table import active_files, open_table
+from state_ops.delta.fenced_table import open_table
+from state_ops.delta.log_entries import active_files
 from state_ops.errors import DamageError, PrunedError, WeirError, first_line
 from state_ops.fsck.findings import Finding, Kind, found
 from state_ops.ids import CheckpointId, Generation
@@ -261,7 +262,10 @@ def chain_problems(rows: list[Checkpoint], generation: Generation) -> Iterator[F
 def _totals(parent: Checkpoint, row: Checkpoint) -> Iterator[Finding]:
     was, now = parent.totals.get("bytes_new"), row.totals.get("bytes_new")
     if was is not None and now is not None and row.kind == "checkpoint" and now != was + row.bytes_new:
-        what = f"Checkpoint {row.id} records a total of {now:,} new bytes; {parent.id} and its own make {was + row.bytes_new:,}."
+        what = (
+            f"Checkpoint {row.id} records a total of {now:,} new bytes; {parent.id} and its own make "
+            f"{was + row.bytes_new:,}."
+        )
         yield found(Kind.COUNT_DRIFT, what, "registry/checkpoints", (row.id,))
 
 
@@ -287,7 +291,10 @@ def _name(seen: Survey, row: Checkpoint, listing: tuple[StateFile, ...]) -> None
             seen.named[file.path] = Named(file.kind, file.bytes, file.digest, file.sink, [row.id])
             continue
         if (known.bytes, known.digest) != (file.bytes, file.digest):
-            what = f"Checkpoints {known.checkpoints[-1]} and {row.id} name the same object with different sizes or digests."
+            what = (
+                f"Checkpoints {known.checkpoints[-1]} and {row.id} name the same object with different sizes or "
+                "digests."
+            )
             seen.findings.append(found(Kind.DAMAGED_LISTING, what, file.path, (*known.checkpoints, row.id)))
         if row.id != known.checkpoints[-1]:
             known.checkpoints.append(row.id)

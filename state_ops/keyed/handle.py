@@ -64,7 +64,8 @@ class RowHandle(BatchHandle):
                 raise self.batch.misuse(
                     f"{method}: the state field {name!r} is not nullable but was given {column.null_count()} null(s)",
                     codes[column.is_null().to_numpy()],
-                    f"Fill the column before it is stored{nan if column.dtype.is_float() else ''}, or declare the field `| None`.",
+                    f"Fill the column before it is stored{nan if column.dtype.is_float() else ''}, or declare the "
+                    "field `| None`.",
                 )
 
 

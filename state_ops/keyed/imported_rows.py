@@ -57,7 +57,8 @@ def fitting(rows: pa.Table, keys: pa.Schema, schema: StateSchema, where: str) ->
         raise InputError(
             f"The rows do not fit the state: {'; '.join(problems)}.",
             where=where,
-            next="Nothing was changed. Correct them all, then import again; `weir state scan` shows rows as they have to be.",
+            next="Nothing was changed. Correct them all, then import again; `weir state scan` shows rows as they have "
+            "to be.",
         )
     return pa.table([made[name] for name in known], schema=pa.schema([(name, type) for name, type, _ in fields]))
 

@@ -81,7 +81,8 @@ class Batch:
             raise StageError(
                 f"{method} was asked for keys that are not in this batch: {strange}.",
                 where=self.where,
-                next="A stage reads and writes the state of the keys it is given; key another stage by the other column.",
+                next="A stage reads and writes the state of the keys it is given; key another stage by the other "
+                "column.",
             )
         return codes.to_numpy().astype(np.int64)
 

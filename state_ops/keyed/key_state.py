@@ -179,7 +179,8 @@ class KeyStates:
             raise StageError(
                 f"The state has no list or map {name!r}.",
                 where=self._where,
-                next=f"Its lists and maps are: {', '.join(self._collections) or 'none'}. Fields are those of state.get().",
+                next=f"Its lists and maps are: {', '.join(self._collections) or 'none'}. Fields are those of "
+                "state.get().",
             )
         return self._collections[name]
 

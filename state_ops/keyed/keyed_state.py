@@ -88,7 +88,8 @@ class KeyedState(ValueState):
         raise StageError(
             f"The state has no list or map {name!r}.",
             where=self._where,
-            next=f"Its lists and maps are: {', '.join(collections) or 'none'}. Fields are read with state.get and state.join.",
+            next=f"Its lists and maps are: {', '.join(collections) or 'none'}. Fields are read with state.get and "
+            "state.join.",
         )
 
     def begin(self, batch: pl.DataFrame) -> None:

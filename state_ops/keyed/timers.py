@@ -103,7 +103,8 @@ class TimerState(BatchHandle):
             raise StageError(
                 f"state.timers.set: nothing would ever fire at={at!r}, since the stage's source has no event time.",
                 where=self._where,
-                next='Name the column at the source: files(..., event_time="..."), or say after="15m" (processing time).',
+                next='Name the column at the source: files(..., event_time="..."), or say after="15m" (processing '
+                "time).",
             )
         if at is not None:
             self._set(EVENT, *self._moments(given, codes, at, "state.timers.set"))

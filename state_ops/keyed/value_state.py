@@ -102,7 +102,8 @@ class ValueState(RowHandle):
                 raise StageError(
                     f"state.join adds a column {name!r}, but the frame has one already.",
                     where=self._where,
-                    next=f'Rename that, or name the fields that you need: state.join(frame, "...") of {", ".join(self._types)}.',
+                    next='Rename that, or name the fields that you need: state.join(frame, "...") of '
+                    f"{', '.join(self._types)}.",
                 )
         rows = frames.arrow(self._seen(codes)[codes].select(wanted))
         for name in wanted:
@@ -257,7 +258,8 @@ def check_foldable(
             )
         if agg.kind in ("min", "max", "first") and not nullable[name]:
             raise StageError(
-                f"{method} keeps {name} = {agg.kind}(...) in a field that cannot be null: nothing tells its default from a value.",
+                f"{method} keeps {name} = {agg.kind}(...) in a field that cannot be null: nothing tells its default "
+                "from a value.",
                 where=where,
                 next=f"Declare the field as `{name}: ... | None = None`.",
             )

@@ -243,6 +243,7 @@ def _too_large(names: Sequence[str], type: str, where: str, kind: str = "sum") -
     return InputError(
         f"The {kind} {' or '.join(map(repr, names))} has become larger than {type} can hold.",
         where=where,
-        next="Declare a wider field, or cast the column to double in transform=, or to a decimal where it is an integer; state, "
+        next="Declare a wider field, or cast the column to double in transform=, or to a decimal where it is an "
+        "integer; state, "
         "offsets and tables are as they were.",
     )

@@ -92,8 +92,10 @@ def _ambiguous(path: str, sources: Sequence[str]) -> list[str]:
         return []
     kept, others = sources[0], ", ".join(repr(name) for name in sources[1:])
     return [
-        f"field {path} is ambiguous, since the state has {' and '.join(sources)}, and each of them may be meant: leave out "
-        f"renamed_from({others}) to go on with the values of {kept}, or give the field a name that the state does not have"
+        f"field {path} is ambiguous, since the state has {' and '.join(sources)}, and each of them may be meant: "
+        "leave out "
+        f"renamed_from({others}) to go on with the values of {kept}, or give the field a name that the state does not "
+        "have"
     ]
 
 

@@ -111,7 +111,8 @@ def encode_keys(columns: Sequence[pa.Array | pa.ChunkedArray], groups: np.ndarra
     if run:
         parts.append(_record(run))
     if isinstance(parts[0], np.ndarray) and len(parts) == 1:
-        return parts[0].tolist()
+        whole: list[bytes] = parts[0].tolist()
+        return whole
 
     lengths = np.zeros(n, np.int64)
     for part in parts:
@@ -185,7 +186,8 @@ def _ordered(array: pa.Array) -> np.ndarray:
         raw[:, 0] ^= 0x80
         return raw.view("V16").ravel()
     width = values.itemsize
-    return (values.view(f"<u{width}") ^ np.array(1 << (8 * width - 1), f"<u{width}")).astype(f">u{width}")
+    flipped: np.ndarray = values.view(f"<u{width}") ^ np.array(1 << (8 * width - 1), f"<u{width}")
+    return flipped.astype(f">u{width}")
 
 
 def _unordered(type: pa.DataType, raw: np.ndarray) -> pa.Array:

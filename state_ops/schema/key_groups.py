@@ -152,7 +152,9 @@ def _take_stripes(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, see
         for i, lane in enumerate(runner):
             word = words[starts[rows] + 32 * stripe + 8 * i].view("<u8")
             lane[rows] = _rotated(lane[rows] + word * _P2, 31) * _P1
-    hashes = _rotated(runner[0], 1) + _rotated(runner[1], 7) + _rotated(runner[2], 12) + _rotated(runner[3], 18)
+    hashes: np.ndarray = (
+        _rotated(runner[0], 1) + _rotated(runner[1], 7) + _rotated(runner[2], 12) + _rotated(runner[3], 18)
+    )
     for lane in runner:
         hashes = (hashes ^ _rotated(lane * _P2, 31) * _P1) * _P1 + _P4
     return hashes
@@ -169,7 +171,7 @@ def _take_int(hashes: np.ndarray, ints: np.ndarray) -> np.ndarray:
 def _mix(hashes: np.ndarray) -> np.ndarray:
     hashes = (hashes ^ (hashes >> np.uint64(33))) * _P2
     hashes = (hashes ^ (hashes >> np.uint64(29))) * _P3
-    return hashes ^ (hashes >> np.uint64(32))
+    return np.asarray(hashes ^ (hashes >> np.uint64(32)))
 
 
 def _rotated(values: np.ndarray, bits: int) -> np.ndarray:

@@ -44,7 +44,8 @@ def _values(array: pa.Array) -> list[Any]:
             dict(zip(keys[start - first : end - first], items[start - first : end - first], strict=True))
             for start, end in pairwise(bounds)
         ]
-    return array.to_pylist(maps_as_pydicts="strict")
+    values: list[Any] = array.to_pylist(maps_as_pydicts="strict")
+    return values
 
 
 def columns(fields: Sequence[Field], rows: Sequence[Row], name_of: Callable[[int], str], where: str) -> pa.Table:
@@ -113,7 +114,8 @@ class RowReader:
             return tuples(table)[0]
         except OverflowError as error:
             raise StageError(
-                f"What {name()} was given cannot be read again: it has a time before the year 1 or after 9999, which no datetime of Python's can be.",
+                f"What {name()} was given cannot be read again: it has a time before the year 1 or after 9999, which "
+                "no datetime of Python's can be.",
                 where=self._where,
                 next="Leave such values out, or work on whole batches.",
             ) from error
@@ -255,31 +257,23 @@ def _whole(value: Any) -> int:
 
 def _day(value: Any) -> date | None:
     """A date, also as a datetime at its midnight in UTC: Arrow would cut off the hours, and take a number for days."""
-    if value.__class__ is date:
-        return value
-    if _is_nat(value):
-        return None
-    if (value := _of_numpy(value)) is None:
-        return None
-    if not isinstance(value, date):
+    day: date | None = value if value.__class__ is date else _of_numpy(value)
+    if not isinstance(day, date | None):
         raise ValueError("it is no date")
-    if not isinstance(value, datetime):
-        return value
-    if value.tzinfo is not None:
-        value = value.astimezone(UTC)
-    if value.time() != time.min or getattr(value, "nanosecond", 0):
+    if not isinstance(day, datetime):
+        return day
+    if day.tzinfo is not None:
+        day = day.astimezone(UTC)
+    if day.time() != time.min or getattr(day, "nanosecond", False):
         raise ValueError("it is no midnight in UTC")
-    return value.date()
+    return day.date()
 
 
 def _moment(value: Any, unit: int) -> Any:
     """A datetime of whole units, each of so many microseconds. The nanoseconds of one of pandas' are cut to
     microseconds like those of columns."""
-    if _is_nat(value):
-        return None
-    if (value := _of_numpy(value)) is None:
-        return None
-    if not isinstance(value, datetime | np.datetime64):
+    value = _of_numpy(value)
+    if not isinstance(value, datetime | np.datetime64 | None):
         raise ValueError("it is no datetime")
     if unit > 1 and isinstance(value, datetime) and (value.microsecond % unit or getattr(value, "nanosecond", 0)):
         raise ValueError("its type has larger units")
@@ -287,17 +281,19 @@ def _moment(value: Any, unit: int) -> Any:
 
 
 def _is_nat(value: Any) -> bool:
-    """Whether a value is pandas' NaT. It is told by its class: a process that has no use for pandas does not import it."""
+    """Whether a value is pandas' NaT. Its class says so: a process that has no use for pandas does not import it."""
     return bool(value.__class__.__name__ == "NaTType")
 
 
 def _of_numpy(value: Any) -> Any:
-    """NumPy's moments and dates as datetimes, which Arrow takes for every type, and NaT as None; those beyond Python's
-    years as they are."""
+    """NumPy's moments and dates as datetimes, which Arrow takes for every type, and NaT, pandas' too, as None; those
+    beyond Python's years as they are."""
+    if _is_nat(value):
+        return None
     if not isinstance(value, np.datetime64):
         return value
-    found = value.astype("M8[us]").item()
-    return value if isinstance(found, int) else found
+    moment = value.astype("M8[us]").item()
+    return value if isinstance(moment, int) else moment
 
 
 def _span(value: Any, unit: int) -> Any:

@@ -154,7 +154,8 @@ def _encode_batch(schema: StateSchema, batch: pa.RecordBatch) -> list[bytes]:
     width = layout.record.itemsize
     packed = rows.view(f"V{width}")
     if not variable:
-        return packed.tolist()
+        fixed_only: list[bytes] = packed.tolist()
+        return fixed_only
     ends = np.cumsum(sum((lengths for _, _, lengths in variable), np.full(n, width, np.int64)))
     out = np.empty(ends[-1], np.uint8)
     at = np.concatenate(([0], ends[:-1]))

@@ -132,7 +132,8 @@ def _names(cls: type[State]) -> list[str]:
 
 
 def _collections_of(base: type) -> tuple[Collection, ...]:
-    return base.__dict__.get("__weir_collections__", ())
+    collections: tuple[Collection, ...] = base.__dict__.get("__weir_collections__", ())
+    return collections
 
 
 def _collection(cls: type, name: str, kind: str, hints: tuple[Any, ...]) -> Collection:

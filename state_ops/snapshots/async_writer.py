@@ -74,7 +74,8 @@ def settle(directory: Path, deadline: float | None = None, cancelled: Event | No
             raise TransientError(
                 "A snapshot was not written after its barrier: " + (why or "the process that wrote it has ended") + ".",
                 where=str(directory),
-                next="The epoch is declined; its replay writes the snapshot at the barrier. Look at disk space and memory, and at what failed beside it.",
+                next="The epoch is declined; its replay writes the snapshot at the barrier. Look at disk space and "
+                "memory, and at what failed beside it.",
             )
         if cancelled is not None and cancelled.is_set():
             raise CancelledError("The wait for a snapshot was cancelled.", where=str(directory))

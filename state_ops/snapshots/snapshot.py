@@ -459,7 +459,8 @@ def _plain(
     for file in files:
         if file.parent != target or file.name.startswith(".") or not file.is_file():
             raise PipelineError(
-                f"The state backend {type(maker).__name__} breaks its contract: {file} is no plain file of its snapshot.",
+                f"The state backend {type(maker).__name__} breaks its contract: {file} is no plain file of its "
+                "snapshot.",
                 where=f"stage {attempt.operator}, epoch {attempt.epoch}, subtask {attempt.subtask}",
                 next="snapshot(target) returns files directly in target, whose names begin with no dot.",
             )

@@ -77,7 +77,8 @@ def _check_base(ack: Ack, base: Snapshot | None) -> None:
     assert ack.handover is not None
     if ack.handover.base != (base.attempt if base else None):
         raise DamageError(
-            f"Subtask {ack.subtask} of {ack.operator} has built on the snapshot {ack.handover.base}, but its predecessor was "
+            f"Subtask {ack.subtask} of {ack.operator} has built on the snapshot {ack.handover.base}, but its "
+            "predecessor was "
             f"confirmed with {base.attempt if base else 'none'}.",
             where=f"epoch {ack.epoch}, attempt {ack.attempt}",
             next="The epoch was declined. If it happens again, report it: it must not.",

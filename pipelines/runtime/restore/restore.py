@@ -42,6 +42,7 @@ from state_ops.errors import DamageError, GateError
 from state_ops.ids import epoch_dir
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots import snapshot
+from state_ops.snapshots.object_cache import ObjectCache
 from state_ops.snapshots.rescale import first_key
 from state_ops.snapshots.snapshot import Fetched
 from state_ops.storage.branches import is_inherited
@@ -347,7 +348,7 @@ def _brought(
     storage: Storage,
     row: Checkpoint,
     part: Part,
-    kept: snapshot.ObjectCache,
+    kept: ObjectCache,
     checking: list[float],
     arrived: Arrived,
 ) -> Fetched:
