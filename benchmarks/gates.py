@@ -36,7 +36,7 @@ from benchmarks.state.workload import Slices, Workload
 from configs.settings import Settings
 from pipelines.api import Pipeline, agg, aggregate, delta, expect, files
 from pipelines.runtime.definition import Gate
-from pipelines.runtime.epoch import scheduler
+from pipelines.runtime.epoch import transitions
 from pipelines.runtime.epoch.stage_job import judge
 from pipelines.runtime.execution.spark_executor import SparkExecutor
 from pipelines.runtime.gates import epoch_gates
@@ -112,7 +112,7 @@ def _run(pipeline: Pipeline, landing: Path, scratch: Path) -> list[dict[str, flo
     epochs, began, used = [], time.perf_counter(), cpu_seconds()
     executor = SparkExecutor(settings, "weir-gates")
     asked_rows, asked_whole = list[float](), list[float]()
-    scheduler.judge, epoch_gates.verdicts = _timed(judge, asked_rows), _timed(verdicts, asked_whole)
+    transitions.judge, epoch_gates.verdicts = _timed(judge, asked_rows), _timed(verdicts, asked_whole)
     for report in runtime.run(pipeline, settings, RunOptions(until_caught_up=True), executor):
         ended, now = time.perf_counter(), cpu_seconds()
         asked = sum(ms for phase, ms in report.ms.items() if phase.startswith(("gate:", "seal:gates")))

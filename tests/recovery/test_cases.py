@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.runtime.epoch import scheduler, steps
+from pipelines.runtime.epoch import failover, steps
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import DamageError, TransientError, WeirError
 from tests.recovery.small import Bank
@@ -133,7 +133,7 @@ def test_case_19_what_an_abandoned_line_left_never_comes_back(bank, monkeypatch,
     base = bank.site.objects()
     with monkeypatch.context() as patched:
         patched.setattr(steps, "completed", lost)
-        patched.setattr(scheduler, "discard", lambda *_: None)
+        patched.setattr(failover, "discard", lambda *_: None)
         for numbers in ([2], [3], [4]):
             with pytest.raises(TransientError):
                 bank.epochs(*numbers)

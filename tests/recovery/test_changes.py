@@ -19,7 +19,7 @@ import pytest
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage, window
 from pipelines.runtime.definition import FileSource, Stage
-from pipelines.runtime.epoch import scheduler
+from pipelines.runtime.epoch import failover, scheduler, transitions
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.run import run
 from pipelines.runtime.run.run import RunOptions
@@ -389,7 +389,7 @@ def test_a_coordinator_that_is_asked_to_drain_does_so_through_failures_and_beyon
     storage, _ = run.open_storage(pipeline, site.settings)
     for hour in (1, 2):
         _deliver(site, hour)
-    run_stage, errors, late = scheduler.run_stage, [TransientError("the cluster was away")], 0.0
+    run_stage, errors, late = transitions.run_stage, [TransientError("the cluster was away")], 0.0
 
     def flaky(context, flight, *work):
         if flight.cut.drain and errors:
@@ -397,8 +397,8 @@ def test_a_coordinator_that_is_asked_to_drain_does_so_through_failures_and_beyon
         return run_stage(context, flight, *work)
 
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late, sleep=time.sleep, perf_counter=time.perf_counter)
-    monkeypatch.setattr(scheduler, "run_stage", flaky)
-    for module in (run, scheduler):
+    monkeypatch.setattr(transitions, "run_stage", flaky)
+    for module in (run, scheduler, transitions, failover):
         monkeypatch.setattr(module, "time", clock)
     with ThreadPoolExecutor(1) as pool:
         reports = run.run(pipeline, site.settings, RunOptions(max_seconds=3600))

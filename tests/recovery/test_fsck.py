@@ -341,7 +341,7 @@ def killed_in(owner, name: str, when: Callable[..., bool] = lambda *_: True):
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(owner, name, dies)
-            patched.setattr("pipelines.runtime.epoch.scheduler.discard", lambda *_: None)
+            patched.setattr("pipelines.runtime.epoch.failover.discard", lambda *_: None)
             with pytest.raises(Killed):
                 bank.epochs(6)
 

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from pipelines.api import Epoch, Stage, ValueState, delta, expect, stage
-from pipelines.runtime.epoch import scheduler, steps
+from pipelines.runtime.epoch import failover, readiness, steps, transitions
 from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.epoch.scheduler import EpochScheduler
 from pipelines.runtime.execution.in_process import InMemoryExecutor
@@ -240,7 +240,7 @@ def test_an_epoch_that_is_pruned_after_is_told_although_the_publishing_of_the_ne
 
     with monkeypatch.context() as patched, ThreadPoolExecutor(1) as pool:
         patched.setattr(steps, "publish_missing", failing)
-        patched.setattr(scheduler.EpochScheduler, "_may_wait_with_pruning", lambda *_: False)
+        patched.setattr(readiness, "can_defer_pruning", lambda *_: False)
         bank.land(1, 2, 3)
         ran = pool.submit(coordinate)
         assert failed.wait(30)
@@ -334,7 +334,7 @@ def test_who_was_replaced_leaves_a_savepoint_that_it_was_asked_for_to_its_succes
 
 def test_an_object_that_cannot_be_deleted_does_not_undo_a_commit(bank, monkeypatch):
     """It is of an attempt that lost; whatever the store answers, its epoch has been committed by then."""
-    commit, delete, refused = scheduler.commit, Storage.delete, []
+    commit, delete, refused = transitions.commit, Storage.delete, []
 
     def with_loser(context, flight, checkpoint, named):
         flight.losers.append(replace(named[0], path=f"{named[0].path}-lost"))
@@ -346,7 +346,7 @@ def test_an_object_that_cannot_be_deleted_does_not_undo_a_commit(bank, monkeypat
             raise ConfigurationError("The bucket lies elsewhere.", next="Look at storage.s3.region.")
         delete(storage, path)
 
-    monkeypatch.setattr(scheduler, "commit", with_loser)
+    monkeypatch.setattr(transitions, "commit", with_loser)
     monkeypatch.setattr(Storage, "delete", refusing)
     assert [report.checkpoint.id for report in bank.epochs(1, 2, 3)] == [1, 2, 3]
     assert len(refused) == 3
@@ -354,8 +354,8 @@ def test_an_object_that_cannot_be_deleted_does_not_undo_a_commit(bank, monkeypat
 
 
 def test_a_step_that_does_not_end_ends_the_run_and_undoes_nothing_that_stands(bank, monkeypatch):
-    monkeypatch.setattr(scheduler, "_GRACE_SECONDS", 0.5)
-    monkeypatch.setattr(scheduler, "_GOODBYE_SECONDS", 0.1)
+    monkeypatch.setattr(failover, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(failover, "_GOODBYE_SECONDS", 0.1)
     over = threading.Event()
 
     class Hanging(InMemoryExecutor):
@@ -383,9 +383,9 @@ def hasty(bank: Bank) -> Bank:
 @pytest.mark.parametrize("step", ["commit", "publish", "finish"])
 def test_what_does_not_end_after_the_last_ack_ends_the_run_too(bank, monkeypatch, step):
     """What is committed has no deadline, and later epochs would wait behind it for ever."""
-    monkeypatch.setattr(scheduler, "_GRACE_SECONDS", 0.5)
-    monkeypatch.setattr(scheduler, "_GOODBYE_SECONDS", 0.1)
-    over, module = threading.Event(), scheduler if step == "commit" else steps
+    monkeypatch.setattr(failover, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(failover, "_GOODBYE_SECONDS", 0.1)
+    over, module = threading.Event(), transitions if step == "commit" else steps
     real = getattr(module, step)
 
     def hanging(context, flight, *others):
@@ -515,7 +515,7 @@ def test_a_claim_that_is_renewed_beside_publishing_does_not_fence_it(bank, monke
 
 
 def test_the_next_epoch_is_worked_on_beside_the_gates_and_nothing_is_committed_before_them(bank, monkeypatch):
-    bank, gate, executor = gated(limited(bank, 2), 9), Gate(monkeypatch, scheduler, "judge"), Noting()
+    bank, gate, executor = gated(limited(bank, 2), 9), Gate(monkeypatch, transitions, "judge"), Noting()
     bank.land(1, 2, 3)
     thread, reports = background(bank, executor)
     assert gate.reached.wait(30)
@@ -531,7 +531,7 @@ def test_the_next_epoch_is_worked_on_beside_the_gates_and_nothing_is_committed_b
 
 
 def test_an_epoch_that_a_gate_refuses_takes_along_what_was_built_on_it(bank, monkeypatch):
-    third, judge = threading.Event(), scheduler.judge
+    third, judge = threading.Event(), transitions.judge
 
     class Third(Noting):
         def run(self, task, rows, columns, deadline):
@@ -545,7 +545,7 @@ def test_an_epoch_that_a_gate_refuses_takes_along_what_was_built_on_it(bank, mon
         assert said[0][0].passed or third.wait(30)
         return said
 
-    monkeypatch.setattr(scheduler, "judge", late)
+    monkeypatch.setattr(transitions, "judge", late)
     bank = gated(limited(bank, 3), 2)
     bank.land(1, 2, 3)
     done: list[int] = []
@@ -566,7 +566,7 @@ def test_no_stage_sees_rows_that_a_gate_refuses(bank, monkeypatch):
         return rows
 
     bank = gated(bank, 2, behind)
-    gate = Gate(monkeypatch, scheduler, "judge")
+    gate = Gate(monkeypatch, transitions, "judge")
     bank.land(1, 2)
     with ThreadPoolExecutor(1) as pool:
         ran = pool.submit(bank.epochs, executor=Noting())
@@ -596,7 +596,7 @@ def test_bytes_that_wait_for_the_store_hold_the_source_back(bank, monkeypatch):
 
     bank, gate, executor = limited(bank, 8), Gate(monkeypatch, stage_upload, "upload"), Late()
     monkeypatch.setattr(EpochScheduler, "begin", noted)
-    monkeypatch.setattr("pipelines.runtime.epoch.scheduler._MIB", 0)  # so that any byte is one too many
+    monkeypatch.setattr("pipelines.runtime.epoch.readiness.MIB", 0)  # so that any byte is one too many
     bank.land(1, 2, 3, 4)
     thread, reports = background(bank, executor)
     assert gate.reached.wait(30)
@@ -644,7 +644,7 @@ def test_rows_that_the_next_stage_has_still_to_apply_hold_the_source_back(bank, 
         return acks
 
     monkeypatch.setattr(stage_upload, "upload", uploading)
-    monkeypatch.setattr("pipelines.runtime.epoch.scheduler._MIB", 0)  # so that any byte is one too many
+    monkeypatch.setattr("pipelines.runtime.epoch.readiness.MIB", 0)  # so that any byte is one too many
     bank = of_two_stages(bank, WEIR_CHECKPOINTS__MAX_CONCURRENT="8")
     bank.land(1, 2, 3)
     thread, reports = background(bank, executor)
@@ -660,7 +660,7 @@ def test_rows_that_the_next_stage_has_still_to_apply_hold_the_source_back(bank, 
 def test_rows_that_a_stage_has_left_hold_the_source_back_too_but_not_for_ever(bank, monkeypatch):
     """Unaligned: all is in storage, and the rest of the first epoch waits on the disk for the next one."""
     commit, executor = Gate(monkeypatch, Registry, "commit"), Reading(batch_rows=2)
-    monkeypatch.setattr("pipelines.runtime.epoch.scheduler._MIB", 0)
+    monkeypatch.setattr("pipelines.runtime.epoch.readiness.MIB", 0)
     options = {"WEIR_CHECKPOINTS__MAX_CONCURRENT": "8", "WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS": "0"}
     bank = of_two_stages(bank, **options)
     bank.land(1, 2)
@@ -798,7 +798,7 @@ def test_status_and_checkpoints_say_what_held_an_epoch_up(bank, weir, monkeypatc
         return real(*arguments, **options)
 
     monkeypatch.setattr(where, name, slow)
-    monkeypatch.setattr(EpochScheduler, "_may_wait_with_pruning", lambda *_: False)
+    monkeypatch.setattr(readiness, "can_defer_pruning", lambda *_: False)
     bank.epochs(1, 2, 3, 4)
     head = bank.registry.head()
     assert head.ms[phase] > 600
@@ -856,7 +856,7 @@ class Second:
         self._open.set()
 
 
-LOOKS = ["_look", "_cut"]
+LOOKS = ["_look", "_plan"]
 """What asks storage before a barrier is cut."""
 
 
@@ -900,8 +900,8 @@ def test_a_request_that_an_epoch_answers_while_it_is_looked_at_cuts_no_second_on
 @pytest.mark.parametrize("number", [1, 2], ids=["nothing is in flight", "an epoch is"])
 def test_a_look_that_does_not_end_ends_the_run(bank, monkeypatch, number):
     """The lease would be kept fresh by its thread, and nobody would take over."""
-    monkeypatch.setattr(scheduler, "_GRACE_SECONDS", 0.5)
-    monkeypatch.setattr(scheduler, "_GOODBYE_SECONDS", 0.1)
+    monkeypatch.setattr(failover, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(failover, "_GOODBYE_SECONDS", 0.1)
     look = Second(monkeypatch, runtime, "_look", number)
     with pytest.raises(RunEndedError, match=r"does not end, 0\.5 s after .*: looks"):
         hasty(bank).epochs(1, 2)
@@ -913,8 +913,8 @@ def test_a_look_that_does_not_end_ends_the_run(bank, monkeypatch, number):
 
 def test_a_write_of_an_id_that_does_not_end_ends_the_run(bank, monkeypatch):
     """Nor does the last word of the lease wait for it."""
-    monkeypatch.setattr(scheduler, "_GRACE_SECONDS", 0.5)
-    monkeypatch.setattr(scheduler, "_GOODBYE_SECONDS", 0.1)
+    monkeypatch.setattr(failover, "_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(failover, "_GOODBYE_SECONDS", 0.1)
     monkeypatch.setattr(lease, "_LAST_SECONDS", -0.5)  # after a heartbeat
     put, over = Storage.put_bytes, threading.Event()
 
@@ -993,7 +993,7 @@ def test_what_was_found_before_epochs_fell_counts_for_nothing(bank, monkeypatch,
             return super().run(task, rows, columns, deadline)
 
     bank = configured(bank, WEIR_CHECKPOINTS__TOLERABLE_FAILURES="3")
-    files = (1, 2) if name == "_cut" else (1,)  # one more to plan, or none
+    files = (1, 2) if name == "_plan" else (1,)  # one more to plan, or none
     bank.land(*files)
     thread, reports = background(bank, Failing())
     assert failed.wait(30)

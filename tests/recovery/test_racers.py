@@ -362,7 +362,7 @@ def test_a_zombie_whose_staged_rows_its_successor_removed_says_that_it_is_fenced
     Feed(_SEED, site.landing).land(4)
     zombie = Sleepy(site, "turnover", monkeypatch)
     discarded: list[int] = []
-    monkeypatch.setattr("pipelines.runtime.epoch.scheduler.discard", lambda _, __, id: discarded.append(id))
+    monkeypatch.setattr("pipelines.runtime.epoch.failover.discard", lambda _, __, id: discarded.append(id))
     with pytest.raises(FencedError) as fenced:
         _run(site, zombie)
     assert not discarded, "a fenced coordinator deletes nothing"

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from pipelines.runtime.epoch import scheduler
+from pipelines.runtime.epoch import transitions
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.restore import start_from
@@ -484,7 +484,7 @@ def test_a_cancelled_pipeline_can_still_be_pruned_and_cancelled_and_its_tables_s
 def test_a_savepoint_whose_asker_lost_patience_is_not_taken(bank, monkeypatch):
     storage, _ = open_storage(bank.site.pipeline, bank.site.settings)
     bank.land(1)
-    commit, completed = scheduler.commit, []
+    commit, completed = transitions.commit, []
 
     def slow(*arguments):
         done = commit(*arguments)
@@ -493,7 +493,7 @@ def test_a_savepoint_whose_asker_lost_patience_is_not_taken(bank, monkeypatch):
         completed.append(done)
         return done
 
-    monkeypatch.setattr(scheduler, "commit", slow)
+    monkeypatch.setattr(transitions, "commit", slow)
     with bank.coordinator():
         until(lambda: len(completed) == 1)
         requests.send(storage, requests.Request("savepoint", trigger="savepoint", savepoint="late"))

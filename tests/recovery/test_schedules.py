@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, expect, files, stage
-from pipelines.runtime.epoch import scheduler, stage_job
+from pipelines.runtime.epoch import failover, scheduler, stage_job, transitions
 from pipelines.runtime.epoch import steps as steps_of_an_epoch
 from pipelines.runtime.epoch.step_runner import Ended
 from pipelines.runtime.epoch.step_runner import run as run_step
@@ -238,7 +238,7 @@ def play(number: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return begin(directory, lost if writes.random() < faults else write)
 
     monkeypatch.setattr(async_writer, "begin", begun)
-    for module in (run, scheduler, stage_job, steps_of_an_epoch):
+    for module in (run, scheduler, transitions, failover, stage_job, steps_of_an_epoch):
         monkeypatch.setattr(module, "time", clock)
     close = scheduler.EpochScheduler.close
 

@@ -29,7 +29,7 @@ from pipelines.api import (
     files,
     stage,
 )
-from pipelines.runtime.epoch import scheduler
+from pipelines.runtime.epoch import scheduler, steps
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.operations import forks
@@ -307,12 +307,12 @@ def test_a_checkpoint_of_an_earlier_release_says_by_its_ttl_what_is_forgotten(tm
         monkeypatch.setattr(function, "_SWEEP_ENTRIES", most)
         played = Played(tmp_path / str(most), monkeypatch)
         with monkeypatch.context() as earlier:
-            figures = scheduler.steps._figures
+            figures = steps._figures
 
             def without(*arguments: Any, figures: Any = figures) -> dict[str, Any]:
                 return {name: value for name, value in figures(*arguments).items() if name != "forgotten"}
 
-            earlier.setattr(scheduler.steps, "_figures", without)
+            earlier.setattr(steps, "_figures", without)
             played.epoch(visited("1h"), 0, KEYS)
             played.epoch(visited("1h"), 5, ["x"])
         played.epoch(visited(None), 5, KEYS)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pipelines.flights import pipeline
-from pipelines.runtime.epoch import scheduler
+from pipelines.runtime.epoch import transitions
 from pipelines.runtime.ownership import publish
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.run.run import open_storage, readers
@@ -137,7 +137,7 @@ def test_a_commit_that_reported_an_error_counts_if_it_landed(site, days, monkeyp
 def test_a_drain_that_fails_is_done_again_before_the_run_ends(site, days, monkeypatch):
     flights_ = replace(site(max_files=_DAYS), options={"WEIR_CHECKPOINTS__TOLERABLE_FAILURES": "1"})
     flights_.land(days[:_DAYS])
-    run_stage, errors = scheduler.run_stage, [TransientError("the cluster was away")]
+    run_stage, errors = transitions.run_stage, [TransientError("the cluster was away")]
 
     def flaky(context, flight, *work):
         if flight.cut.drain and errors:
@@ -145,7 +145,7 @@ def test_a_drain_that_fails_is_done_again_before_the_run_ends(site, days, monkey
         return run_stage(context, flight, *work)
 
     with monkeypatch.context() as patched:
-        patched.setattr(scheduler, "run_stage", flaky)
+        patched.setattr(transitions, "run_stage", flaky)
         flights_.run(drain=True)
 
     flights_.assert_exact(_DAYS)

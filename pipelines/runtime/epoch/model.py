@@ -1,15 +1,19 @@
-"""What the steps of an epoch hand to each other: the run's context, the plan of an epoch, the epoch in flight, the
-report."""
+"""The model: an epoch in flight, what its steps hand to each other, and all epochs in flight together.
+
+Plain data. `readiness` says which step may begin, `transitions` and `failover` change the model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 import pyarrow as pa
 
+from configs.sections import CheckpointSettings
 from pipelines.runtime.definition import Stage
 from pipelines.runtime.epoch.in_flight_data import InFlightData, Rows, Work
 from pipelines.runtime.gates.evaluation import Verdict
@@ -166,6 +170,27 @@ class Applied:
     watermark: int | None
 
 
+class Step(StrEnum):
+    """A step of an epoch. Each slot runs one step at a time, in a thread of its own; a stage's job runs in the slot
+    that is named after its stage."""
+
+    NOTE_ID = "ids"
+    RUN_STAGE = "stage"
+    JUDGE = "gates of rows"
+    UPLOAD = "uploads"
+    SEAL = "seal"
+    COMMIT = "commits"
+    PUBLISH = "publishing"
+    FINISH = "pruning"
+
+    def slot(self, stage: Stage | None = None) -> str:
+        """The slot that runs this step; an epoch is sealed in the slot of the commits."""
+        if self is Step.RUN_STAGE:
+            assert stage is not None, "a job is the job of a stage"
+            return stage.uid
+        return Step.COMMIT.value if self is Step.SEAL else self.value
+
+
 @dataclass
 class InFlightEpoch:
     """One epoch between its trigger and its end. frontier: after its slices. acks: by stage, as its subtasks gave them,
@@ -173,7 +198,7 @@ class InFlightEpoch:
     one may know more.
 
     uploaded: acks whose files are in storage, by stage, until the epoch before is confirmed. noted: its id is written
-    down. judged: uids of stages whose rows no gate refuses. begun: steps, by lane and kind. elsewhere: uids of stages
+    down. judged: uids of stages whose rows no gate refuses. begun: steps, each with its stage's uid. elsewhere: uids of stages
     that run again, once what they build on is in storage. sealed: the row and the listing, ready for the commit;
     confirmed: the checkpoint, once the registry has it; published: what its sinks have of it.
     work: by stage, what it applies; waiting: what it has not applied after that. applied: which epoch it was at.
@@ -191,7 +216,7 @@ class InFlightEpoch:
     uploaded: dict[str, list[Ack]] = field(default_factory=dict)
     noted: bool = False
     judged: set[str] = field(default_factory=set)
-    begun: set[tuple[str, str]] = field(default_factory=set)
+    begun: set[tuple[Step, str | None]] = field(default_factory=set)
     elsewhere: set[str] = field(default_factory=set)
     sealed: tuple[Checkpoint, tuple[StateFile, ...]] | None = None
     may_stand: bool = False
@@ -236,26 +261,107 @@ class InFlightEpoch:
         return self.frontier.now
 
 
-def pending_bytes(
-    in_flight_epochs: Sequence[InFlightEpoch],
-    progress_by_stage: Mapping[str, StageProgress],
-    stages: Sequence[Stage],
-    full: bool,
-) -> int:
-    """Of what this disk has to keep: what is still to be uploaded, at most, and rows in front of a stage, until it has
-    applied them.
+@dataclass(frozen=True, slots=True)
+class RunningStep:
+    """What a slot runs. begun: on time.monotonic()."""
 
-    tips: by stage. full: all files of a snapshot are uploaded, the base's too.
+    epoch: InFlightEpoch
+    begun: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why epochs fall.
+
+    Attributes:
+        epoch: The oldest epoch that failed by itself.
+        error: What it failed with.
+        final: No replay by this run can help.
+        keep: Nothing is discarded, since only the registry knows what was committed.
+        again: Set if the epoch did not fail, but is to begin anew with this plan.
     """
-    to_upload = [handed for in_flight in in_flight_epochs for handed in in_flight.to_upload]
-    rows: list[Rows] = [file for handed in to_upload for file in handed.staged]
-    rows += [file for in_flight in in_flight_epochs for stage in stages for file in in_flight.ahead_of(stage)]
-    rows += [
-        file for progress in progress_by_stage.values() for unapplied in progress.waiting for file in unapplied.files
-    ]
-    by_place = {file.local: file.bytes for file in rows if isinstance(file, StagedFile)}
-    return sum(handed.state_bytes(full) for handed in to_upload) + sum(by_place.values())
+
+    epoch: int
+    error: BaseException
+    final: bool = False
+    keep: bool = False
+    again: EpochPlan | None = None
+
+
+@dataclass
+class EpochsInFlight:
+    """All epochs between their trigger and their end, and what the next one builds on.
+
+    Attributes:
+        stages: The pipeline's stages, upstream first.
+        limits: How many epochs, and how many bytes, may be in flight.
+        epochs: Oldest first; each builds on the one before it.
+        fallen: Epochs that fell, until the steps that still run have ended and all of them can be discarded.
+        failure: Why they fell.
+        running: By slot, the step that it runs.
+        offsets: How far the newest epoch reads the sources.
+        progress: By stage, what its next epoch builds on.
+        bases: By stage and subtask, its snapshot in the newest confirmed checkpoint.
+        channels: By path, the files of rows in that checkpoint.
+        kept: Acks of epochs that have ended, whose rows a stage still reads from this disk.
+        again: What to begin next, before anything else is planned.
+        pruning_deferred: Whether the newest epoch that was published leaves its pruning to the next one.
+        has_confirmed: Whether this run has confirmed a checkpoint.
+        has_fallen: Whether epochs have fallen since the run asked last.
+        failures_before: Failures in a row before the one that makes epochs fall now.
+        reports: Of epochs that have ended and that nobody has been given yet.
+    """
+
+    stages: tuple[Stage, ...]
+    limits: CheckpointSettings
+    epochs: list[InFlightEpoch] = field(default_factory=list)
+    fallen: list[InFlightEpoch] = field(default_factory=list)
+    failure: Failure | None = None
+    running: dict[str, RunningStep] = field(default_factory=dict)
+    offsets: SourceOffsets = field(default_factory=lambda: SourceOffsets.at(None))
+    progress: dict[str, StageProgress] = field(default_factory=dict)
+    bases: dict[str, dict[int, Snapshot]] = field(default_factory=dict)
+    channels: dict[str, StateFile] = field(default_factory=dict)
+    kept: list[Ack] = field(default_factory=list)
+    again: EpochPlan | None = None
+    pruning_deferred: bool = False
+    has_confirmed: bool = False
+    has_fallen: bool = False
+    failures_before: int = 0
+    reports: list[EpochReport] = field(default_factory=list)
+
+    def before(self, epoch: InFlightEpoch) -> InFlightEpoch | None:
+        """The epoch that this one builds on, if that is in flight too."""
+        index = self.epochs.index(epoch)
+        return self.epochs[index - 1] if index else None
+
+    def after(self, epoch: InFlightEpoch) -> InFlightEpoch | None:
+        """The epoch that builds on this one."""
+        return next(iter(self.epochs[self.epochs.index(epoch) + 1 :]), None)
+
+    @property
+    def may_leave_rows(self) -> bool:
+        """Whether stages may leave rows that they have not applied."""
+        unaligned = self.limits.alignment_timeout_seconds is not None
+        return unaligned or any(progress.waiting for progress in self.progress.values())
+
+    @property
+    def pending_bytes(self) -> int:
+        """Of what this disk has to keep: what is still to be uploaded, at most, and rows in front of a stage, until it
+        has applied them."""
+        to_upload = [pending for epoch in self.epochs for pending in epoch.to_upload]
+        rows: list[Rows] = [file for pending in to_upload for file in pending.staged]
+        rows += [file for epoch in self.epochs for stage in self.stages for file in epoch.ahead_of(stage)]
+        rows += self.rows_left()
+        by_place = {file.local: file.bytes for file in rows if isinstance(file, StagedFile)}
+        full = self.limits.mode == "full"  # then all files of a snapshot are uploaded, the base's too
+        return sum(pending.state_bytes(full) for pending in to_upload) + sum(by_place.values())
+
+    def rows_left(self) -> list[Rows]:
+        """Files of rows that stages have not applied."""
+        return [file for progress in self.progress.values() for data in progress.waiting for file in data.files]
 
 
 def local_rows(files: Iterable[Rows]) -> set[str]:
+    """Where rows lie on this disk."""
     return {file.local for file in files if isinstance(file, StagedFile)}

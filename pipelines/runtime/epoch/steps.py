@@ -6,7 +6,7 @@
 Everything up to the commit can be thrown away: it lies under prefixes that only this attempt knows. The commit is one
 row in the registry. Everything after the commit can be done again by whoever comes next.
 
-These are its steps, each from values to a value. `scheduler` says which epoch takes which step when: while one is
+These are its steps, each from values to a value. `readiness` says which epoch may take which step when: while one is
 published the next one is committed, and another uploaded, and the stages of those after it are at work.
 """
 

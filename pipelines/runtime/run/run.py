@@ -1,14 +1,14 @@
 """One run of a pipeline's coordinator: take over, recover, then epochs until there is a reason to stop.
 
-Here it is decided when a barrier is cut, and where; `scheduler` takes the epochs from there to their end. `run` is a
-generator: it yields a report for each completed epoch, to whoever called it (CLI, Dagster, a test). Only the generation
-gives rights; everything that a dead predecessor left is found and finished or removed here."""
+`next_action` decides what comes next, the loop here carries that out, and `scheduler` takes epochs to their end. `run`
+is a generator: it yields a report for each completed epoch, to whoever called it (CLI, Dagster, a test). Only the
+generation gives rights; everything that a dead predecessor left is found and finished or removed here."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,21 @@ from pipelines.runtime.ownership.pipeline_storage import open_storage as open_st
 from pipelines.runtime.restore.recovery import owning
 from pipelines.runtime.restore.start_from import start
 from pipelines.runtime.run import maintenance
+from pipelines.runtime.run.next_action import (
+    Action,
+    BeginAgain,
+    BeginEpoch,
+    CarryOut,
+    End,
+    Look,
+    LookAround,
+    Memory,
+    Situation,
+    Sleep,
+    Withdraw,
+    next_action,
+)
+from pipelines.runtime.run.next_action import RunOptions as RunOptions
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.coordinator import Coordinator, Policy, retry_pause
 from state_ops.checkpoints.pending_checkpoint import Trigger
@@ -56,42 +71,13 @@ log = structlog.get_logger("weir.run")
 _FINAL = (ConfigurationError, GateError, InputError, PipelineError, RunEndedError, StageError)
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """How this run is triggered and when it ends.
-
-    trigger, reason: what started it; recorded for epochs that no slice limit cut. interval: seconds between barriers
-    that the run cuts by itself when data waits; None: only requests do.
-    until_caught_up: end when there is no more input, after lingering `linger_seconds` for more. drain: then close every
-    window and end. max_seconds: end at the first barrier after this time. start_from: PIPELINE:SAVEPOINT, for a
-    pipeline that has no checkpoint yet (`start_from.start`). automatic: no person asked for this run; a sensor's is so
-    whatever is said here."""
-
-    trigger: Trigger = Trigger.MANUAL
-    reason: str = "weir run"
-    interval: float | None = None
-    until_caught_up: bool = False
-    linger_seconds: float = 0.0
-    drain: bool = False
-    max_seconds: float | None = None
-    run_id: str | None = None
-    start_from: str | None = None
-    automatic: bool = False
-
-    @property
-    def by_a_person(self) -> bool:
-        """Whether this run may begin again what a person has ended."""
-        return not self.automatic and self.trigger is not Trigger.SENSOR
-
-
 @dataclass
 class Loop:
     """Where the run stands between two barriers."""
 
     coordinator: Coordinator
     scheduler: EpochScheduler
-    catching_up: bool = True
-    to_drain: set[tuple[str, str]] | None = None
+    memory: Memory = field(default_factory=Memory)
 
     @property
     def head(self) -> Checkpoint | None:
@@ -188,110 +174,95 @@ def check_fits(pipeline: Pipeline, head: Checkpoint | None) -> None:
 
 def _epochs(context: RunContext, options: RunOptions, loop: Loop, heartbeat: Heartbeat) -> Iterator[EpochReport]:
     started, scheduler, poll = time.monotonic(), loop.scheduler, context.settings.run.poll_seconds
-    waiting_since: float | None = None
+    look: Look | None = None
     while True:
-        yield from scheduler.turn(poll)
-        if (
-            scheduler.again is not None
-        ):  # the slice of an epoch that a gate has declined comes before what has arrived since
-            if loop.coordinator.due(time.monotonic(), backlog=True, requested=True, catching_up=True):
-                scheduler.begin(scheduler.again)
-            else:
-                time.sleep(poll)
-            continue
-        if not (scheduler.has_room or scheduler.empty):  # whatever there is to do waits for an epoch
-            continue
-        frontier, answered, alone = scheduler.frontier, scheduler.answers, scheduler.empty
-        seen = yield from scheduler.beside(partial(_look, context, frontier.offsets), poll)
-        try:
-            pending, waiting = seen()
-        except Exception:
-            if alone:
-                raise
-            yield from _landed(context, scheduler)  # what was in flight is not to blame, and comes first
-            continue
-        if scheduler.frontier is not frontier:  # epochs have fallen meanwhile
-            continue
-        open_requests = [request for request in pending if request.name not in answered]
-        stop = _stop(open_requests, failing=loop.coordinator.failures > 0)
-        expired = options.max_seconds is not None and time.monotonic() - started > options.max_seconds
-        if stop is not None and stop.drain and loop.to_drain is None:
-            loop.to_drain = waiting | scheduler.reading  # what lands from now on is for the next run
-        draining = loop.to_drain is not None and bool(waiting & loop.to_drain or scheduler.behind)
-        # What gets a name has no rows in front of a stage, so that another version of the code can start from it.
-        stops = [request for request in open_requests if request.kind == requests.STOP]
-        naming = any(request.savepoint for request in stops) and not loop.coordinator.failures
-        draining |= naming and bool(scheduler.behind)
-        ending = draining and not (waiting & (loop.to_drain or set()))  # no slice is read any more
-        if expired if stop is None else not draining:
-            if not scheduler.empty:  # what is in flight ends first; if it fails, there is more to do
-                continue
-            if stop is None:
-                return
-            reason = stop.reason or "weir stop --drain"
-            if stop.drain and not (yield from _drain(context, loop, reason)):
-                time.sleep(poll)
-                continue
-            _stopped(context, loop, heartbeat, stop, open_requests)
-            for request in open_requests:
-                if request.kind == requests.STOP:
+        if look is None:
+            yield from scheduler.turn(poll)
+        action = _decide(context, options, loop, look, started)
+        seen, look = look, None
+        if seen is not None and isinstance(action, CarryOut | Withdraw):
+            look = seen.without(action.requests)
+        match action:
+            case LookAround():
+                look = yield from _look_around(context, scheduler)
+            case BeginAgain(plan):
+                scheduler.begin(plan)
+            case BeginEpoch():
+                yield from _begin_epoch(context, options, loop, action)
+            case CarryOut(asked):
+                for request in asked:
+                    maintenance.carry_out(context, request)
+                    left = {row.id for row in context.registry.checkpoints()}
+                    loop.coordinator.pruned(loop.coordinator.confirmed - left)
+            case Withdraw(asked):
+                for request in asked:
                     requests.take(context.storage, request)
-            return
-        barriers = [request for request in open_requests if request.kind in (requests.BARRIER, requests.NAME)]
-        others = [request for request in open_requests if request not in barriers and request.kind != requests.STOP]
-        if others:
-            if not scheduler.empty:  # they may delete, so nothing is in flight then
-                continue
-            for request in others:
-                maintenance.carry_out(context, request)
-                left = {row.id for row in context.registry.checkpoints()}
-                loop.coordinator.pruned(loop.coordinator.confirmed - left)
-        backlog = bool(waiting) or bool(scheduler.behind)
-        if not backlog:
-            # A sensor asks because files wait. An epoch has read them meanwhile: there is nothing left to cut.
-            done = [request for request in barriers if request.trigger == Trigger.SENSOR]
-            barriers = [request for request in barriers if request not in done]
-            for request in done if scheduler.empty else ():  # else it can wait, and the epochs need not
-                requests.take(context.storage, request)
-        loop.catching_up |= scheduler.fell()
-        catching_up, now = loop.catching_up or draining, time.monotonic()
-        named = any(request.kind == requests.NAME for request in barriers)
-        if named and not scheduler.empty and context.settings.checkpoints.alignment_timeout_seconds is not None:
-            continue  # what is in flight may leave rows
-        due = loop.coordinator.due(now, backlog=backlog, requested=bool(barriers), catching_up=catching_up)
-        goes_on = bool(scheduler.behind) and loop.coordinator.due(now, backlog=True, requested=False, catching_up=True)
-        if scheduler.has_room and (due or goes_on):
-            waiting_since = None
-            alone = scheduler.empty
-            cutting = partial(
-                _cut, context, frontier, scheduler.behind, loop.catching_up, options, barriers, ending or not due
-            )
-            planned = yield from scheduler.beside(cutting, poll)
-            try:
-                cut = planned()
-            except Exception as error:
-                if alone:
-                    _not_planned(loop, error)
-                yield from _landed(context, scheduler)  # then it is planned anew, from where they have come to
-            else:
-                if scheduler.frontier is frontier and scheduler.has_room:
-                    scheduler.begin(cut)
-            continue
-        if not scheduler.empty:
-            continue
-        if not backlog:
-            loop.catching_up = False
-        if options.drain and not backlog and (yield from _drain(context, loop, options.reason)):
-            heartbeat.outcome = "drained"
-            return
-        waiting_since = waiting_since if waiting_since is not None else time.monotonic()
-        if (
-            options.until_caught_up
-            and not (backlog or options.drain)
-            and time.monotonic() - waiting_since >= options.linger_seconds
-        ):
-            return
-        time.sleep(poll)
+            case End(stop, drain):
+                if drain is None or (yield from _drain(context, loop, drain)):
+                    if stop is not None and seen is not None:
+                        _stopped(context, loop, heartbeat, stop, seen.requests)
+                    elif drain is not None:
+                        heartbeat.outcome = "drained"
+                    return
+                time.sleep(poll)
+            case Sleep():
+                time.sleep(poll)
+
+
+def _decide(context: RunContext, options: RunOptions, loop: Loop, look: Look | None, started: float) -> Action:
+    now, scheduler = time.monotonic(), loop.scheduler
+    situation = Situation(
+        options=options,
+        now=now,
+        expired=options.max_seconds is not None and now - started > options.max_seconds,
+        failing=loop.coordinator.failures > 0,
+        unaligned=context.settings.checkpoints.alignment_timeout_seconds is not None,
+        due=partial(loop.coordinator.due, now),
+        empty=scheduler.empty,
+        has_room=scheduler.has_room,
+        again=scheduler.again,
+        behind=scheduler.behind,
+        look=look,
+    )
+    memory = replace(loop.memory, catching_up=scheduler.fell() or loop.memory.catching_up)
+    action, loop.memory = next_action(situation, memory)
+    return action
+
+
+def _look_around(context: RunContext, scheduler: EpochScheduler) -> Generator[EpochReport, None, Look | None]:
+    """Look for requests and files; None if the look says nothing any more, or has failed beside epochs in flight."""
+    offsets, answered, alone = scheduler.offsets, scheduler.answers, scheduler.empty
+    seen = yield from scheduler.beside(partial(_look, context, offsets.offsets), context.settings.run.poll_seconds)
+    try:
+        pending, waiting = seen()
+    except Exception:
+        if alone:
+            raise
+        yield from _finish_all(context, scheduler)  # what was in flight is not to blame, and comes first
+        return None
+    if scheduler.offsets is not offsets:  # epochs have fallen meanwhile
+        return None
+    open_requests = tuple(request for request in pending if request.name not in answered)
+    return Look(open_requests, frozenset(waiting), frozenset(scheduler.reading))
+
+
+def _begin_epoch(
+    context: RunContext, options: RunOptions, loop: Loop, action: BeginEpoch
+) -> Generator[EpochReport, None, None]:
+    """Plan the next epoch beside those in flight, and begin it unless they have fallen meanwhile."""
+    scheduler = loop.scheduler
+    offsets, alone = scheduler.offsets, scheduler.empty
+    planning = partial(_plan, context, offsets, scheduler.behind, loop.memory.catching_up, options, action)
+    planned = yield from scheduler.beside(planning, context.settings.run.poll_seconds)
+    try:
+        plan = planned()
+    except Exception as error:
+        if alone:
+            _not_planned(loop, error)
+        yield from _finish_all(context, scheduler)  # then it is planned anew, from where they have come to
+    else:
+        if scheduler.offsets is offsets and scheduler.has_room:
+            scheduler.begin(plan)
 
 
 def _look(context: RunContext, offsets: Mapping[str, dict[str, Any]]) -> tuple[list[Request], set[tuple[str, str]]]:
@@ -303,21 +274,12 @@ def _look(context: RunContext, offsets: Mapping[str, dict[str, Any]]) -> tuple[l
     return open_requests, {(name, file.name) for name, found in arrived.items() for file in found.fresh}
 
 
-def _stop(open_requests: list[Request], failing: bool) -> Request | None:
-    """The stop to follow: the oldest; but while epochs fail, one that does not ask for a drain, which needs one
-    more."""
-    stops = [request for request in open_requests if request.kind == requests.STOP]
-    at_once = [request for request in stops if not request.drain]
-    return next(iter(at_once if failing and at_once else stops), None)
-
-
 def _stopped(
-    context: RunContext, loop: Loop, heartbeat: Heartbeat, stop: Request, open_requests: list[Request]
+    context: RunContext, loop: Loop, heartbeat: Heartbeat, stop: Request, open_requests: Sequence[Request]
 ) -> None:
     """What stops ask for at the end: the one that is followed, and all others that this end is one for."""
-    ended = [
-        request for request in open_requests if request.kind == requests.STOP and (stop.drain or not request.drain)
-    ]
+    stops = [request for request in open_requests if request.kind == requests.STOP]
+    ended = [request for request in stops if stop.drain or not request.drain]
     for request in ended:
         if request.savepoint and loop.head is not None:
             savepoints.save(context, loop.head, request.savepoint, request.reason)
@@ -327,9 +289,11 @@ def _stopped(
     by_a_person = [request for request in ended if request.trigger == Trigger.MANUAL]
     if by_a_person:
         suspension.write(context.storage, Suspension(heartbeat.outcome, by_a_person[0].reason))
+    for request in stops:
+        requests.take(context.storage, request)
 
 
-def _landed(context: RunContext, scheduler: EpochScheduler) -> Iterator[EpochReport]:
+def _finish_all(context: RunContext, scheduler: EpochScheduler) -> Iterator[EpochReport]:
     """Begin nothing more until nothing is in flight."""
     while not scheduler.empty:
         yield from scheduler.turn(context.settings.run.poll_seconds)
@@ -343,47 +307,40 @@ def _not_planned(loop: Loop, error: Exception) -> None:
     _counted(loop.coordinator, "the next slice could not be planned, will be tried again", error)
 
 
-def _cut(
+def _plan(
     context: RunContext,
-    frontier: SourceOffsets,
+    offsets: SourceOffsets,
     behind: Mapping[str, int],
     catching_up: bool,
     options: RunOptions,
-    barriers: Sequence[Request],
-    only_waiting: bool,
+    action: BeginEpoch,
 ) -> EpochPlan:
-    """Fix the slices of the next epoch, and say what cut it there. behind: as `EpochScheduler.behind`. only_waiting:
-    none is read, stages go on with what they have left."""
-    asked = tuple(barriers)
+    """Fix the slices of the next epoch, and say why its barrier is cut. behind: as `EpochScheduler.behind`."""
+    barriers = action.barriers
     named = next((request for request in barriers if request.kind == requests.NAME), None)
-    others = tuple(one for one in asked if one.kind != requests.NAME)
-    if behind and (
-        only_waiting or named is not None or max(behind.values()) >= context.settings.checkpoints.max_waiting_epochs
-    ):
-        return EpochPlan(
-            options.trigger,
-            f"{max(behind, key=lambda uid: behind[uid])} has not applied all rows yet",
-            {},
-            requests=others,
-        )
+    most, limit = max(behind.values(), default=0), context.settings.checkpoints.max_waiting_epochs
+    if behind and (action.only_waiting or named is not None or most >= limit):
+        why = f"{max(behind, key=lambda uid: behind[uid])} has not applied all rows yet"
+        unnamed = tuple(request for request in barriers if request.kind != requests.NAME)
+        return EpochPlan(options.trigger, why, {}, requests=unnamed)
     slices = {
-        name: reader.plan(frontier.offsets.get(name), context.settings.epoch, frontier.expected.get(name))
+        name: reader.plan(offsets.offsets.get(name), context.settings.epoch, offsets.expected.get(name))
         for name, reader in context.readers.items()
     }
-    if named is not None:
-        why = f"savepoint {named.savepoint!r}: {named.reason}"
-        return EpochPlan(Trigger.SAVEPOINT, why, slices, requests=asked)
     full = [name for name, planned in slices.items() if planned.limited]
-    if full:
-        return EpochPlan(Trigger.SLICE_LIMIT, f"slice limit reached in {', '.join(full)}", slices, requests=asked)
-    if barriers:
+    if named is not None:
+        trigger, why = Trigger.SAVEPOINT, f"savepoint {named.savepoint!r}: {named.reason}"
+    elif full:
+        trigger, why = Trigger.SLICE_LIMIT, f"slice limit reached in {', '.join(full)}"
+    elif barriers:
         first = barriers[0]
-        tick = f" (tick {first.tick})" if first.tick else ""
-        known = Trigger(first.trigger) if first.trigger in set(Trigger) else Trigger.MANUAL
-        return EpochPlan(known, f"{first.reason}{tick}", slices, requests=asked)
-    if catching_up or options.interval is None:
-        return EpochPlan(options.trigger, options.reason, slices)
-    return EpochPlan(Trigger.INTERVAL, f"every {options.interval:g} s", slices)
+        why = first.reason + (f" (tick {first.tick})" if first.tick else "")
+        trigger = Trigger(first.trigger) if first.trigger in set(Trigger) else Trigger.MANUAL
+    elif catching_up or options.interval is None:
+        trigger, why = options.trigger, options.reason
+    else:
+        trigger, why = Trigger.INTERVAL, f"every {options.interval:g} s"
+    return EpochPlan(trigger, why, slices, requests=barriers)
 
 
 def _drain(context: RunContext, loop: Loop, reason: str) -> Generator[EpochReport, None, bool]:
@@ -394,7 +351,7 @@ def _drain(context: RunContext, loop: Loop, reason: str) -> Generator[EpochRepor
     before, scheduler = loop.head, loop.scheduler
     if loop.coordinator.due(time.monotonic(), backlog=True, requested=True, catching_up=True):
         scheduler.begin(EpochPlan(Trigger.DRAIN, reason, {}, drain=True))
-        yield from _landed(context, scheduler)
+        yield from _finish_all(context, scheduler)
     return loop.head is not before
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.runtime.epoch import scheduler, steps
+from pipelines.runtime.epoch import steps, transitions
 from pipelines.runtime.epoch.step_runner import Ended
 from pipelines.runtime.epoch.step_runner import run as run_step
 from pipelines.runtime.execution.in_process import InMemoryExecutor
@@ -65,7 +65,7 @@ class Requests:
             monkeypatch.setattr(module, "at_once", self._at_once)
         for module in (delta, stage_upload):
             monkeypatch.setattr(module, "together", self._together)
-        for module, name, phase in ((steps, "completed", "seal"), (scheduler, "commit", "commit"),
+        for module, name, phase in ((steps, "completed", "seal"), (transitions, "commit", "commit"),
                                     (steps, "publish_missing", "publish"), (steps, "prune", "prune")):  # fmt: skip
             monkeypatch.setattr(module, name, self._phase(getattr(module, name), phase))
 
@@ -153,7 +153,7 @@ def test_no_commit_waits_for_the_upkeep_of_the_logs(tmp_path, monkeypatch):
     monkeypatch.setattr(log_cleanup, "INTERVAL", 4)
     bank, under_way, within = Bank.at(tmp_path / "site"), [], []
     bank.land(*range(1, _EPOCHS + 1))
-    for module, name in ((scheduler, "commit"), (steps, "publish"), (steps, "finish")):
+    for module, name in ((transitions, "commit"), (steps, "publish"), (steps, "finish")):
         monkeypatch.setattr(module, name, _noted(getattr(module, name), name, under_way))
     clean_up = log_cleanup.clean_up
     monkeypatch.setattr(log_cleanup, "clean_up", lambda *given: within.append(list(under_way)) or clean_up(*given))

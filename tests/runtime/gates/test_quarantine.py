@@ -31,7 +31,7 @@ from pipelines.api import (
     stage,
 )
 from pipelines.runtime.definition import ROW, Gate
-from pipelines.runtime.epoch import scheduler, stage_job
+from pipelines.runtime.epoch import failover, scheduler, stage_job, transitions
 from pipelines.runtime.epoch import steps as steps_of_an_epoch
 from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.execution.in_process import InMemoryExecutor
@@ -369,7 +369,7 @@ def test_any_order_of_steps_and_failures_gives_the_same(number, tmp_path, monkey
         **RETAINED,
     )
     parts = landed(site, 5, seed=number + 20, bad=0.08)
-    for module in (runs, scheduler, stage_job, steps_of_an_epoch):
+    for module in (runs, scheduler, transitions, failover, stage_job, steps_of_an_epoch):
         monkeypatch.setattr(module, "time", clock)
     close = scheduler.EpochScheduler.close
     monkeypatch.setattr(scheduler.EpochScheduler, "close", lambda air: None if runner.killed else close(air))

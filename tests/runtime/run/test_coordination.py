@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.runtime.epoch import scheduler, stage_job, steps
+from pipelines.runtime.epoch import failover, scheduler, stage_job, steps, transitions
 from pipelines.runtime.execution.executor import Channel, Deadline, Landed
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.run import run
@@ -51,7 +51,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    for module in (run, steps, scheduler, stage_job):
+    for module in (run, steps, scheduler, transitions, failover, stage_job):
         monkeypatch.setattr(module, "time", made)
     return made
 
