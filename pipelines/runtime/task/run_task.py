@@ -29,6 +29,7 @@ from pipelines.runtime.operators import FunctionOperator, Operator, Progress, Sh
 from pipelines.runtime.operators.compatibility import timers_left
 from pipelines.runtime.task.async_snapshot import AsyncSnapshot
 from pipelines.runtime.task.attempt_cache import Caching
+from pipelines.runtime.timings import record_ms
 from state_ops.arrow import frames
 from state_ops.arrow.parquet import staged_writer
 from state_ops.backends import composite
@@ -143,7 +144,7 @@ def run(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Ack
         task.work_dir / task.stage.uid / str(subtask),
     )
     counters = _Counters()
-    where = f"stage {task.stage.uid}, epoch {task.epoch}, subtask {subtask}"
+    where = _where(task, subtask)
     declined: WeirError
     try:
         return _run(task, attempt, batches, counters)
@@ -169,91 +170,109 @@ def run(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) -> Ack
 
 
 def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], counters: _Counters) -> Ack:
+    """One attempt from its base snapshot to its ack: open the state, apply the rows, take a snapshot, hand over."""
     deadline = None if task.seconds is None else time.monotonic() + task.seconds
     base = task.bases.get(attempt.subtask)
-    keep = task.keep.union(*(_local_owners(known) for known in task.bases.values()))
+    keep = task.keep.union(*(_local_owners(other) for other in task.bases.values()))
     sweep(attempt, keep, task.stages, task.parallelism)
     clock = time.perf_counter()
     kind = named(task.backend)
     is_immutable = composite.is_immutable(kind)
     shared = task.here is not None and task.here.exists()
-    freezer = AsyncSnapshot(
+    writer = AsyncSnapshot(
         task.asynchronous and shared, task.backend, task.stage.uid, attempt.subtask, task.warm_mb << 20
     )
-    held = freezer.claim(base)
+    unwritten = writer.claim(base)
     progress = _progress(task, attempt)
-    forked = snapshot.working_copy(
-        task.storage, attempt, base, deadline, is_immutable, task.objects, read=held is None, progress=progress
+    copy = snapshot.working_copy(
+        task.storage, attempt, base, deadline, is_immutable, task.objects, read=unwritten is None, progress=progress
     )
     if progress.fetched and task.seconds is not None:  # which has taken nothing of the epoch's time
         deadline = time.monotonic() + task.seconds
-    with snapshot.healing(forked):
-        where = f"stage {task.stage.uid}, epoch {task.epoch}, subtask {attempt.subtask}"
-        options = replace(task.options, where=where)
-        backend = held.reopen(options) if held is not None else composite.opened(kind, forked.db, options)
-        clock = _lap(counters, "open", clock)
+    with snapshot.healing(copy):
+        options = replace(task.options, where=_where(task, attempt.subtask))
+        backend = unwritten.reopen(options) if unwritten is not None else composite.opened(kind, copy.db, options)
+        clock = record_ms(counters.ms, "open", clock)
         staged = _Staged(task, attempt)
         with _closed(backend, staged):
-            watermark = None if task.progress.before is None else from_micros(task.progress.before)
-            epoch = Epoch(task.origin or task.epoch, task.now, watermark, attempt.subtask, task.parallelism)
-            groups = group_range(attempt.subtask, task.parallelism, task.max_parallelism)
             moved = isinstance(base, Snapshot) and base.rescaled
             if isinstance(base, Snapshot) and moved:
-                rescale.settle(backend, base, groups)
-                clock = _lap(counters, "rescale", clock)
-            if task.untold_timers and are_set(backend, groups):
-                left = timers_left(task.stage.uid)
-                raise PipelineError(f"{left.what.capitalize()}.", where=where, next=left.next)
-            residence = Residence(forked.source, attempt.directory, task.resident_mb << 20, groups, fresh=base is None)
-            swept = task.swept.get(attempt.subtask)
+                rescale.settle(backend, base, _groups(task, attempt))
+                clock = record_ms(counters.ms, "rescale", clock)
             caching = Caching(task.cache, task.stage.uid, attempt.subtask, base, task.warm_mb << 20)
-            operator = build(
-                task.stage,
-                task.shapes,
-                backend,
-                epoch,
-                task.progress,
-                groups,
-                swept,
-                caching.open,
-                residence,
-                task.epoch,
-                task.forgotten,
-            )
-            arriving = _Patient(batches, task.patience)
-            for rows in _data(task, arriving, counters):
-                for output, table in operator.process(rows):
-                    counters.rows_out += staged.write(output, table)
-                if counters.rows_in > operator.rows_deferred:
-                    arriving.applied()
-            stopped = staged.leave(_as_seen(batch) for batch in arriving.rest())
-            for output, table in operator.pause() if stopped or task.unfinished else operator.barrier():
-                if output == REST:
-                    staged.leave([table.drop_columns([GROUP])])
-                    counters.rows_in -= table.num_rows
-                else:
-                    counters.rows_out += staged.write(output, table)
-            clock = _lap(counters, "process", clock)
+            operator = _operator(task, attempt, backend, caching, copy.source)
+            _apply(task, operator, batches, staged, counters)
+            clock = record_ms(counters.ms, "process", clock)
             caching.barrier()
             changed = backend.written or moved or (task.full and base is not None)
             counters.entries = backend.approximate_entries()
-            frozen = freezer.freeze(backend)
+            frozen = writer.freeze(backend)
             taken = snapshot.take(attempt, backend) if changed and frozen is None else []
-            _lap(counters, "sync", clock)
+            record_ms(counters.ms, "sync", clock)
     prepared: LocalSnapshot | None = None
     if changed and frozen is not None:
-        prepared = snapshot.begin(attempt, forked, frozen, is_immutable)
+        prepared = snapshot.begin(attempt, copy, frozen, is_immutable)
     elif changed:
-        prepared = snapshot.prepare(attempt, forked, taken, is_immutable)
+        prepared = snapshot.prepare(attempt, copy, taken, is_immutable)
     else:
-        shutil.rmtree(forked.db, ignore_errors=True)
-    handed = PendingUpload(base.attempt if base else None, prepared, staged.files(), str(attempt.directory))
-    ack = _ack(task, attempt, handed, operator, counters, caching)
+        shutil.rmtree(copy.db, ignore_errors=True)
+    handover = PendingUpload(base.attempt if base else None, prepared, staged.files(), str(attempt.directory))
+    ack = _ack(task, attempt, handover, operator, counters, caching)
     if not shared:
         ack = _uploaded(task, attempt, base, ack, deadline)
-    for kept in (caching, freezer):
+    for kept in (caching, writer):
         kept.keep(attempt.id if changed else base.attempt if base else None)
     return ack
+
+
+def _operator(task: KeyedTask, attempt: Attempt, backend: Backend, caching: Caching, source: Path | None) -> Operator:
+    """The stage's operator on the subtask's state. source: of the working copy."""
+    groups, base = _groups(task, attempt), task.bases.get(attempt.subtask)
+    if task.untold_timers and are_set(backend, groups):
+        left = timers_left(task.stage.uid)
+        where = _where(task, attempt.subtask)
+        raise PipelineError(f"{left.what.capitalize()}.", where=where, next=left.next)
+    watermark = None if task.progress.before is None else from_micros(task.progress.before)
+    return build(
+        task.stage,
+        task.shapes,
+        backend,
+        Epoch(task.origin or task.epoch, task.now, watermark, attempt.subtask, task.parallelism),
+        task.progress,
+        groups,
+        task.swept.get(attempt.subtask),
+        caching.open,
+        Residence(source, attempt.directory, task.resident_mb << 20, groups, fresh=base is None),
+        task.epoch,
+        task.forgotten,
+    )
+
+
+def _apply(
+    task: KeyedTask, operator: Operator, batches: Iterator[pa.RecordBatch], staged: _Staged, counters: _Counters
+) -> None:
+    """Apply batches until there are no more or patience ends; stage what comes out, and what is left."""
+    arriving = _Patient(batches, task.patience)
+    for rows in _data(task, arriving, counters):
+        for output, table in operator.process(rows):
+            counters.rows_out += staged.write(output, table)
+        if counters.rows_in > operator.rows_deferred:
+            arriving.applied()
+    stopped = staged.leave(_as_seen(batch) for batch in arriving.rest())
+    for output, table in operator.pause() if stopped or task.unfinished else operator.barrier():
+        if output == REST:
+            staged.leave([table.drop_columns([GROUP])])
+            counters.rows_in -= table.num_rows
+        else:
+            counters.rows_out += staged.write(output, table)
+
+
+def _groups(task: KeyedTask, attempt: Attempt) -> range:
+    return group_range(attempt.subtask, task.parallelism, task.max_parallelism)
+
+
+def _where(task: KeyedTask, subtask: int) -> str:
+    return f"stage {task.stage.uid}, epoch {task.epoch}, subtask {subtask}"
 
 
 def _progress(task: KeyedTask, attempt: Attempt) -> RestoreProgress:
@@ -430,12 +449,6 @@ def _without_null_keys(task: KeyedTask, rows: pa.Table, counters: _Counters) -> 
         counters.rows_null_key += missing
         rows = rows.filter(pc.is_valid(rows.column(name)))
     return rows
-
-
-def _lap(counters: _Counters, phase: str, since: float) -> float:
-    now = time.perf_counter()
-    counters.ms[phase] = round((now - since) * 1000, 3)
-    return now
 
 
 class _Staged:
