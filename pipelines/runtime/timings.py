@@ -12,7 +12,7 @@ def record_ms(ms: dict[str, float], phase: str, since: float) -> float:
     return now
 
 
-_LANES = {
+_SLOTS = {
     "gate": "gates",
     "upload": "uploads",
     "seal": "commits",
@@ -28,12 +28,12 @@ def bottleneck(ms: Mapping[str, float]) -> str | None:
 
     ms: a checkpoint's. Publishing and pruning are those of epochs before, and so is what commits take beside sealing:
     each is done one after the other."""
-    runner: dict[str, float] = {}
+    slots: dict[str, float] = {}
     for phase, took in ms.items():
         if phase == "seal:gates":  # a part of "seal"
             continue
         kind, _, uid = phase.partition(":")
-        lane = _LANES.get(kind, uid if kind in ("stage", "quarantine") else None)
-        if lane is not None:
-            runner[lane] = runner.get(lane, 0.0) + took
-    return max(runner, key=lambda lane: runner[lane], default=None)
+        slot = _SLOTS.get(kind, uid if kind in ("stage", "quarantine") else None)
+        if slot is not None:
+            slots[slot] = slots.get(slot, 0.0) + took
+    return max(slots, key=lambda slot: slots[slot], default=None)

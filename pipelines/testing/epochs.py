@@ -147,7 +147,7 @@ class Epochs:
             (stage,) = pipeline.stages
             fixed = known_watermark(in_flight, stage, self.progress[stage.uid])
             progress = {stage.uid: replace(progress[stage.uid], watermark=fixed)}
-        self._offsets, self.progress, self.newest = in_flight.frontier, progress, in_flight
+        self._offsets, self.progress, self.newest = in_flight.source_offsets, progress, in_flight
 
     def _applied(self, in_flight: InFlightEpoch, stage: Stage) -> StageProgress:
         """Let one stage apply its part of the epoch; returns what its next epoch builds on."""

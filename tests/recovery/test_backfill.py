@@ -673,7 +673,7 @@ def test_where_files_do_not_tell_a_time_it_is_the_one_that_the_acks_say(tmp_path
 
 
 def _without_times(_context, flight, _parent):
-    return {name: {**position, "newest": None} for name, position in flight.frontier.offsets.items()}
+    return {name: {**position, "newest": None} for name, position in flight.source_offsets.offsets.items()}
 
 
 def test_storage_of_before_opens_and_its_base_is_an_earlier_one_which_is_said(tmp_path, monkeypatch, capsys):
@@ -691,7 +691,7 @@ def test_storage_of_before_opens_and_its_base_is_an_earlier_one_which_is_said(tm
 
 
 def _with_times_of_some(_context, flight, _parent):
-    return {name: {**position, "untold": True} for name, position in flight.frontier.offsets.items()}
+    return {name: {**position, "untold": True} for name, position in flight.source_offsets.offsets.items()}
 
 
 @pytest.mark.parametrize("positions", sampled([_without_times, _with_times_of_some]))
@@ -722,7 +722,7 @@ def test_however_often_checkpoints_are_pruned_a_promised_days_base_stays(tmp_pat
 
 
 def test_a_source_without_an_event_time_does_not_make_an_earlier_release_s_checkpoints_unsure(tmp_path, monkeypatch):
-    monkeypatch.setattr(steps, "_positions", lambda _context, flight, _parent: dict(flight.frontier.offsets))
+    monkeypatch.setattr(steps, "_positions", lambda _context, flight, _parent: dict(flight.source_offsets.offsets))
     plant = Plant.at(tmp_path, keep=7)
     counted = replace(devices, gates=(), input=files("{landing}/*.parquet", name="counted"))
     plant.site = replace(plant.site, pipeline=Pipeline("sensors", (counted, LATE), max_parallelism=8))

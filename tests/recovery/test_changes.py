@@ -392,7 +392,7 @@ def test_a_coordinator_that_is_asked_to_drain_does_so_through_failures_and_beyon
     run_stage, errors, late = transitions.run_stage, [TransientError("the cluster was away")], 0.0
 
     def flaky(context, flight, *work):
-        if flight.cut.drain and errors:
+        if flight.plan.drain and errors:
             raise errors.pop()
         return run_stage(context, flight, *work)
 

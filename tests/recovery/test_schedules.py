@@ -87,7 +87,7 @@ class Killed(BaseException):
 
 @dataclass
 class Shuffled:
-    """Lanes whose steps end one at a time, in any order, or fail before they have begun or after they are done."""
+    """Slots whose steps end one at a time, in any order, or fail before they have begun or after they are done."""
 
     chance: random.Random
     faults: float
@@ -97,9 +97,9 @@ class Shuffled:
     killed: bool = False
     _idle: int = 0
 
-    def start(self, lane: str, step: Callable[[], object]) -> None:
-        assert lane not in self._waiting, "a lane takes one step at a time"
-        self._waiting[lane] = step
+    def start(self, slot: str, step: Callable[[], object]) -> None:
+        assert slot not in self._waiting, "a slot takes one step at a time"
+        self._waiting[slot] = step
 
     def next(self, seconds: float) -> Ended | None:
         if self.killed or self.chance.random() < self.kills:
@@ -114,13 +114,13 @@ class Shuffled:
             self.clock.slept += (
                 630.0  # so long that every epoch's time is up; twice, and a step that does not end ends the run
             )
-        lane = self.chance.choice(sorted(self._waiting))
-        step = self._waiting.pop(lane)
+        slot = self.chance.choice(sorted(self._waiting))
+        step = self._waiting.pop(slot)
         if self.chance.random() < self.faults:
-            if lane != "commits" and self.chance.random() < 0.5:
-                run_step(lane, step)  # all of it is done, and yet it is reported as failed
-            return Ended(lane, None, TransientError(f"a step in the lane {lane} failed"))
-        return run_step(lane, step)
+            if slot != "commits" and self.chance.random() < 0.5:
+                run_step(slot, step)  # all of it is done, and yet it is reported as failed
+            return Ended(slot, None, TransientError(f"a step in the slot {slot} failed"))
+        return run_step(slot, step)
 
 
 @dataclass

@@ -140,7 +140,7 @@ def test_a_drain_that_fails_is_done_again_before_the_run_ends(site, days, monkey
     run_stage, errors = transitions.run_stage, [TransientError("the cluster was away")]
 
     def flaky(context, flight, *work):
-        if flight.cut.drain and errors:
+        if flight.plan.drain and errors:
             raise errors.pop()
         return run_stage(context, flight, *work)
 

@@ -19,12 +19,10 @@ from state_ops.checkpoints.checkpoint import (
 from state_ops.errors import RunEndedError, TransientError, plainly
 
 
-def commit(
-    context: RunContext, in_flight: InFlightEpoch, checkpoint: Checkpoint, files: Sequence[StateFile]
-) -> Checkpoint:
+def commit(context: RunContext, epoch: InFlightEpoch, checkpoint: Checkpoint, files: Sequence[StateFile]) -> Checkpoint:
     """The one commit point. An error leaves the outcome unknown, so the registry is asked under a fresh claim."""
-    record_ms(in_flight.ms, "to_commit", in_flight.started)
-    checkpoint = replace(checkpoint, completed_at=datetime.now(UTC), ms=dict(in_flight.ms))
+    record_ms(epoch.ms, "to_commit", epoch.started)
+    checkpoint = replace(checkpoint, completed_at=datetime.now(UTC), ms=dict(epoch.ms))
     clock = time.perf_counter()
     try:
         context.registry.commit(checkpoint, files)
@@ -33,8 +31,8 @@ def commit(
     except Exception as error:
         with context.claiming:
             _settle(context, checkpoint, error)
-    record_ms(in_flight.ms, "commit", clock)
-    remove(context, in_flight.losers)
+    record_ms(epoch.ms, "commit", clock)
+    remove(context, epoch.losers)
     return checkpoint
 
 

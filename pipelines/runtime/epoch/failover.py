@@ -229,7 +229,7 @@ class Failover:
 
     def _without_bad_file(self, error: HoldingError, epoch: InFlightEpoch) -> EpochPlan | None:
         """Note on an error which epoch it ended; returns the plan to take instead, where a file is set aside."""
-        plan = replace(epoch.cut, at=epoch.triggered_at)
+        plan = replace(epoch.plan, at=epoch.triggered_at)
         again = hold_causes.without_bad_file(self._context.readers, plan, error, self._epochs.offsets.expected)
         hold_causes.note_slice(error, epoch.pending.id, plan)
         return again
@@ -243,7 +243,7 @@ class Failover:
         while epochs.running and time.monotonic() < until:
             ended = runner.next(max(0.0, until - time.monotonic()))
             if ended is not None:
-                epochs.running.pop(ended.lane, None)
+                epochs.running.pop(ended.slot, None)
         with suppress(FencedError):
             raise_if_fenced(self._context, RuntimeError("the run ended"))
             self._discard([*epochs.fallen, *epochs.epochs])

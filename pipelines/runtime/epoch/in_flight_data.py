@@ -70,14 +70,14 @@ class InFlightData:
         }
 
     @classmethod
-    def from_json(cls, raw: dict[str, Any], found: Callable[[str], Rows]) -> InFlightData:
-        """found: the file of a path."""
+    def from_json(cls, raw: dict[str, Any], file_of: Callable[[str], Rows]) -> InFlightData:
+        """file_of: The file of a path."""
         return cls(
             CheckpointId(raw["epoch"]),
             raw["upstream"],
             from_micros(raw["now"]),
             raw["arriving"],
-            tuple(tuple(found(path) for path in layer) for layer in raw["layers"]),
+            tuple(tuple(file_of(path) for path in layer) for layer in raw["layers"]),
             None if raw["schema"] is None else schema_from_json(raw["schema"]),
             raw["begun"],
             raw["closed"],
@@ -130,7 +130,7 @@ def work(queue: Sequence[InFlightData], pace: int | None) -> Work:
         return Work(None, behind=tuple(queue))
     taken: list[tuple[Rows, ...]] = []
     for layer in first.layers:
-        if first.begun and taken and pace != 0 and _rows(file for one in taken for file in one) >= 2 * (pace or 0):
+        if first.begun and taken and pace != 0 and _rows(file for layer in taken for file in layer) >= 2 * (pace or 0):
             break
         taken.append(layer)
     return Work(first, tuple(taken), first.layers[len(taken) :], behind)

@@ -42,8 +42,13 @@ from state_ops.snapshots.stage_upload import read_by_next
 
 @dataclass(frozen=True, slots=True)
 class SourceOffsets:
-    """How far sources have been read, by epochs in flight too. expected: the columns of each one's files; now: the
-    newest processing time."""
+    """How far sources have been read, by epochs in flight too.
+
+    Attributes:
+        offsets: By source, its position as a checkpoint records it.
+        expected: By source, the columns of its files.
+        now: The newest processing time.
+    """
 
     offsets: Mapping[str, Any]
     expected: Mapping[str, pa.Schema]
@@ -57,7 +62,7 @@ class SourceOffsets:
         return cls(head.offsets, expected, head.epoch_now)
 
     def after(self, slices: Mapping[str, Slice], readers: Mapping[str, FilesReader], at: datetime) -> SourceOffsets:
-        """The frontier of the epoch that reads these slices. at: the time of its trigger."""
+        """The offsets of the epoch that reads these slices. at: the time of its trigger."""
         offsets, expected = dict(self.offsets), dict(self.expected)
         for name, planned in slices.items():
             offsets[name] = readers[name].advance(offsets.get(name), planned.files, planned.newest, planned.set_aside)
@@ -68,13 +73,17 @@ class SourceOffsets:
 
 @dataclass(frozen=True, slots=True)
 class StageProgress:
-    """Where a stage stands after its newest epoch, confirmed or not: what its next one builds on.
+    """Where a stage stands after its newest epoch, confirmed or not: what its next epoch builds on.
 
-    watermark: microseconds since 1970 UTC. swept: by subtask, where the sweep of expired state goes on. bases:
-    snapshots by subtask.
-    settled: every base is confirmed, or on the disk that workers share with the coordinator; else the next epoch waits.
-    waiting: what it has not applied. pace: rows that it applied last; None: not known. forgotten: what a TTL has let
-    expire."""
+    Attributes:
+        watermark: Microseconds since 1970 UTC.
+        swept: By subtask, where the sweep of expired state goes on.
+        bases: By subtask, its snapshot.
+        settled: Whether every base is confirmed, or on the disk that workers share with the coordinator.
+        waiting: The rows that the stage has not applied.
+        pace: How many rows it applied last; None: not known.
+        forgotten: What a TTL has let expire.
+    """
 
     watermark: int | None = None
     swept: Mapping[int, str] = field(default_factory=dict)
@@ -88,17 +97,21 @@ class StageProgress:
     def at(
         cls, head: Checkpoint | None, stage: str, bases: Mapping[int, Snapshot], channels: Mapping[str, Rows]
     ) -> StageProgress:
-        """The tip of a stage in a confirmed checkpoint, whose snapshots of it these are. channels: its files of rows,
-        by path.
+        """Where a stage stands in a confirmed checkpoint.
 
-        Raises DamageError where one of them is missing.
+        Args:
+            bases: By subtask, its snapshot in the checkpoint.
+            channels: By path, the checkpoint's files of rows.
+
+        Raises:
+            DamageError: A file of rows that wait for the stage is missing.
         """
         recorded = (head.operators.get(stage) or {}) if head else {}
         swept = {int(subtask): position for subtask, position in (recorded.get("swept") or {}).items()}
         if any(base.rescaled for base in bases.values()):
             swept = {}  # a hint, for other key groups than these
 
-        def found(path: str) -> Rows:
+        def file_of(path: str) -> Rows:
             if path not in channels:
                 raise DamageError(
                     f"Rows that {stage} has not applied are not listed.",
@@ -107,15 +120,15 @@ class StageProgress:
                 )
             return channels[path]
 
-        waiting = tuple(InFlightData.from_json(raw, found) for raw in recorded.get("waiting") or ())
+        waiting = tuple(InFlightData.from_json(raw, file_of) for raw in recorded.get("waiting") or ())
         forgotten = forgotten_in(recorded, to_micros(head.epoch_now)) if head else None
         return cls(head.watermarks.get(stage) if head else None, swept, bases, waiting=waiting, forgotten=forgotten)
 
     def after(
         self, acks: list[Ack], watermark: int | None, waiting: tuple[InFlightData, ...], forgotten: Forgotten | None
     ) -> StageProgress:
-        """The tip after an epoch whose acks these are. waiting: what it leaves; forgotten: what a TTL has let expire by
-        then."""
+        """Where the stage stands after an epoch whose acks these are. waiting: the rows that it leaves; forgotten: what
+        a TTL has let expire by then."""
         bases, settled = dict(self.bases), True
         for ack in acks:
             if ack.handover is not None:
@@ -149,9 +162,13 @@ class EpochReport:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What a stage's job gave, and its gates where they may set rows aside. acks: as they came, declines and strays
-    among them. shapes: None as long as no row has ever come. again: the cut to take instead of this epoch's, since a
-    gate has set rows aside."""
+    """What a stage's job gave, and its gates where they may set rows aside.
+
+    Attributes:
+        acks: As they came, declines and acks of other epochs among them.
+        shapes: None as long as no row has ever come.
+        again: The plan to take instead of this epoch's, since a gate has set rows aside.
+    """
 
     acks: tuple[Ack, ...]
     verdicts: tuple[Verdict, ...] = ()
@@ -162,7 +179,7 @@ class StageResult:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Which epoch a stage was at. whole: it has applied all of it; watermark: the one that it hands on then."""
+    """Which epoch a stage was at. whole: it has applied all rows of it; watermark: what it hands on then."""
 
     epoch: CheckpointId
     now: datetime
@@ -193,22 +210,34 @@ class Step(StrEnum):
 
 @dataclass
 class InFlightEpoch:
-    """One epoch between its trigger and its end. frontier: after its slices. acks: by stage, as its subtasks gave them,
-    once all are in; what is uploaded meanwhile does not change them. shapes: by stage, as this epoch knew them; a later
-    one may know more.
+    """One epoch between its trigger and its end.
 
-    uploaded: acks whose files are in storage, by stage, until the epoch before is confirmed. noted: its id is written
-    down. judged: uids of stages whose rows no gate refuses. begun: steps, each with its stage's uid. elsewhere: uids of stages
-    that run again, once what they build on is in storage. sealed: the row and the listing, ready for the commit;
-    confirmed: the checkpoint, once the registry has it; published: what its sinks have of it.
-    work: by stage, what it applies; waiting: what it has not applied after that. applied: which epoch it was at.
-    forgotten: by stage, what a TTL has let expire by then.
-    may_stand: its commit has begun, and the registry has not said that it failed. losers: objects of attempts that do
-    not count. started: on time.perf_counter(); deadline: on time.monotonic()."""
+    Attributes:
+        source_offsets: How far sources are read once its slices are.
+        started: On time.perf_counter().
+        deadline: On time.monotonic().
+        acks: By stage, the acks of its subtasks as they gave them, once all are in. An upload does not change them.
+        uploaded: By stage, acks whose files are in storage, until the epoch before is confirmed.
+        noted: Its id is written down.
+        judged: Uids of stages whose rows no gate refuses.
+        begun: Its steps that have begun, each with the uid of its stage.
+        elsewhere: Uids of stages that run again, once what they build on is in storage.
+        sealed: The row and the listing, ready for the commit.
+        may_stand: Its commit has begun, and the registry has not said that it failed.
+        confirmed: The checkpoint, once the registry has it.
+        published: What its sinks have of it.
+        shapes: By stage, as this epoch knew them; a later one may know more.
+        work: By stage, what it applies.
+        waiting: By stage, what it has not applied after that.
+        applied: By stage, which epoch it was at.
+        forgotten: By stage, what a TTL has let expire by then.
+        losers: Objects of attempts that do not count.
+        handed_over: Acks whose files lie on this disk.
+    """
 
     pending: PendingCheckpoint
-    cut: EpochPlan
-    frontier: SourceOffsets
+    plan: EpochPlan
+    source_offsets: SourceOffsets
     triggered_at: datetime
     started: float
     deadline: float
@@ -257,8 +286,8 @@ class InFlightEpoch:
 
     @property
     def now(self) -> datetime:
-        assert self.frontier.now is not None, "it is set when an epoch is begun"
-        return self.frontier.now
+        assert self.source_offsets.now is not None, "it is set when an epoch is begun"
+        return self.source_offsets.now
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,7 @@ def can_defer_pruning(epochs: EpochsInFlight, epoch: InFlightEpoch) -> bool:
     somebody waits for an answer."""
     follower = epochs.after(epoch)
     soon = follower is not None and follower.pending.complete
-    return soon and not epoch.cut.requests and not epochs.pruning_deferred
+    return soon and not epoch.plan.requests and not epochs.pruning_deferred
 
 
 def epoch_to_watch(epochs: EpochsInFlight, now: float, watched: float) -> InFlightEpoch | None:

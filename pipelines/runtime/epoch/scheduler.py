@@ -88,13 +88,13 @@ class EpochScheduler:
     @property
     def reading(self) -> set[tuple[str, str]]:
         """Source and name of every file that an epoch in flight reads."""
-        plans = [epoch.cut.slices for epoch in [*self._epochs.fallen, *self._epochs.epochs]]
+        plans = [epoch.plan.slices for epoch in [*self._epochs.fallen, *self._epochs.epochs]]
         return {(name, file.name) for slices in plans for name, planned in slices.items() for file in planned.files}
 
     @property
     def answers(self) -> set[str]:
         """Names of the requests that epochs in flight will answer."""
-        return {request.name for epoch in self._epochs.epochs for request in epoch.cut.requests}
+        return {request.name for epoch in self._epochs.epochs for request in epoch.plan.requests}
 
     def fell(self) -> bool:
         """Whether epochs have fallen since this was asked last: their slices are to be read again, however long ago
@@ -131,7 +131,7 @@ class EpochScheduler:
         while True:
             left = until - time.perf_counter()
             ended = self._runner.next(max(0.0, left) if epochs.running or self._looking_since is not None else 0.0)
-            if ended is not None and ended.lane == _LOOKS:
+            if ended is not None and ended.slot == _LOOKS:
                 self._looking_since, self._seen = None, ended
             elif ended is not None:
                 self._transitions.take(ended)

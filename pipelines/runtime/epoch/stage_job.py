@@ -45,17 +45,17 @@ from state_ops.snapshots.stage_upload import read_by_next
 log = structlog.get_logger("weir.epoch")
 
 
-def plan(context: RunContext, in_flight: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
+def plan(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> Work:
     """What the stage applies in this epoch: what it has left before, or this epoch's rows. The stage upstream has
     acked."""
     if isinstance(stage.input, FileSource):
-        planned = in_flight.cut.slices.get(stage.input.name)
+        planned = epoch.plan.slices.get(stage.input.name)
         newest = planned.newest if planned else None
-        return Work(InFlightData(in_flight.pending.id, stage.uid, in_flight.now, newest, (), None))
+        return Work(InFlightData(epoch.pending.id, stage.uid, epoch.now, newest, (), None))
     upstream, more = stage.input.uid, None
-    at = in_flight.applied.get(upstream)
+    at = epoch.applied.get(upstream)
     if at is not None:
-        rows = tuple(file for ack in in_flight.acks[upstream] for file in read_by_next(ack))
+        rows = tuple(file for ack in epoch.acks[upstream] for file in read_by_next(ack))
         schema = context.shapes[upstream].outputs[MAIN] if rows else None
         more = InFlightData(at.epoch, upstream, at.now, at.watermark, (rows,) if rows else (), schema, closed=at.whole)
     return work(joined(progress.waiting, more), progress.pace)
@@ -73,7 +73,7 @@ def bases(context: RunContext, head: Checkpoint | None, files: Sequence[StateFil
 
 def run_stage(
     context: RunContext,
-    in_flight: InFlightEpoch,
+    epoch: InFlightEpoch,
     stage: Stage,
     progress: StageProgress,
     keep: frozenset[AttemptId],
@@ -83,11 +83,11 @@ def run_stage(
 ) -> StageResult:
     """Run a stage's job; then ask its gates on rows, if they may set rows aside and no subtask declined. Others are
     asked by `judge`. Arguments as of `run_job`."""
-    result = run_job(context, in_flight, stage, progress, keep, here, reread, asynchronous)
+    result = run_job(context, epoch, stage, progress, keep, here, reread, asynchronous)
     if not stage.quarantines or any(ack.error is not None for ack in result.acks):
         return result
     clock, ms = time.perf_counter(), dict(result.ms)
-    acks = _with_quarantine(context, in_flight, stage, list(result.acks))
+    acks = _with_quarantine(context, epoch, stage, list(result.acks))
     verdicts: list[Verdict] = []
     again: EpochPlan | None = None
     files = _judged(stage, acks)
@@ -95,14 +95,14 @@ def run_stage(
         looked_at = evaluation.looked_at(context.storage, stage, files)
         verdicts = _verdicts(context, stage, files, looked_at)
         if any(verdict.quarantines for verdict in verdicts):
-            again = _without_failed(context, in_flight, stage, acks, verdicts, looked_at)
+            again = _without_failed(context, epoch, stage, acks, verdicts, looked_at)
         record_ms(ms, f"quarantine:{stage.uid}", clock)
     return StageResult(tuple(acks), tuple(verdicts), ms, result.shapes, again)
 
 
 def run_job(
     context: RunContext,
-    in_flight: InFlightEpoch,
+    epoch: InFlightEpoch,
     stage: Stage,
     progress: StageProgress,
     keep: frozenset[AttemptId],
@@ -118,30 +118,30 @@ def run_job(
         here: As in `KeyedTask`, like `reread` and `asynchronous`.
     """
     started, ms = time.perf_counter(), dict[str, float]()
-    rows = _input(context, in_flight, stage)
-    fixed = _shapes(context, in_flight, stage, rows)
+    rows = _input(context, epoch, stage)
+    fixed = _shapes(context, epoch, stage, rows)
     if fixed is None:  # nothing has ever arrived: there is no schema yet, hence no state and no rows
-        return StageResult(_nothing(context, in_flight, stage))
+        return StageResult(_nothing(context, epoch, stage))
     full = context.settings.checkpoints.mode == "full"  # then every snapshot is one of its own
-    if in_flight.work[stage.uid].first is None and not full and not progress.rescaled:
-        return StageResult(_idle(context, in_flight, stage, progress), shapes=fixed)
-    _check_columns(context, in_flight, stage)
+    if epoch.work[stage.uid].first is None and not full and not progress.rescaled:
+        return StageResult(_idle(context, epoch, stage, progress), shapes=fixed)
+    _check_columns(context, epoch, stage)
     task = replace(
-        _task(context, in_flight, stage, fixed, progress),
+        _task(context, epoch, stage, fixed, progress),
         keep=keep,
         here=here,
         reread=reread,
         asynchronous=asynchronous,
     )
-    acks = context.executor.run(task, rows, context.inputs[stage.uid], lambda: in_flight.deadline)
+    acks = context.executor.run(task, rows, context.inputs[stage.uid], lambda: epoch.deadline)
     record_ms(ms, f"stage:{stage.uid}", started)
     return StageResult(tuple(acks), ms=ms, shapes=fixed)
 
 
-def to_judge(in_flight: InFlightEpoch, stage: Stage) -> list[StagedFile | StateFile]:
+def to_judge(epoch: InFlightEpoch, stage: Stage) -> list[StagedFile | StateFile]:
     """What gates are still to look at of a stage that has acked: rows that it has handed out, unless its job has asked
     them already."""
-    return [] if stage.quarantines else _judged(stage, in_flight.acks[stage.uid])
+    return [] if stage.quarantines else _judged(stage, epoch.acks[stage.uid])
 
 
 def judge(
@@ -166,11 +166,11 @@ def _judged(stage: Stage, acks: Sequence[Ack]) -> list[StagedFile | StateFile]:
     return [file for ack in acks for file in read_by_next(ack)] if evaluation.of_rows(stage) else []
 
 
-def _with_quarantine(context: RunContext, in_flight: InFlightEpoch, stage: Stage, acks: list[Ack]) -> list[Ack]:
+def _with_quarantine(context: RunContext, epoch: InFlightEpoch, stage: Stage, acks: list[Ack]) -> list[Ack]:
     """The acks, with the rows that the stage's gates have set aside before this replay."""
     if not isinstance(stage.input, FileSource) or not stage.quarantines:
         return acks
-    planned = in_flight.cut.slices.get(stage.input.name)
+    planned = epoch.plan.slices.get(stage.input.name)
     if planned is None or not planned.left_out:
         return acks
     return quarantine.with_rows(
@@ -180,75 +180,75 @@ def _with_quarantine(context: RunContext, in_flight: InFlightEpoch, stage: Stage
 
 def _without_failed(
     context: RunContext,
-    in_flight: InFlightEpoch,
+    epoch: InFlightEpoch,
     stage: Stage,
     acks: Sequence[Ack],
     verdicts: Sequence[Verdict],
     looked_at: pa.Table,
 ) -> EpochPlan:
-    """The epoch's cut without the rows that a quarantining gate refuses. Raises GateError where these are too many."""
+    """The epoch's plan without the rows that a quarantining gate refuses. Raises GateError where these are too many."""
     assert isinstance(stage.input, FileSource), "only such a stage may quarantine"
-    name, cut = stage.input.name, in_flight.cut
+    name, before = stage.input.name, epoch.plan
     positions = quarantine.positions_of(context.storage, acks)
-    more = quarantine.decided(stage, cut.slices[name], cut.rounds, verdicts, looked_at, positions)
-    log.warning("a gate sets rows aside", stage=stage.uid, epoch=int(in_flight.pending.id), rows=len(more))
-    slices = {**cut.slices, name: context.readers[name].without(cut.slices[name], more)}
-    return replace(cut, slices=slices, rounds=cut.rounds + 1)
+    more = quarantine.decided(stage, before.slices[name], before.rounds, verdicts, looked_at, positions)
+    log.warning("a gate sets rows aside", stage=stage.uid, epoch=int(epoch.pending.id), rows=len(more))
+    slices = {**before.slices, name: context.readers[name].without(before.slices[name], more)}
+    return replace(before, slices=slices, rounds=before.rounds + 1)
 
 
-def check_acks(in_flight: InFlightEpoch, stage: Stage) -> None:
+def check_acks(epoch: InFlightEpoch, stage: Stage) -> None:
     """Whether every subtask has acked."""
-    missing = in_flight.pending.missing(stage.uid)
+    missing = epoch.pending.missing(stage.uid)
     if missing:
         raise TransientError(
             f"The subtasks {missing} of {stage.uid} did not ack.",
-            where=f"epoch {in_flight.pending.id}",
+            where=f"epoch {epoch.pending.id}",
             next="The epoch was declined and will be replayed. Look at the executors' logs.",
         )
 
 
-def late(context: RunContext, in_flight: InFlightEpoch) -> TransientError:
+def late(context: RunContext, epoch: InFlightEpoch) -> TransientError:
     """The error of an epoch whose time is up."""
     return TransientError(
-        f"Epoch {in_flight.pending.id} was aborted: it took longer than {context.settings.checkpoints.timeout_seconds:g} s.",
+        f"Epoch {epoch.pending.id} was aborted: it took longer than {context.settings.checkpoints.timeout_seconds:g} s.",
         where=f"pipeline {context.pipeline.title}",
         next="Raise checkpoints.timeout_seconds, or cut smaller slices (epoch.max_files, max_rows, max_bytes).",
     )
 
 
-def _input(context: RunContext, in_flight: InFlightEpoch, stage: Stage) -> Landed | Channel | None:
+def _input(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> Landed | Channel | None:
     """What the stage reads in this epoch; None if that is nothing."""
     if isinstance(stage.input, FileSource):
-        planned = in_flight.cut.slices.get(stage.input.name)
+        planned = epoch.plan.slices.get(stage.input.name)
         if planned is None or not planned.files:
             return None
         assert planned.schema is not None
         schema, reader = source_schema(stage, planned.schema), context.readers[stage.input.name]
         return Landed(schema, reader, planned.files, tuple(planned.positions_left_out()))
     upstream = stage.input.uid
-    acks = in_flight.acks[upstream]
+    acks = epoch.acks[upstream]
     staged = [file for ack in acks for file in read_by_next(ack)]
-    if (found := sum(file.rows or 0 for file in staged)) != (told := sum(ack.rows_out for ack in acks)):
+    if (rows_staged := sum(file.rows or 0 for file in staged)) != (rows_out := sum(ack.rows_out for ack in acks)):
         raise DamageError(
-            f"{upstream} has handed out {told} rows, of which {found} are staged for {stage.uid}.",
-            where=f"epoch {in_flight.pending.id}",
+            f"{upstream} has handed out {rows_out} rows, of which {rows_staged} are staged for {stage.uid}.",
+            where=f"epoch {epoch.pending.id}",
             next="Nothing was applied. If it happens again, report it: it must not.",
         )
-    done = in_flight.work[stage.uid]
+    done = epoch.work[stage.uid]
     if done.first is None or not done.files:
         return None
-    _check_digests(context, in_flight, done.files)
+    _check_digests(context, epoch, done.files)
     assert done.first.schema is not None
     # Without a transform they go through where once more, so that rows which fail for ever can be left out.
     as_seen = done.first.begun and stage.transform is not None
     return Channel(done.first.schema, context.storage, done.files, as_seen=as_seen)
 
 
-def _check_digests(context: RunContext, in_flight: InFlightEpoch, files: Sequence[StagedFile | StateFile]) -> None:
+def _check_digests(context: RunContext, epoch: InFlightEpoch, files: Sequence[StagedFile | StateFile]) -> None:
     """Whether rows that are read from a checkpoint are those that it names."""
-    own = f"/{epoch_dir(in_flight.pending.generation, in_flight.pending.id)}/"
+    of_this_epoch = f"/{epoch_dir(epoch.pending.generation, epoch.pending.id)}/"
     for file in files:
-        if isinstance(file, StateFile) and own not in file.path:
+        if isinstance(file, StateFile) and of_this_epoch not in file.path:
             data = context.storage.read_bytes(file.path)
             if data is None or hashlib.sha256(data).hexdigest() != file.digest:
                 raise DamageError(
@@ -258,9 +258,9 @@ def _check_digests(context: RunContext, in_flight: InFlightEpoch, files: Sequenc
                 )
 
 
-def _check_columns(context: RunContext, in_flight: InFlightEpoch, stage: Stage) -> None:
+def _check_columns(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> None:
     """Refuse rows that were left under another definition of this stage or of the one upstream."""
-    first = in_flight.work[stage.uid].first
+    first = epoch.work[stage.uid].first
     if first is None or first.schema is None:
         return
     assert isinstance(stage.input, Stage), "only such a stage leaves rows"
@@ -275,10 +275,8 @@ def _check_columns(context: RunContext, in_flight: InFlightEpoch, stage: Stage) 
         )
 
 
-def _shapes(
-    context: RunContext, in_flight: InFlightEpoch, stage: Stage, rows: Landed | Channel | None
-) -> Shapes | None:
-    first = in_flight.work[stage.uid].first
+def _shapes(context: RunContext, epoch: InFlightEpoch, stage: Stage, rows: Landed | Channel | None) -> Shapes | None:
+    first = epoch.work[stage.uid].first
     seen = rows.schema if rows is not None and not (first is not None and first.begun) else None
     has_other_types = seen is not None and seen != context.reads.get(stage.uid)  # a column of nulls has got its type
     if stage.uid in context.shapes and not has_other_types:
@@ -286,11 +284,11 @@ def _shapes(
     if seen is not None:
         raw: pa.Schema | None = seen
     elif isinstance(stage.input, FileSource):  # no rows, but the schema may be known: from the files read before,
-        known_files = in_flight.frontier.expected.get(stage.input.name)
+        known_files = epoch.source_offsets.expected.get(stage.input.name)
         raw = None if known_files is None else source_schema(stage, known_files)
     else:  # or from the stage before
-        known = context.shapes.get(stage.input.uid)
-        raw = known.outputs[MAIN] if known else None
+        upstream = context.shapes.get(stage.input.uid)
+        raw = upstream.outputs[MAIN] if upstream else None
     if raw is None:
         return None
     schema = context.executor.columns(stage, raw, "what was read before" if rows is None else rows.where)
@@ -366,38 +364,36 @@ def _fitted_to_head(context: RunContext, stage: Stage, fixed: Shapes) -> Shapes:
     if not recorded or not recorded.get("schema"):
         return fixed
     assert head is not None
-    found = fit(stage, fixed, recorded, context.pipeline)
-    if found.problems:
+    fitted = fit(stage, fixed, recorded, context.pipeline)
+    if fitted.problems:
         raise PipelineError(
-            f"The stage {stage.uid} does not fit its stored state: " + "; ".join(found.problems) + ".",
+            f"The stage {stage.uid} does not fit its stored state: " + "; ".join(fitted.problems) + ".",
             where=f"stage {stage.uid}, checkpoint {head.id}",
-            next=found.remedies,
+            next=fitted.remedies,
         )
-    if found.migrations:
-        log.info("state_schema_changed", stage=stage.uid, checkpoint=int(head.id), changes=found.migrations)
-    for loss in found.losses:
+    if fitted.migrations:
+        log.info("state_schema_changed", stage=stage.uid, checkpoint=int(head.id), changes=fitted.migrations)
+    for loss in fitted.losses:
         log.warning("state_is_lost", stage=stage.uid, checkpoint=int(head.id), change=loss.what)
-    return found.shapes
+    return fitted.shapes
 
 
-def _task(
-    context: RunContext, in_flight: InFlightEpoch, stage: Stage, fixed: Shapes, progress: StageProgress
-) -> KeyedTask:
+def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes, progress: StageProgress) -> KeyedTask:
     pipeline, settings = context.pipeline, context.settings
     tables = {MAIN: stage.sink.table} if stage.sink else {}
     if stage.late is not None:
         tables[LATE] = stage.late.table
-    doing = in_flight.work[stage.uid]
-    first = doing.first or InFlightData(in_flight.pending.id, stage.uid, in_flight.now, None, (), None)
+    doing = epoch.work[stage.uid]
+    first = doing.first or InFlightData(epoch.pending.id, stage.uid, epoch.now, None, (), None)
     # What is given a name, or is the end, leaves nothing behind; a stage that reads a source has its slices for that.
-    stops = isinstance(stage.input, Stage) and in_flight.cut.trigger not in (Trigger.SAVEPOINT, Trigger.DRAIN)
+    stops = isinstance(stage.input, Stage) and epoch.plan.trigger not in (Trigger.SAVEPOINT, Trigger.DRAIN)
     return KeyedTask(
         stage=stage,
         shapes=fixed,
-        epoch=in_flight.pending.id,
-        generation=in_flight.pending.generation,
+        epoch=epoch.pending.id,
+        generation=epoch.pending.generation,
         now=first.now,
-        progress=Progress(progress.watermark, known_watermark(in_flight, stage, progress), in_flight.cut.drain),
+        progress=Progress(progress.watermark, known_watermark(epoch, stage, progress), epoch.plan.drain),
         origin=first.epoch,
         patience=settings.checkpoints.alignment_timeout_seconds if stops else None,
         unfinished=bool(doing.left) or doing.first is None,
@@ -415,9 +411,9 @@ def _task(
         resident_mb=settings.state.resident_mb,
         warm_mb=settings.state.warm_mb,
         full=settings.checkpoints.mode == "full",
-        stages=tuple(known.uid for known in pipeline.stages),
+        stages=tuple(other.uid for other in pipeline.stages),
         objects=objects(settings),
-        seconds=in_flight.deadline - time.monotonic(),
+        seconds=epoch.deadline - time.monotonic(),
         swept=progress.swept,
         forgotten=progress.forgotten,
         untold_timers=stage.function is not None and stage.on_timer is None and _untold(context.head, stage),
@@ -446,64 +442,64 @@ def cache_sizes(settings: Settings, stage: Stage) -> CacheSizes | None:
     return CacheSizes(configured.l1, configured.l2)
 
 
-def known_watermark(in_flight: InFlightEpoch, stage: Stage, progress: StageProgress) -> int | None:
+def known_watermark(epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> int | None:
     """The stage's watermark as far as it is known before its job: from file statistics or from the stage upstream."""
-    first = in_flight.work[stage.uid].first
+    first = epoch.work[stage.uid].first
     return watermarks.before_job(stage, progress.watermark, first.arriving if first else None)
 
 
 def note_progress(
-    in_flight: InFlightEpoch, stage: Stage, progress: StageProgress, columns: pa.Schema | None
+    epoch: InFlightEpoch, stage: Stage, progress: StageProgress, columns: pa.Schema | None
 ) -> StageProgress:
     """Record the stage's watermark after its job, what it has left, and what its where dropped; returns where the stage
     stands now.
 
     columns: those that its function sees.
     """
-    acks, done = in_flight.pending.acks_of(stage.uid), in_flight.work[stage.uid]
+    acks, done = epoch.pending.acks_of(stage.uid), epoch.work[stage.uid]
     after, waiting, forgotten = progress.watermark, done.behind, progress.forgotten
     if done.first is not None:
         left = rest(done, acks, columns)
         if left is not None:
             waiting = (left, *waiting)
         forgotten = forgotten_after(progress.forgotten, stage.ttl, to_micros(done.first.now))
-        known, handed_on = known_watermark(in_flight, stage, progress), None
+        watermark, handed_on = known_watermark(epoch, stage, progress), None
         if left is None:
-            after = watermarks.after_job(stage, known, acks, in_flight.cut.drain)
-            handed_on = watermarks.handed_on(stage, known, after, in_flight.cut.drain)
-        in_flight.applied[stage.uid] = Applied(done.first.epoch, done.first.now, left is None, handed_on)
-        offered = _rows_offered(in_flight, stage)
+            after = watermarks.after_job(stage, watermark, acks, epoch.plan.drain)
+            handed_on = watermarks.handed_on(stage, watermark, after, epoch.plan.drain)
+        epoch.applied[stage.uid] = Applied(done.first.epoch, done.first.now, left is None, handed_on)
+        offered = _rows_offered(epoch, stage)
         if offered and stage.transform is None:
             taken = sum(ack.rows_in + ack.rows_null_key for ack in acks)
-            in_flight.dropped[stage.uid] = offered - taken - (left.rows if left else 0)
+            epoch.dropped[stage.uid] = offered - taken - (left.rows if left else 0)
     if after is not None:
-        in_flight.watermarks[stage.uid] = after
-    in_flight.waiting[stage.uid] = waiting
-    in_flight.forgotten[stage.uid] = forgotten
+        epoch.watermarks[stage.uid] = after
+    epoch.waiting[stage.uid] = waiting
+    epoch.forgotten[stage.uid] = forgotten
     return progress.after(acks, after, waiting, forgotten)
 
 
-def _rows_offered(in_flight: InFlightEpoch, stage: Stage) -> int:
+def _rows_offered(epoch: InFlightEpoch, stage: Stage) -> int:
     if isinstance(stage.input, FileSource):
-        planned = in_flight.cut.slices.get(stage.input.name)
+        planned = epoch.plan.slices.get(stage.input.name)
         return planned.rows - len(planned.left_out) if planned else 0
-    first = in_flight.work[stage.uid].first
+    first = epoch.work[stage.uid].first
     return first.rows if first is not None and not first.begun else 0
 
 
-def _idle(context: RunContext, in_flight: InFlightEpoch, stage: Stage, progress: StageProgress) -> tuple[Ack, ...]:
+def _idle(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: StageProgress) -> tuple[Ack, ...]:
     """The acks of a stage that nothing has been handed on to in full: its state is what it was."""
     acks = []
     for subtask in range(context.settings.spark.parallelism):
         base, attempt = progress.bases.get(subtask), AttemptId(new_attempt_id())
         nowhere = work_dir(context) / stage.uid / str(subtask) / attempt
         handed = PendingUpload(base.attempt if base else None, None, (), str(nowhere))
-        id, generation, swept = in_flight.pending.id, in_flight.pending.generation, progress.swept.get(subtask)
+        id, generation, swept = epoch.pending.id, epoch.pending.generation, progress.swept.get(subtask)
         acks.append(Ack(stage.uid, subtask, attempt, id, generation, swept=swept, handover=handed))
     return tuple(acks)
 
 
-def _nothing(context: RunContext, in_flight: InFlightEpoch, stage: Stage) -> tuple[Ack, ...]:
+def _nothing(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> tuple[Ack, ...]:
     recorded = context.head.operators.get(stage.uid) if context.head else None
     if recorded and recorded["schema"]:
         raise DamageError(
@@ -511,7 +507,7 @@ def _nothing(context: RunContext, in_flight: InFlightEpoch, stage: Stage) -> tup
             where=f"stage {stage.uid}",
             next="Nothing was changed. Let a file arrive and run again.",
         )
-    pending = in_flight.pending
+    pending = epoch.pending
     return tuple(
         Ack(stage.uid, subtask, AttemptId(""), pending.id, pending.generation) for subtask in pending.missing(stage.uid)
     )

@@ -1,4 +1,4 @@
-"""Where the steps of epochs run beside each other: one thread a lane, one step at a time in it.
+"""Where the steps of epochs run beside each other: each slot is a thread that runs one step at a time.
 
 The coordinator alone decides what comes next. It starts steps and takes their results in one thread, so nothing that it
 knows is ever touched by another; a step gets values and gives one back. A test that puts the steps in an order of its
@@ -18,7 +18,7 @@ from typing import Protocol
 class Ended:
     """A step has run to its end. error: what it raised, whatever that is; else result is what it returned."""
 
-    lane: str
+    slot: str
     result: object
     error: BaseException | None
 
@@ -26,8 +26,8 @@ class Ended:
 class StepRunner(Protocol):
     """Runs steps."""
 
-    def start(self, lane: str, step: Callable[[], object]) -> None:
-        """Run a step in a lane that is free."""
+    def start(self, slot: str, step: Callable[[], object]) -> None:
+        """Run a step in a slot that is free."""
         ...
 
     def next(self, seconds: float) -> Ended | None:
@@ -42,11 +42,11 @@ class Threads:
         self._ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
         self._steps: dict[str, queue.SimpleQueue[Callable[[], object]]] = {}
 
-    def start(self, lane: str, step: Callable[[], object]) -> None:
-        if lane not in self._steps:
-            self._steps[lane] = queue.SimpleQueue()
-            threading.Thread(target=self._run, args=(lane,), name=f"weir-{lane}", daemon=True).start()
-        self._steps[lane].put(step)
+    def start(self, slot: str, step: Callable[[], object]) -> None:
+        if slot not in self._steps:
+            self._steps[slot] = queue.SimpleQueue()
+            threading.Thread(target=self._run, args=(slot,), name=f"weir-{slot}", daemon=True).start()
+        self._steps[slot].put(step)
 
     def next(self, seconds: float) -> Ended | None:
         try:
@@ -59,17 +59,17 @@ class Threads:
         for steps in self._steps.values():
             steps.put(_nothing_more)
 
-    def _run(self, lane: str) -> None:
-        for step in iter(self._steps[lane].get, _nothing_more):
-            self._ended.put(run(lane, step))
+    def _run(self, slot: str) -> None:
+        for step in iter(self._steps[slot].get, _nothing_more):
+            self._ended.put(run(slot, step))
 
 
-def run(lane: str, step: Callable[[], object]) -> Ended:
+def run(slot: str, step: Callable[[], object]) -> Ended:
     """Run a step here and now."""
     try:
-        return Ended(lane, step(), None)
+        return Ended(slot, step(), None)
     except BaseException as error:  # the coordinator's thread raises it again
-        return Ended(lane, None, error)
+        return Ended(slot, None, error)
 
 
 def _nothing_more() -> None: ...

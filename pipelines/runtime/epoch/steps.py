@@ -82,33 +82,33 @@ log = structlog.get_logger("weir.epoch")
 _TOTALS = ("epochs", "rows_read", "bytes_new", "files_new")
 
 
-def upload(context: RunContext, in_flight: InFlightEpoch, stage: Stage, bases: Mapping[int, Snapshot]) -> list[Ack]:
+def upload(context: RunContext, epoch: InFlightEpoch, stage: Stage, bases: Mapping[int, Snapshot]) -> list[Ack]:
     """Make durable what the stage's subtasks have handed over. bases: what the newest confirmed checkpoint names.
 
     Rows for the next stage alone stay where they are, if that has applied them: no checkpoint needs them any more.
     """
-    acks = in_flight.pending.acks_of(stage.uid)
+    acks = epoch.pending.acks_of(stage.uid)
     full = context.settings.checkpoints.mode == "full"
-    waiting = in_flight.waiting_paths
+    waiting = epoch.waiting_paths
 
     def waits(file: StagedFile) -> bool:
         return file.path in waiting
 
-    return stage_upload.upload(context.storage, acks, bases, full=full, channels=waits, deadline=in_flight.deadline)
+    return stage_upload.upload(context.storage, acks, bases, full=full, channels=waits, deadline=epoch.deadline)
 
 
-def publish(context: RunContext, in_flight: InFlightEpoch, checkpoint: Checkpoint) -> tuple[Publication, ...]:
+def publish(context: RunContext, epoch: InFlightEpoch, checkpoint: Checkpoint) -> tuple[Publication, ...]:
     """Make its rows visible after the commit. If this fails the epoch stands: recovery does it again, in the next
     run."""
     clock = time.perf_counter()
     publications = as_owner(context, lambda: publish_missing(context, [checkpoint]))
-    record_ms(in_flight.ms, "publish", clock)
+    record_ms(epoch.ms, "publish", clock)
     return tuple(publications)
 
 
 def finish(
     context: RunContext,
-    in_flight: InFlightEpoch,
+    epoch: InFlightEpoch,
     checkpoint: Checkpoint,
     publications: tuple[Publication, ...],
     done_with: Sequence[Ack],
@@ -119,7 +119,7 @@ def finish(
     done_with: acks of which nobody needs what lies on this disk. also: what epochs in flight need, as
     `Coordinator.needed` says; None: pruning is left to the next epoch.
     """
-    ms = dict(in_flight.ms)
+    ms = dict(epoch.ms)
     clock = time.perf_counter()
     if context.held:
         context.held = not gate_hold.clear(context.storage)
@@ -128,10 +128,10 @@ def finish(
         delete_staged(context, name)
     context.discarded.clear()
     stage_upload.clear(done_with)
-    for request in in_flight.cut.requests:
+    for request in epoch.plan.requests:
         as_owner(context, partial(_answer, context, checkpoint, request))
     record_ms(ms, "prune", clock)
-    return EpochReport(checkpoint, tuple(in_flight.verdicts), ms, publications, pruned)
+    return EpochReport(checkpoint, tuple(epoch.verdicts), ms, publications, pruned)
 
 
 def keep_up(context: RunContext) -> None:
@@ -183,7 +183,7 @@ def typed(error: BaseException, where: str) -> WeirError | None:
 
 
 def completed(
-    context: RunContext, in_flight: InFlightEpoch, parent: Checkpoint | None, channels: Mapping[str, StateFile]
+    context: RunContext, epoch: InFlightEpoch, parent: Checkpoint | None, channels: Mapping[str, StateFile]
 ) -> tuple[Checkpoint, tuple[StateFile, ...]]:
     """The epoch as the row and the listing that will make its checkpoint exist, once all that it names has been looked
     at.
@@ -191,30 +191,30 @@ def completed(
     channels: the files of rows that the parent names, by path.
     """
     clock = time.perf_counter()
-    for name, planned in in_flight.cut.slices.items():
+    for name, planned in epoch.plan.slices.items():
         context.readers[name].verify(planned)
-    pending = in_flight.pending
+    pending = epoch.pending
     files = pending.files()
-    files += _carried(in_flight, files, channels)
-    schemas = {(uid, name): schema for uid, fixed in in_flight.shapes.items() for name, schema in fixed.outputs.items()}
+    files += _carried(epoch, files, channels)
+    schemas = {(uid, name): schema for uid, fixed in epoch.shapes.items() for name, schema in fixed.outputs.items()}
     tables = [
-        known
+        table
         for stage in context.pipeline.stages
-        if (fixed := in_flight.shapes.get(stage.uid))
-        for known in tables_of(stage, fixed)
+        if (fixed := epoch.shapes.get(stage.uid))
+        for table in tables_of(stage, fixed)
     ]
     outputs = [file for file in files if file.kind == OUTPUT]
     looks: list[Callable[[], object]] = [partial(_fits, context, table, schema) for table, schema in tables]
     looks.append(partial(delta.check, context.storage, outputs, schemas))
     *fit, _ = at_once(looks)
-    judged = len(in_flight.verdicts)
-    checkpoint = _judged(context, in_flight, _row(context, in_flight, parent, files), files)
-    if len(in_flight.verdicts) > judged:  # gates take their time, in which somebody may alter a table
+    judged = len(epoch.verdicts)
+    checkpoint = _judged(context, epoch, _row(context, epoch, parent, files), files)
+    if len(epoch.verdicts) > judged:  # gates take their time, in which somebody may alter a table
         fit = at_once([partial(_fits, context, table, schema) for table, schema in tables])
     for (table, schema), fits in zip(tables, fit, strict=True):
         if not fits:
             delta.ensure(context.storage, table, schema)
-    record_ms(in_flight.ms, "seal", clock)
+    record_ms(epoch.ms, "seal", clock)
     return checkpoint, files
 
 
@@ -224,32 +224,32 @@ def _fits(context: RunContext, table: str, schema: pa.Schema) -> bool:
 
 
 def _judged(
-    context: RunContext, in_flight: InFlightEpoch, checkpoint: Checkpoint, files: tuple[StateFile, ...]
+    context: RunContext, epoch: InFlightEpoch, checkpoint: Checkpoint, files: tuple[StateFile, ...]
 ) -> Checkpoint:
     """The row with what all gates have said; those that look at the whole are asked now. Raises GateError where one
     holds."""
     clock = time.perf_counter()
-    found = epoch_gates.verdicts(context, in_flight.deadline, checkpoint, files)
-    if found:
-        record_ms(in_flight.ms, "seal:gates", clock)
-    for uid in dict.fromkeys(verdict.stage for verdict in found):
-        evaluation.refuse(uid, [verdict for verdict in found if verdict.stage == uid])
-    in_flight.verdicts += found
+    verdicts = epoch_gates.verdicts(context, epoch.deadline, checkpoint, files)
+    if verdicts:
+        record_ms(epoch.ms, "seal:gates", clock)
+    for uid in dict.fromkeys(verdict.stage for verdict in verdicts):
+        evaluation.refuse(uid, [verdict for verdict in verdicts if verdict.stage == uid])
+    epoch.verdicts += verdicts
     operators = {
-        uid: {**figures, "gates": [one.to_dict() for one in in_flight.verdicts if one.stage == uid]}
+        uid: {**figures, "gates": [verdict.to_dict() for verdict in epoch.verdicts if verdict.stage == uid]}
         for uid, figures in checkpoint.operators.items()
     }
     return replace(checkpoint, operators=operators)
 
 
 def _row(
-    context: RunContext, in_flight: InFlightEpoch, parent: Checkpoint | None, files: tuple[StateFile, ...]
+    context: RunContext, epoch: InFlightEpoch, parent: Checkpoint | None, files: tuple[StateFile, ...]
 ) -> Checkpoint:
-    pending = in_flight.pending
+    pending = epoch.pending
     sinks = dict(parent.sinks) if parent else {}
     for name in {file.sink for file in files if file.kind == OUTPUT and file.sink}:
         sinks[name] = {"id": int(pending.id), "before": sinks[name]["id"] if name in sinks else None}
-    operators = {stage.uid: _figures(context, in_flight, stage) for stage in context.pipeline.stages}
+    operators = {stage.uid: _figures(context, epoch, stage) for stage in context.pipeline.stages}
     for uid, figures in operators.items():
         past = (parent.operators.get(uid) or {}) if parent else {}
         figures["cache_totals"] = _added(past.get("cache_totals"), figures["cache"])
@@ -261,7 +261,7 @@ def _row(
     new = [file for file in state if file.new]
     added = {
         "epochs": 1,
-        "rows_read": sum(planned.rows for planned in in_flight.cut.slices.values()),
+        "rows_read": sum(planned.rows for planned in epoch.plan.slices.values()),
         "bytes_new": sum(file.bytes for file in new),
         "files_new": len(new),
     }
@@ -271,17 +271,17 @@ def _row(
         kind="checkpoint",
         generation=context.generation,
         commit_id=uuid.uuid4().hex,
-        triggered_at=in_flight.triggered_at,
-        completed_at=in_flight.triggered_at,
-        epoch_now=in_flight.now,
-        trigger=in_flight.cut.trigger.value,
-        reason=in_flight.cut.reason,
-        offsets=_positions(context, in_flight, parent),
-        slice={name: planned.to_dict() for name, planned in in_flight.cut.slices.items()},
-        watermarks={**(parent.watermarks if parent else {}), **in_flight.watermarks},
+        triggered_at=epoch.triggered_at,
+        completed_at=epoch.triggered_at,
+        epoch_now=epoch.now,
+        trigger=epoch.plan.trigger.value,
+        reason=epoch.plan.reason,
+        offsets=_positions(context, epoch, parent),
+        slice={name: planned.to_dict() for name, planned in epoch.plan.slices.items()},
+        watermarks={**(parent.watermarks if parent else {}), **epoch.watermarks},
         operators=operators,
         sinks=sinks,
-        inputs={name: schema_to_json(schema) for name, schema in in_flight.frontier.expected.items()},
+        inputs={name: schema_to_json(schema) for name, schema in epoch.source_offsets.expected.items()},
         ms={},
         totals={
             **{name: before.get(name, 0) + added[name] for name in _TOTALS},
@@ -294,65 +294,67 @@ def _row(
         bytes_new=added["bytes_new"],
         run_id=context.run_id,
         lineage=spans_with(parent, context.generation, pending.id),
-        format_version=_format(in_flight, state),
+        format_version=_format(epoch, state),
     )
 
 
-def _positions(context: RunContext, in_flight: InFlightEpoch, parent: Checkpoint | None) -> dict[str, Any]:
+def _positions(context: RunContext, epoch: InFlightEpoch, parent: Checkpoint | None) -> dict[str, Any]:
     """How far each source is read, with the newest event time of its rows: by statistics, else as the acks say.
 
     Nobody tells it of rows that every stage has left out, by `where` or for a null key, of files without statistics.
     """
     positions = {}
-    for name, position in in_flight.frontier.offsets.items():
+    for name, position in epoch.source_offsets.offsets.items():
         past = parent.offsets.get(name) if parent else None
         newest, untold = [past.get("newest") if past else None, position.get("newest")], is_untold(past)
-        planned = in_flight.cut.slices.get(name)
+        planned = epoch.plan.slices.get(name)
         if planned is not None and planned.rows and planned.newest is None and context.readers[name].source.event_time:
             readers = [
-                one for one in context.pipeline.stages if isinstance(one.input, FileSource) and one.input.name == name
+                stage
+                for stage in context.pipeline.stages
+                if isinstance(stage.input, FileSource) and stage.input.name == name
             ]
-            acks = {stage.uid: in_flight.pending.acks_of(stage.uid) for stage in readers}
+            acks = {stage.uid: epoch.pending.acks_of(stage.uid) for stage in readers}
             newest += [ack.max_event_time for seen in acks.values() for ack in seen]
-            untold |= not any(_sees_all(in_flight, stage, acks[stage.uid]) for stage in readers)
+            untold |= not any(_sees_all(epoch, stage, acks[stage.uid]) for stage in readers)
         positions[name] = told_times(position, newest, untold=untold)
     return positions
 
 
-def _sees_all(in_flight: InFlightEpoch, stage: Stage, acks: Sequence[Ack]) -> bool:
+def _sees_all(epoch: InFlightEpoch, stage: Stage, acks: Sequence[Ack]) -> bool:
     """Whether a stage that reads a source has taken every row as it stands in the files."""
     if stage.transform is not None:
         return False
-    return not in_flight.dropped.get(stage.uid) and not any(ack.rows_null_key for ack in acks)
+    return not epoch.dropped.get(stage.uid) and not any(ack.rows_null_key for ack in acks)
 
 
-def _format(in_flight: InFlightEpoch, state: Sequence[StateFile]) -> int:
+def _format(epoch: InFlightEpoch, state: Sequence[StateFile]) -> int:
     """The oldest format that tells whoever reads the checkpoint all that is to be known of it."""
     if any(composite.is_part(file.name) for file in state):
         return WITH_PARTS
-    return WITH_WAITING if any(in_flight.waiting.values()) else FORMAT_VERSION
+    return WITH_WAITING if any(epoch.waiting.values()) else FORMAT_VERSION
 
 
 def _carried(
-    in_flight: InFlightEpoch, own: Sequence[StateFile], channels: Mapping[str, StateFile]
+    epoch: InFlightEpoch, files: Sequence[StateFile], channels: Mapping[str, StateFile]
 ) -> tuple[StateFile, ...]:
     """Rows that still wait since an earlier checkpoint. Like state, they are only ever named again if a confirmed one
     names them."""
-    known = {file.path for file in own if file.kind == CHANNEL}
-    waiting = in_flight.waiting_paths - known
+    named = {file.path for file in files if file.kind == CHANNEL}
+    waiting = epoch.waiting_paths - named
     for path in sorted(waiting - channels.keys()):
         raise DamageError(
             f"Rows that wait for a stage are neither this epoch's nor in the checkpoint before: {path}.",
-            where=f"epoch {in_flight.pending.id}",
+            where=f"epoch {epoch.pending.id}",
             next="The epoch was declined. If it happens again, report it: it must not.",
         )
     return tuple(replace(channels[path], new=False) for path in sorted(waiting))
 
 
-def _figures(context: RunContext, in_flight: InFlightEpoch, stage: Stage) -> dict[str, Any]:
-    acks = in_flight.pending.acks_of(stage.uid)
+def _figures(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> dict[str, Any]:
+    acks = epoch.pending.acks_of(stage.uid)
     state = [file for ack in acks for file in ack.files if file.kind == STATE]
-    fixed = in_flight.shapes.get(stage.uid)
+    fixed = epoch.shapes.get(stage.uid)
     new = [file for file in state if file.new]
     phases = sorted({phase for ack in acks for phase in ack.ms})
     return {
@@ -366,7 +368,7 @@ def _figures(context: RunContext, in_flight: InFlightEpoch, stage: Stage) -> dic
         "swept": {str(ack.subtask): ack.swept for ack in acks if ack.swept is not None},
         "window": meaning(stage),
         "ttl": asdict(stage.ttl) if stage.ttl else None,
-        "forgotten": asdict(forgotten) if (forgotten := in_flight.forgotten.get(stage.uid)) else None,
+        "forgotten": asdict(forgotten) if (forgotten := epoch.forgotten.get(stage.uid)) else None,
         **changeable(stage),
         "files_total": len(state),
         "files_new": len(new),
@@ -377,28 +379,28 @@ def _figures(context: RunContext, in_flight: InFlightEpoch, stage: Stage) -> dic
         "rows_late": sum(ack.rows_late for ack in acks),
         "rows_duplicate": duplicates(acks) if stage.deduplication else 0,
         "rows_null_key": sum(ack.rows_null_key for ack in acks),
-        "rows_dropped": in_flight.dropped.get(stage.uid, 0),
+        "rows_dropped": epoch.dropped.get(stage.uid, 0),
         "entries": _entries(acks),
         "timers": _timers(stage, acks),
-        "rows_quarantined": _left_out(in_flight, stage),
-        "rows_waiting": sum(unapplied.rows for unapplied in in_flight.waiting.get(stage.uid, ())),
-        "waiting": [unapplied.to_json() for unapplied in in_flight.waiting.get(stage.uid, ())],
+        "rows_quarantined": _left_out(epoch, stage),
+        "rows_waiting": sum(unapplied.rows for unapplied in epoch.waiting.get(stage.uid, ())),
+        "waiting": [unapplied.to_json() for unapplied in epoch.waiting.get(stage.uid, ())],
         "ms": {phase: max(ack.ms.get(phase, 0.0) for ack in acks) for phase in phases},
-        "cache": _cache_figures(stage, in_flight.pending.id, acks),
+        "cache": _cache_figures(stage, epoch.pending.id, acks),
     }
 
 
 def _added(before: Mapping[str, int] | None, now: Mapping[str, int] | None) -> dict[str, int] | None:
     """What all epochs have counted so far; None where there never was anything to count."""
     if before is None or now is None:
-        found = before if now is None else now
-        return dict(found) if found is not None else None
+        counts = before if now is None else now
+        return dict(counts) if counts is not None else None
     return {name: before.get(name, 0) + count for name, count in now.items()}
 
 
 def _entries(acks: Sequence[Ack]) -> int | None:
-    found = [ack.entries for ack in acks]
-    return None if None in found else sum(entries for entries in found if entries is not None)
+    entries = [ack.entries for ack in acks]
+    return None if None in entries else sum(number for number in entries if number is not None)
 
 
 def _timers(stage: Stage, acks: Sequence[Ack]) -> bool | None:
@@ -410,17 +412,17 @@ def _timers(stage: Stage, acks: Sequence[Ack]) -> bool | None:
     return None if any(ack.timers is None for ack in acks) else False
 
 
-def _left_out(in_flight: InFlightEpoch, stage: Stage) -> int:
+def _left_out(epoch: InFlightEpoch, stage: Stage) -> int:
     """Rows of the slice that the stage has not got to see, whichever stage's gate has set them aside."""
-    planned = in_flight.cut.slices.get(stage.input.name) if isinstance(stage.input, FileSource) else None
+    planned = epoch.plan.slices.get(stage.input.name) if isinstance(stage.input, FileSource) else None
     return len(planned.left_out) if planned is not None else 0
 
 
 def _cache_figures(stage: Stage, checkpoint: int, acks: Sequence[Ack]) -> dict[str, int] | None:
     """The sum over the subtasks, logged; None for a stage without a cache."""
-    found = [CacheFigures(**ack.cache) for ack in acks if ack.cache is not None]
-    if not found:
+    counted = [CacheFigures(**ack.cache) for ack in acks if ack.cache is not None]
+    if not counted:
         return None
-    figures = sum(found, CacheFigures())
+    figures = sum(counted, CacheFigures())
     figures.log(stage.uid, checkpoint)
     return asdict(figures)

@@ -107,7 +107,7 @@ class Transitions:
 
     def take(self, ended: Ended) -> None:
         """Enter the result of a step that has ended into the model."""
-        epoch, (done, failed) = self._epochs.running.pop(ended.lane).epoch, self._follow[ended.lane]
+        epoch, (done, failed) = self._epochs.running.pop(ended.slot).epoch, self._follow[ended.slot]
         acks = ended.result.acks if isinstance(ended.result, StageResult) else ()
         for ack in acks:
             self._context.storage.traffic.add(ack.traffic or {})
@@ -319,7 +319,7 @@ class Transitions:
         epochs.pruning_deferred = readiness.can_defer_pruning(epochs, epoch)
         needed = None if epochs.pruning_deferred else self._coordinator.needed()
         if needed is not None:  # others may be committed by then, of which only one is the newest
-            if epoch.cut.requests:
+            if epoch.plan.requests:
                 needed.setdefault(epoch.pending.id, []).append("requests for it are being answered")
             for later in epochs.epochs[1:]:
                 needed.setdefault(later.pending.id, []).append("it is newer than the epoch that prunes")

@@ -101,8 +101,8 @@ def landed_tables(rows: Landed, number: int, batch_rows: int) -> Iterator[pa.Tab
         yield table.select(rows.schema.names)
 
 
-def _sorted(stage: Stage, own: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    parts = list(own)
+def _sorted(stage: Stage, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    parts = list(tables)
     if parts:
         whole = pa.concat_tables(parts)
         parts.clear()  # one copy at a time
@@ -110,14 +110,14 @@ def _sorted(stage: Stage, own: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield whole
 
 
-def _packed(own: Iterable[pa.Table], batch_rows: int) -> Iterator[pa.RecordBatch]:
+def _packed(tables: Iterable[pa.Table], batch_rows: int) -> Iterator[pa.RecordBatch]:
     waiting: list[pa.Table] = []
-    for table in own:
+    for table in tables:
         waiting.append(table)
-        if sum(one.num_rows for one in waiting) >= batch_rows:
+        if sum(part.num_rows for part in waiting) >= batch_rows:
             whole = pa.concat_tables(waiting).combine_chunks()
             full = whole.num_rows // batch_rows * batch_rows
             yield from whole.slice(0, full).to_batches(max_chunksize=batch_rows)
             waiting = [whole.slice(full)]
-    if any(one.num_rows for one in waiting):
+    if any(part.num_rows for part in waiting):
         yield from pa.concat_tables(waiting).combine_chunks().to_batches(max_chunksize=batch_rows)

@@ -53,7 +53,7 @@ class SparkExecutor:
 
     @property
     def session(self) -> SparkSession:
-        with self._starting:  # the lanes of two stages may be the first to ask
+        with self._starting:  # two stages may be the first to ask
             if self._session is None:
                 began = time.monotonic()
                 log.info("Spark starts (some 30 s)")

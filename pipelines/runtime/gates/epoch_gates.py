@@ -40,19 +40,19 @@ def verdicts(context: RunContext, deadline: float, checkpoint: Checkpoint, files
     Figures are looked at where rows came for the stage, state where some of it is new. Raises PipelineError for a gate
     that cannot be evaluated.
     """
-    found: list[Verdict] = []
+    verdicts: list[Verdict] = []
     for stage in context.pipeline.stages:
         figures, uid = checkpoint.operators[stage.uid], stage.uid
         asked = [gate for gate in stage.gates if gate.of == FIGURES]
         if asked and has_rows(figures):
-            found += evaluation.evaluated(f"figures of {uid}", uid, asked, figures_row(figures))
+            verdicts += evaluation.evaluated(f"figures of {uid}", uid, asked, figures_row(figures))
         asked = [gate for gate in stage.gates if gate.of == STATE]
         new = any(file.new and file.operator == uid and file.kind == kinds.STATE for file in files)
         if asked and new and figures["schema"]:
             rows = _sample(context, deadline, checkpoint, stage, snapshots_of(tuple(files), uid))
             judged = evaluation.evaluated(f"state of {uid}", uid, asked, rows)
-            found += evaluation.with_keys(judged, stage.key, rows.combine_chunks)
-    return found
+            verdicts += evaluation.with_keys(judged, stage.key, rows.combine_chunks)
+    return verdicts
 
 
 def has_rows(figures: Mapping[str, Any]) -> bool:
@@ -71,39 +71,39 @@ def _sample(
 ) -> pa.Table:
     """Some of a stage's state, of each subtask its share, from other key groups each epoch."""
     view = view_of(context.pipeline, context.settings, context.storage, checkpoint, stage.uid, snapshots)
-    share, found = math.ceil(SAMPLE_ROWS / max(1, len(snapshots))), [view.schema.empty_table()]
-    for subtask, one in snapshots.items():
-        with _opened(context, deadline, view, one) as backend:
+    share, parts = math.ceil(SAMPLE_ROWS / max(1, len(snapshots))), [view.schema.empty_table()]
+    for subtask, taken in snapshots.items():
+        with _opened(context, deadline, view, taken) as backend:
             left = share
             for table in _turned(view, backend, subtask, int(checkpoint.id)):
-                found.append(table.slice(0, left))
-                left -= found[-1].num_rows
+                parts.append(table.slice(0, left))
+                left -= parts[-1].num_rows
                 if left <= 0:
                     break
-    return pa.concat_tables(found).slice(0, SAMPLE_ROWS)
+    return pa.concat_tables(parts).slice(0, SAMPLE_ROWS)
 
 
 def _turned(view: View, backend: Backend, subtask: int, epoch: int) -> Iterator[pa.Table]:
     """A subtask's rows, from the key group on whose turn it is in this epoch."""
-    own = group_range(subtask, view.parallelism, view.max_parallelism)
-    first = own[epoch % len(own)]
-    for groups in (range(first, own.stop), range(own.start, first)):
-        yield from view.rows(backend, groups)
+    groups = group_range(subtask, view.parallelism, view.max_parallelism)
+    first = groups[epoch % len(groups)]
+    for turn in (range(first, groups.stop), range(groups.start, first)):
+        yield from view.rows(backend, turn)
 
 
 @contextmanager
-def _opened(context: RunContext, deadline: float, view: View, found: Snapshot) -> Iterator[Backend]:
+def _opened(context: RunContext, deadline: float, view: View, taken: Snapshot) -> Iterator[Backend]:
     """A snapshot that has just been uploaded, open: its files are linked where this host has them, else fetched."""
     factory, home = named(view.backend), work_dir(context)
-    with scratch(home, ".gates-") as own:
+    with scratch(home, ".gates-") as directory:
         immutable, kept = composite.is_immutable(factory), objects(context.settings)
-        snapshot.fetch(context.storage, found, own, deadline, immutable, kept, home / view.uid)
+        snapshot.fetch(context.storage, taken, directory, deadline, immutable, kept, home / view.uid)
         try:
-            backend = composite.opened(factory, own, view.options)
+            backend = composite.opened(factory, directory, view.options)
             try:
                 yield backend
             finally:
                 backend.close()
         except DamageError as error:
-            snapshot.raise_if_rotten(error, found, kept, home / view.uid)
+            snapshot.raise_if_rotten(error, taken, kept, home / view.uid)
             raise

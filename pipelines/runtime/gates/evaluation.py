@@ -168,15 +168,15 @@ def refusal(uid: str, verdicts: Sequence[Verdict], why: str) -> GateError:
 
 def columns_of(asked: Sequence[Gate]) -> list[str] | None:
     """The columns that gates look at; None: one of them may look at any."""
-    found: list[str] = []
+    columns: list[str] = []
     for gate in asked:
         arguments = dict(gate.arguments)
-        named = [arguments[name] for name in _COLUMNS if name in arguments]
+        named = [arguments[argument] for argument in _COLUMNS if argument in arguments]
         if not named or arguments.get("row_condition"):
             return None
-        for one in named:
-            found += [one] if isinstance(one, str) else list(one)
-    return list(dict.fromkeys(found))
+        for name in named:
+            columns += [name] if isinstance(name, str) else list(name)
+    return list(dict.fromkeys(columns))
 
 
 class Form(StrEnum):
@@ -233,7 +233,7 @@ def _needs_objects(column: pa.ChunkedArray) -> bool:
     return max(abs(ends["min"]), abs(ends["max"])) * max(len(column), (1 << 63) // _MOST_IN_FLOAT) >= 1 << 63
 
 
-_evaluating = threading.Lock()  # its context is one for all lanes, and is not made for threads
+_evaluating = threading.Lock()  # its context is one for all slots, and is not made for threads
 
 
 def evaluated(where: str, name: str, gates: Sequence[Gate], rows: pa.Table) -> list[Verdict]:

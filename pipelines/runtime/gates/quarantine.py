@@ -62,7 +62,7 @@ def decided(
     failed = [(gate, verdict) for gate, verdict in _paired(stage, verdicts) if verdict.quarantines]
     if not failed:
         return ()
-    found: dict[int, LeftOut] = {}
+    left_out: dict[int, LeftOut] = {}
     for gate, verdict in failed:
         at = np.asarray(verdict.unexpected_rows, dtype=np.int64)
         if not len(at) or (positions[at] < 0).any():
@@ -72,21 +72,23 @@ def decided(
         reasons = dict(zip(positions[at].tolist(), _reasons(gate, looked_at, at), strict=True))
         for place, reason in sorted(reasons.items()):
             file, row = planned.place(place)
-            found.setdefault(place, LeftOut(stage.uid, verdict.gate, file, row, reason))
-        own = sum(one.stage == stage.uid and one.gate == verdict.gate for one in planned.left_out) + len(reasons)
-        if own > gate.share * planned.rows:
+            left_out.setdefault(place, LeftOut(stage.uid, verdict.gate, file, row, reason))
+        count = sum(row_out.stage == stage.uid and row_out.gate == verdict.gate for row_out in planned.left_out) + len(
+            reasons
+        )
+        if count > gate.share * planned.rows:
             raise refusal(
                 stage.uid,
                 verdicts,
-                f"{verdict}; {own} of the {planned.rows} rows of the slice would be set aside, at most {gate.share:g} of them may be",
+                f"{verdict}; {count} of the {planned.rows} rows of the slice would be set aside, at most {gate.share:g} of them may be",
             )
-    if len(planned.left_out) + len(found) > MOST_ROWS:
+    if len(planned.left_out) + len(left_out) > MOST_ROWS:
         raise refusal(
             stage.uid, verdicts, f"more than {MOST_ROWS} rows of one slice would be set aside: {failed[0][1]}"
         )
     if rounds >= ROUNDS:
         raise refusal(stage.uid, verdicts, f"{failed[0][1]}, after rows were set aside {rounds} times")
-    return tuple(found[place] for place in sorted(found))
+    return tuple(left_out[place] for place in sorted(left_out))
 
 
 def _paired(stage: Stage, verdicts: Sequence[Verdict]) -> Iterator[tuple[Gate, Verdict]]:
@@ -120,19 +122,19 @@ def rows_of(reader: FilesReader, planned: Slice, uid: str, epoch: CheckpointId) 
     """What a stage's gates have set aside of a slice, file by file, as its quarantine table has it."""
     assert planned.schema is not None
     by_file: dict[str, list[LeftOut]] = {}
-    for one in planned.left_out:
-        if one.stage == uid:
-            by_file.setdefault(one.file, []).append(one)
+    for row in planned.left_out:
+        if row.stage == uid:
+            by_file.setdefault(row.file, []).append(row)
     for file in planned.files:
-        own = by_file.get(file.name)
-        if own:
-            numbers = pa.array([one.row for one in own])
+        left_out = by_file.get(file.name)
+        if left_out:
+            numbers = pa.array([row.row for row in left_out])
             rows = reader.table(file, planned.schema.names).take(numbers).cast(planned.schema)
-            told = [
-                [one.stage for one in own], [one.gate for one in own], [int(epoch)] * len(own),
-                [one.file for one in own], [one.row for one in own], [one.reason for one in own],
+            columns = [
+                [row.stage for row in left_out], [row.gate for row in left_out], [int(epoch)] * len(left_out),
+                [row.file for row in left_out], [row.row for row in left_out], [row.reason for row in left_out],
             ]  # fmt: skip
-            for (name, kind), values in zip(_TOLD, told, strict=True):
+            for (name, kind), values in zip(_TOLD, columns, strict=True):
                 rows = rows.append_column(name, pa.array(values, kind))
             yield rows
 
@@ -166,8 +168,8 @@ def _beside(storage: Storage, ack: Ack, local: Path, path: str, sink: str, rows:
         size, digest = storage.put_file(local, path)
     finally:
         local.unlink()
-    known = (OUTPUT, QUARANTINE, path, size, digest, True, ack.attempt, None, sink, rows)
-    return replace(ack, files=(*ack.files, StateFile(ack.operator, ack.subtask, *known)))
+    fields = (OUTPUT, QUARANTINE, path, size, digest, True, ack.attempt, None, sink, rows)
+    return replace(ack, files=(*ack.files, StateFile(ack.operator, ack.subtask, *fields)))
 
 
 def refuse_own_column(source: FileSource, schema: pa.Schema) -> None:

@@ -13,10 +13,16 @@ from state_ops.coordination.requests import Request
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """Why this barrier is cut. slices: by source; drain: close every window; requests: those that it answers.
+    """What an epoch reads, and why its barrier is cut.
 
-    at: when it was cut, for an epoch that is replayed; None: now. rounds: how often its slices were replayed with fewer
-    rows."""
+    Attributes:
+        trigger: What cut the barrier; `reason` says it in words.
+        slices: By source, what the epoch reads.
+        drain: Close every window.
+        requests: The requests that the epoch answers.
+        at: When the barrier was cut, for an epoch that is replayed; None: now.
+        rounds: How often its slices were replayed with fewer rows.
+    """
 
     trigger: Trigger
     reason: str

@@ -51,7 +51,9 @@ def note(
     vanished = isinstance(
         error, VanishedError
     )  # the next run plans without it, or an executor does not see what is here
-    failed = tuple(one for one in error.verdicts if not one["passed"]) if isinstance(error, GateError) else ()
+    failed = (
+        tuple(verdict for verdict in error.verdicts if not verdict["passed"]) if isinstance(error, GateError) else ()
+    )
     newest = int(head.id) if head is not None else 0
     try:
         objects = _damaged(storage, newest, error) if isinstance(error, DamageError) else {}
@@ -77,21 +79,21 @@ def note(
     )
 
 
-def note_slice(error: HoldingError, epoch: CheckpointId, cut: EpochPlan) -> None:
+def note_slice(error: HoldingError, epoch: CheckpointId, plan: EpochPlan) -> None:
     """Say which epoch an error ended and, where nobody can tell which of its input files is bad, all that it had
     read."""
     error.epoch = int(epoch)
     if not isinstance(error, DamageError):
         error.files = error.files or {
             source: {file.name: (file.size, file.mtime_ns) for file in planned.files}
-            for source, planned in cut.slices.items()
+            for source, planned in plan.slices.items()
         }
 
 
 def without_bad_file(
-    readers: Mapping[str, FilesReader], cut: EpochPlan, error: HoldingError, expected: Mapping[str, pa.Schema]
+    readers: Mapping[str, FilesReader], plan: EpochPlan, error: HoldingError, expected: Mapping[str, pa.Schema]
 ) -> EpochPlan | None:
-    """The cut to take instead of an epoch's in which one file could not be read, if its source sets such files aside;
+    """The plan to take instead of an epoch's in which one file could not be read, if its source sets such files aside;
     else None.
 
     Args:
@@ -106,12 +108,12 @@ def without_bad_file(
     if len(blamed) != 1:
         return None
     ((source, name),) = blamed
-    reader, planned = readers[source], cut.slices.get(source)
-    file = next((one for one in planned.files if one.name == name), None) if planned is not None else None
+    reader, planned = readers[source], plan.slices.get(source)
+    file = next((file for file in planned.files if file.name == name), None) if planned is not None else None
     if planned is None or file is None or not reader.sets_aside(file):
         return None
     left = reader.without_file(planned, file, error, expected.get(source))
-    return replace(cut, slices={**cut.slices, source: left})
+    return replace(plan, slices={**plan.slices, source: left})
 
 
 def standing(storage: Storage, head: Checkpoint | None, readers: Mapping[str, FilesReader]) -> GateHold | None:

@@ -126,7 +126,7 @@ def _unpublishable(context: RunContext, head: Checkpoint | None) -> list[str]:
 
     None of a table that is ahead of the registry: its rows are published, though no checkpoint that is left knows of
     them."""
-    found = []
+    paths = []
     for sink in context.pipeline.sinks:
         if delta.diverged(context.storage, context.pipeline.app_id, sink.table, head) is not None:
             continue
@@ -135,8 +135,8 @@ def _unpublishable(context: RunContext, head: Checkpoint | None) -> list[str]:
             parsed = parse_epoch_dir(name)
             if parsed is not None and parsed[0] < context.generation and is_abandoned(head, *parsed):
                 files = context.storage.list(f"{base}/{name}", unfinished=True)
-                found += [file.path for file in files if is_staged_rows(file.path)]
-    return found
+                paths += [file.path for file in files if is_staged_rows(file.path)]
+    return paths
 
 
 def _drop_stale_stops(storage: Storage) -> None:

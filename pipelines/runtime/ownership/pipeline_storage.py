@@ -58,17 +58,17 @@ def storage_errors(pipeline: Pipeline, settings: Settings, storage: Storage) -> 
         with scrubbing():
             yield
     except TransientError as error:
-        said = disks.full(error, places(settings, storage))
-        if said is not None:
-            error.where = f"{error.where}; {said}" if error.where else said
+        full_disk = disks.full(error, places(settings, storage))
+        if full_disk is not None:
+            error.where = f"{error.where}; {full_disk}" if error.where else full_disk
             error.next = f"Make room on that disk: {DISK_FULL}. {error.next or ''}".rstrip()
         raise
     except (OSError, DeltaError) as error:
-        said = disks.full(error, places(settings, storage))
+        full_disk = disks.full(error, places(settings, storage))
         raise TransientError(
             plainly(error),
-            where=said or storage.uri,
-            next=f"Look at the storage and the disk ({DISK_FULL if said else page_about(error)}), then `weir run {pipeline.title}`: it "
+            where=full_disk or storage.uri,
+            next=f"Look at the storage and the disk ({DISK_FULL if full_disk else page_about(error)}), then `weir run {pipeline.title}`: it "
             "resumes from the last checkpoint.",
         ) from error
 

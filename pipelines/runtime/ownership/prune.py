@@ -28,37 +28,37 @@ DAY = 24 * HOUR
 def needed(registry: Registry, holds: Mapping[str, HoldRecord], *, own: bool = False) -> dict[CheckpointId, list[str]]:
     """What else keeps checkpoints, in words: sinks that lack their rows, restores that read them. own: as the
     registry's reads."""
-    found: dict[CheckpointId, list[str]] = {}
+    reasons: dict[CheckpointId, list[str]] = {}
     for row in unpublished(registry, own=own):
-        found.setdefault(row.id, []).append("a sink lacks its rows")
+        reasons.setdefault(row.id, []).append("a sink lacks its rows")
     for path, hold in holds.items():
         if hold.commit_id:
-            found.setdefault(hold.checkpoint_id, []).append(f"{hold.purpose} (process {hold.pid} on {hold.host})")
+            reasons.setdefault(hold.checkpoint_id, []).append(f"{hold.purpose} (process {hold.pid} on {hold.host})")
             continue
         for row in registry.checkpoints(own=own):  # any of them may be what it holds
-            found.setdefault(row.id, []).append(f"{hold.purpose} ({path})")
-    return found
+            reasons.setdefault(row.id, []).append(f"{hold.purpose} ({path})")
+    return reasons
 
 
 def kept_for_backfills(
     pipeline: Pipeline, settings: Settings, completed: Sequence[Checkpoint]
 ) -> dict[CheckpointId, str]:
     """The checkpoints from which the newest days, or hours, may be backfilled, in words. completed: oldest first."""
-    known = settings.pipelines.get(pipeline.name)
-    if known is None or known.backfill is None or pipeline.branch is not None:
+    configured = settings.pipelines.get(pipeline.name)
+    if configured is None or configured.backfill is None or pipeline.branch is not None:
         return {}
     left = abandoned(completed)
     line = [row for row in completed if row.id not in left]
     reached = event_time(line[-1], pipeline.lateness) if line else None
-    found: dict[CheckpointId, str] = {}
-    for back in range(known.backfill.keep if reached is not None else 0):
+    reasons: dict[CheckpointId, str] = {}
+    for back in range(configured.backfill.keep if reached is not None else 0):
         assert reached is not None
-        step = DAY if known.backfill.every == "day" else HOUR
+        step = DAY if configured.backfill.every == "day" else HOUR
         begins = (reached // step - back) * step
         earlier = before(line, begins, pipeline.lateness)
         for row in to_begin_from(earlier, pipeline.timed) if earlier else ():
-            found.setdefault(row.id, f"the newest before {from_micros(begins):%Y-%m-%d %H:%M}, to backfill from")
-    return found
+            reasons.setdefault(row.id, f"the newest before {from_micros(begins):%Y-%m-%d %H:%M}, to backfill from")
+    return reasons
 
 
 def prune(
@@ -75,8 +75,8 @@ def prune(
     listings = {row.id: context.registry.files(row) for row in completed}
     live, dead = context.watcher.sorted_out(context.storage)
     why = needed(context.registry, live, own=True)
-    for id, said in kept_for_backfills(context.pipeline, context.settings, completed).items() if keep else ():
-        why.setdefault(id, []).append(said)
+    for id, reason in kept_for_backfills(context.pipeline, context.settings, completed).items() if keep else ():
+        why.setdefault(id, []).append(reason)
     for id, reasons in (also or {}).items():
         why.setdefault(id, []).extend(reasons)
     decided = retention.plan(completed, listings, keep, context.registry.pins(own=True), why)

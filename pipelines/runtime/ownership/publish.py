@@ -21,8 +21,8 @@ def publish_missing(context: RunContext, checkpoints: Sequence[Checkpoint]) -> l
     """Publish what some sink lacks, oldest checkpoint first; what is there already is a no-op."""
     published: list[Publication] = []
     for checkpoint in sorted(checkpoints, key=lambda row: row.id):
-        own = [sink for sink, ids in checkpoint.sinks.items() if ids["id"] == checkpoint.id]
-        staged: dict[str, list[StateFile]] = {sink: [] for sink in own if checkpoint.kind in TAKES_BACK}
+        sinks = [sink for sink, ids in checkpoint.sinks.items() if ids["id"] == checkpoint.id]
+        staged: dict[str, list[StateFile]] = {sink: [] for sink in sinks if checkpoint.kind in TAKES_BACK}
         for file in context.registry.files(checkpoint):
             if file.kind == OUTPUT and file.sink:
                 staged.setdefault(file.sink, []).append(file)
@@ -48,9 +48,9 @@ def unpublished(registry: Registry, *, own: bool = False) -> list[Checkpoint]:
 
     own: as the registry's reads.
     """
-    known = {(row.checkpoint_id, row.sink) for row in registry.publications(own=own)}
+    published = {(row.checkpoint_id, row.sink) for row in registry.publications(own=own)}
     return [
         row
         for row in registry.checkpoints(own=own)
-        if any((row.id, sink) not in known for sink, ids in row.sinks.items() if ids["id"] == row.id)
+        if any((row.id, sink) not in published for sink, ids in row.sinks.items() if ids["id"] == row.id)
     ]

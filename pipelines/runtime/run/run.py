@@ -130,10 +130,10 @@ def halted(pipeline: Pipeline, settings: Settings, options: RunOptions) -> str |
     this run."""
     if options.by_a_person:
         return None
-    found = suspension.read(open_storage(pipeline, settings)[0])
-    if found is None:
+    suspended = suspension.read(open_storage(pipeline, settings)[0])
+    if suspended is None:
         return None
-    return f"{found.how} by a person ({found.why}): Materialize, `weir run` or `weir resume` begin again"
+    return f"{suspended.how} by a person ({suspended.why}): Materialize, `weir run` or `weir resume` begin again"
 
 
 def _is_halted(pipeline: Pipeline, settings: Settings, options: RunOptions) -> bool:
@@ -166,9 +166,9 @@ def check_fits(pipeline: Pipeline, head: Checkpoint | None) -> None:
     """
     if head is None:
         return
-    stopping = [one for one in structure(pipeline, head) if one.verdict.stops]
+    stopping = [change for change in structure(pipeline, head) if change.verdict.stops]
     if stopping:
-        what = " ".join(dict.fromkeys(one.what for one in stopping))
+        what = " ".join(dict.fromkeys(change.what for change in stopping))
         raise PipelineError(what, where=f"checkpoint {head.id}", next=advice(stopping))
 
 
@@ -271,7 +271,7 @@ def _look(context: RunContext, offsets: Mapping[str, dict[str, Any]]) -> tuple[l
     arrived = {name: reader.check(offsets.get(name)) for name, reader in context.readers.items()}
     for name, reader in context.readers.items():
         reader.say_again(arrived[name])
-    return open_requests, {(name, file.name) for name, found in arrived.items() for file in found.fresh}
+    return open_requests, {(name, file.name) for name, arrivals in arrived.items() for file in arrivals.fresh}
 
 
 def _stopped(

@@ -352,8 +352,8 @@ def _staged_of(ack: Ack) -> list[StagedFile]:
     return [*(ack.handover.staged if ack.handover else ()), *channels]
 
 
-def _discard(own: tuple[Storage, Attempt, list[str]], cancelled: Event) -> None:
-    storage, attempt, staged = own
+def _discard(uploaded: tuple[Storage, Attempt, list[str]], cancelled: Event) -> None:
+    storage, attempt, staged = uploaded
     snapshot.discard(storage, attempt)
     for path in staged:
         if not cancelled.is_set():

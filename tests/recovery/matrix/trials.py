@@ -248,8 +248,8 @@ class InTurn:
     def __init__(self) -> None:
         self._steps: deque[tuple[str, Callable[[], object]]] = deque()
 
-    def start(self, lane: str, step: Callable[[], object]) -> None:
-        self._steps.append((lane, step))
+    def start(self, slot: str, step: Callable[[], object]) -> None:
+        self._steps.append((slot, step))
 
     def next(self, seconds: float) -> Ended | None:  # noqa: ARG002 - nothing is waited for
         return run_step(*self._steps.popleft()) if self._steps else None

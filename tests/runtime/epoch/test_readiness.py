@@ -228,9 +228,9 @@ def test_pruning_is_left_to_the_next_epoch_never_twice_and_not_while_somebody_wa
     assert not readiness.can_defer_pruning(epochs, second), "nothing follows that would wait for it"
     epochs.pruning_deferred = True
     assert not readiness.can_defer_pruning(epochs, first)
-    epochs.pruning_deferred, first.cut = False, replace(first.cut, requests=(Request("barrier"),))
+    epochs.pruning_deferred, first.plan = False, replace(first.plan, requests=(Request("barrier"),))
     assert not readiness.can_defer_pruning(epochs, first)
-    first.cut = replace(first.cut, requests=())
+    first.plan = replace(first.plan, requests=())
     second.pending.acks.clear()
     assert not readiness.can_defer_pruning(epochs, first), "the next one is far from publishing"
 

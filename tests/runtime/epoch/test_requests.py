@@ -39,8 +39,8 @@ class Inline:
     def __init__(self) -> None:
         self._ended: list[Ended] = []
 
-    def start(self, lane: str, step: Callable[[], object]) -> None:
-        self._ended.append(run_step(lane, step))
+    def start(self, slot: str, step: Callable[[], object]) -> None:
+        self._ended.append(run_step(slot, step))
 
     def next(self, seconds: float) -> Ended | None:  # noqa: ARG002
         return self._ended.pop(0) if self._ended else None
