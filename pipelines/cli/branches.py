@@ -8,16 +8,27 @@ from typing import Annotated, Literal, cast
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from pipelines.cli.console import Json, Name, confirm, moment, out, print_json, waiting
+from pipelines.cli.console import (
+    Force,
+    Json,
+    Name,
+    Yes,
+    answer,
+    moment,
+    out,
+    print_json,
+    print_obstacles,
+    print_table,
+    proceeds,
+    waiting,
+)
 from pipelines.loading import find
 from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.operations import backfill as backfills
 from pipelines.runtime.operations import branch_diff, promotion
 from pipelines.runtime.operations import forks as branches
 from pipelines.runtime.operations.branch_diff import BranchDiff
-from pipelines.runtime.operations.forks import Fork
 from pipelines.runtime.operations.promotion import PromotionPlan
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.errors import ConfigurationError
@@ -52,54 +63,45 @@ def fork(
     with waiting("waiting for the coordinator's next barrier"):
         if name is not None:
             at = None if origin is None else moment(origin, open_storage(found, settings)[1])
-            made = branches.fork(found, settings, name, at, reason)
+            branch = branches.fork(found, settings, name, at, reason)
         else:
             assert drop is not None
-            made = branches.drop(found, settings, drop)
-    if json:
-        print_json(made.to_dict())
-    elif name is not None:
-        _told(pipeline, made)
-    else:
-        out.print(f"The branch {escape(made.branch.name)} is gone, and what only it kept of {pipeline}.")
-
-
-def _told(pipeline: str, made: Fork) -> None:
-    size = made.head.bytes_total if made.head is not None else 0
-    files = sum(made.behind.values())
-    out.print(
-        f"{pipeline}@{escape(made.branch.name)} is forked from checkpoint {made.base}: {size:,} bytes of state, none of them copied.\n"
-        f"{files:,} files were read since. Next: weir run {pipeline}@{escape(made.branch.name)} --until-caught-up"
+            branch = branches.drop(found, settings, drop)
+    named = escape(branch.branch.name)
+    size = branch.head.bytes_total if branch.head is not None else 0
+    answer(
+        json,
+        branch.to_dict(),
+        f"{pipeline}@{named} is forked from checkpoint {branch.base}: {size:,} bytes of state, none of them copied.\n"
+        f"{sum(branch.behind.values()):,} files were read since. Next: weir run {pipeline}@{named} --until-caught-up"
+        if name is not None
+        else f"The branch {named} is gone, and what only it kept of {pipeline}.",
     )
 
 
 def forks(pipeline: Name, json: Json = False) -> None:
     """The branches of a pipeline, oldest first."""
     found, settings = find(pipeline)
-    known = branches.forks(found, settings)
-    if json:
-        print_json([one.to_dict() for one in known])
+    forked = branches.forks(found, settings)
+    if json or not forked:
+        answer(json, [fork.to_dict() for fork in forked], f"{pipeline} has no branch: weir fork {pipeline} --name NAME")
         return
-    if not known:
-        out.print(f"{pipeline} has no branch: weir fork {pipeline} --name NAME")
-        return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("name", "from", "forked", "checkpoint", "own bytes", "files behind", "reason"):
-        table.add_column(
-            title, justify="right" if title in ("from", "checkpoint", "own bytes", "files behind") else "left"
-        )
-    for one in known:
-        own = one.head.totals["bytes_new"] if one.head is not None else 0
-        table.add_row(
-            escape(one.branch.name),
-            str(one.base),
-            one.created_at.strftime("%Y-%m-%d %H:%M:%S"),
-            str(one.head.id) if one.head is not None else "not finished",
-            f"{own:,}",
-            f"{sum(one.behind.values()):,}",
-            escape(one.reason),
-        )
-    out.print(table)
+    print_table(
+        (
+            (
+                escape(fork.branch.name),
+                str(fork.base),
+                fork.created_at.strftime("%Y-%m-%d %H:%M:%S"),
+                str(fork.head.id) if fork.head is not None else "not finished",
+                f"{fork.head.totals['bytes_new'] if fork.head is not None else 0:,}",
+                f"{sum(fork.behind.values()):,}",
+                escape(fork.reason),
+            )
+            for fork in forked
+        ),
+        ("name", "from", "forked", "checkpoint", "own bytes", "files behind", "reason"),
+        right=("from", "checkpoint", "own bytes", "files behind"),
+    )
 
 
 def diff(
@@ -139,26 +141,22 @@ def _show(found: BranchDiff) -> None:
             )
     for taken in found.taken_back:
         out.print(f"[yellow]taken back[/]  {escape(str(taken))}")
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("", "rows", "of the branch", "added", "removed", "changed"):
-        table.add_column(title, justify="right" if title else "left")
-    for one in found.tables:
-        table.add_row(
-            f"table {one.table}",
-            f"{one.rows[0]:,}",
-            f"{one.rows[1]:,}",
-            *(f"{count:,}" for count in one.counts.values()),
-        )
-        for day, counts in one.days.items() if any(one.days) else ():
-            table.add_row(f"  {day}", "", "", *(f"{count:,}" for count in counts.values()))
+    rows: list[tuple[str, ...]] = []
+    for table in found.tables:
+        rows.append((f"table {table.table}", *map(_number, table.rows), *map(_number, table.counts.values())))
+        days = table.days.items() if any(table.days) else ()
+        rows += [(f"  {day}", "", "", *map(_number, counts.values())) for day, counts in days]
     for state in found.states:
-        if state.counts is None:
-            table.add_row(f"state of {state.stage}", escape(state.why))
-        else:
-            table.add_row(f"state of {state.stage}", "", "", *(f"{count:,}" for count in state.counts.values()))
-    out.print(table)
+        counted = (escape(state.why),) if state.counts is None else ("", "", *map(_number, state.counts.values()))
+        rows.append((f"state of {state.stage}", *counted))
+    numbers = ("rows", "of the branch", "added", "removed", "changed")
+    print_table(rows, ("", *numbers), right=numbers)
     for sentence in found.left_out():
         out.print(escape(sentence))
+
+
+def _number(value: int) -> str:
+    return f"{value:,}"
 
 
 def backfill(
@@ -219,15 +217,9 @@ def promote(
     pipeline: Name,
     branch: Branch,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="In spite of the obstacles that are shown. Others that come up meanwhile end it, with nothing changed.",
-        ),
-    ] = False,
+    force: Force = False,
     reason: Annotated[str, typer.Option(help="Why, for who reads the list of checkpoints.")] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Make a branch's state and rows the pipeline's, instead of what it made of the same input since the fork.
@@ -237,24 +229,25 @@ def promote(
     """
     found, settings = find(pipeline)
     plan = backfills.plan(found, settings, branch)
-    if not json:
-        _show_plan(pipeline, plan)
-    if dry_run:
-        if json:
-            print_json({**plan.to_dict(), "checkpoint": None})
-        return
     accepted = plan.obstacles if force else ()
-    promotion.check(plan, pipeline, accepted)
-    confirm("promote", yes=yes, json=json)
+    if not proceeds(
+        lambda: _show_plan(pipeline, plan),
+        {**plan.to_dict(), "checkpoint": None},
+        check=lambda: promotion.check(plan, pipeline, accepted),
+        ask="promote",
+        dry_run=dry_run,
+        yes=yes,
+        json=json,
+    ):
+        return
     with waiting("catching up, then promoting"):
         does = backfills.approve if backfills.range_of(branch) is not None else promotion.promote
         done = does(found, settings, branch, accepted=accepted, reason=reason)
-    if json:
-        print_json({**plan.to_dict(), "checkpoint": done.id})
-        return
-    out.print(
+    answer(
+        json,
+        {**plan.to_dict(), "checkpoint": done.id},
         f"{escape(pipeline)} is at checkpoint {done.id}, {escape(done.reason)}. `weir run {pipeline}` goes on from there; "
-        f"to take it back: weir rewind {pipeline} --to {plan.head.id}"
+        f"to take it back: weir rewind {pipeline} --to {plan.head.id}",
     )
 
 
@@ -262,11 +255,13 @@ def _show_plan(pipeline: str, plan: PromotionPlan) -> None:
     out.print(
         f"{pipeline} is at checkpoint {plan.head.id}; {pipeline}@{escape(plan.branch)}, forked from {plan.base.id}, is at {plan.tip.id}."
     )
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name, count in plan.behind.items():
-        table.add_row("source", name, f"{count:,} files are to be read by the branch first" if count else "caught up")
-    for one in plan.tables:
-        table.add_row("table", one.table, f"{one.rows_removed:,} rows go, {one.rows_added:,} rows of the branch come")
-    out.print(table)
-    for obstacle in plan.obstacles:
-        out.print(f"[yellow]obstacle[/]  {escape(obstacle)}")
+    sources = [
+        ("source", name, f"{count:,} files are to be read by the branch first" if count else "caught up")
+        for name, count in plan.behind.items()
+    ]
+    tables = [
+        ("table", table.table, f"{table.rows_removed:,} rows go, {table.rows_added:,} rows of the branch come")
+        for table in plan.tables
+    ]
+    print_table([*sources, *tables])
+    print_obstacles(plan.obstacles)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from pipelines.runtime.inspection.value_text import as_json
 from state_ops.checkpoints.registry import SAVEPOINT, Registry
@@ -17,12 +20,81 @@ from state_ops.errors import ConfigurationError
 out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 Name = Annotated[str, typer.Argument(help="The pipeline's name in the configuration.", metavar="PIPELINE")]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="In spite of the obstacles that are shown. Others that come up meanwhile end it, with nothing changed.",
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
 def waiting(what: str) -> AbstractContextManager[Any]:
     """Shows on a terminal that something is waited for."""
     return err.status(what)
+
+
+def proceeds(
+    show: Callable[[], None],
+    facts: dict[str, Any],
+    *,
+    dry_run: bool,
+    json: bool,
+    check: Callable[[], None] | None = None,
+    ask: str | None = None,
+    yes: bool = False,
+) -> bool:
+    """Whether a command goes on after its plan: the plan is shown, checked and agreed to. A dry run ends here.
+
+    Args:
+        show: Prints the plan for people.
+        facts: The plan as --json prints it where nothing is done.
+        dry_run: The command's option, like `json` and `yes`.
+        check: Raises an error for obstacles that nobody has accepted.
+        ask: The verb of the question; None: nobody is asked.
+    """
+    if not json:
+        show()
+    elif dry_run:
+        print_json(facts)
+    if dry_run:
+        return False
+    if check is not None:
+        check()
+    if ask is not None:
+        confirm(ask, yes=yes, json=json)
+    return True
+
+
+def answer(json: bool, facts: Any, *sentences: str) -> None:
+    """Print what a command has found or done: its facts as one JSON document, or sentences for people."""
+    if json:
+        print_json(facts)
+    for sentence in () if json else sentences:
+        out.print(sentence)
+
+
+def print_table(rows: Iterable[Sequence[str]], titles: Sequence[str] = (), right: Collection[str] = ()) -> None:
+    """Print rows in columns.
+
+    Args:
+        rows: Their cells, which may have rich's markup.
+        titles: What stands above the columns; without titles there is no such line.
+        right: The titles of the columns that are aligned to the right.
+    """
+    table = Table(box=None, show_header=bool(titles), padding=(0, 2, 0, 0))
+    for title in titles:
+        table.add_column(title, justify="right" if title in right else "left")
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
+
+
+def print_obstacles(obstacles: Iterable[str]) -> None:
+    for obstacle in obstacles:
+        out.print(f"[yellow]obstacle[/]  {escape(obstacle)}")
 
 
 def confirm(what: str, *, yes: bool, json: bool) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 from rich.markup import escape
-from rich.table import Table
 
-from pipelines.cli.console import err, out
+from pipelines.cli.console import err, out, print_table
 from pipelines.runtime.inspection.diff import Difference
 from pipelines.runtime.inspection.export import limited
 from pipelines.runtime.inspection.state_reader import Change
@@ -26,12 +25,11 @@ def show(schema: pa.Schema, tables: Iterable[pa.Table], most: int | None) -> Non
         for table in limited(tables, None if most is None else most + 1)
         for row in zip(*_values(table), strict=True)
     ]
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for field in schema:
-        table.add_column(escape(field.name), justify="right" if _is_number(field.type) else "left")
-    for row in rows if most is None else rows[:most]:
-        table.add_row(*[short(value) for value in row])
-    out.print(table)
+    print_table(
+        ([short(value) for value in row] for row in rows[:most]),
+        [escape(field.name) for field in schema],
+        right=[escape(field.name) for field in schema if _is_number(field.type)],
+    )
     if most is not None and len(rows) > most:
         err.print("... and more; --format json, parquet or arrow has all rows, --limit N as many as you say.")
 
@@ -69,18 +67,19 @@ def history_facts(change: Change) -> dict[str, Any]:
     }
 
 
-def history_table(changes: list[Change]) -> Table:
+def show_history(changes: list[Change]) -> None:
     """A line a change, whose value has what the others leave of the width."""
     titles = ("checkpoint", "parent", "completed", "trigger", "run", "read", "published as", "value")
     lines = [_line(change) for change in changes]
     taken = sum(2 + max(map(len, column)) for column in zip(titles[:-1], *lines, strict=True))
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in titles:
-        table.add_column(title, justify="right" if title in ("checkpoint", "parent") else "left")
-    for change, line in zip(changes, lines, strict=True):
-        values = [", ".join(f"{name}={_inner(value)}" for name, value in one.items()) for one in change.rows]
-        table.add_row(*line, short("; ".join(values) or "gone", max(_NARROW, out.width - taken - 2)))
-    return table
+    width = max(_NARROW, out.width - taken - 2)
+    cells = [(*line, short(_value(change), width)) for change, line in zip(changes, lines, strict=True)]
+    print_table(cells, titles, right=("checkpoint", "parent"))
+
+
+def _value(change: Change) -> str:
+    rows = [", ".join(f"{name}={_inner(value)}" for name, value in row.items()) for row in change.rows]
+    return "; ".join(rows) or "gone"
 
 
 def _line(change: Change) -> tuple[str, ...]:
@@ -136,15 +135,13 @@ def show_difference(difference: Difference, sample: list[dict[str, Any]]) -> Non
         out.print(escape(f"{name} was {was}, is {now}"))
     if not sample:
         return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("change", "key", "field", "old", "new"):
-        table.add_column(title)
+    cells: list[tuple[str, ...]] = []
     for row in sample:
         old, new = row["old"] or {}, row["new"] or {}
         fields = row["fields"] if row["fields"] is not None else list(old or new)
         for number, name in enumerate(fields or [""]):
-            said = (row["change"], short(" / ".join(map(text_of, row["key"].values())))) if number == 0 else ("", "")
-            table.add_row(*said, escape(name), short(old.get(name)), short(new.get(name)))
-    out.print(table)
+            whose = (row["change"], short(" / ".join(map(text_of, row["key"].values())))) if number == 0 else ("", "")
+            cells.append((*whose, escape(name), short(old.get(name)), short(new.get(name))))
+    print_table(cells, ("change", "key", "field", "old", "new"))
     if sum(difference.counts.values()) > len(sample):
         err.print("... and more; --format json, parquet or arrow has all, --limit N as many as you say.")

@@ -6,9 +6,20 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from pipelines.cli.console import Json, Name, confirm, moment, out, print_json, waiting
+from pipelines.cli.console import (
+    Force,
+    Json,
+    Name,
+    Yes,
+    answer,
+    moment,
+    out,
+    print_obstacles,
+    print_table,
+    proceeds,
+    waiting,
+)
 from pipelines.loading import find
 from pipelines.runtime.inspection.state_reader import chosen
 from pipelines.runtime.ownership.pipeline_storage import open_storage
@@ -41,41 +52,37 @@ def restore(
     durable, registry = open_storage(found, settings)
     meant = chosen(found, registry, savepoint if checkpoint is None else checkpoint)
     plan = restoring.plan(found, settings, durable, registry, meant)
-    if not json:
-        _show_restore(plan)
-    if dry_run:
-        if json:
-            print_json({**plan.to_dict(), "restored": None})
+    if not proceeds(lambda: _show_restore(plan), {**plan.to_dict(), "restored": None}, dry_run=dry_run, json=json):
         return
     with waiting("fetching and checking"):
         done = restoring.restore(found, settings, durable, registry, meant, stored=storage)
-    if json:
-        print_json({**plan.to_dict(), "restored": done.to_dict()})
-        return
     seconds = done.fetch_ms / 1000
-    out.print(
+    valid = (
         f"Checkpoint {meant.id} is valid: {done.bytes_fetched:,} bytes fetched, {done.bytes_cached + done.bytes_local:,} were here, "
         f"{done.files} files checked in {seconds:.1f} s. `weir run {pipeline}` starts from local files now."
         if registry.head() == meant
         else f"Checkpoint {meant.id} is valid, {done.files} files checked in {seconds:.1f} s. To go on from it: "
         f"weir rewind {pipeline} --to {meant.id}"
     )
-    if done.bytes_unread:
-        out.print(
-            f"{done.bytes_unread:,} bytes were not read in storage, where only their sizes were compared: "
-            f"weir restore {pipeline} --storage"
-        )
+    unread = (
+        f"{done.bytes_unread:,} bytes were not read in storage, where only their sizes were compared: "
+        f"weir restore {pipeline} --storage"
+    )
+    answer(json, {**plan.to_dict(), "restored": done.to_dict()}, valid, *([unread] if done.bytes_unread else []))
 
 
 def _show_restore(plan: RestorePlan) -> None:
     facts = plan.to_dict()
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("stage", "subtasks", "files", "bytes", "on this host"):
-        table.add_column(title, justify="left" if title == "stage" else "right")
-    for uid, one in facts["stages"].items():
-        table.add_row(uid, str(one["subtasks"]), str(one["files"]), f"{one['bytes']:,}", f"{one['bytes_local']:,}")
     out.print(f"Checkpoint {facts['checkpoint']} of {facts['completed_at']}: {facts['bytes_total']:,} bytes of state.")
-    out.print(table)
+    numbers = ("subtasks", "files", "bytes", "on this host")
+    print_table(
+        (
+            (uid, str(stage["subtasks"]), str(stage["files"]), f"{stage['bytes']:,}", f"{stage['bytes_local']:,}")
+            for uid, stage in facts["stages"].items()
+        ),
+        ("stage", *numbers),
+        right=numbers,
+    )
     out.print(f"To fetch: {facts['bytes_to_fetch']:,} bytes; {facts['bytes_cached']:,} are among this host's objects.")
 
 
@@ -86,15 +93,9 @@ def rewind(
     ] = None,
     savepoint: Annotated[str | None, typer.Option(hidden=True, help="As --to NAME, as it was called before.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="In spite of the obstacles that are shown. Others that come up meanwhile end it, with nothing changed.",
-        ),
-    ] = False,
+    force: Force = False,
     reason: Annotated[str, typer.Option(help="Why, for who reads the list of checkpoints.")] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    yes: Yes = False,
     json: Json = False,
 ) -> None:
     """Take state, source positions and all sink tables back to one checkpoint, together. The next run reads the input again from there.
@@ -110,22 +111,23 @@ def rewind(
     _, registry = open_storage(found, settings)
     meant = chosen(found, registry, savepoint if to is None else moment(to, registry))
     plan = rewinding.plan(found, settings, int(meant.id))
-    if not json:
-        _show_rewind(plan)
-    if dry_run:
-        if json:
-            print_json({**plan.to_dict(), "checkpoint": None})
-        return
     accepted = plan.obstacles if force else ()
-    rewinding.check(plan, pipeline, accepted)
-    confirm("rewind", yes=yes, json=json)
+    if not proceeds(
+        lambda: _show_rewind(plan),
+        {**plan.to_dict(), "checkpoint": None},
+        check=lambda: rewinding.check(plan, pipeline, accepted),
+        ask="rewind",
+        dry_run=dry_run,
+        yes=yes,
+        json=json,
+    ):
+        return
     with waiting("checking the checkpoint, then rewinding"):
         done = maintenance.rewind(found, settings, int(meant.id), accepted=accepted, reason=reason)
-    if json:
-        print_json({**plan.to_dict(), "checkpoint": done.id})
-        return
-    out.print(
-        f"{escape(pipeline)} is at checkpoint {done.id}, {done.reason}. `weir run {pipeline}` goes on from there."
+    answer(
+        json,
+        {**plan.to_dict(), "checkpoint": done.id},
+        f"{escape(pipeline)} is at checkpoint {done.id}, {done.reason}. `weir run {pipeline}` goes on from there.",
     )
 
 
@@ -136,18 +138,23 @@ def _show_rewind(plan: RewindPlan) -> None:
         f"From checkpoint {plan.head.id} back to {plan.to.id} ({plan.to.completed_at:%Y-%m-%d %H:%M:%S}). "
         f"Undone: everything after {plan.to.id}; of it {retained} {verb} still retained and can be taken back to."
     )
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for uid, (now, then) in plan.stages.items():
-        table.add_row("state", uid, f"{now:,} bytes, then {then:,}")
-    for source in plan.sources:
-        table.add_row("source", source.source, f"{len(source.again):,} files are read again" + _lost(len(source.gone)))
-    for one in plan.tables:
-        as_of = "empty" if one.then is None else f"as of version {one.then}"
-        table.add_row("table", one.table, f"version {one.version}, then {as_of}: {one.rows:,} rows go")
-    out.print(table)
-    for obstacle in plan.obstacles:
-        out.print(f"[yellow]obstacle[/]  {escape(obstacle)}")
-
-
-def _lost(number: int) -> str:
-    return f", {number:,} are gone" if number else ""
+    states = [("state", uid, f"{now:,} bytes, then {then:,}") for uid, (now, then) in plan.stages.items()]
+    sources = [
+        (
+            "source",
+            source.source,
+            f"{len(source.again):,} files are read again" + (f", {len(source.gone):,} are gone" if source.gone else ""),
+        )
+        for source in plan.sources
+    ]
+    tables = [
+        (
+            "table",
+            table.table,
+            f"version {table.version}, then {'empty' if table.then is None else f'as of version {table.then}'}: "
+            f"{table.rows:,} rows go",
+        )
+        for table in plan.tables
+    ]
+    print_table([*states, *sources, *tables])
+    print_obstacles(plan.obstacles)

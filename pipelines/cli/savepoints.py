@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from configs.settings import Settings
-from pipelines.cli.console import Json, Name, err, out, print_json, waiting
+from pipelines.cli.console import Json, Name, answer, err, out, print_json, print_table, waiting
 from pipelines.loading import find
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.pipeline_storage import open_storage
@@ -52,13 +51,11 @@ def savepoint(
         else:
             assert drop is not None
             pin = maintenance.drop_savepoint(found, settings, drop, patience)
-    if json:
-        print_json(_facts(pin))
-    elif name is not None:
-        out.print(f"Savepoint {escape(pin.name)} is checkpoint {pin.checkpoint_id}. It stays until it is dropped.")
+    taken = f"Savepoint {escape(pin.name)} is checkpoint {pin.checkpoint_id}. It stays until it is dropped."
+    dropped = f"Savepoint {escape(pin.name)} (checkpoint {pin.checkpoint_id}) is dropped."
+    answer(json, _facts(pin), dropped if name is None else taken)
+    if name is not None and not json:
         _warn_of_retention(found, settings)
-    else:
-        out.print(f"Savepoint {escape(pin.name)} (checkpoint {pin.checkpoint_id}) is dropped.")
 
 
 def savepoints(pipeline: Name, json: Json = False) -> None:
@@ -66,20 +63,17 @@ def savepoints(pipeline: Name, json: Json = False) -> None:
     found, settings = find(pipeline)
     _, registry = open_storage(found, settings)
     pins = [pin for pin in registry.pins() if pin.kind == SAVEPOINT]
-    if json:
-        print_json([_facts(pin) for pin in pins])
+    if json or not pins:
+        none = f"{pipeline} has no savepoint: weir savepoint {pipeline} --name NAME"
+        answer(json, [_facts(pin) for pin in pins], none)
         return
-    if not pins:
-        out.print(f"{pipeline} has no savepoint: weir savepoint {pipeline} --name NAME")
-        return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("name", "checkpoint", "taken", "reason"):
-        table.add_column(title)
-    for pin in pins:
-        table.add_row(
-            escape(pin.name), str(pin.checkpoint_id), pin.created_at.strftime("%Y-%m-%d %H:%M:%S"), escape(pin.reason)
-        )
-    out.print(table)
+    print_table(
+        (
+            (escape(pin.name), str(pin.checkpoint_id), f"{pin.created_at:%Y-%m-%d %H:%M:%S}", escape(pin.reason))
+            for pin in pins
+        ),
+        ("name", "checkpoint", "taken", "reason"),
+    )
 
 
 def _warn_of_retention(pipeline: Pipeline, settings: Settings) -> None:
@@ -154,21 +148,20 @@ def prune(
 
 
 def _show(checkpoints: list, objects: list) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title, justify in (
-        ("checkpoint", "right"),
-        ("", "left"),
-        ("bytes", "right"),
-        ("frees", "right"),
-        ("why", "left"),
-    ):
-        table.add_column(title, justify=justify)  # type: ignore[arg-type]
-    for fate in checkpoints:
-        why = "; ".join(fate.reasons) or "beyond the retained number, and nothing needs it"
-        table.add_row(
-            str(fate.id), "stays" if fate.stays else "goes", f"{fate.bytes:,}", f"{fate.frees:,}", escape(why)
-        )
-    out.print(table)
+    print_table(
+        (
+            (
+                str(fate.id),
+                "stays" if fate.stays else "goes",
+                f"{fate.bytes:,}",
+                f"{fate.frees:,}",
+                escape("; ".join(fate.reasons) or "beyond the retained number, and nothing needs it"),
+            )
+            for fate in checkpoints
+        ),
+        ("checkpoint", "", "bytes", "frees", "why"),
+        right=("checkpoint", "bytes", "frees"),
+    )
     goes = [fate for fate in objects if not fate.stays]
     stays = [fate for fate in objects if fate.stays]
     shared = [fate for fate in stays if len(fate.named_by) > 1]

@@ -14,11 +14,10 @@ import pyarrow.parquet as pq
 import typer
 from deltalake.exceptions import DeltaError
 from rich.markup import escape
-from rich.table import Table
 
 from configs.settings import Settings
-from pipelines.cli.console import Json, Name, err, moment, out, print_json, waiting
-from pipelines.cli.rendering import history_facts, history_table, show, show_difference, summary
+from pipelines.cli.console import Json, Name, answer, err, moment, out, print_json, print_table, waiting
+from pipelines.cli.rendering import history_facts, show, show_difference, show_history, summary
 from pipelines.loading import find
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.inspection.diff import compared
@@ -71,7 +70,7 @@ def state_get(
         if json:
             print_json([history_facts(change) for change in changes])
         elif changes:
-            out.print(history_table(changes))
+            show_history(changes)
         if not changes:
             _nothing(stage, key)
         return
@@ -80,10 +79,7 @@ def state_get(
         windows = any(one.uid == stage and one.window is not None for one in found.stages) or len(rows) > 1
         print_json(rows if windows else rows[0] if rows else None)
     for row in () if json else rows:
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-        for name, value in row.items():
-            table.add_row(escape(name), escape(str(value)))
-        out.print(table)
+        print_table((escape(name), escape(str(value))) for name, value in row.items())
     if not rows:
         _nothing(stage, key)
 
@@ -123,16 +119,12 @@ def state_count(
     found, settings = find(pipeline)
     with waiting("counting"):
         checkpoint, counts = state_reader.count(found, settings, stage, _at(at, savepoint))
+    total = sum(counts.values())
     if json:
-        print_json({"checkpoint": checkpoint, "stage": stage, "total": sum(counts.values()), "subtasks": counts})
+        print_json({"checkpoint": checkpoint, "stage": stage, "total": total, "subtasks": counts})
         return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("subtask", justify="right")
-    table.add_column("entries", justify="right")
-    for subtask, number in counts.items():
-        table.add_row(str(subtask), f"{number:,}")
-    table.add_row("all", f"{sum(counts.values()):,}")
-    out.print(table)
+    titles = ("subtask", "entries")
+    print_table(((str(of), f"{number:,}") for of, number in (*counts.items(), ("all", total))), titles, right=titles)
 
 
 @app.command("sql")
@@ -209,10 +201,11 @@ def state_export(
         state_reader.viewed(found, settings, stage, _at(at, savepoint), "weir state export") as view,
     ):
         uri, version = to_delta(view, settings, to, force)
-    if json:
-        print_json({"table": uri, "version": version, "stage": stage, "checkpoint": view.checkpoint})
-    else:
-        out.print(f"{escape(stage)} at checkpoint {view.checkpoint} is version {version} of {escape(uri)}.")
+    answer(
+        json,
+        {"table": uri, "version": version, "stage": stage, "checkpoint": view.checkpoint},
+        f"{escape(stage)} at checkpoint {view.checkpoint} is version {version} of {escape(uri)}.",
+    )
 
 
 # -- arguments
@@ -284,16 +277,14 @@ def state_import(
         done = import_rows(
             found, settings, stage, rows, replaces=replaces, savepoint=savepoint, dry_run=dry_run, reason=reason
         )
-    if json:
-        print_json(done.to_dict())
-        return
     number = f"{sum(done.rows.values()):,} rows"
-    if done.checkpoint is None:
-        out.print(f"{number} fit the state of {escape(stage)}. Nothing was changed.")
-        return
     how = "are all of the state" if replaces else "are merged into the state"
-    out.print(
-        f"{number} {how} of {escape(stage)} in checkpoint {done.checkpoint}. `weir run {pipeline}` goes on from there."
+    answer(
+        json,
+        done.to_dict(),
+        f"{number} fit the state of {escape(stage)}. Nothing was changed."
+        if done.checkpoint is None
+        else f"{number} {how} of {escape(stage)} in checkpoint {done.checkpoint}. `weir run {pipeline}` goes on from there.",
     )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
 
 from configs.settings import Settings
-from pipelines.cli.console import Json, Name, counted, no_directory, out, print_json, short
+from pipelines.cli.console import Json, Name, answer, counted, no_directory, out, print_json, print_table, short
 from pipelines.loading import find
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership import backlog, hold_causes
@@ -34,62 +34,63 @@ def status(pipeline: Name, json: Json = False) -> None:
     if json:
         print_json(facts)
         return
-    head, holder = facts["last_checkpoint"], facts["coordinator"]
-    alive = {True: "running", False: "not running", None: "unknown (on another host or in another container)"}[
-        holder["alive"]
-    ]
-    where = f"  (process {holder['pid']} on {holder['host']})" if holder["alive"] else ""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    if facts["held"] is not None:
-        table.add_row("held", escape(_held(facts["held"])))
-    table.add_row("coordinator", alive + where)
-    if facts["halted"] is not None:
-        halted = facts["halted"]
-        table.add_row(
-            "halted", f"{halted['how']} by a person at {halted['when']} ({halted['why']}): weir resume {pipeline}"
-        )
-    if head is None:
-        table.add_row("checkpoint", f"none yet: weir run {pipeline}")
-    else:
-        table.add_row(
-            "checkpoint", f"{head['id']}, {head['age_seconds']:.0f} s ago, by {head['trigger']} ({head['reason']})"
-        )
-        table.add_row("state", f"{head['bytes_total']:,} bytes, of which {head['bytes_new']:,} new")
-        ended = " (of the last run)" if holder["alive"] is False else ""
-        table.add_row("bottleneck", f"{head['bottleneck']}{ended}" if head["bottleneck"] else "none")
-    for one in facts["restoring"]:
-        whose = f"{one['stage']}, subtask {one['subtask']}, on" if one["stage"] else "on"
-        here = restore_progress.described([Restoring(**one)])
-        table.add_row("restoring", escape(f"{whose} {one['host']}: {here} at {one['at']}"))
-    for name, files in facts["lag"].items():
-        directory = short(facts["sources"][name])
-        said = f"{counted(files, 'file')} in {directory}" if name not in facts["missing"] else no_directory(directory)
-        table.add_row("waiting", escape(said))
-    for name, names in facts["delivered_again"].items():
-        shown = ", ".join(names[:_FILES_SHOWN]) + (", ..." if len(names) > _FILES_SHOWN else "")
-        place = short(facts["sources"][name])
-        again = f"{counted(len(names), 'file')} in {place}, delivered again after being read: {shown}"
-        table.add_row("not read", escape(again))
-    for name, left in facts["set_aside"].items():
-        last = f"the last: {left['last']['name']}: {left['last']['reason']}"
-        table.add_row("set aside", escape(f"{counted(left['files'], 'file')} of {name}, {last}"))
-    for uid, rows in facts["unapplied"].items():
-        if not rows:  # only barriers are left to pass
-            continue
-        table.add_row("unapplied", f"{rows:,} rows in front of {uid}")
-    for uid, moment in facts["watermarks"].items():
-        table.add_row("watermark", f"{uid}: {moment}")
-    for entry in facts["tables"]:
-        table.add_row("table", f"{entry['name']}: {short(entry['path'])}")
-    out.print(table)
+    print_table(_lines(pipeline, facts))
     if facts["delivered_again"]:
         out.print(f"\n{escape(DELIVERED_AGAIN)}")
     if facts["held"] is not None:
         out.print(f"\n{escape(facts['held']['message'])}")
-        for name, read in facts["held"]["files"].items():
-            shown = ", ".join(read[:_FILES_SHOWN]) + (", ..." if len(read) > _FILES_SHOWN else "")
+        for name, files in facts["held"]["files"].items():
             directory = short(facts["sources"].get(name, name))
-            out.print(escape(f"  files: {counted(len(read), 'file')} in {directory}: {shown}"))
+            out.print(escape(f"  files: {counted(len(files), 'file')} in {directory}: {_listed(files)}"))
+
+
+_ALIVE = {True: "running", False: "not running", None: "unknown (on another host or in another container)"}
+
+
+def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The facts of `status_of` as a person reads them: what a line is about, and what there is to say."""
+    head, holder, halted = facts["last_checkpoint"], facts["coordinator"], facts["halted"]
+    if facts["held"] is not None:
+        yield "held", escape(_held(facts["held"]))
+    where = f"  (process {holder['pid']} on {holder['host']})" if holder["alive"] else ""
+    yield "coordinator", _ALIVE[holder["alive"]] + where
+    if halted is not None:
+        how = f"{halted['how']} by a person at {halted['when']} ({halted['why']})"
+        yield "halted", f"{how}: weir resume {pipeline}"
+    if head is None:
+        yield "checkpoint", f"none yet: weir run {pipeline}"
+    else:
+        yield "checkpoint", f"{head['id']}, {head['age_seconds']:.0f} s ago, by {head['trigger']} ({head['reason']})"
+        yield "state", f"{head['bytes_total']:,} bytes, of which {head['bytes_new']:,} new"
+        ended = " (of the last run)" if holder["alive"] is False else ""
+        yield "bottleneck", f"{head['bottleneck']}{ended}" if head["bottleneck"] else "none"
+    for restoring in facts["restoring"]:
+        whose = f"{restoring['stage']}, subtask {restoring['subtask']}, on" if restoring["stage"] else "on"
+        progress = restore_progress.described([Restoring(**restoring)])
+        yield "restoring", escape(f"{whose} {restoring['host']}: {progress} at {restoring['at']}")
+    for name, number in facts["lag"].items():
+        place = short(facts["sources"][name])
+        missing = name in facts["missing"]
+        yield "waiting", escape(no_directory(place) if missing else f"{counted(number, 'file')} in {place}")
+    for name, files in facts["delivered_again"].items():
+        place = short(facts["sources"][name])
+        again = f"{counted(len(files), 'file')} in {place}, delivered again after being read: {_listed(files)}"
+        yield "not read", escape(again)
+    for name, aside in facts["set_aside"].items():
+        last = f"the last: {aside['last']['name']}: {aside['last']['reason']}"
+        yield "set aside", escape(f"{counted(aside['files'], 'file')} of {name}, {last}")
+    for uid, rows in facts["unapplied"].items():
+        if rows:  # without any, only barriers are left to pass
+            yield "unapplied", f"{rows:,} rows in front of {uid}"
+    for uid, moment in facts["watermarks"].items():
+        yield "watermark", f"{uid}: {moment}"
+    for table in facts["tables"]:
+        yield "table", f"{table['name']}: {short(table['path'])}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first of many names."""
+    return ", ".join(names[:_FILES_SHOWN]) + (", ..." if len(names) > _FILES_SHOWN else "")
 
 
 def _held(note: dict[str, Any]) -> str:
@@ -176,45 +177,33 @@ def checkpoints(pipeline: Name, json: Json = False) -> None:
     _, registry = open_storage(found, settings)
     completed, pins = registry.checkpoints(), registry.pins()
     names = {row.commit_id: [pin.name for pin in pins if pin.commit_id == row.commit_id] for row in completed}
-    if json:
-        print_json(
-            [{**_view(row), "bottleneck": bottleneck(row.ms), "named": names[row.commit_id]} for row in completed]
-        )
+    if json or not completed:
+        facts = [{**_view(row), "bottleneck": bottleneck(row.ms), "named": names[row.commit_id]} for row in completed]
+        answer(json, facts, f"{pipeline} has no checkpoint yet: weir run {pipeline}")
         return
-    if not completed:
-        out.print(f"{pipeline} has no checkpoint yet: weir run {pipeline}")
-        return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in (
-        "id",
-        "parent",
-        "completed",
-        "trigger",
-        "rows",
-        "files new/total",
-        "state bytes new/total",
-        "ms",
-        "bottleneck",
-        "gen",
-        "named",
-    ):
-        table.add_column(title, justify="left" if title in ("completed", "trigger", "bottleneck", "named") else "right")
-    for row in completed:
-        figures = row.operators.values()
-        table.add_row(
-            str(row.id),
-            str(row.parent_id or "-"),
-            row.completed_at.strftime("%Y-%m-%d %H:%M:%S"),
-            row.trigger,
-            f"{sum(part['rows'] for part in row.slice.values()):,}",
-            f"{sum(f['files_new'] for f in figures)}/{sum(f['files_total'] for f in figures)}",
-            f"{row.bytes_new:,}/{row.bytes_total:,}",
-            f"{row.ms.get('to_commit', 0):.0f}",
-            bottleneck(row.ms) or "-",
-            str(row.generation),
-            escape(", ".join(names[row.commit_id])),
-        )
-    out.print(table)
+    numbers = ("id", "parent", "rows", "files new/total", "state bytes new/total", "ms", "gen")
+    print_table(
+        (_cells(row, names[row.commit_id]) for row in completed),
+        ("id", "parent", "completed", "trigger", *numbers[2:6], "bottleneck", "gen", "named"),
+        right=numbers,
+    )
+
+
+def _cells(checkpoint: Checkpoint, names: list[str]) -> tuple[str, ...]:
+    stages = checkpoint.operators.values()
+    return (
+        str(checkpoint.id),
+        str(checkpoint.parent_id or "-"),
+        f"{checkpoint.completed_at:%Y-%m-%d %H:%M:%S}",
+        checkpoint.trigger,
+        f"{sum(part['rows'] for part in checkpoint.slice.values()):,}",
+        f"{sum(stage['files_new'] for stage in stages)}/{sum(stage['files_total'] for stage in stages)}",
+        f"{checkpoint.bytes_new:,}/{checkpoint.bytes_total:,}",
+        f"{checkpoint.ms.get('to_commit', 0):.0f}",
+        bottleneck(checkpoint.ms) or "-",
+        str(checkpoint.generation),
+        escape(", ".join(names)),
+    )
 
 
 def _view(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from pipelines.cli.console import Json, Name, out, print_json, waiting
+from pipelines.cli.console import Json, Name, answer, out, print_json, print_table, waiting
 from pipelines.loading import find
 from pipelines.runtime.gates import data_docs
 from pipelines.runtime.operations import drill as drills
@@ -87,11 +86,8 @@ def plan(
     if checkpoint is not None and savepoint is not None:
         raise ConfigurationError("Both a checkpoint and a savepoint are given.", next="Give one of them.")
     found, settings = find(pipeline)
-    if any(stage.transform for stage in found.stages):
-        what = "comparing; stages with a transform need Spark to know their columns"
-    else:
-        what = "comparing"
-    with waiting(what):
+    spark = any(stage.transform for stage in found.stages)
+    with waiting(f"comparing{'; stages with a transform need Spark to know their columns' if spark else ''}"):
         decided = planned(found, settings, checkpoint if savepoint is None else savepoint)
     if json:
         print_json(decided.to_dict())
@@ -107,22 +103,25 @@ def _show_plan(decided: StatePlan) -> None:
     else:
         when = f"{decided.checkpoint.completed_at:%Y-%m-%d %H:%M:%S}"
         out.print(f"{escape(decided.pipeline)} as it is now, against checkpoint {decided.checkpoint.id} of {when}.")
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for one in decided.findings:
-        color = _COLORS[one.verdict]
-        table.add_row(f"[{color}]{one.verdict}[/]", one.kind, escape(one.name), one.aspect, escape(one.what))
     if decided.findings:
-        out.print(table)
+        print_table(
+            (_colored(fit.verdict, fit.verdict), fit.kind, escape(fit.name), fit.aspect, escape(fit.what))
+            for fit in decided.findings
+        )
     for sample in decided.samples:
         if sample.problem is None:
             out.print(
                 f"Tried: {sample.rows:,} rows of {escape(sample.stage)}, subtask {sample.subtask}, read with today's schema."
             )
-    for one in decided.findings:
-        if one.next is not None:
-            out.print(f"[{_COLORS[one.verdict]}]{escape(one.name)}[/]: {escape(one.next)}")
+    for fit in decided.findings:
+        if fit.next is not None:
+            out.print(f"{_colored(fit.verdict, escape(fit.name))}: {escape(fit.next)}")
     if decided.stops:
         out.print(f"`weir run {escape(decided.pipeline)}` would be refused; nothing was changed.")
+
+
+def _colored(verdict: Verdict, text: str) -> str:
+    return f"[{_COLORS[verdict]}]{text}[/]"
 
 
 def report(
@@ -134,14 +133,15 @@ def report(
 ) -> None:
     """Make Great Expectations' Data Docs: all gates and restore expectations, asked of the newest rows, state and figures."""
     found, settings = find(pipeline)
-    made = data_docs.build(found, settings, to)
-    if json:
-        print_json(made.to_dict())
-        return
-    for verdict in made.verdicts:
-        out.print(
+    docs = data_docs.build(found, settings, to)
+    failed = sum(not verdict.passed for verdict in docs.verdicts)
+    answer(
+        json,
+        docs.to_dict(),
+        *(
             f"{'passed' if verdict.passed else '[bold red]failed[/]'}  {verdict.of} {verdict.stage}  {escape(str(verdict))}"
-        )
-    for said in made.left_out:
-        out.print(f"left out  {escape(said)}")
-    out.print(f"{len(made.verdicts)} expectations, {sum(not one.passed for one in made.verdicts)} failed: {made.index}")
+            for verdict in docs.verdicts
+        ),
+        *(f"left out  {escape(reason)}" for reason in docs.left_out),
+        f"{len(docs.verdicts)} expectations, {failed} failed: {docs.index}",
+    )
