@@ -30,12 +30,13 @@ from state_ops.checkpoints.checkpoint import (
     Snapshot,
     StagedFile,
     StateFile,
+    snapshots_of,
     to_micros,
 )
 from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint
 from state_ops.checkpoints.registry import Publication
 from state_ops.errors import DamageError
-from state_ops.ids import CheckpointId
+from state_ops.ids import AttemptId, CheckpointId
 from state_ops.keyed.ttl import Forgotten, forgotten_in
 from state_ops.snapshots.stage_upload import read_by_next
 
@@ -151,7 +152,8 @@ class StageProgress:
 
 @dataclass(frozen=True, slots=True)
 class EpochReport:
-    """A completed checkpoint, what its gates said, and what was done after its commit. ms: milliseconds by phase."""
+    """A completed checkpoint, the verdicts of its gates, and what was done after its commit. ms: milliseconds by
+    phase."""
 
     checkpoint: Checkpoint
     verdicts: tuple[Verdict, ...]
@@ -367,6 +369,25 @@ class EpochsInFlight:
     def after(self, epoch: InFlightEpoch) -> InFlightEpoch | None:
         """The epoch that builds on this one."""
         return next(iter(self.epochs[self.epochs.index(epoch) + 1 :]), None)
+
+    def stored_base(self, epoch: InFlightEpoch, stage: Stage) -> Mapping[int, Snapshot]:
+        """By subtask, the snapshot that an epoch builds on, as the epoch before it names it in storage."""
+        before = self.before(epoch)
+        if before is None or before.confirmed is not None:
+            return self.bases[stage.uid]
+        return snapshots_of(before.pending.files(), stage.uid)
+
+    def attempts_needed(self, stage: Stage) -> frozenset[AttemptId]:
+        """The attempts of a stage whose local files are still needed: to upload, to build on, or to read rows."""
+        needed = {
+            AttemptId(name)
+            for epoch in self.epochs
+            for ack in epoch.handed_over
+            if ack.operator == stage.uid and ack.handover is not None
+            for name in (ack.attempt, ack.handover.base or "")
+        }
+        needed |= {snapshot.attempt for snapshot in self.bases[stage.uid].values()}
+        return frozenset(needed | {ack.attempt for ack in self.kept if ack.operator == stage.uid})
 
     @property
     def may_leave_rows(self) -> bool:

@@ -83,9 +83,16 @@ _TOTALS = ("epochs", "rows_read", "bytes_new", "files_new")
 
 
 def upload(context: RunContext, epoch: InFlightEpoch, stage: Stage, bases: Mapping[int, Snapshot]) -> list[Ack]:
-    """Make durable what the stage's subtasks have handed over. bases: what the newest confirmed checkpoint names.
+    """Upload a stage's new files of state and its staged rows, so that the epoch can be committed.
 
-    Rows for the next stage alone stay where they are, if that has applied them: no checkpoint needs them any more.
+    Rows for the next stage alone are skipped if that stage has applied them: no checkpoint needs them any more.
+
+    Args:
+        bases: By subtask, its snapshot in the newest confirmed checkpoint. Files named there are referenced, not
+            uploaded.
+
+    Returns:
+        The acks of the stage's subtasks, each with the uploaded objects.
     """
     acks = epoch.pending.acks_of(stage.uid)
     full = context.settings.checkpoints.mode == "full"
@@ -114,10 +121,11 @@ def finish(
     done_with: Sequence[Ack],
     also: Mapping[CheckpointId, Sequence[str]] | None,
 ) -> EpochReport:
-    """Prune and answer after publishing. If this fails the epoch stands, as above.
+    """Prune and answer requests after publishing. If this fails the epoch stands, and the next run does it again.
 
-    done_with: acks of which nobody needs what lies on this disk. also: what epochs in flight need, as
-    `Coordinator.needed` says; None: pruning is left to the next epoch.
+    Args:
+        done_with: Acks whose files on this disk nobody needs any more.
+        also: The checkpoints that epochs in flight need, as `Coordinator.needed` says; None: the next epoch prunes.
     """
     ms = dict(epoch.ms)
     clock = time.perf_counter()
@@ -140,11 +148,9 @@ def keep_up(context: RunContext) -> None:
 
 
 def _answer(context: RunContext, checkpoint: Checkpoint, request: Request) -> None:
-    """A barrier that was asked for has been cut."""
-    asked_still = (
-        context.storage.read_bytes(request.name) is not None
-    )  # who lost patience was told that nothing was named
-    if request.kind == requests.NAME and asked_still:
+    """Answer a request for a barrier, which has been cut."""
+    # Whoever lost patience has withdrawn the request, and been informed that nothing was named.
+    if request.kind == requests.NAME and context.storage.read_bytes(request.name) is not None:
         try:
             savepoints.save(context, checkpoint, request.savepoint, request.reason)
         except FencedError:
@@ -185,10 +191,13 @@ def typed(error: BaseException, where: str) -> WeirError | None:
 def completed(
     context: RunContext, epoch: InFlightEpoch, parent: Checkpoint | None, channels: Mapping[str, StateFile]
 ) -> tuple[Checkpoint, tuple[StateFile, ...]]:
-    """The epoch as the row and the listing that will make its checkpoint exist, once all that it names has been looked
-    at.
+    """Check all that the epoch's checkpoint will name, and build the checkpoint.
 
-    channels: the files of rows that the parent names, by path.
+    Args:
+        channels: By path, the files of rows that the parent names.
+
+    Returns:
+        The checkpoint's row and its listing, which the commit writes.
     """
     clock = time.perf_counter()
     for name, planned in epoch.plan.slices.items():
@@ -226,8 +235,11 @@ def _fits(context: RunContext, table: str, schema: pa.Schema) -> bool:
 def _judged(
     context: RunContext, epoch: InFlightEpoch, checkpoint: Checkpoint, files: tuple[StateFile, ...]
 ) -> Checkpoint:
-    """The row with what all gates have said; those that look at the whole are asked now. Raises GateError where one
-    holds."""
+    """Add the verdicts of all gates to the row; gates that look at the epoch as a whole are asked now.
+
+    Raises:
+        GateError: A gate holds the epoch.
+    """
     clock = time.perf_counter()
     verdicts = epoch_gates.verdicts(context, epoch.deadline, checkpoint, files)
     if verdicts:

@@ -34,7 +34,7 @@ from pipelines.runtime.gates import evaluation
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.local_paths import work_dir
-from state_ops.checkpoints.checkpoint import Ack, Checkpoint, Snapshot, StateFile, snapshots_of
+from state_ops.checkpoints.checkpoint import Ack, Checkpoint, StateFile, snapshots_of
 from state_ops.checkpoints.coordinator import Coordinator
 from state_ops.checkpoints.pending_checkpoint import owns
 from state_ops.checkpoints.registry import Publication
@@ -42,7 +42,6 @@ from state_ops.coordination import restore_progress
 from state_ops.coordination.lease import Heartbeat
 from state_ops.coordination.restore_progress import Restoring, described
 from state_ops.errors import FencedError, LocalBaseError, RunEndedError, from_report, plainly
-from state_ops.ids import AttemptId
 from state_ops.snapshots import stage_upload
 
 log = structlog.get_logger("weir.run")
@@ -83,25 +82,17 @@ class Transitions:
     def begin_steps(self) -> None:
         """Begin every step whose time has come."""
         self._watch_restores()
-        begin_for_stage = {
-            Step.RUN_STAGE: self._run_stage,
-            Step.UPLOAD: self._upload,
-            Step.JUDGE: self._judge,
-        }
-        begin_at_end = {
-            Step.SEAL: self._seal,
-            Step.COMMIT: self._commit,
-            Step.PUBLISH: self._publish,
-            Step.FINISH: self._finish,
-        }
+        for_stage = {Step.RUN_STAGE: self._run_stage, Step.UPLOAD: self._upload, Step.JUDGE: self._judge}
+        committing = {Step.SEAL: self._seal, Step.COMMIT: self._commit}
+        afterwards = {Step.PUBLISH: self._publish, Step.FINISH: self._finish}
         for epoch in list(self._epochs.epochs):
             if readiness.may_begin(self._epochs, epoch, Step.NOTE_ID):
                 self._begin(epoch, Step.NOTE_ID, partial(self._heartbeat.begin, epoch.pending.id), self._noted)
             for stage in self._epochs.stages:
-                for step, begin_stage in begin_for_stage.items():
+                for step, begin_stage in for_stage.items():
                     if readiness.may_begin(self._epochs, epoch, step, stage):
                         begin_stage(epoch, stage)
-            for step, begin in begin_at_end.items():
+            for step, begin in (committing | afterwards).items():
                 if readiness.may_begin(self._epochs, epoch, step):
                     begin(epoch)
 
@@ -150,15 +141,6 @@ class Transitions:
 
     def _run_stage(self, epoch: InFlightEpoch, stage: Stage) -> None:
         epochs = self._epochs
-        keep = {
-            AttemptId(name)
-            for other in epochs.epochs
-            for ack in other.handed_over
-            if ack.operator == stage.uid and ack.handover is not None
-            for name in (ack.attempt, ack.handover.base or "")
-        }
-        keep |= {snapshot.attempt for snapshot in epochs.bases[stage.uid].values()}
-        keep |= {ack.attempt for ack in epochs.kept if ack.operator == stage.uid}
         if epochs.before(epoch) is not None:  # it has waited for its turn
             self._failover.prolong(epoch)
         # On a cluster a scan of rows that one host alone has may run on another.
@@ -173,7 +155,15 @@ class Transitions:
         proven = epochs.has_confirmed and not self._coordinator.failures
         asynchronous = self._context.settings.state.asynchronous_snapshots and proven
         call = partial(
-            run_stage, self._context, epoch, stage, progress, frozenset(keep), here, epochs.may_leave_rows, asynchronous
+            run_stage,
+            self._context,
+            epoch,
+            stage,
+            progress,
+            epochs.attempts_needed(stage),
+            here,
+            epochs.may_leave_rows,
+            asynchronous,
         )
         self._begin(epoch, Step.RUN_STAGE, call, partial(self._worked, stage), stage=stage)
 
@@ -233,15 +223,8 @@ class Transitions:
         first = all(step is not Step.UPLOAD for step, _ in epoch.begun)
         if first and self._epochs.before(epoch) is not None:  # it has waited for that one's uploads
             self._failover.prolong(epoch)
-        call = partial(steps.upload, self._context, epoch, stage, self._stored_base(epoch, stage))
+        call = partial(steps.upload, self._context, epoch, stage, self._epochs.stored_base(epoch, stage))
         self._begin(epoch, Step.UPLOAD, call, partial(self._uploaded, stage), stage=stage)
-
-    def _stored_base(self, epoch: InFlightEpoch, stage: Stage) -> dict[int, Snapshot]:
-        """What the epoch builds on, by subtask, as the epoch before names it."""
-        before = self._epochs.before(epoch)
-        if before is None or before.confirmed is not None:
-            return self._epochs.bases[stage.uid]
-        return snapshots_of(before.pending.files(), stage.uid)
 
     def _uploaded(self, stage: Stage, epoch: InFlightEpoch, acks: list[Ack]) -> None:
         epoch.uploaded[stage.uid] = acks
@@ -358,11 +341,8 @@ class Transitions:
     def _prolong_restoring(self, _: InFlightEpoch, restores: list[Restoring]) -> None:
         """The time in which state is fetched is no epoch's own."""
         generation = int(self._context.generation)
-        alive = [
-            restore
-            for restore in restores
-            if restore.generation == generation and self._beats.get(restore.path) != restore.beat
-        ]
+        ours = [restore for restore in restores if restore.generation == generation]
+        alive = [restore for restore in ours if self._beats.get(restore.path) != restore.beat]
         self._beats = {restore.path: restore.beat for restore in restores}
         for epoch in self._epochs.epochs:
             id = int(epoch.pending.id)

@@ -92,21 +92,30 @@ def run(
     runner: StepRunner | None = None,
     began: Callable[[Ownership], None] | None = None,
 ) -> Iterator[EpochReport]:
-    """Coordinate the pipeline until the options say to stop; yields a report for each completed epoch, in their order.
+    """Coordinate the pipeline until the options say to stop.
 
-    executor: what runs the stages, by default Spark, which the first epoch starts. runner: what runs steps beside each
-    other, by default threads. began: is told once the pipeline is owned, before anything else is done.
-    A run that a person asked for begins again what a person had ended; any other ends then without an epoch (`halted`),
-    since it may have waited in a queue meanwhile.
-    Raises BusyError when a coordinator is alive, FencedError when a newer one took over, and the error of an epoch that
-    failed for good. Everything that a failed epoch staged has been discarded by then.
+    A run that a person asked for begins again what a person had ended. Any other run ends then without an epoch
+    (`suspended`), since it may have waited in a queue meanwhile.
+
+    Args:
+        executor: What runs the stages; by default Spark, which the first epoch starts.
+        runner: What runs steps beside each other; by default threads.
+        began: Is called once the pipeline is owned, before anything else is done.
+
+    Yields:
+        A report for each completed epoch, in their order.
+
+    Raises:
+        BusyError: A coordinator is alive.
+        FencedError: A newer coordinator took over.
+        WeirError: An epoch failed for good. Everything that it staged has been discarded by then.
     """
-    if _is_halted(pipeline, settings, options):
+    if _is_suspended(pipeline, settings, options):
         return
     with owning(pipeline, settings, executor, options.run_id, claimed_by=began) as owner:
         if options.by_a_person:
             suspension.clear(owner.context.storage)
-        elif _is_halted(pipeline, settings, options):  # now that the lease is written: see `stopping.end`
+        elif _is_suspended(pipeline, settings, options):  # now that the lease is written: see `stopping.end`
             return
         head = owner.head if options.start_from is None else start(owner, settings, options.start_from)
         check_fits(pipeline, head)
@@ -125,26 +134,26 @@ def run(
                 threads.close()
 
 
-def halted(pipeline: Pipeline, settings: Settings, options: RunOptions) -> str | None:
-    """Why a run with these options does not begin, in words: a person has ended the pipeline, and no person asked for
-    this run."""
+def suspended(pipeline: Pipeline, settings: Settings, options: RunOptions) -> str | None:
+    """Say why a run with these options does not begin: a person has ended the pipeline, and no person asked for this
+    run."""
     if options.by_a_person:
         return None
-    suspended = suspension.read(open_storage(pipeline, settings)[0])
-    if suspended is None:
+    note = suspension.read(open_storage(pipeline, settings)[0])
+    if note is None:
         return None
-    return f"{suspended.how} by a person ({suspended.why}): Materialize, `weir run` or `weir resume` begin again"
+    return f"{note.how} by a person ({note.why}): Materialize, `weir run` or `weir resume` begin again"
 
 
-def _is_halted(pipeline: Pipeline, settings: Settings, options: RunOptions) -> bool:
-    why = halted(pipeline, settings, options)
+def _is_suspended(pipeline: Pipeline, settings: Settings, options: RunOptions) -> bool:
+    why = suspended(pipeline, settings, options)
     if why is not None:
         log.info("the run ends without an epoch", pipeline=pipeline.title, reason=why)
     return why is not None
 
 
 def coordinator_of(context: RunContext, options: RunOptions, last_id: CheckpointId) -> Coordinator:
-    """Who decides in this run, knowing what is retained."""
+    """Make the run's coordinator, which knows the checkpoints that are retained."""
     configured = context.settings.checkpoints
     policy = Policy(
         interval=options.interval,

@@ -50,7 +50,7 @@ class Sight:
     queued or running. unapplied: a stage has rows of earlier epochs to apply. held: what holds the pipeline and what a
     person does about it, if a gate, bad input or damage does. held_since: that was noted by the lease's holder, or
     after it. starting: the lease's holder has not committed an epoch yet. missing: landing directories that do not
-    exist. halted: a person has ended the pipeline."""
+    exist. suspended: a person has ended the pipeline."""
 
     holder: Lease | None
     alive: bool | None
@@ -63,7 +63,7 @@ class Sight:
     held_since: bool = False
     starting: bool = False
     missing: tuple[str, ...] = ()
-    halted: Suspension | None = None
+    suspended: Suspension | None = None
 
     @property
     def failed_run(self) -> str | None:
@@ -142,7 +142,7 @@ def observe(pipeline: Pipeline, settings: Settings, unfinished: Sequence[str] = 
         held_since=noted is not None and hold_causes.is_since(noted, holder),
         starting=holder is not None and (head is None or head.generation < holder.generation),
         missing=tuple(backlog.missing(sources, waiting).values()),
-        halted=suspension.read(storage),
+        suspended=suspension.read(storage),
     )
 
 
@@ -210,9 +210,9 @@ def decide(
     others = [run for run in sight.unfinished if run != gone]
     if others:
         return Decision(Action.WAIT, f"run {others[0][:8]} of this pipeline is queued or starting", memory, gone=gone)
-    if sight.halted is not None:
+    if sight.suspended is not None:
         reason = (
-            f"{sight.halted.how} by a person ({sight.halted.why}), {_files(sight.waiting)} waiting: it begins again with "
+            f"{sight.suspended.how} by a person ({sight.suspended.why}), {_files(sight.waiting)} waiting: it begins again with "
             "Materialize, `weir run` or `weir resume`"
         )
         return Decision(Action.WAIT, reason, memory, gone=gone)

@@ -30,7 +30,7 @@ DEAD = replace(RUNNING, alive=False)
 STOPPED = replace(DEAD, holder=replace(HOLDER, stopped=True))
 
 
-HALT = Suspension("stopped", "weir stop")
+SUSPENDED = Suspension("stopped", "weir stop")
 
 
 def ended(outcome: str, **changes) -> Sight:
@@ -66,9 +66,14 @@ def tick(sight: Sight, memory: Memory | None = None, *, max_lag: int = 0, now: f
         (replace(STOPPED, waiting=2, asked=True), 0, Action.RUN, "2 files new"),
         (DEAD, 0, Action.RESTORE, "coordinator of generation 3 (process 42 on worker-1) died"),
         (replace(DEAD, waiting=2), 0, Action.RESTORE, "2 files waiting"),
-        (ended("stopped", waiting=2, halted=HALT), 0, Action.WAIT, "stopped by a person (weir stop), 2 files waiting"),
-        (replace(DEAD, waiting=2, halted=HALT), 0, Action.WAIT, "stopped by a person"),
-        (replace(RUNNING, waiting=2, halted=HALT), 0, Action.BARRIER, "2 files new"),
+        (
+            ended("stopped", waiting=2, suspended=SUSPENDED),
+            0,
+            Action.WAIT,
+            "stopped by a person (weir stop), 2 files waiting",
+        ),
+        (replace(DEAD, waiting=2, suspended=SUSPENDED), 0, Action.WAIT, "stopped by a person"),
+        (replace(RUNNING, waiting=2, suspended=SUSPENDED), 0, Action.BARRIER, "2 files new"),
         (ended("stopped", waiting=2), 0, Action.RUN, "2 files new"),
         (ended("ended", waiting=2), 0, Action.RUN, "2 files new"),
         (ended("failed", waiting=2), 0, Action.RUN, "2 files new"),
