@@ -65,7 +65,7 @@ def assert_slicing_does_not_matter(
 
     state: what a stage's keys have at first. Raises AssertionError with the first difference and the slicing behind it.
     """
-    played = _player(target, rows, state or {}, schema)
+    played = _player(target, rows, (state if isinstance(target, Stage) else None) or {}, schema)
     plain = played(_Slicing((), 1 << 30, 1, seed))
     chance = random.Random(seed)
     for trial in range(trials):

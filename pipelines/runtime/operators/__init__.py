@@ -3,12 +3,13 @@ aggregates, deduplication. One module for each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
-from pipelines.runtime.definition import ROW, Epoch, SessionWindow, Stage, Window
+from pipelines.runtime.definition import ROW, Aggregation, Deduplication, Epoch, SessionWindow, Stage, Window
 from pipelines.runtime.operators.aggregation import EPOCH, AggregationOperator, aggregation_shapes
 from pipelines.runtime.operators.base import LATE, MAIN, Operator, Progress, Shapes, event_time_of, refuse_same_names
 from pipelines.runtime.operators.deduplication import (
@@ -89,15 +90,18 @@ def _shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     keys = pa.schema([rows.field(name) for name in stage.key])
     for field in keys:
         check_key_type(field.name, field.type)
-    if isinstance(stage.window, Window):
-        return window_shapes(stage, stage.window, rows, keys)
-    if isinstance(stage.window, SessionWindow):
-        return session_shapes(stage, stage.window, rows, keys)
-    if stage.aggregation is not None:
-        return aggregation_shapes(stage, stage.aggregation, rows, keys)
-    if stage.deduplication is not None:
-        return deduplication_shapes(stage, stage.deduplication, rows, keys)
-    return function_shapes(stage, rows, keys)
+    operator = stage.window or stage.aggregation or stage.deduplication
+    if operator is None:
+        return function_shapes(stage, rows, keys)
+    return _SHAPES[type(operator)](stage, operator, rows, keys)
+
+
+_SHAPES: dict[type, Callable[[Stage, Any, pa.Schema, pa.Schema], Shapes]] = {
+    Window: window_shapes,
+    SessionWindow: session_shapes,
+    Aggregation: aggregation_shapes,
+    Deduplication: deduplication_shapes,
+}
 
 
 def build(

@@ -19,8 +19,9 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from decimal import Context, Decimal
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,12 @@ class Fails(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """One of Spark's. size: bits of an integer, digits of a decimal; scale: of a decimal."""
+    """One of Spark's types.
+
+    Attributes:
+        size: Bits of an integer, digits of a decimal.
+        scale: Of a decimal.
+    """
 
     kind: str
     size: int = 0
@@ -112,8 +118,14 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A typed expression. of: its value for a row, which is a bool, an int, a float, a Decimal, a str, days or
-    microseconds since 1970, or None for null; text: as it stands in the SQL; literal: it is one."""
+    """A typed expression.
+
+    Attributes:
+        of: Its value for a row: a bool, an int, a float, a Decimal, a str, days or microseconds since 1970, or None for
+            null.
+        text: As it stands in the SQL.
+        literal: Whether it is one.
+    """
 
     type: Type
     of: Function
@@ -155,22 +167,21 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
     return values
 
 
+_KINDS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], Type]], ...] = (
+    (pa.types.is_boolean, lambda _: Type(BOOLEAN)),
+    (pa.types.is_signed_integer, lambda kind: Type(INTEGER, kind.bit_width)),
+    (pa.types.is_float32, lambda _: Type(FLOAT)),
+    (pa.types.is_float64, lambda _: Type(DOUBLE)),
+    (pa.types.is_decimal128, lambda kind: Type(DECIMAL, kind.precision, kind.scale)),
+    (pa.types.is_string, lambda _: Type(STRING)),
+    (pa.types.is_large_string, lambda _: Type(STRING)),
+    (pa.types.is_date32, lambda _: Type(DATE)),
+    (pa.types.is_timestamp, lambda _: Type(TIMESTAMP)),
+)
+
+
 def _type_of(kind: pa.DataType) -> Type:
-    if pa.types.is_boolean(kind):
-        return Type(BOOLEAN)
-    if pa.types.is_signed_integer(kind):
-        return Type(INTEGER, kind.bit_width)
-    if pa.types.is_float32(kind):
-        return Type(FLOAT)
-    if pa.types.is_float64(kind):
-        return Type(DOUBLE)
-    if pa.types.is_decimal128(kind):
-        return Type(DECIMAL, kind.precision, kind.scale)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return Type(STRING)
-    if pa.types.is_date32(kind):
-        return Type(DATE)
-    return Type(TIMESTAMP) if pa.types.is_timestamp(kind) else Type(OTHER)
+    return next((type(kind) for matches, type in _KINDS if matches(kind)), Type(OTHER))
 
 
 # -- SQL
@@ -178,7 +189,14 @@ def _type_of(kind: pa.DataType) -> Type:
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """kind: text, number, name, quoted, operator or end. value: as it counts; start, end: where it stands."""
+    """One token of the SQL.
+
+    Attributes:
+        kind: text, number, name, quoted, operator or end.
+        value: As it counts.
+        start: Where it stands, with `end`.
+        suffix: Of a number.
+    """
 
     kind: str
     value: str
@@ -191,17 +209,17 @@ def _tokens(sql: str) -> list[_Token]:
     tokens: list[_Token] = []
     at = 0
     while sql[at:].strip():
-        found = _TOKEN.match(sql, at)
-        if found is None or found["comment"]:
+        match = _TOKEN.match(sql, at)
+        if match is None or match["comment"]:
             raise Refused(f"{sql[at:].strip()[:20]!r} is not understood")
-        kind = found.lastgroup if found.lastgroup != "suffix" else "number"
+        kind = match.lastgroup if match.lastgroup != "suffix" else "number"
         assert kind is not None
-        value = found[kind]
-        start = found.start(kind) - (kind == "quoted")
+        value = match[kind]
+        start = match.start(kind) - (kind == "quoted")
         if kind == "text" and tokens and tokens[-1].end == start and tokens[-1].value.lower() in ("r", "x"):
             raise Refused(f"the literal {tokens[-1].value}{value} is not understood")
-        tokens.append(_Token(kind, value, start, found.end(), found["suffix"] or ""))
-        at = found.end()
+        tokens.append(_Token(kind, value, start, match.end(), match["suffix"] or ""))
+        at = match.end()
     tokens.append(_Token("end", "", len(sql), len(sql)))
     return tokens
 
@@ -237,11 +255,12 @@ class _Parser:
         return True
 
     def _operator(self, *operators: str) -> str | None:
+        """Take the next token if it is one of these operators, of which some are words."""
         token = self._next
-        if token.kind == "operator" and token.value in operators:
-            self._at += 1
-            return token.value
-        return None
+        if token.kind not in ("operator", "name") or token.value.lower() not in operators:
+            return None
+        self._at += 1
+        return token.value.lower()
 
     def _expect(self, operator: str) -> None:
         if self._operator(operator) is None:
@@ -252,17 +271,18 @@ class _Parser:
 
     # -- conditions
 
-    def _or(self) -> Expression:
-        start, left = self._next.start, self._and()
-        while self._word("or"):
-            left = _either(left, self._and(), self._text_since(start))
+    def _joined(self, operand: Callable[[], Expression], *operators: str) -> Expression:
+        """Operands with some of these operators between them, from left to right."""
+        start, left = self._next.start, operand()
+        while (operator := self._operator(*operators)) is not None:
+            left = _JOINED[operator](left, operand(), self._text_since(start))
         return left
 
+    def _or(self) -> Expression:
+        return self._joined(self._and, "or")
+
     def _and(self) -> Expression:
-        start, left = self._next.start, self._not()
-        while self._word("and"):
-            left = _both(left, self._not(), self._text_since(start))
-        return left
+        return self._joined(self._not, "and")
 
     def _not(self) -> Expression:
         start = self._next.start
@@ -274,7 +294,7 @@ class _Parser:
         start, left = self._next.start, self._comparison()
         if self._word("is"):
             negated = self._word("not")
-            made = self._is(left, start)
+            predicate = self._is(left, start)
         else:
             negated = self._word("not")
             if self._word("between"):
@@ -282,14 +302,14 @@ class _Parser:
                 if not self._word("and"):
                     raise Refused(f"{self._text_since(start)} is not understood")
                 high, text = self._comparison(), self._text_since(start)
-                made = _both(_compared(">=", left, low, text), _compared("<=", left, high, text), text)
+                predicate = _logical(False, _compared(">=", left, low, text), _compared("<=", left, high, text), text)
             elif self._word("in"):
                 self._expect("(")
                 items = [self._or()]
                 while self._operator(","):
                     items.append(self._or())
                 self._expect(")")
-                made = _in(left, items, self._text_since(start))
+                predicate = _in(left, items, self._text_since(start))
             elif self._word("like"):
                 pattern, escape = self._comparison(), "\\"
                 if self._word("escape"):
@@ -297,48 +317,36 @@ class _Parser:
                         raise Refused(f"{self._text_since(start)} is not understood")
                     escape = _unescaped(self._next.value)
                     self._at += 1
-                made = _like(left, pattern, escape, self._text_since(start))
+                predicate = _like(left, pattern, escape, self._text_since(start))
             elif negated:
                 raise Refused(f"{self._sql[start:]!r} is not understood")
             else:
                 return left
-        return _negated(made, self._text_since(start)) if negated else made
+        return _negated(predicate, self._text_since(start)) if negated else predicate
 
     def _is(self, left: Expression, start: int) -> Expression:
         if self._word("null"):
             return Expression(Type(BOOLEAN), lambda row: left.of(row) is None, self._text_since(start))
-        for word, wanted in (("true", True), ("false", False), ("unknown", None)):
-            if self._word(word):
-                _boolean(left)
-                return _is_exactly(left, wanted, self._text_since(start))
+        truth = self._operator("true", "false", "unknown")
+        if truth is not None:
+            _boolean(left)
+            wanted = {"true": True, "false": False}.get(truth)
+            return Expression(Type(BOOLEAN), lambda row: left.of(row) is wanted, self._text_since(start))
         if self._word("distinct", "from"):
             right = self._comparison()
             return _negated(_same(left, right, self._text_since(start)), self._text_since(start))
         raise Refused(f"{self._sql[start:]!r} is not understood")
 
     def _comparison(self) -> Expression:
-        start, left = self._next.start, self._sum()
-        while (operator := self._operator("<=>", *_COMPARISONS)) is not None:
-            right, text = self._sum(), self._text_since(start)
-            left = _same(left, right, text) if operator == "<=>" else _compared(operator, left, right, text)
-        return left
+        return self._joined(self._sum, "<=>", *_COMPARISONS)
 
     # -- values
 
     def _sum(self) -> Expression:
-        start, left = self._next.start, self._product()
-        while (operator := self._operator("+", "-", "||")) is not None:
-            right, text = self._product(), self._text_since(start)
-            left = _concatenated(left, right, text) if operator == "||" else _calculated(operator, left, right, text)
-        return left
+        return self._joined(self._product, "+", "-", "||")
 
     def _product(self) -> Expression:
-        start, left = self._next.start, self._signed()
-        while True:
-            operator = "div" if self._word("div") else self._operator("*", "/", "%")
-            if operator is None:
-                return left
-            left = _calculated(operator, left, self._signed(), self._text_since(start))
+        return self._joined(self._signed, "*", "/", "%", "div")
 
     def _signed(self) -> Expression:
         start = self._next.start
@@ -452,30 +460,27 @@ def _unescaped(written: str) -> str:
     """What a text means; `\\%` and `\\_` stay as they are, for LIKE."""
     quote, inner = written[0], written[1:-1].replace(written[0] * 2, written[0])
 
-    def meant(found: re.Match[str]) -> str:
-        if found["octal"] or found["unicode"]:
-            raise Refused(f"{quote}{inner}{quote}: the escape {found[0]} is not understood")
-        character = found["one"]
-        return found[0] if character in "%_" else _ESCAPES.get(character, character)
+    def meant(escape: re.Match[str]) -> str:
+        if escape["octal"] or escape["unicode"]:
+            raise Refused(f"{quote}{inner}{quote}: the escape {escape[0]} is not understood")
+        character = escape["one"]
+        return escape[0] if character in "%_" else _ESCAPES.get(character, character)
 
     return re.sub(r"\\(?:(?P<octal>[0-3][0-7]{2})|(?P<unicode>[uU])|(?P<one>.))", meant, inner, flags=re.DOTALL)
 
 
 def _moment(text: str, kind: str, whole: str) -> int:
     """Days, or microseconds in UTC, since 1970, of a date or a timestamp as it is usually written."""
-    found = _MOMENT.fullmatch(text)
-    if found is None or (kind == DATE and found[4] is not None):
+    match = _MOMENT.fullmatch(text)
+    if match is None or (kind == DATE and match[4] is not None):
         raise Refused(f"{whole}: {text!r} is not written as {'2026-01-31' if kind == DATE else '2026-01-31 23:59:59'}")
-    year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
+    year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
     try:
-        moment = datetime(year, month, day, hour, minute, second)
+        moment = datetime(year, month, day, hour, minute, second, int((match[7] or "0").ljust(6, "0")))
     except ValueError as error:
         raise Refused(f"{whole}: {text!r} is no moment") from error
-    days = (date(year, month, day) - date(1970, 1, 1)).days
-    if kind == DATE:
-        return days
-    micros = int((found[7] or "0").ljust(6, "0"))
-    return days * _DAY + (moment - datetime(year, month, day)) // timedelta(microseconds=1) + micros
+    micros = (moment - datetime(1970, 1, 1)) // timedelta(microseconds=1)
+    return micros // _DAY if kind == DATE else micros
 
 
 # -- meaning
@@ -487,14 +492,6 @@ def _literal(kind: Type, value: Any, text: str) -> Expression:
 
 def _strict(function: Callable[..., Any], *operands: Expression) -> Function:
     """Null where an operand is."""
-    if len(operands) == 1:
-        (only,) = operands
-
-        def of_one(row: Row) -> Any:
-            value = only.of(row)
-            return None if value is None else function(value)
-
-        return of_one
 
     def of(row: Row) -> Any:
         values = [operand.of(row) for operand in operands]
@@ -508,34 +505,17 @@ def _boolean(expression: Expression) -> None:
         raise Refused(f"{expression.text} is {expression.type}, not a condition")
 
 
-def _is_exactly(left: Expression, wanted: bool | None, text: str) -> Expression:
-    return Expression(Type(BOOLEAN), lambda row: left.of(row) is wanted, text)
-
-
-def _both(left: Expression, right: Expression, text: str) -> Expression:
+def _logical(decides: bool, left: Expression, right: Expression, text: str) -> Expression:
+    """AND, which false decides, or OR, which true decides."""
     _boolean(left)
     _boolean(right)
 
     def of(row: Row) -> bool | None:
         first = left.of(row)
-        if first is False:  # Spark does not look at the other one then, which may fail
-            return False
+        if first is decides:  # Spark does not look at the other one then, which may fail
+            return decides
         second = right.of(row)
-        return False if second is False else None if first is None or second is None else True
-
-    return Expression(Type(BOOLEAN), of, text)
-
-
-def _either(left: Expression, right: Expression, text: str) -> Expression:
-    _boolean(left)
-    _boolean(right)
-
-    def of(row: Row) -> bool | None:
-        first = left.of(row)
-        if first is True:
-            return True
-        second = right.of(row)
-        return True if second is True else None if first is None or second is None else False
+        return decides if second is decides else None if first is None or second is None else not decides
 
     return Expression(Type(BOOLEAN), of, text)
 
@@ -547,31 +527,35 @@ def _negated(inner: Expression, text: str) -> Expression:
 
 def _common(operands: Sequence[Expression], text: str) -> list[Expression]:
     """The operands as values of one type that can be compared, nulls among them."""
-    kinds = {one.type.kind for one in operands} - {NULL}
+    kinds = {operand.type.kind for operand in operands} - {NULL}
     if kinds <= {INTEGER, DECIMAL} or len(kinds) <= 1:
         if OTHER in kinds:
             raise Refused(f"{text}: columns of this type are not compared here")
         if DECIMAL in kinds:
-            typed = [_as_decimal(one.type) for one in operands if one.type.kind != NULL]
-            _digits(max(one.size - one.scale for one in typed), max(one.scale for one in typed), text)
+            typed = [_as_decimal(operand.type) for operand in operands if operand.type.kind != NULL]
+            _digits(
+                max(operand.size - operand.scale for operand in typed), max(operand.scale for operand in typed), text
+            )
         return list(operands)
     if kinds <= set(_NUMBERS):
-        return [_as_double(one, FLOAT in kinds and DOUBLE not in kinds, text) for one in operands]
+        return [_as_double(operand, FLOAT in kinds and DOUBLE not in kinds, text) for operand in operands]
     if kinds <= {DATE, TIMESTAMP}:
         return [
-            Expression(Type(TIMESTAMP), _strict(lambda value: value * _DAY, one), one.text)
-            if one.type.kind == DATE
-            else one
-            for one in operands
+            Expression(Type(TIMESTAMP), _strict(lambda value: value * _DAY, operand), operand.text)
+            if operand.type.kind == DATE
+            else operand
+            for operand in operands
         ]
     if len(kinds) == 2 and STRING in kinds and kinds & {DATE, TIMESTAMP}:
         (kind,) = kinds - {STRING}
-        if all(one.literal for one in operands if one.type.kind == STRING):
+        if all(operand.literal for operand in operands if operand.type.kind == STRING):
             return [
-                _literal(Type(kind), _moment(one.of(()), kind, text), one.text) if one.type.kind == STRING else one
-                for one in operands
+                _literal(Type(kind), _moment(operand.of(()), kind, text), operand.text)
+                if operand.type.kind == STRING
+                else operand
+                for operand in operands
             ]
-    listed = ", ".join(f"{one.text} is {one.type}" for one in operands if one.type.kind != NULL)
+    listed = ", ".join(f"{operand.text} is {operand.type}" for operand in operands if operand.type.kind != NULL)
     raise Refused(f"{text}: {listed}, of which Spark makes one type by a rule that is not followed here; write a CAST")
 
 
@@ -617,7 +601,7 @@ def _same(left: Expression, right: Expression, text: str) -> Expression:
 
 def _in(left: Expression, items: Sequence[Expression], text: str) -> Expression:
     value, *others = _common([left, *items], text)
-    if len(others) > _IN_SET and {value.type.kind, *(one.type.kind for one in others)} & {FLOAT, DOUBLE}:
+    if len(others) > _IN_SET and {value.type.kind, *(other.type.kind for other in others)} & {FLOAT, DOUBLE}:
         raise Refused(f"{text}: Spark looks doubles up in longer lists in another way")
 
     def of(row: Row) -> bool | None:
@@ -625,8 +609,8 @@ def _in(left: Expression, items: Sequence[Expression], text: str) -> Expression:
         if wanted is None:
             return None
         unknown = False
-        for one in others:
-            item = one.of(row)
+        for other in others:
+            item = other.of(row)
             unknown |= item is None
             if item is not None and _order(wanted, item) == 0:
                 return True
@@ -656,9 +640,9 @@ def _like(left: Expression, pattern: Expression, escape: str, text: str) -> Expr
 
 
 def _concatenated(left: Expression, right: Expression, text: str) -> Expression:
-    for one in (left, right):
-        if one.type.kind != STRING:
-            raise Refused(f"{text}: {one.text} is {one.type}, not a text")
+    for operand in (left, right):
+        if operand.type.kind != STRING:
+            raise Refused(f"{text}: {operand.text} is {operand.type}, not a text")
     return Expression(Type(STRING), _strict(lambda a, b: a + b, left, right), text)
 
 
@@ -681,7 +665,7 @@ def _calculated(
         raise Refused(f"{text}: Spark calculates in 32 bits; write CAST(... AS double)")
     if operator == "div":
         raise Refused(f"{text}: DIV is of whole numbers here")
-    first, second = (_as_double(one, FLOAT in kinds and DOUBLE not in kinds, text) for one in (left, right))
+    first, second = (_as_double(operand, FLOAT in kinds and DOUBLE not in kinds, text) for operand in (left, right))
     return Expression(Type(DOUBLE), _strict(_DOUBLES[operator](text), first, second), text)
 
 
@@ -759,9 +743,9 @@ def _cast(value: Expression, name: str, tries: bool, text: str) -> Expression:
     if function is None:
         raise Refused(f"{text}: a cast from {value.type} to {name} is not followed here")
 
-    def of(one: Any) -> Any:
+    def of(given: Any) -> Any:
         try:
-            return function(one)
+            return function(given)
         except Fails:
             if tries:
                 return None
@@ -782,10 +766,10 @@ def _casts(to: str, bits: int, text: str) -> dict[tuple[str, str], Callable[[Any
         return whole(math.trunc(number))
 
     def read(written: str) -> int:
-        found = _WHOLE.fullmatch(written.strip(_BLANK))
-        if found is None:
+        match = _WHOLE.fullmatch(written.strip(_BLANK))
+        if match is None:
             raise Fails(f"[CAST_INVALID_INPUT] {text}: {written!r} is no {Type(INTEGER, bits)}")
-        return whole(int(found[0]), "CAST_INVALID_INPUT")
+        return whole(int(match[0]), "CAST_INVALID_INPUT")
 
     return {
         (INTEGER, INTEGER): whole,
@@ -798,59 +782,71 @@ def _casts(to: str, bits: int, text: str) -> dict[tuple[str, str], Callable[[Any
         (DECIMAL, DOUBLE): float,
         (BOOLEAN, DOUBLE): float,
         (INTEGER, STRING): str,
-        (BOOLEAN, STRING): lambda one: "true" if one else "false",
-        (INTEGER, BOOLEAN): lambda one: one != 0,
+        (BOOLEAN, STRING): lambda value: "true" if value else "false",
+        (INTEGER, BOOLEAN): lambda value: value != 0,
         (TIMESTAMP, DATE): lambda micros: micros // _DAY,
         (DATE, TIMESTAMP): lambda days: days * _DAY,
     }
 
 
+_LENGTHS = ("length", "char_length", "character_length", "len")
+_ANY = (BOOLEAN, *_NUMBERS, STRING, DATE, TIMESTAMP, NULL, OTHER)
+_FUNCTIONS = {
+    **dict.fromkeys(("isnull", "isnotnull"), _ANY),
+    **dict.fromkeys((*_LENGTHS, "lower", "upper", "lcase", "ucase", "trim"), (STRING,)),
+    "isnan": (DOUBLE, FLOAT),
+    "abs": _NUMBERS,
+}
+"""Functions of one argument, with the types that it may have."""
+
+
 def _called(name: str, arguments: Sequence[Expression], text: str) -> Expression:
-    kinds = [one.type.kind for one in arguments]
+    kinds = [argument.type.kind for argument in arguments]
     if name == "coalesce" and arguments:
         return _first(arguments, text)
-    if name in ("isnull", "isnotnull") and len(arguments) == 1:
-        return Expression(Type(BOOLEAN), lambda row: (arguments[0].of(row) is None) == (name == "isnull"), text)
-    if name == "isnan" and kinds in ([DOUBLE], [FLOAT]):
+    if len(arguments) != 1 or kinds[0] not in _FUNCTIONS.get(name, ()):
+        raise Refused(f"{text} is not understood")
+    (argument,) = arguments
+    if name in ("isnull", "isnotnull"):
+        return Expression(Type(BOOLEAN), lambda row: (argument.of(row) is None) == (name == "isnull"), text)
+    if name == "isnan":
         return Expression(
-            Type(BOOLEAN), lambda row: (one := arguments[0].of(row)) is not None and math.isnan(one), text
+            Type(BOOLEAN), lambda row: (value := argument.of(row)) is not None and math.isnan(value), text
         )
-    if name == "abs" and kinds in ([DOUBLE], [FLOAT], [DECIMAL]):
-        return Expression(arguments[0].type, _strict(abs, *arguments), text)
-    if name == "abs" and kinds == [INTEGER]:
-        kind = arguments[0].type
+    if name == "abs":
+        return Expression(argument.type, _strict(_magnitude(argument.type, text), argument), text)
+    if kinds[0] == STRING and name in _LENGTHS:
+        return Expression(Type(INTEGER, 32), _strict(len, argument), text)
+    change = (lambda value: value.strip(" ")) if name == "trim" else _other_case(name[0] == "l", text)
+    return Expression(Type(STRING), _strict(change, argument), text)
 
-        def magnitude(number: int) -> int:
-            if not _fits(abs(number), kind.size):
-                raise Fails(f"[ARITHMETIC_OVERFLOW] {text} is no {kind}")
-            return abs(number)
 
-        return Expression(kind, _strict(magnitude, *arguments), text)
-    if name in ("length", "char_length", "character_length", "len") and kinds == [STRING]:
-        return Expression(Type(INTEGER, 32), _strict(len, *arguments), text)
-    if name in ("lower", "upper", "lcase", "ucase") and kinds == [STRING]:
-        return Expression(Type(STRING), _strict(_other_case(name[0] == "l", text), *arguments), text)
-    if name == "trim" and kinds == [STRING]:
-        return Expression(Type(STRING), _strict(lambda one: one.strip(" "), *arguments), text)
-    raise Refused(f"{text} is not understood")
+def _magnitude(kind: Type, text: str) -> Callable[[Any], Any]:
+    def magnitude(number: Any) -> Any:
+        if kind.kind == INTEGER and not _fits(abs(number), kind.size):
+            raise Fails(f"[ARITHMETIC_OVERFLOW] {text} is no {kind}")
+        return abs(number)
+
+    return magnitude
 
 
 def _first(arguments: Sequence[Expression], text: str) -> Expression:
     values = _common(arguments, text)
-    typed = [one.type for one in values if one.type.kind != NULL]
-    if not typed or DECIMAL in {one.kind for one in typed} or len({one.kind for one in typed}) > 1:
+    typed = [operand.type for operand in values if operand.type.kind != NULL]
+    if not typed or DECIMAL in {operand.kind for operand in typed} or len({operand.kind for operand in typed}) > 1:
         raise Refused(
-            f"{text}: of {', '.join(str(one.type) for one in arguments)} Spark makes one type by a rule that is not followed here"
+            f"{text}: of {', '.join(str(operand.type) for operand in arguments)} Spark makes one type by a rule that "
+            f"is not followed here"
         )
 
     def of(row: Row) -> Any:
-        for one in values:
-            value = one.of(row)
+        for operand in values:
+            value = operand.of(row)
             if value is not None:
                 return value
         return None
 
-    return Expression(max(typed, key=lambda one: one.size), of, text)
+    return Expression(max(typed, key=lambda operand: operand.size), of, text)
 
 
 def _other_case(lower: bool, text: str) -> Callable[[str], str]:
@@ -860,3 +856,13 @@ def _other_case(lower: bool, text: str) -> Callable[[str], str]:
         return value.lower() if lower else value.upper()
 
     return changed
+
+
+_JOINED: dict[str, Callable[[Expression, Expression, str], Expression]] = {
+    "or": partial(_logical, True),
+    "and": partial(_logical, False),
+    "<=>": _same,
+    "||": _concatenated,
+    **{operator: partial(_compared, operator) for operator in _COMPARISONS},
+    **{operator: partial(_calculated, operator) for operator in ("+", "-", "*", "/", "%", "div")},
+}
