@@ -20,6 +20,7 @@ from dagster._utils import get_run_crash_explanation
 from assets import checks, history, metadata
 from assets.names import ANSWERED_BY, PROCESS
 from pipelines.api import expect
+from pipelines.runtime.ownership import backlog
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.run import run as runtime
 from state_ops.coordination import gate_hold, lease, processes, requests, suspension
@@ -344,7 +345,7 @@ def test_what_cannot_be_shown_does_not_end_a_run_that_does_well(house, monkeypat
         raise RuntimeError("database is locked")
 
     for module, name in (
-        (runtime, "lag"),
+        (backlog, "lag"),
         (metadata, "of_stage"),
         (metadata, "of_table_run"),
         (history, "as_plot"),
