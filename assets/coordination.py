@@ -98,7 +98,7 @@ def introduce(context: Context, pipeline: Pipeline) -> None:
 
 def left_alone(context: Context, pipeline: Pipeline, settings: Settings) -> bool:
     """Whether this run has nothing to do because a person has ended the pipeline; says so in the run's log."""
-    why = runtime.halted(pipeline, settings, _options(context, settings))
+    why = runtime.suspended(pipeline, settings, _options(context, settings))
     if why is not None:
         context.log.warning(f"{pipeline.name} is left alone, since it was {why}")
     return why is not None
