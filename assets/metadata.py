@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from assets.names import input_name, key
 from pipelines.runtime.definition import DeltaSink, FileSource, Pipeline, Stage
 from pipelines.runtime.epoch.model import EpochReport
-from pipelines.runtime.sinks.delta import table_path
+from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.timings import bottleneck
 from state_ops.arrow.frames import schema_from_json
 from state_ops.checkpoints.checkpoint import Checkpoint, from_micros

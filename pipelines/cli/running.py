@@ -21,7 +21,7 @@ from pipelines.runtime.run import maintenance, progress
 from pipelines.runtime.run import run as runtime
 from pipelines.runtime.run.run import RunOptions
 from pipelines.runtime.run.stopping import end
-from pipelines.runtime.sinks.delta import table_path
+from pipelines.runtime.sinks.table_commit import table_path
 from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.coordination import lease, requests, suspension
 from state_ops.coordination.requests import Request

@@ -15,7 +15,7 @@ from pipelines.loading import find
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership import backlog, hold_causes
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
-from pipelines.runtime.sinks.delta import table_path
+from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.sources.files import DELIVERED_AGAIN
 from pipelines.runtime.timings import bottleneck
 from state_ops.checkpoints.checkpoint import Checkpoint, from_micros
@@ -143,7 +143,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
             {
                 "name": sink.table,
                 "path": storage.full(table_path(sink.table)),
-                "last_published": (head.sinks.get(sink.table) or {}).get("id") if head else None,
+                "last_published": head.published(sink.table) if head else None,
             }
             for sink in pipeline.sinks
         ],

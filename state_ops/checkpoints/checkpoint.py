@@ -246,6 +246,10 @@ class Checkpoint:
         """In this epoch, of all sources."""
         return sum(int(part["rows"]) for part in self.slice.values())
 
+    def published(self, sink: str) -> CheckpointId | None:
+        """The newest checkpoint up to this one that has output for a sink; None if there is none."""
+        return (self.sinks.get(sink) or {}).get("id")
+
     def to_dict(self) -> dict[str, Any]:
         """For people and programs: JSON-ready, times in ISO 8601 UTC."""
         raw = dataclasses.asdict(self)

@@ -436,13 +436,13 @@ def test_what_was_not_replayed_to_its_end_is_not_approved(plant):
 @pytest.mark.parametrize("replaces", sampled(["range", "since"]))
 def test_a_branch_of_an_earlier_release_replaces_what_its_backfill_has_noted(plant, monkeypatch, replaces):
     """Its rows say nothing of a range, and the range beside them may be that of a fork that was cut off."""
-    planted = forks.planted
+    commit = forks.commit
     with monkeypatch.context() as broken:
-        broken.setattr(forks, "planted", lambda *_, **__: 1 / 0)
+        broken.setattr(forks, "commit", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             plant.backfill(4, 6, replaces="range")
     with monkeypatch.context() as earlier:
-        earlier.setattr(forks, "planted", lambda *to, **how: planted(*to, **{**how, "beginning": {}}))
+        earlier.setattr(forks, "commit", lambda *to, **how: commit(*to, **{**how, "beginning": {}}))
         name = waits(plant, 4, 6, replaces=replaces)
     assert (plan(plant.site.pipeline, plant.site.settings, name).only is not None) is (replaces == "range")
     approved(plant, name)

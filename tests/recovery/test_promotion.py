@@ -224,7 +224,7 @@ def test_a_branch_that_was_promoted_since_the_fork_of_another_is_not_taken_back_
 
 def test_a_fork_of_a_range_that_was_cut_off_and_is_asked_for_as_a_whole_is_promoted_as_a_whole(bank, monkeypatch):
     with monkeypatch.context() as broken:
-        broken.setattr(forks, "planted", lambda *_, **__: 1 / 0)
+        broken.setattr(forks, "commit", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             bank.fork("later", at=1, only=Range(0, 1))
     bank.fork("later")

@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from pipelines.api import Epoch, Pipeline, ValueState, agg, delta, stage
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.ownership.publish import publish_missing
-from pipelines.runtime.restore import rewind
+from pipelines.runtime.restore import derived_checkpoint, rewind
 from pipelines.runtime.restore.rewind import hindrances
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.sinks.restore_version import TableRewind
@@ -289,7 +289,9 @@ def test_the_command_takes_a_savepoints_name_too(bank, weir):
 
 def test_what_others_commit_after_a_rewind_was_decided_stays(bank, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(rewind, "publish_missing", lambda *_: (_ for _ in ()).throw(OSError("the process is gone")))
+        patched.setattr(
+            derived_checkpoint, "publish_missing", lambda *_: (_ for _ in ()).throw(OSError("the process is gone"))
+        )
         with pytest.raises(WeirError):
             back(bank, 3)
     assert bank.registry.head().kind == REWIND
@@ -316,7 +318,9 @@ def test_savepoints_say_until_when_tables_can_be_taken_back_to_them(bank, weir):
 def decided_only(bank: Bank, monkeypatch, to: int) -> None:
     """A rewind whose process is gone right after its row."""
     with monkeypatch.context() as patched:
-        patched.setattr(rewind, "publish_missing", lambda *_: (_ for _ in ()).throw(OSError("the process is gone")))
+        patched.setattr(
+            derived_checkpoint, "publish_missing", lambda *_: (_ for _ in ()).throw(OSError("the process is gone"))
+        )
         with pytest.raises(WeirError):
             back(bank, to)
     assert bank.registry.head().kind == REWIND

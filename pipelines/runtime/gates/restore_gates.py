@@ -14,7 +14,7 @@ from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.gates import evaluation
 from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.sinks.delta import file_path, table_path
+from pipelines.runtime.sinks.table_commit import file_path, table_path
 from state_ops.arrow import frames
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.delta import fenced_table

@@ -84,8 +84,8 @@ def compared(
             columns = _Columns.of(a, b, frozenset(without))
             connection.execute(columns.join())
             seal(connection)
-            found = connection.execute("SELECT change, count(*) FROM compared GROUP BY change").fetchall()
-            counts = {ADDED: 0, REMOVED: 0, CHANGED: 0} | dict(found)
+            rows = connection.execute("SELECT change, count(*) FROM compared GROUP BY change").fetchall()
+            counts = {ADDED: 0, REMOVED: 0, CHANGED: 0} | dict(rows)
             yield Difference(a.checkpoint, b.checkpoint, counts, columns.gone, columns.new, columns.retyped, connection)
 
 
@@ -97,7 +97,7 @@ def _load_both(connection: Connection, a: View, b: View) -> None:
     """Both states, but for subtasks whose objects are the very same in both: those have no differences."""
     subtasks_a, subtasks_b = range(a.parallelism), range(b.parallelism)
     if _read_alike(a, b):
-        changed = [one for one in subtasks_a if _objects(a, one) != _objects(b, one)]
+        changed = [subtask for subtask in subtasks_a if _objects(a, subtask) != _objects(b, subtask)]
         load(connection, "first", a.tables(changed), a.schema)
         load(connection, "second", b.tables(changed), b.schema)
         return
@@ -110,14 +110,14 @@ def _read_alike(a: View, b: View) -> bool:
     if a.expiry is not None or b.expiry is not None:
         return False
     alike = replace(a, checkpoint=b.checkpoint, storage=b.storage, snapshots=b.snapshots) == b
-    schemas_a, schemas_b = ([one.schema for one in view.collections] for view in (a, b))
+    schemas_a, schemas_b = ([collection.schema for collection in view.collections] for view in (a, b))
     pairs = zip([a.state, *schemas_a], [b.state, *schemas_b], strict=True) if alike else ()
-    return alike and all(one.older == other.older for one, other in pairs)
+    return alike and all(schema_a.older == schema_b.older for schema_a, schema_b in pairs)
 
 
 def _objects(view: View, subtask: int) -> set[tuple[str, str]]:
-    found = view.snapshots.get(subtask)
-    return {(file.name, file.path) for file in found.files} if found else set()
+    snapshot = view.snapshots.get(subtask)
+    return {(file.name, file.path) for file in snapshot.files} if snapshot else set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class _Columns:
         types = {name: (a.schema.field(name).type, b.schema.field(name).type) for name in old if name in new}
         other = {name: both for name, both in types.items() if both[0] != both[1]}
         # Types with parts are only compared by DuckDB if they have the same ones.
-        nested = frozenset(name for name, both in other.items() if any(pa.types.is_nested(one) for one in both))
+        nested = frozenset(name for name, both in other.items() if any(pa.types.is_nested(type) for type in both))
         return cls(
             a.identity, old, new, {name: (str(was), str(now)) for name, (was, now) in other.items()}, nested, without
         )
@@ -160,8 +160,10 @@ class _Columns:
         """SQL that makes the table `compared` of `first` and `second`."""
         both = "a.__weir_in AND b.__weir_in"
         differs = {name: self._differs(name) for name in self.common}
-        fields = " || ".join(f"CASE WHEN {one} THEN [{_text(name)}] ELSE [] END" for name, one in differs.items())
-        changed = " OR ".join(f"({one})" for one in differs.values()) or "false"
+        fields = " || ".join(
+            f"CASE WHEN {condition} THEN [{_text(name)}] ELSE [] END" for name, condition in differs.items()
+        )
+        changed = " OR ".join(f"({condition})" for condition in differs.values()) or "false"
         keys = ", ".join(f"{quoted(name)} := coalesce(a.{quoted(name)}, b.{quoted(name)})" for name in self.keys)
         return (
             "CREATE TABLE compared AS SELECT "

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
 import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -89,23 +89,15 @@ def _taken(output: str) -> ConfigurationError:
 @contextmanager
 def _whole(path: Path, force: bool) -> Iterator[BinaryIO]:
     """A file that appears under its name only when it is whole; on any failure nothing is left."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        with os.fdopen(handle, "wb") as sink:
+        with unfinished.open("xb") as sink:
             yield sink
-        Path(name).chmod(0o666 & ~_umask())
         if path.exists() and not force:
             raise _taken(str(path))
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 # -- formats
@@ -125,22 +117,13 @@ def json_line(row: Any) -> str:
     return as_json(row, ensure_ascii=False)
 
 
-def _write_parquet(schema: pa.Schema, tables: Iterable[pa.Table], sink: BinaryIO, stream: bool) -> int:
-    with pq.ParquetWriter(sink, schema) as writer:
-        return _written(tables, writer.write_table)
-
-
-def _write_arrow(schema: pa.Schema, tables: Iterable[pa.Table], sink: BinaryIO, stream: bool) -> int:
-    opened = pa.ipc.new_stream if stream else pa.ipc.new_file
-    with opened(sink, schema) as writer:
-        return _written(tables, writer.write_table)
-
-
-def _written(tables: Iterable[pa.Table], write_table: Callable[[pa.Table], None]) -> int:
+def _write_columns(format: Format, schema: pa.Schema, tables: Iterable[pa.Table], sink: BinaryIO, stream: bool) -> int:
+    opened = pq.ParquetWriter if format is Format.PARQUET else pa.ipc.new_stream if stream else pa.ipc.new_file
     written = 0
-    for table in gathered(tables, _GROUP_ROWS):
-        write_table(table)
-        written += table.num_rows
+    with opened(sink, schema) as writer:
+        for table in gathered(tables, _GROUP_ROWS):
+            writer.write_table(table)
+            written += table.num_rows
     return written
 
 
@@ -149,7 +132,7 @@ def gathered(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
     waiting: list[pa.Table] = []
     for table in tables:
         waiting.append(table)
-        if sum(one.num_rows for one in waiting) >= rows:
+        if sum(part.num_rows for part in waiting) >= rows:
             yield pa.concat_tables(waiting).combine_chunks()
             waiting = []
     if waiting:
@@ -181,7 +164,11 @@ def _check_parquet(schema: pa.Schema) -> None:
             ) from error
 
 
-_WRITERS = {Format.JSON: _write_json, Format.PARQUET: _write_parquet, Format.ARROW: _write_arrow}
+_WRITERS: Mapping[Format, Callable[[pa.Schema, Iterable[pa.Table], BinaryIO, bool], int]] = {
+    Format.JSON: _write_json,
+    Format.PARQUET: partial(_write_columns, Format.PARQUET),
+    Format.ARROW: partial(_write_columns, Format.ARROW),
+}
 
 
 # -- Delta
@@ -231,20 +218,15 @@ def to_delta(view: View, settings: Settings, target: str, force: bool = False) -
             except DeltaError as error:
                 if not left or not was_busy(error):
                     raise
-    except (DeltaError, OSError) as error:
-        _remove_new(local, before)
-        raise WeirError(
-            f"The state was not exported: {plainly(error)}", where=place.uri, next="Look at the storage."
-        ) from error
-    except BaseException:
-        _remove_new(local, before)
+    except BaseException as error:
+        if local is not None and not before:
+            shutil.rmtree(local, ignore_errors=True)
+        if isinstance(error, DeltaError | OSError):
+            raise WeirError(
+                f"The state was not exported: {plainly(error)}", where=place.uri, next="Look at the storage."
+            ) from error
         raise
     return place.uri, Table(place.uri, storage_options=place.delta_options).version()
-
-
-def _remove_new(local: Path | None, before: bool) -> None:
-    if local is not None and not before:
-        shutil.rmtree(local, ignore_errors=True)
 
 
 def storable(view: View) -> pa.Schema:

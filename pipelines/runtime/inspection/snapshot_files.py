@@ -20,14 +20,14 @@ from state_ops.storage.storage import Storage
 
 @contextmanager
 def opened(
-    storage: Storage, options: BackendOptions, found: Snapshot, backend_name: str, below: Path | None = None
+    storage: Storage, options: BackendOptions, taken: Snapshot, backend_name: str, below: Path | None = None
 ) -> Iterator[Backend]:
     """A snapshot, fetched and verified, open in the backend that wrote it for as long as the `with` block lasts.
 
     below: where its files go, by default among those that are temporary.
     """
     with tempfile.TemporaryDirectory(prefix="weir-state-", dir=below) as scratch:
-        snapshot.fetch(storage, found, Path(scratch))
+        snapshot.fetch(storage, taken, Path(scratch))
         backend = composite.opened(named(backend_name), Path(scratch), options)
         try:
             yield backend
@@ -49,7 +49,7 @@ class SnapshotCache:
 
     @contextmanager
     def opened(
-        self, storage: Storage, options: BackendOptions, found: Snapshot, backend_name: str
+        self, storage: Storage, options: BackendOptions, taken: Snapshot, backend_name: str
     ) -> Iterator[Backend]:
         """As `opened`. Only files that backends never change in place are shared, by hard links."""
         factory = named(backend_name)
@@ -59,10 +59,10 @@ class SnapshotCache:
         self._opened += 1
         pristine = self.root / f"{here.name}.files"  # the backend deletes what it has no use for
         pristine.mkdir()
-        missing = tuple(file for file in found.files if not self._linked(file, here))
-        snapshot.fetch(storage, replace(found, files=missing), here)
+        missing = tuple(file for file in taken.files if not self._linked(file, here))
+        snapshot.fetch(storage, replace(taken, files=missing), here)
         kept = {}
-        for file in found.files:
+        for file in taken.files:
             if is_immutable(file.name):
                 os.link(here / file.name, pristine / file.name)
                 kept[file.path] = pristine / file.name

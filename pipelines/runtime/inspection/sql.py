@@ -29,7 +29,7 @@ from pipelines.runtime.inspection.database import asked, database, load, quoted,
 from pipelines.runtime.inspection.state_reader import At, chain, held, view_at
 from pipelines.runtime.inspection.value_text import as_json
 from pipelines.runtime.inspection.view import View, stages_with_state
-from pipelines.runtime.sinks.delta import table_path
+from pipelines.runtime.sinks.table_commit import table_path
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import CHECKPOINTS, PINS, PUBLICATIONS, STATE_FILES, Registry
 from state_ops.delta import fenced_table
@@ -110,7 +110,10 @@ def _catalog(source: _Source) -> Catalog:
 
 
 def _found(catalog: Catalog, schema: str, name: str) -> tuple[str, str] | None:
-    return next(((one, name) for one in _SCHEMAS if schema in ("", one) and (one, name) in catalog), None)
+    return next(
+        ((candidate, name) for candidate in _SCHEMAS if schema in ("", candidate) and (candidate, name) in catalog),
+        None,
+    )
 
 
 # -- state

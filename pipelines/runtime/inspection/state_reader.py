@@ -7,8 +7,8 @@ checkpoint, so that pruning leaves it; the hold is the only thing that reading e
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.snapshot_files import SnapshotCache, opened
 from pipelines.runtime.inspection.view import View, figures_of, parsed, stages_with_state, view_of
 from pipelines.runtime.ownership.pipeline_storage import open_storage
+from state_ops.backends.base import Backend, BackendOptions
 from state_ops.checkpoints.checkpoint import Checkpoint, Snapshot, snapshots_of
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import SAVEPOINT, Registry
@@ -49,12 +50,7 @@ def _get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str], a
     figures_of(pipeline, checkpoint, uid)
     with _retained(registry, checkpoint):
         view = view_of(pipeline, settings, storage, checkpoint, uid, _snapshots(registry, checkpoint, uid))
-        columns = parsed(view.keys, key, uid)
-        found = view.snapshots.get(view.subtask(columns))
-        if found is None:
-            return []
-        with opened(storage, view.options, found, view.backend) as backend:
-            return view.of_key(columns, backend)
+        return _rows(view, key, opened)
 
 
 def scan(pipeline: Pipeline, settings: Settings, uid: str, at: At = None) -> Iterator[pa.Table]:
@@ -67,7 +63,7 @@ def count(pipeline: Pipeline, settings: Settings, uid: str, at: At = None) -> tu
     """How many rows `scan` gives, by subtask, and of which checkpoint."""
     with viewed(pipeline, settings, uid, at, "weir state count") as view:
         return view.checkpoint, {
-            one: sum(table.num_rows for table in view.tables([one])) for one in range(view.parallelism)
+            subtask: sum(table.num_rows for table in view.tables([subtask])) for subtask in range(view.parallelism)
         }
 
 
@@ -127,9 +123,9 @@ def chosen(pipeline: Pipeline, registry: Registry, at: At) -> Checkpoint:
     if at is None:
         return completed[-1]
     named = {pin.commit_id for pin in pins if pin.name == at}
-    found = [row for row in completed if row.id == at or row.commit_id in named]
-    if found:
-        return found[0]
+    chosen = next((row for row in completed if row.id == at or row.commit_id in named), None)
+    if chosen is not None:
+        return chosen
     what = f"no savepoint {at!r}" if isinstance(at, str) else f"no checkpoint {at} any more, or not yet"
     raise WeirError(
         f"{pipeline.title} has {what}.",
@@ -171,33 +167,38 @@ def history(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]
     last = chosen(pipeline, registry, at)
     figures_of(pipeline, last, uid)
     published: dict[int, dict[str, int]] = {}
-    for one in registry.publications():
-        published.setdefault(one.checkpoint_id, {})[one.sink] = one.delta_version
+    for publication in registry.publications():
+        published.setdefault(publication.checkpoint_id, {})[publication.sink] = publication.delta_version
     before: Checkpoint | None = None
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="weir-state-") as scratch:
-        shelf = SnapshotCache(Path(scratch))
+        cache = SnapshotCache(Path(scratch))
         for row in chain(registry, last):
             try:
                 with view_at(pipeline, settings, storage, registry, row, uid, "weir state get --history") as view:
-                    found = _rows(view, key, shelf) if view is not None else []
+                    current = _rows(view, key, cache.opened) if view is not None else []
             except PrunedError:
                 continue
-            if found != rows:
+            if current != rows:
                 adjoins = row.parent_id == (before.id if before else None)
                 since = row.id if adjoins else before.id + 1 if before else None
                 waited = (before.operators.get(uid) or {}).get("waiting") if before else None
-                carried = tuple(sorted({one["epoch"] for one in waited or ()}))
-                yield Change(row, found, since, carried, published.get(row.id, {}))
-            before, rows = row, found
+                carried = tuple(sorted({batch["epoch"] for batch in waited or ()}))
+                yield Change(row, current, since, carried, published.get(row.id, {}))
+            before, rows = row, current
 
 
-def _rows(view: View, key: Sequence[str], shelf: SnapshotCache) -> list[dict[str, Any]]:
+def _rows(
+    view: View,
+    key: Sequence[str],
+    opened: Callable[[Storage, BackendOptions, Snapshot, str], AbstractContextManager[Backend]],
+) -> list[dict[str, Any]]:
+    """The rows of one key. opened: what opens its subtask's snapshot."""
     columns = parsed(view.keys, key, view.uid)
     snapshot = view.snapshots.get(view.subtask(columns))
     if snapshot is None:
         return []
-    with shelf.opened(view.storage, view.options, snapshot, view.backend) as backend:
+    with opened(view.storage, view.options, snapshot, view.backend) as backend:
         return view.of_key(columns, backend)
 
 
@@ -206,12 +207,12 @@ def chain(registry: Registry, last: Checkpoint) -> list[Checkpoint]:
 
     What lies between a checkpoint and its parent was abandoned by a rewind.
     """
-    found, upto = [last], last.parent_id
+    line, upto = [last], last.parent_id
     for row in reversed(registry.checkpoints()):
         if upto is not None and row.id <= upto:
-            found.append(row)
+            line.append(row)
             upto = row.parent_id
-    return found[::-1]
+    return line[::-1]
 
 
 @contextmanager

@@ -76,11 +76,11 @@ class View:
     def rows(self, backend: Backend, groups: range) -> Iterator[pa.Table]:
         """The rows of some key groups, from an open snapshot."""
         if self.stage is not None:
-            found = open_windows(self.stage, self.keys, self.state, backend, groups)
+            tables = open_windows(self.stage, self.keys, self.state, backend, groups)
         else:
             scanned = scan_state(backend, self.state, self.collections, self.keys, groups, self.expiry)
-            found = (remembered(table, self.due) for table in scanned)
-        for table in found:
+            tables = (remembered(table, self.due) for table in scanned)
+        for table in tables:
             if table.num_rows:
                 # A group without elements has no type for its lists, and nothing of what may not be null is shown as
                 # such.
@@ -113,12 +113,12 @@ def parsed(keys: pa.Schema, key: Sequence[str], uid: str) -> list[pa.Array]:
             next="Give one --key for each, in this order.",
         )
     columns = []
-    for one, text in zip(keys, key, strict=True):
+    for column, text in zip(keys, key, strict=True):
         try:
-            columns.append(pa.array([text]).cast(one.type))
+            columns.append(pa.array([text]).cast(column.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise ConfigurationError(
-                f"{text!r} is no {one.type}, which the key column {one.name!r} of {uid} is.", next=str(error)
+                f"{text!r} is no {column.type}, which the key column {column.name!r} of {uid} is.", next=str(error)
             ) from error
     return columns
 
@@ -134,18 +134,18 @@ def stages_with_state(checkpoint: Checkpoint) -> list[str]:
 def figures_of(pipeline: Pipeline, checkpoint: Checkpoint, uid: str) -> dict[str, Any]:
     """What a checkpoint's row says of a stage that has state. Raises PipelineError for a stage that nobody knows,
     WeirError for one without state."""
-    there = stages_with_state(checkpoint)
-    if uid in there:
-        found: dict[str, Any] = checkpoint.operators[uid]
-        return found
-    known = list(dict.fromkeys([*(stage.uid for stage in pipeline.stages), *checkpoint.operators]))
-    if uid not in known:
+    with_state = stages_with_state(checkpoint)
+    if uid in with_state:
+        figures: dict[str, Any] = checkpoint.operators[uid]
+        return figures
+    stages = list(dict.fromkeys([*(stage.uid for stage in pipeline.stages), *checkpoint.operators]))
+    if uid not in stages:
         raise PipelineError(
-            f"The pipeline {pipeline.title} has no stage {uid!r}.", next=f"Its stages are: {', '.join(known)}."
+            f"The pipeline {pipeline.title} has no stage {uid!r}.", next=f"Its stages are: {', '.join(stages)}."
         )
     raise WeirError(
         f"The stage {uid} of {pipeline.title} has no state in checkpoint {checkpoint.id}.",
-        next=f"Stages that have some there: {', '.join(there) or 'none'}.",
+        next=f"Stages that have some there: {', '.join(with_state) or 'none'}.",
     )
 
 
@@ -192,19 +192,25 @@ def view_of(
 
 def _collections(figures: Mapping[str, Any]) -> tuple[Collection, ...]:
     return tuple(
-        Collection(name, one["kind"], type_named(one["key"]) if one["key"] else None, evolution.from_record(one), None)
-        for name, one in (figures.get("collections") or {}).items()
+        Collection(
+            name,
+            record["kind"],
+            type_named(record["key"]) if record["key"] else None,
+            evolution.from_record(record),
+            None,
+        )
+        for name, record in (figures.get("collections") or {}).items()
     )
 
 
 def _columns(keys: pa.Schema, state: StateSchema, collections: Sequence[Collection]) -> pa.Schema:
     """The columns of `scan_state`: with lists or maps they have passed through Polars, which has fewer types."""
-    rows = pa.schema([*keys, *[pa.field(one.name, one.type) for one in visible(state)]])
+    rows = pa.schema([*keys, *[pa.field(field.name, field.type) for field in visible(state)]])
     if not collections:
-        return pa.schema([(one.name, one.type) for one in rows])
-    columns = [(one.name, one.type) for one in _through_polars(rows)]
+        return pa.schema([(field.name, field.type) for field in rows])
+    columns = [(field.name, field.type) for field in _through_polars(rows)]
     for declared in collections:
-        fields = [pa.field(one.name, one.type) for one in declared.fields]
+        fields = [pa.field(field.name, field.type) for field in declared.fields]
         if declared.key is not None:
             fields = [pa.field(declared.key_column, declared.key), *fields]
         element = _through_polars(pa.schema(fields))
@@ -221,18 +227,19 @@ def _windows(pipeline: Pipeline, figures: Mapping[str, Any], uid: str, keys: pa.
     """A stage that has the windows of then; None where its state is no windows. Older records leave it to the
     definition."""
     if "window" not in figures:
-        stage = next((one for one in pipeline.stages if one.uid == uid), None)
+        stage = next((stage for stage in pipeline.stages if stage.uid == uid), None)
         return stage if stage is not None and stage.window is not None else None
-    said = figures["window"] or {}
+    window_then = figures["window"] or {}
     listed = [
-        (name, Agg(kind, column, tuple(by[0]) if by else ())) for name, kind, column, *by in said.get("aggregates", ())
+        (name, Agg(kind, column, tuple(by[0]) if by else ()))
+        for name, kind, column, *by in window_then.get("aggregates", ())
     ]
     window: Window | SessionWindow
-    if "size" in said:
-        every, offset = said.get("every", said["size"]), said.get("offset", 0)
-        window = Window(said["on"], said["size"], every, offset, 0, tuple(listed), None)
-    elif "gap" in said:
-        window = SessionWindow(said["on"], said["gap"], 0, tuple(listed), None)
+    if "size" in window_then:
+        every, offset = window_then.get("every", window_then["size"]), window_then.get("offset", 0)
+        window = Window(window_then["on"], window_then["size"], every, offset, 0, tuple(listed), None)
+    elif "gap" in window_then:
+        window = SessionWindow(window_then["on"], window_then["gap"], 0, tuple(listed), None)
     else:
         return None
     return Stage(uid, _READ_ELSEWHERE, tuple(keys.names), window=window)
@@ -257,9 +264,9 @@ def _ttl(
     """The time to live of then. Records of earlier releases do not have it: then it is that of the definition."""
     if "ttl" in figures:
         return Ttl(**figures["ttl"]) if figures["ttl"] else None
-    if not any(TOUCHED in one.arrow.names for one in (state, *(declared.schema for declared in collections))):
+    if not any(TOUCHED in schema.arrow.names for schema in (state, *(declared.schema for declared in collections))):
         return None
-    stage = next((one for one in pipeline.stages if one.uid == uid), None)
+    stage = next((stage for stage in pipeline.stages if stage.uid == uid), None)
     if stage is None or stage.ttl is None:
         raise WeirError(
             f"What {uid} has forgotten by checkpoint {checkpoint.id} cannot be told: its time to live is not recorded there, "

@@ -8,8 +8,9 @@ processed are left out, and named: a branch reads everything later."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,8 @@ from pipelines.runtime.operations.forks import branched
 from pipelines.runtime.operators import clocked_output, clocked_state
 from pipelines.runtime.operators.event_time import START
 from pipelines.runtime.ownership.pipeline_storage import open_storage
-from pipelines.runtime.sinks.delta import file_path
 from pipelines.runtime.sinks.replace_where import Range
+from pipelines.runtime.sinks.table_commit import file_path
 from state_ops.arrow import frames
 from state_ops.delta.log_entries import DataFile
 from state_ops.errors import ConfigurationError
@@ -100,7 +101,7 @@ class BranchDiff:
 
     @property
     def same(self) -> bool:
-        return all(one.same for one in self.tables) and all(one.same for one in self.states)
+        return all(table.same for table in self.tables) and all(state.same for state in self.states)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready but for the values of samples."""
@@ -112,34 +113,34 @@ class BranchDiff:
             "branch_head": self.tip,
             "files_behind": self.behind,
             "same": self.same,
-            "taken_back": [asdict(one) for one in self.taken_back],
+            "taken_back": [asdict(taken) for taken in self.taken_back],
             "tables": {
-                one.table: {
-                    "rows": one.rows[0],
-                    "rows_branch": one.rows[1],
-                    **one.counts,
-                    "days": one.days,
-                    "columns": one.columns,
-                    "left_out": list(one.left_out),
-                    "sample": one.sample,
+                table.table: {
+                    "rows": table.rows[0],
+                    "rows_branch": table.rows[1],
+                    **table.counts,
+                    "days": table.days,
+                    "columns": table.columns,
+                    "left_out": list(table.left_out),
+                    "sample": table.sample,
                 }
-                for one in self.tables
+                for table in self.tables
             },
             "state": {
-                one.stage: {
-                    **(one.counts or {}),
-                    "not_compared": one.why,
-                    "left_out": list(one.left_out),
-                    "sample": one.sample,
+                state.stage: {
+                    **(state.counts or {}),
+                    "not_compared": state.why,
+                    "left_out": list(state.left_out),
+                    "sample": state.sample,
                 }
-                for one in self.states
+                for state in self.states
             },
         }
 
     def left_out(self) -> Iterator[str]:
         """What was not compared, in sentences."""
-        of_tables = [(f"the table {one.table}", one.left_out) for one in self.tables]
-        of_states = [(f"the state of {one.stage}", one.left_out) for one in self.states]
+        of_tables = [(f"the table {table.table}", table.left_out) for table in self.tables]
+        of_states = [(f"the state of {state.stage}", state.left_out) for state in self.states]
         for of, names in (*of_tables, *of_states):
             if names:
                 verb = "says" if len(names) == 1 else "say"
@@ -147,7 +148,7 @@ class BranchDiff:
 
     def to_markdown(self) -> str:
         """A report for people: what differs by table and day, then by stage, with samples."""
-        return "\n".join(_report(self))
+        return "\n\n".join(_report(self))
 
 
 def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True) -> BranchDiff:
@@ -160,14 +161,14 @@ def diff(pipeline: Pipeline, settings: Settings, name: str, states: bool = True)
     storage, _ = open_storage(pipeline, settings)
     source, _ = open_storage(here, settings)
     tables = []
-    for one in decided.tables:
-        goes = one.back.goes if one.back is not None else ()
-        returns = one.back.comes if one.back is not None else ()  # what a promotion since the fork has taken out
-        within = (decided.only, one.column) if decided.only is not None and one.column is not None else None
+    for table in decided.tables:
+        goes = table.back.goes if table.back is not None else ()
+        returns = table.back.comes if table.back is not None else ()  # what a promotion since the fork has taken out
+        within = (decided.only, table.column) if decided.only is not None and table.column is not None else None
         if within is not None:  # the pipeline's rows of a range may have come before the fork
-            goes, returns = promotion.rows_of(storage, one.table)[0], ()
-        theirs = [(source, one.comes), (storage, returns)]
-        tables.append(_table(pipeline, one.table, [(storage, goes)], theirs, within, settings.work_dir))
+            goes, returns = promotion.rows_of(storage, table.table)[0], ()
+        theirs = [(source, table.comes), (storage, returns)]
+        tables.append(_table(pipeline, table.table, [(storage, goes)], theirs, within, settings.work_dir))
     return BranchDiff(
         pipeline.title,
         name,
@@ -192,23 +193,22 @@ def _table(
     with database() as connection:
         first = _loaded(connection, "ours", table, ours, within, scratch)
         second = _loaded(connection, "theirs", table, theirs, within, scratch)
-        known = [schema for schema in (first, second) if schema is not None]
+        schemas = [schema for schema in (first, second) if schema is not None]
         rows = (_count(connection, "ours", first), _count(connection, "theirs", second))
-        if not known:
+        if not schemas:
             return TableDiff(table, rows, dict.fromkeys(_KINDS, 0), {}, [])
-        stage = next((one for one in pipeline.stages if table in [sink.table for sink in one.sinks]), None)
-        clocked = (
-            clocked_output(stage) if stage is not None and stage.sink is not None and stage.sink.table == table else ()
-        )
-        shared = [name for name in known[0].names if all(name in schema.names for schema in known)]
+        stage = next((stage for stage in pipeline.stages if table in [sink.table for sink in stage.sinks]), None)
+        is_main = stage is not None and stage.sink is not None and stage.sink.table == table
+        clocked = clocked_output(stage) if stage is not None and is_main else ()
+        shared = [name for name in schemas[0].names if all(name in schema.names for schema in schemas)]
         columns = [name for name in shared if name not in clocked]
         alone = [f"only {whose} has {name}" for whose, name in _alone(first, second)]
-        event = pipeline.event_time_of(table, known[-1])
+        event = pipeline.event_time_of(table, schemas[-1])
         wanted = dict.fromkeys(
             [*(stage.key if stage is not None else ()), START, *([event] if event is not None else [])]
         )
         key = [name for name in wanted if name in columns]
-        _compare(connection, columns, known[-1], key, event, first is not None, second is not None)
+        _compare(connection, columns, schemas[-1], key, event, first is not None, second is not None)
         counts: dict[str, int] = dict.fromkeys(_KINDS, 0)
         days: dict[str, dict[str, int]] = {}
         for day, kind, count in connection.execute(
@@ -218,11 +218,11 @@ def _table(
             days.setdefault(day, dict.fromkeys(_KINDS, 0))[kind] += count
         query = (
             "SELECT CASE WHEN change <> 'changed' THEN change WHEN turn = 0 THEN 'was' ELSE 'is' END AS change, "
-            f"{', '.join(_as_shown(known[-1].field(name)) for name in columns)} FROM differing "
+            f"{', '.join(_as_shown(schemas[-1].field(name)) for name in columns)} FROM differing "
             f"ORDER BY day, {', '.join(f'differing.{quoted(name)}' for name in key) or 'change'}, place, turn LIMIT {_SAMPLE}"
         )
-        with asked(connection, query) as (_, found):
-            sample = [row for part in found for row in frames.python_rows(part)]
+        with asked(connection, query) as (_, differing):
+            sample = [row for rows in differing for row in frames.python_rows(rows)]
     left_out = tuple(name for name in clocked if name in shared)
     return TableDiff(table, rows, counts, days, sample, "; ".join(alone), left_out)
 
@@ -262,26 +262,21 @@ def _loaded(
     def read() -> Iterator[pa.Table]:
         for storage, file in ((storage, file) for storage, files in parts for file in files):
             with storage.fetched(file_path(table, file), scratch) as local:
-                found = frames.canonical(pq.read_table(local, use_threads=False))
-                yield found if within is None else found.filter(within[0].of(found, within[1]))
+                rows = frames.canonical(pq.read_table(local, use_threads=False))
+                yield rows if within is None else rows.filter(within[0].of(rows, within[1]))
 
     tables = read()
-    one = next(tables)
-
-    def all_of() -> Iterator[pa.Table]:
-        yield one
-        for more in tables:
-            yield frames.aligned(more, one.schema)
-
-    load(connection, name, all_of(), one.schema)
-    return one.schema
+    first = next(tables)
+    schema: pa.Schema = first.schema
+    load(connection, name, chain([first], (frames.aligned(rows, schema) for rows in tables)), schema)
+    return schema
 
 
 def _count(connection: Connection, name: str, schema: pa.Schema | None) -> int:
     if schema is None:
         return 0
-    found = connection.execute(f"SELECT count(*) FROM {name}").fetchone()
-    return int(found[0]) if found else 0
+    ((count,),) = connection.execute(f"SELECT count(*) FROM {name}").fetchall()
+    return int(count)
 
 
 def _compare(
@@ -302,8 +297,8 @@ def _compare(
     )
     listed = ", ".join(map(quoted, columns))
     other = "theirs" if has_theirs else "ours"
-    for name, there in (("ours", has_ours), ("theirs", has_theirs)):
-        origin = name if there else f"(SELECT * FROM {other} LIMIT 0)"
+    for name, loaded in (("ours", has_ours), ("theirs", has_theirs)):
+        origin = name if loaded else f"(SELECT * FROM {other} LIMIT 0)"
         connection.execute(f"CREATE TABLE {name}_as AS SELECT {same} FROM {origin}")
     day = f"strftime({quoted(event)}, '%Y-%m-%d')" if event is not None and event in columns else "''"
     by = f"PARTITION BY {', '.join(map(quoted, key))}" if key else "PARTITION BY 1"
@@ -338,63 +333,63 @@ def _states(
             with (
                 compared(
                     pipeline, settings, uid, int(decided.head.id), int(decided.tip.id), other=here, without=left_out
-                ) as found,
-                found.rows(_SAMPLE) as (_, tables),
+                ) as difference,
+                difference.rows(_SAMPLE) as (_, tables),
             ):
                 sample = [row for table in tables for row in frames.python_rows(table)]
-                yield StateDiff(uid, dict(found.counts), sample, left_out=left_out)
+                yield StateDiff(uid, dict(difference.counts), sample, left_out=left_out)
         except ConfigurationError as error:
             yield StateDiff(uid, None, why=error.what)
 
 
-def _report(found: BranchDiff) -> Iterator[str]:
-    yield f"# {found.pipeline}@{found.branch} beside {found.pipeline}"
-    yield ""
+def _report(diff: BranchDiff) -> Iterator[str]:
+    """The paragraphs of the report."""
+    yield f"# {diff.pipeline}@{diff.branch} beside {diff.pipeline}"
     yield (
-        f"Forked from checkpoint {found.base}; the pipeline is at {found.head}, the branch at {found.tip}. "
-        + ("**Nothing differs.**" if found.same else "Rows since the fork, and state:")
+        f"Forked from checkpoint {diff.base}; the pipeline is at {diff.head}, the branch at {diff.tip}. "
+        + ("**Nothing differs.**" if diff.same else "Rows since the fork, and state:")
     )
-    if any(found.behind.values()):
-        files = ", ".join(f"{count} files of {name}" for name, count in found.behind.items() if count)
-        yield ""
+    if any(diff.behind.values()):
+        files = ", ".join(f"{count} files of {name}" for name, count in diff.behind.items() if count)
         yield f"**The branch has still to read {files}**; it differs by those too."
-    for taken in found.taken_back:
-        yield ""
-        yield f"**Promoting it would take back:** {taken}."
-    yield ""
-    yield "| | rows or keys | of the branch | added | removed | changed |"
-    yield "|---|---:|---:|---:|---:|---:|"
-    for one in found.tables:
-        figures = " | ".join(f"{one.counts[kind]:,}" for kind in _KINDS)
-        yield f"| table {one.table} | {one.rows[0]:,} | {one.rows[1]:,} | {figures} |"
-    for state in found.states:
-        counts = state.counts
-        figures = " | ".join(f"{counts[kind]:,}" for kind in _KINDS) if counts is not None else f"{state.why} | | "
-        yield f"| state of {state.stage} | | | {figures} |"
-    for sentence in found.left_out():
-        yield ""
-        yield sentence
-    for one in found.tables:
-        if one.same:
-            continue
-        yield ""
-        yield f"## {one.table}" + (f" ({one.columns})" if one.columns else "")
-        if any(one.days):
-            yield ""
-            yield "| day | added | removed | changed |"
-            yield "|---|---:|---:|---:|"
-            for day, kinds in list(one.days.items())[:_DAYS_SHOWN]:
-                yield f"| {day} | {kinds[ADDED]:,} | {kinds[REMOVED]:,} | {kinds[CHANGED]:,} |"
-            if len(one.days) > _DAYS_SHOWN:
-                yield f"| ... {len(one.days) - _DAYS_SHOWN} more days | | | |"
-        yield ""
-        yield from _rows(one.sample)
-    for state in found.states:
+    yield from (f"**Promoting it would take back:** {taken}." for taken in diff.taken_back)
+    yield "\n".join(
+        [
+            "| | rows or keys | of the branch | added | removed | changed |",
+            "|---|---:|---:|---:|---:|---:|",
+            *(
+                f"| table {table.table} | {table.rows[0]:,} | {table.rows[1]:,} | {_figures(table.counts)} |"
+                for table in diff.tables
+            ),
+            *(
+                f"| state of {state.stage} | | | "
+                f"{_figures(state.counts) if state.counts is not None else f'{state.why} | | '} |"
+                for state in diff.states
+            ),
+        ]
+    )
+    yield from diff.left_out()
+    for table in diff.tables:
+        if not table.same:
+            yield f"## {table.table}" + (f" ({table.columns})" if table.columns else "")
+            if any(table.days):
+                yield "\n".join(_by_day(table.days))
+            yield "\n".join(_rows(table.sample))
+    for state in diff.states:
         if state.sample:
-            yield ""
             yield f"## State of {state.stage}"
-            yield ""
-            yield from _rows(list(_by_field(state)))
+            yield "\n".join(_rows(list(_by_field(state))))
+
+
+def _figures(counts: Mapping[str, int]) -> str:
+    return " | ".join(f"{counts[kind]:,}" for kind in _KINDS)
+
+
+def _by_day(days: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    yield from ("| day | added | removed | changed |", "|---|---:|---:|---:|")
+    yield from (f"| {day} | {_figures(counts)} |" for day, counts in list(days.items())[:_DAYS_SHOWN])
+    if len(days) > _DAYS_SHOWN:
+        yield f"| ... {len(days) - _DAYS_SHOWN} more days | | | |"
 
 
 def _by_field(state: StateDiff) -> Iterator[dict[str, Any]]:

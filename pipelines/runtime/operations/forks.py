@@ -28,8 +28,7 @@ from pipelines.runtime.ownership import savepoints
 from pipelines.runtime.ownership.local_paths import local_directory
 from pipelines.runtime.ownership.ownership import claimed
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, storage_errors
-from pipelines.runtime.restore.derived_checkpoint import lasting
-from pipelines.runtime.restore.start_from import planted
+from pipelines.runtime.restore.derived_checkpoint import commit, lasting, pointed
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.sinks.replace_where import Range
 from state_ops.checkpoints.checkpoint import FORK, FORKED, RANGE_END, RANGE_START, Checkpoint
@@ -161,7 +160,7 @@ def _plant(pipeline: Pipeline, settings: Settings, pin: Pin, newest: Checkpoint 
             next=f"`weir fsck {pipeline.title}` says what else is. The branch is of no use: weir fork {pipeline.title} --drop {pin.name}",
         )
     listing = lasting(registry.files(base), base.operators)
-    named = [(file, replace(file, path=inherited(file.path), new=False)) for file in listing]
+    renamed = [(file, replace(file, path=inherited(file.path), new=False)) for file in listing]
     here = replace(pipeline, branch=_branch(pin))
     with claimed(here, settings) as owner:
         if owner.head is None:
@@ -174,7 +173,9 @@ def _plant(pipeline: Pipeline, settings: Settings, pin: Pin, newest: Checkpoint 
                 RANGE_START: only.start if only is not None else 0,
                 RANGE_END: only.end if only is not None else 0,
             }
-            planted(owner, base, base.id, named, kind=FORK, trigger="fork", reason=reason, beginning=beginning)
+            files = [here for _, here in renamed]
+            empty = replace(base, sinks={}, operators=pointed(base.operators, renamed))
+            commit(owner.context, empty, base.id, files, kind=FORK, what=reason, beginning=beginning)
 
 
 def drop(pipeline: Pipeline, settings: Settings, name: str) -> Fork:

@@ -36,15 +36,15 @@ from pipelines.runtime.ownership.ownership import Ownership, claimed
 from pipelines.runtime.ownership.pipeline_storage import open_storage, storage_errors
 from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing
-from pipelines.runtime.restore.derived_checkpoint import lasting, made_of, pointed
+from pipelines.runtime.restore.derived_checkpoint import begin, commit, copied, copy, lasting, pointed, unchanged
 from pipelines.runtime.restore.recovery import owning
 from pipelines.runtime.restore.rewind import hindrances
-from pipelines.runtime.restore.start_from import copied, copy
 from pipelines.runtime.run import run as runtime
 from pipelines.runtime.run.run import RunOptions
 from pipelines.runtime.sinks import delta, replace_where, restore_version
 from pipelines.runtime.sinks.replace_where import Range
 from pipelines.runtime.sinks.restore_version import Promoted, TableRewind
+from pipelines.runtime.sinks.table_commit import file_path, table_path
 from pipelines.runtime.sources.positions import has_read
 from state_ops.checkpoints.checkpoint import (
     EDIT,
@@ -142,15 +142,15 @@ class PromotionPlan:
             "files_behind": dict(self.behind),
             "range": str(self.only) if self.only is not None else None,
             "tables": {
-                one.table: {
-                    "rows_removed": one.rows_removed,
-                    "rows_added": one.rows_added,
-                    "files_added": len(one.comes),
-                    "unknown_commits": [list(entry) for entry in one.back.unknown] if one.back else [],
+                table.table: {
+                    "rows_removed": table.rows_removed,
+                    "rows_added": table.rows_added,
+                    "files_added": len(table.comes),
+                    "unknown_commits": [list(entry) for entry in table.back.unknown] if table.back else [],
                 }
-                for one in self.tables
+                for table in self.tables
             },
-            "taken_back": [asdict(one) for one in self.taken_back],
+            "taken_back": [asdict(taken) for taken in self.taken_back],
             "obstacles": list(self.obstacles),
         }
 
@@ -185,14 +185,14 @@ def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
         if not any(waiting.values()):  # else it catches up first, and is looked at again
             _check_range(here, head, tip)
         written = {sink.table for sink in pipeline.sinks}
-        kept = [one for one in tables if one.table in written]
-        tables = tuple(_ranged(pipeline, storage, source, one, only, settings.work_dir) for one in kept)
-        found = []
+        with_sink = [table for table in tables if table.table in written]
+        tables = tuple(_ranged(pipeline, storage, source, table, only, settings.work_dir) for table in with_sink)
+        obstacles = []
     else:
-        found = hindrances([one.back for one in tables if one.back is not None])
+        obstacles = hindrances([table.back for table in tables if table.back is not None])
     taken_back = _taken_back(here, storage, completed, pin, tip, tables, only, settings.work_dir)
-    found += [str(one) for one in taken_back]
-    return PromotionPlan(name, head, base, tip, waiting, tables, tuple(found), only, taken_back)
+    obstacles += [str(taken) for taken in taken_back]
+    return PromotionPlan(name, head, base, tip, waiting, tables, tuple(obstacles), only, taken_back)
 
 
 def _taken_back(
@@ -225,16 +225,16 @@ def _taken_back(
     touched: dict[int, list[str]] = {}
     texts: dict[int, str] = {}
     for table in tables:
-        for one in table.back.promoted if table.back is not None else ():
-            row = rows.get(one.checkpoint)
-            if one.checkpoint <= forked or (row is None and one.branch is None and one.range is None):
+        for promoted in table.back.promoted if table.back is not None else ():
+            row = rows.get(promoted.checkpoint)
+            if promoted.checkpoint <= forked or (row is None and promoted.branch is None and promoted.range is None):
                 continue
-            if (row is not None and row.kind != PROMOTION) or _is_of(here, one.branch, row):
+            if (row is not None and row.kind != PROMOTION) or _is_of(here, promoted.branch, row):
                 continue
-            if only is not None and not _changed(storage, table, one, only, scratch):
+            if only is not None and not _changed(storage, table, promoted, only, scratch):
                 continue
-            touched.setdefault(one.checkpoint, []).append(table.table)
-            texts[one.checkpoint] = f"the rows of {one.range}" if one.range is not None else "a branch"
+            touched.setdefault(promoted.checkpoint, []).append(table.table)
+            texts[promoted.checkpoint] = f"the rows of {promoted.range}" if promoted.range is not None else "a branch"
     if only is None:
         for row in completed:  # those without tables, too
             if row.kind == PROMOTION and row.id > forked and row.id not in left and not _is_of(here, None, row):
@@ -254,24 +254,24 @@ def _said(what: str, row: Checkpoint | None) -> str:
 def _is_of(here: Pipeline, branch: str | None, row: Checkpoint | None) -> bool:
     """Whether a promotion is of this very branch. Earlier releases recorded its name alone, in the reason."""
     assert here.branch is not None
-    known = (
+    branches = (
         {branch}
         if branch is not None
         else {ids["branch"] for ids in (row.sinks.values() if row else ()) if "branch" in ids}
     )
-    if known:
-        return here.branch.id in known
+    if branches:
+        return here.branch.id in branches
     return row is not None and f"of {here.title}:" in f"{row.reason}:"
 
 
-def _changed(storage: Storage, table: TablePromotion, one: Promoted, only: Range, scratch: Path) -> bool:
+def _changed(storage: Storage, table: TablePromotion, promoted: Promoted, only: Range, scratch: Path) -> bool:
     """Whether a promotion has brought, or taken away, rows of a range; True also where that cannot be seen any more."""
-    if one.range is not None:
-        return replace_where.overlaps(one.range, only)
+    if promoted.range is not None:
+        return replace_where.overlaps(promoted.range, only)
     assert table.column is not None, "the plan has found one, or refused"
     try:
-        before = restore_version.files_at(storage, table.table, one.version - 1)
-        after = restore_version.files_at(storage, table.table, one.version)
+        before = restore_version.files_at(storage, table.table, promoted.version - 1)
+        after = restore_version.files_at(storage, table.table, promoted.version)
         both = {file.path for file in before} & {file.path for file in after}
         moved = [file for file in (*before, *after) if file.path not in both]
         return replace_where.touched(storage, table.table, moved, table.column, only, scratch) > 0
@@ -289,7 +289,7 @@ def _check_range(here: Pipeline, head: Checkpoint, tip: Checkpoint) -> None:
         why = "rows wait in front of a stage (unaligned checkpoints); `weir savepoint` lets stages apply them"
     for name, position in tip.offsets.items():
         read = has_read(head.offsets.get(name))
-        more = [one for one in position["seen"] if not read(one)]
+        more = [file for file in position["seen"] if not read(file)]
         if more:
             why = f"it has read files that the pipeline has not, e.g. {more[0]} of {name}; perhaps that was rewound"
     if why is not None:
@@ -329,11 +329,11 @@ def _tables(
     pipeline: Pipeline, storage: Storage, source: Storage, head: Checkpoint, base: Checkpoint, tip: Checkpoint
 ) -> Iterator[TablePromotion]:
     for name in dict.fromkeys([*(sink.table for sink in pipeline.sinks), *head.sinks, *tip.sinks]):
-        back = restore_version.planned(storage, name, (base.sinks.get(name) or {}).get("id"))
+        back = restore_version.planned(storage, name, base.published(name))
         if back is None and name in head.sinks:
             raise WeirError(
                 f"The table {name} is gone.",
-                where=storage.full(delta.table_path(name)),
+                where=storage.full(table_path(name)),
                 next=f"Nothing was changed. `weir fsck {pipeline.title}` says what else is missing; put the table back first.",
             )
         comes, schema = rows_of(source, name)
@@ -346,7 +346,7 @@ def _tables(
 def rows_of(source: Storage, table: str) -> tuple[tuple[DataFile, ...], pa.Schema | None]:
     """The files of a branch's table, and its schema; of none at all where it has no such table."""
     try:
-        handle = fenced_table.open_table(source, delta.table_path(table))
+        handle = fenced_table.open_table(source, table_path(table))
     except TableNotFoundError:
         return (), None
     return tuple(active_files(handle)), pa.schema(handle.schema().to_arrow())
@@ -355,9 +355,9 @@ def rows_of(source: Storage, table: str) -> tuple[tuple[DataFile, ...], pa.Schem
 def check(decided: PromotionPlan, pipeline: str, accepted: Collection[str]) -> None:
     """Raises WeirError when a promotion has obstacles that nobody has accepted. accepted: obstacles of a plan that
     somebody was shown."""
-    refused = [one for one in decided.obstacles if one not in accepted]
+    refused = [obstacle for obstacle in decided.obstacles if obstacle not in accepted]
     if refused:
-        outdated = {*decided.corrected, *(str(one) for one in decided.taken_back)}
+        outdated = {*decided.corrected, *(str(taken) for taken in decided.taken_back)}
         ways = []
         if not outdated.isdisjoint(refused):
             ways.append(
@@ -456,20 +456,20 @@ def _owned(pipeline: Pipeline, settings: Settings) -> Iterator[Ownership]:
 
 
 def _carry_out(owner: Ownership, here: Pipeline, decided: PromotionPlan, reason: str) -> Checkpoint:
-    context, settings = owner.context, owner.context.settings
-    for table in decided.tables:  # before the row: nobody could change a table that is elsewhere
-        delta.check_chain(context.storage, context.pipeline.app_id, table.table, decided.head)
-    id = owner.begin(decided.head, decided.tip)
-    source, theirs = open_storage(here, settings)
-    if decided.only is not None:
-        row, files = _range_row(owner, here, source, decided, decided.only, id, reason)
+    context, head = owner.context, decided.head
+    id = begin(owner, head, [table.table for table in decided.tables], decided.tip)
+    source, theirs = open_storage(here, context.settings)
+    if decided.only is None:
+        base, files = _whole(owner, here, source, theirs.files(decided.tip), decided, id)
+        parent, what = decided.base.id, f"of {here.title}"
     else:
-        row, files = _row(owner, here, source, list(theirs.files(decided.tip)), decided, id, reason)
+        base, files = _range(owner, here, source, decided, decided.only, id)
+        parent, what = head.id, f"{decided.only} of {here.title}"
     for table in decided.tables:
         if table.back is None and table.schema is not None:
             delta.ensure(context.storage, table.table, table.schema)
-    context.registry.commit(row, files, newest=decided.head.id)
-    context.head = row
+    base = replace(base, format_version=WITH_PROMOTION)
+    row = commit(context, base, id, files, kind=PROMOTION, what=what, reason=reason, head=head, parent=parent)
     log.info(
         "promoted",
         pipeline=context.pipeline.title,
@@ -484,92 +484,60 @@ def _carry_out(owner: Ownership, here: Pipeline, decided: PromotionPlan, reason:
     return row
 
 
-def _row(
+def _whole(
     owner: Ownership,
     here: Pipeline,
     source: Storage,
-    listing: list[StateFile],
+    listing: Sequence[StateFile],
     decided: PromotionPlan,
     id: CheckpointId,
-    reason: str,
-) -> tuple[Checkpoint, tuple[StateFile, ...]]:
-    """The promotion's row and listing, when all that they name is here: state and rows are copied, but for what the
-    branch inherited."""
+) -> tuple[Checkpoint, list[StateFile]]:
+    """Bring a branch's state and rows here; what it inherited is here already.
+
+    Returns:
+        What the promotion's checkpoint is made of, and its listing.
+    """
     assert here.branch is not None
-    context, tip = owner.context, decided.tip
-    named = copied(context, source, lasting(listing, tip.operators), id, returning=True)
-    files = [new for _, new in named]
+    tip = decided.tip
+    moved = copied(owner.context, source, lasting(listing, tip.operators), id, returning=True)
+    files = [new for _, new in moved]
     sinks = dict(decided.head.sinks)
     for table in decided.tables:
         files += _brought(owner, source, table, id, None)
-        before = (decided.head.sinks.get(table.table) or {}).get("id")
+        before = decided.head.published(table.table)
         if before is not None or table.comes:
             sinks[table.table] = {
                 "id": int(id),
                 "before": before,
-                "to": (decided.base.sinks.get(table.table) or {}).get("id"),
+                "to": decided.base.published(table.table),
                 "at": table.back.version if table.back is not None else 0,
                 "branch": here.branch.id,
             }
-    row = made_of(
-        context,
-        tip,
-        id,
-        files,
-        after=decided.head,
-        parent=decided.base.id,
-        kind=PROMOTION,
-        trigger="promotion",
-        reason=f"of {context.pipeline.title}@{decided.branch}" + (f": {reason}" if reason else ""),
-        operators=pointed(tip.operators, named),
-        sinks=sinks,
-        format_version=WITH_PROMOTION,
-    )
     # An edit of the branch is numbered as the branch counts, and one of the pipeline's is taken back.
-    totals = {name: value for name, value in row.totals.items() if name != EDITED}
-    return replace(row, totals=totals), tuple(files)
+    totals = {name: value for name, value in tip.totals.items() if name != EDITED}
+    return replace(tip, operators=pointed(tip.operators, moved), sinks=sinks, totals=totals), files
 
 
-def _range_row(
-    owner: Ownership,
-    here: Pipeline,
-    source: Storage,
-    decided: PromotionPlan,
-    only: Range,
-    id: CheckpointId,
-    reason: str,
-) -> tuple[Checkpoint, tuple[StateFile, ...]]:
-    """The same where only rows of a range are replaced: state and positions are the pipeline's own."""
+def _range(
+    owner: Ownership, here: Pipeline, source: Storage, decided: PromotionPlan, only: Range, id: CheckpointId
+) -> tuple[Checkpoint, list[StateFile]]:
+    """Bring a branch's rows of a range here; state and positions stay the pipeline's own. Returns what `_whole` does."""
     assert here.branch is not None
-    context, head = owner.context, decided.head
-    files = [replace(file, new=False) for file in lasting(context.registry.files(head), head.operators)]
+    head = decided.head
+    files = unchanged(owner.context, head)
     sinks = dict(head.sinks)
     for table in decided.tables:
         files += _brought(owner, source, table, id, only)
-        before = (head.sinks.get(table.table) or {}).get("id")
         sinks[table.table] = {
             "id": int(id),
-            "before": before,
+            "before": head.published(table.table),
             "column": table.column,
             "start": only.start,
             "end": only.end,
             "branch": here.branch.id,
         }
-    row = made_of(
-        context,
-        head,
-        id,
-        files,
-        after=head,
-        parent=head.id,
-        kind=PROMOTION,
-        trigger="promotion",
-        reason=f"{only} of {context.pipeline.title}@{decided.branch}" + (f": {reason}" if reason else ""),
-        offsets={name: _as_read(position, decided.tip.offsets.get(name)) for name, position in head.offsets.items()},
-        sinks=sinks,
-        format_version=WITH_PROMOTION,
-    )
-    return row, tuple(files)
+    offsets = {name: _as_read(position, decided.tip.offsets.get(name)) for name, position in head.offsets.items()}
+    return replace(head, offsets=offsets, sinks=sinks), files
 
 
 def _as_read(position: dict[str, Any], by_branch: dict[str, Any] | None) -> dict[str, Any]:
@@ -577,8 +545,12 @@ def _as_read(position: dict[str, Any], by_branch: dict[str, Any] | None) -> dict
     they were."""
     if by_branch is None or "seen_ns" not in position:
         return position
-    below = [one for one in (position.get("below_newest_ns"), by_branch.get("below_newest_ns")) if one is not None]
-    changed: dict[str, Any] = {"below_newest_ns": max(below) if position.get("below_newest_ns") is not None else None}
+    newest_times = [
+        time for time in (position.get("below_newest_ns"), by_branch.get("below_newest_ns")) if time is not None
+    ]
+    changed: dict[str, Any] = {
+        "below_newest_ns": max(newest_times) if position.get("below_newest_ns") is not None else None
+    }
     for of in ("seen_ns", "seen_bytes"):
         if of in position:
             branch = dict(zip(by_branch["seen"], by_branch.get(of) or (), strict=False))
@@ -593,12 +565,12 @@ def _brought(
     does not name them yet."""
     context = owner.context
     attempt = new_attempt_id()
-    prefix = f"{delta.table_path(table.table)}/data/{epoch_dir(context.generation, id)}"
+    prefix = f"{table_path(table.table)}/data/{epoch_dir(context.generation, id)}"
 
-    def one(numbered: tuple[int, DataFile], _: object) -> StateFile:
+    def copy_of(numbered: tuple[int, DataFile], _: object) -> StateFile:
         number, file = numbered
         path = f"{prefix}/{number}-{attempt}.parquet"
-        there = delta.file_path(table.table, file)
+        there = file_path(table.table, file)
         if only is None:
             size, digest, rows = copy(context, source, there, path)
         else:
@@ -607,7 +579,7 @@ def _brought(
             "", number, OUTPUT, table.table, path, size, digest, True, attempt, sink=table.table, rows=rows
         )
 
-    brought = together(one, list(enumerate(table.comes)), at_once=context.storage.transfers)
+    brought = together(copy_of, list(enumerate(table.comes)), at_once=context.storage.transfers)
     return [file for file in brought if file.rows]
 
 

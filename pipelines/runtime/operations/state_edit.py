@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,24 +16,21 @@ import structlog
 
 from pipelines.runtime.operators import index_changes
 from pipelines.runtime.operators.compatibility import is_deduplication
+from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.local_paths import backend_options, local_directory, objects
 from pipelines.runtime.ownership.ownership import Ownership
-from pipelines.runtime.restore.derived_checkpoint import waiting_paths
-from pipelines.runtime.sources.slices import nothing_read
+from pipelines.runtime.restore.derived_checkpoint import commit, unchanged
 from state_ops.arrow import frames
 from state_ops.backends import composite
 from state_ops.backends.loader import DEFAULT, named
 from state_ops.checkpoints.checkpoint import (
     EDIT,
     EDITED,
-    FORMAT_VERSION,
     STATE,
     Checkpoint,
     Snapshot,
     StateFile,
-    began,
     snapshots_of,
-    spans_with,
     to_micros,
 )
 from state_ops.errors import WeirError
@@ -91,25 +87,35 @@ def carry_out(owner: Ownership, target: Target, routed: Routed, replaces: bool, 
     """
     context, head = owner.context, target.head
     id = owner.begin(head)
-    listing = context.registry.files(head) if head else ()
-    now = head.epoch_now if head else datetime.now(UTC)
+    before = head or _without_epochs(context, id)
+    listing = unchanged(context, head) if head else []
     bases = {} if replaces else snapshots_of(tuple(listing), target.uid)
     place = f"state/{target.uid}/{epoch_dir(context.generation, id)}"
-    own: list[StateFile] = []
+    state: list[StateFile] = []
     try:
         for subtask in range(target.figures["parallelism"]):
             chosen = np.flatnonzero(routed.owners == subtask)
             if len(chosen):
-                own += _written(owner, target, routed, chosen, id, subtask, bases.get(subtask), to_micros(now))
+                now = to_micros(before.epoch_now)
+                state += _written(owner, target, routed, chosen, id, subtask, bases.get(subtask), now)
             else:
-                own += snapshot.unchanged(bases.get(subtask))
+                state += snapshot.unchanged(bases.get(subtask))
     except BaseException:
         with suppress(OSError, WeirError):  # what stays all the same is removed by the next owner
             context.storage.delete_tree(place)
         raise
-    row, files = _row(owner, target, id, tuple(listing), tuple(own), now, replaces, reason, routed.rows.num_rows)
-    context.registry.commit(row, files)
-    context.head = row
+    others = [file for file in listing if file.kind != STATE or file.operator != target.uid]
+    row = commit(
+        context,
+        _edited(target, before, others, state, id, replaces),
+        id,
+        others + state,
+        kind=EDIT,
+        what=f"{routed.rows.num_rows} rows of {target.uid} {'replace its state' if replaces else 'merged'}",
+        reason=reason,
+        head=head,
+        parent=head.id if head else None,
+    )
     log.info(
         "state imported",
         pipeline=context.pipeline.title,
@@ -171,67 +177,67 @@ def _frames(target: Target, rows: pa.Table, groups: np.ndarray, now: int) -> tup
     return keys, fields, np.ones(len(keys), bool)
 
 
-def _row(
-    owner: Ownership,
+def _edited(
     target: Target,
+    before: Checkpoint,
+    others: Sequence[StateFile],
+    state: Sequence[StateFile],
     id: CheckpointId,
-    listing: tuple[StateFile, ...],
-    own: tuple[StateFile, ...],
-    now: datetime,
     replaces: bool,
-    reason: str,
-    number: int,
-) -> tuple[Checkpoint, tuple[StateFile, ...]]:
-    context, head, at = owner.context, target.head, datetime.now(UTC)
-    operators = {uid: _idle(figures) for uid, figures in (head.operators if head else {}).items()}
-    waiting = waiting_paths(operators)
-    others = [file for file in listing if file.path in waiting or (file.kind == STATE and file.operator != target.uid)]
-    files = (*(replace(file, new=False) for file in others), *own)
-    state = [file for file in files if file.kind == STATE]
-    new = [file for file in own if file.new]
-    figures = _idle(target.figures)
+) -> Checkpoint:
+    """What the edit's checkpoint is made of: the newest one, with the edited stage's figures and all other stages idle.
+
+    Args:
+        others: The files of other stages, and of rows that wait.
+        state: All files of the edited stage.
+    """
+    new = [file for file in state if file.new]
+    added = {"files_new": len(new), "bytes_new": sum(file.bytes for file in new)}
+    bytes_total = sum(file.bytes for file in state)
+    operators = {uid: _idle(figures) for uid, figures in before.operators.items()}
     operators[target.uid] = {
-        **figures,
-        "swept": {} if replaces else figures.get("swept", {}),
-        "files_total": len(own),
-        "bytes_total": sum(file.bytes for file in own),
-        "files_new": len(new),
-        "bytes_new": sum(file.bytes for file in new),
+        **_idle(target.figures),
+        "swept": {} if replaces else target.figures.get("swept", {}),
+        "files_total": len(state),
+        "bytes_total": bytes_total,
+        **added,
     }
-    totals = dict(head.totals) if head else dict.fromkeys(("epochs", "rows_read", "bytes_new", "files_new"), 0)
-    added = sum(file.bytes for file in new)
-    totals |= {
-        "bytes_new": totals.get("bytes_new", 0) + added,
-        "files_new": totals.get("files_new", 0) + len(new),
-    }
-    made = Checkpoint(
+    sums = {name: before.totals.get(name, 0) + count for name, count in added.items()}
+    return replace(
+        before,
+        operators=operators,
+        inputs={**target.inputs, **before.inputs},
+        totals={**before.totals, **sums, EDITED: int(id)},
+        bytes_total=bytes_total + sum(file.bytes for file in others if file.kind == STATE),
+    )
+
+
+def _without_epochs(context: RunContext, id: CheckpointId) -> Checkpoint:
+    """What the first checkpoint of a pipeline is made of that has read nothing."""
+    now = datetime.now(UTC)
+    return Checkpoint(
         id=id,
-        parent_id=head.id if head else None,
+        parent_id=None,
         kind=EDIT,
         generation=context.generation,
-        commit_id=uuid.uuid4().hex,
-        triggered_at=at,
-        completed_at=at,
+        commit_id="",
+        triggered_at=now,
+        completed_at=now,
         epoch_now=now,
-        trigger="edit",
-        reason=f"{number} rows of {target.uid} {'replace its state' if replaces else 'merged'}"
-        + (f": {reason}" if reason else ""),
-        offsets=dict(head.offsets) if head else {},
-        slice={name: nothing_read() for name in head.slice} if head else {},
-        watermarks=dict(head.watermarks) if head else {},
-        operators=operators,
-        sinks=dict(head.sinks) if head else {},
-        inputs={**target.inputs, **(head.inputs if head else {})},
+        trigger="",
+        reason="",
+        offsets={},
+        slice={},
+        watermarks={},
+        operators={},
+        sinks={},
+        inputs={},
         ms={},
-        totals={**totals, EDITED: int(id), **began(head), **context.requested()},
-        files=len(files),
-        bytes_total=sum(file.bytes for file in state),
-        bytes_new=added,
-        run_id=context.run_id,
-        format_version=head.format_version if head else FORMAT_VERSION,
-        lineage=spans_with(head, context.generation, id),
+        totals=dict.fromkeys(("epochs", "rows_read", "bytes_new", "files_new"), 0),
+        files=0,
+        bytes_total=0,
+        bytes_new=0,
     )
-    return made, files
 
 
 def _idle(figures: Mapping[str, Any]) -> dict[str, Any]:

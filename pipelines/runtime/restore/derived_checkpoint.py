@@ -1,43 +1,87 @@
-"""Checkpoints that read no input: a start, a fork, a rewind, a promotion. Each is made of a checkpoint that there
-is."""
+"""Derived checkpoints: a start, a fork, a rewind, a promotion and an edit each make a checkpoint of another one.
+
+None of them reads input, and all go the same way:
+
+1. plan      Each operation reads what it would do, and refuses what it must. Nothing is changed.
+2. `begin`   The sinks' tables must be where the registry says. The checkpoint gets an id that was never used.
+3. stage     What the checkpoint will name is put into this pipeline's storage (`copied`), or is there already.
+4. `commit`  The registry's row decides. Before it, a failure leaves only objects that the next owner removes.
+5. `publish` The sinks' tables follow the row. The next owner does that if this process is cut off.
+"""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from pipelines.runtime.ownership.context import RunContext
+from pipelines.runtime.ownership.ownership import Ownership
+from pipelines.runtime.ownership.prune import prune
+from pipelines.runtime.ownership.publish import publish_missing
+from pipelines.runtime.sinks import delta
 from pipelines.runtime.sources.slices import nothing_read
-from state_ops.checkpoints.checkpoint import STATE, Checkpoint, StateFile, began, spans_with
-from state_ops.ids import CheckpointId
+from state_ops.checkpoints.checkpoint import START, STATE, Checkpoint, StateFile, began, spans_with
+from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id
+from state_ops.storage.branches import is_inherited, own_of_parent
+from state_ops.storage.storage import Storage
+
+_TRANSFERS = 4
 
 
-def made_of(
+def begin(owner: Ownership, head: Checkpoint, tables: Iterable[str], *beyond: Checkpoint) -> CheckpointId:
+    """Take an id for a checkpoint that changes tables.
+
+    Args:
+        head: The newest checkpoint here.
+        tables: Those that are to change. They are checked first, because nobody could change a table that is not where
+            the newest checkpoint says.
+        beyond: Checkpoints of other storages whose ids the new one must exceed.
+
+    Raises:
+        DamageError: A table is elsewhere.
+    """
+    for table in tables:
+        delta.check_chain(owner.context.storage, owner.context.pipeline.app_id, table, head)
+    return owner.begin(head, *beyond)
+
+
+def commit(
     context: RunContext,
-    like: Checkpoint,
+    base: Checkpoint,
     id: CheckpointId,
     files: Sequence[StateFile],
     *,
-    after: Checkpoint | None,
-    parent: CheckpointId | None,
     kind: str,
-    trigger: str,
-    reason: str,
+    what: str,
+    reason: str = "",
+    head: Checkpoint | None = None,
+    parent: CheckpointId | None = None,
     beginning: Mapping[str, int] | None = None,
-    **more: Any,
 ) -> Checkpoint:
-    """A row with the state, positions and watermarks of `like`, whose listing is `files`; nothing is committed.
+    """Commit a checkpoint with the state, positions, watermarks and tables of another one.
 
-    after: the newest checkpoint here, which it follows; None: it is the first one, and `beginning` says how the chain
-    begins. more: fields in which it differs from `like`.
+    Args:
+        base: The checkpoint that it is made of, with everything in which the new one differs replaced.
+        files: Its listing. All objects are in this pipeline's storage.
+        what: What it is, in words, for the row's reason.
+        reason: Why somebody asked for it; "" if nobody said.
+        head: The newest checkpoint here, which it follows. None: it is the first one.
+        parent: The checkpoint that it continues. None: it is the first one.
+        beginning: How the chain begins, as `checkpoint.began` has it, of a first checkpoint.
+
+    Raises:
+        FencedError: A newer owner took over.
     """
     now = datetime.now(UTC)
-    sums = {name: value for name, value in like.totals.items() if name not in began(like)}
-    return replace(
-        like,
+    sums = {name: value for name, value in base.totals.items() if name not in began(base)}
+    row = replace(
+        base,
         id=id,
         parent_id=parent,
         kind=kind,
@@ -45,43 +89,108 @@ def made_of(
         commit_id=uuid.uuid4().hex,
         triggered_at=now,
         completed_at=now,
-        epoch_now=max(like.epoch_now, after.epoch_now) if after is not None else like.epoch_now,
-        trigger=trigger,
-        reason=reason,
-        slice={name: nothing_read() for name in like.slice},
+        epoch_now=max(base.epoch_now, head.epoch_now) if head is not None else base.epoch_now,
+        trigger="savepoint" if kind == START else kind,
+        reason=f"{what}: {reason}" if reason else what,
+        slice={name: nothing_read() for name in base.slice},
         ms={},
-        totals={**sums, **(beginning or began(after)), **context.requested()},
+        totals={**sums, **(beginning or began(head)), **context.requested()},
         files=len(files),
         bytes_new=sum(file.bytes for file in files if file.kind == STATE and file.new),
         run_id=context.run_id,
-        lineage=spans_with(after, context.generation, id),
-        **more,
+        lineage=spans_with(head, context.generation, id),
     )
+    context.registry.commit(row, files, newest=head.id if head is not None else None)
+    context.head = row
+    return row
+
+
+def publish(context: RunContext, row: Checkpoint) -> None:
+    """Let the sinks' tables follow a checkpoint that is committed, and prune what no checkpoint needs any more."""
+    publish_missing(context, [row])
+    prune(context)
 
 
 def lasting(files: Iterable[StateFile], operators: Mapping[str, Any]) -> list[StateFile]:
-    """Of a listing what a later checkpoint goes on from: state, and rows that wait for stages. operators: as
-    `waiting_paths` takes them."""
+    """The files of a checkpoint that a later one goes on from: state, and rows that wait in front of stages.
+
+    Args:
+        operators: Figures by stage, as the checkpoint has them.
+    """
     waiting = waiting_paths(operators)
     return [file for file in files if file.kind == STATE or file.path in waiting]
 
 
+def unchanged(context: RunContext, checkpoint: Checkpoint) -> list[StateFile]:
+    """What a checkpoint of this pipeline hands on to one that is derived from it; nothing of it is uploaded anew."""
+    files = lasting(context.registry.files(checkpoint), checkpoint.operators)
+    return [replace(file, new=False) for file in files]
+
+
 def waiting_paths(operators: Mapping[str, Any]) -> set[str]:
-    """The paths of rows that wait for stages. operators: figures by stage, as a checkpoint has them."""
-    waiting = [one for figures in operators.values() for one in figures.get("waiting") or ()]
-    return {path for one in waiting for layer in one["layers"] for path in layer}
+    """The paths of rows that wait in front of stages. operators: figures by stage, as a checkpoint has them."""
+    batches = [batch for figures in operators.values() for batch in figures.get("waiting") or ()]
+    return {path for batch in batches for layer in batch["layers"] for path in layer}
 
 
-def pointed(operators: Mapping[str, Any], named: Iterable[tuple[StateFile, StateFile]]) -> dict[str, Any]:
-    """Stages' figures with the rows that wait for them where they are now. named: each file as it was named before, and
-    is here."""
-    moved = {old.path: new.path for old, new in named}
-    return {uid: _pointed(figures, moved) for uid, figures in operators.items()}
+def pointed(operators: Mapping[str, Any], renamed: Iterable[tuple[StateFile, StateFile]]) -> dict[str, Any]:
+    """Stages' figures in which the rows that wait are named by their paths here.
+
+    Args:
+        renamed: Each file as it was named before, and as it is named here.
+    """
+    paths = {old.path: new.path for old, new in renamed}
+
+    def here(batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "layers": [[paths[path] for path in layer] for layer in batch["layers"]]}
+
+    return {
+        uid: {**figures, "waiting": [here(batch) for batch in figures.get("waiting") or ()]}
+        for uid, figures in operators.items()
+    }
 
 
-def _pointed(figures: dict[str, Any], moved: Mapping[str, str]) -> dict[str, Any]:
-    waiting = [
-        {**one, "layers": [[moved[path] for path in layer] for layer in one["layers"]]}
-        for one in figures.get("waiting") or ()
-    ]
-    return {**figures, "waiting": waiting}
+def copied(
+    context: RunContext, source: Storage, listing: Sequence[StateFile], id: CheckpointId, *, returning: bool = False
+) -> list[tuple[StateFile, StateFile]]:
+    """Copy state and waiting rows of another storage under prefixes of our own, one attempt for each subtask.
+
+    Args:
+        listing: What is copied.
+        id: Of the checkpoint that will name the copies.
+        returning: The source is a branch of this very pipeline: what it inherited is named again, and not copied.
+
+    Returns:
+        Each file as it is named there, and here.
+
+    Raises:
+        DamageError: An object is not what it was.
+    """
+    attempts: dict[tuple[str, int], AttemptId] = {}
+    for file in listing:
+        attempts.setdefault((file.operator, file.subtask), new_attempt_id())
+
+    def copy_of(number: int, file: StateFile) -> StateFile:
+        attempt = attempts[file.operator, file.subtask]
+        snapshot = attempt if file.kind == STATE else None
+        if returning and is_inherited(file.path):
+            return replace(file, path=own_of_parent(file.path), new=False, snapshot=snapshot)
+        top, name = ("state", file.name) if file.kind == STATE else ("channels", f"{number:06}.parquet")
+        path = f"{top}/{file.operator}/{epoch_dir(context.generation, id)}/{file.subtask}-{attempt}/{name}"
+        copy(context, source, file.path, path, file.digest)
+        return replace(file, path=path, new=True, attempt=attempt, snapshot=snapshot)
+
+    with ThreadPoolExecutor(_TRANSFERS) as pool:
+        return list(zip(listing, pool.map(copy_of, range(len(listing)), listing), strict=True))
+
+
+def copy(
+    context: RunContext, source: Storage, there: str, here: str, digest: str | None = None
+) -> tuple[int, str, int | None]:
+    """Copy an object of another storage; returns its size in bytes, its sha256, and its rows if it is Parquet.
+
+    digest: DamageError if it has another one.
+    """
+    with source.fetched(there, context.settings.work_dir, digest=digest) as local:
+        rows = pq.read_metadata(local).num_rows if there.endswith(".parquet") else None
+        return *context.storage.put_file(local, here), rows

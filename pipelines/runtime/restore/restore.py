@@ -127,22 +127,22 @@ def plan(
     parts: list[Part] = []
     for uid, figures in checkpoint.operators.items():
         taken = snapshots_of(listing, uid)
-        told = (figures["files_total"], figures["bytes_total"])
-        found = [file for one in taken.values() for file in one.files]
-        if (len(found), sum(file.bytes for file in found)) != told or any(n >= figures["parallelism"] for n in taken):
+        recorded = (figures["files_total"], figures["bytes_total"])
+        sizes = [file.bytes for part in taken.values() for file in part.files]
+        if (len(sizes), sum(sizes)) != recorded or any(subtask >= figures["parallelism"] for subtask in taken):
             raise DamageError(
-                f"Checkpoint {checkpoint.id} has {told[0]} state files of {uid} with {told[1]} bytes, but "
-                f"{len(found)} with {sum(file.bytes for file in found)} are listed.",
+                f"Checkpoint {checkpoint.id} has {recorded[0]} state files of {uid} with {recorded[1]} bytes, but "
+                f"{len(sizes)} with {sum(sizes)} are listed.",
                 where=storage.full("registry/state_files"),
                 next=f"Nothing was used. `weir fsck {pipeline.title}` says what is damaged and which checkpoints are intact.",
             )
-        for subtask, one in sorted(taken.items()):
+        for subtask, part in sorted(taken.items()):
             home = local_directory(settings, pipeline, storage) / uid / str(subtask)
-            parts.append(Part(uid, one, home, figures, snapshot.is_here(home, one)))
+            parts.append(Part(uid, part, home, figures, snapshot.is_here(home, part)))
     wanted = waiting_paths(checkpoint.operators)
     waiting = tuple(file for file in listing if file.kind == CHANNEL and file.path in wanted)
-    kept = objects(settings)
-    cached = sum(file.bytes for part in parts if not part.here for file in part.taken.files if kept.holds(file))
+    cache = objects(settings)
+    cached = sum(file.bytes for part in parts if not part.here for file in part.taken.files if cache.holds(file))
     head = registry.head()
     newest = head is not None and head.commit_id == checkpoint.commit_id
     return RestorePlan(checkpoint, tuple(parts), waiting, cached, newest)
@@ -169,9 +169,9 @@ def restore(
     beat = settings.lease.heartbeat_seconds
     with ReaderHold(storage, registry, checkpoint, f"weir {purpose}", beat) as hold:
         decided = plan(pipeline, settings, storage, registry, checkpoint)
-        found = _proven(pipeline, settings, storage, decided, purpose, stored=stored)
+        restored = _proven(pipeline, settings, storage, decided, purpose, stored=stored)
         hold.check()
-    return found
+    return restored
 
 
 def verify(context: RunContext, checkpoint: Checkpoint, purpose: str = "rewind") -> Restored:
@@ -195,8 +195,8 @@ def prepare(context: RunContext, head: Checkpoint) -> Restored | None:
     missing = tuple(part for part in decided.parts if not part.here and part.stage in stages)
     if not missing:
         return None
-    some = RestorePlan(head, missing, (), decided.cached, decided.newest)
-    return _proven(context.pipeline, context.settings, context.storage, some, "run", context.run_id)
+    missing_only = RestorePlan(head, missing, (), decided.cached, decided.newest)
+    return _proven(context.pipeline, context.settings, context.storage, missing_only, "run", context.run_id)
 
 
 def back_to_valid(owner: Ownership, damage: DamageError) -> Checkpoint:
@@ -238,14 +238,11 @@ def check_stored(pipeline: str, storage: Storage, checkpoint: Checkpoint, files:
     sizes = together(lambda path, _: storage.size(path), elsewhere, at_once=storage.transfers)
     stored |= dict(zip(elsewhere, sizes, strict=True))
     for file in files:
-        if stored.get(file.path) != file.bytes:
-            found = (
-                f"has {stored[file.path]} bytes instead of {file.bytes}"
-                if stored.get(file.path) is not None
-                else "is missing"
-            )
+        size = stored.get(file.path)
+        if size != file.bytes:
+            problem = f"has {size} bytes instead of {file.bytes}" if size is not None else "is missing"
             raise DamageError(
-                f"A file of checkpoint {checkpoint.id} {found}.",
+                f"A file of checkpoint {checkpoint.id} {problem}.",
                 where=storage.full(file.path),
                 next=f"`weir fsck {pipeline}` says what else is, and which checkpoints are intact. Bring the file back from a "
                 f"backup; or, where local.work_dir is whole, `WEIR_CHECKPOINTS__MODE=full weir run {pipeline}` uploads all of "
@@ -263,51 +260,25 @@ def _proven(
     *,
     stored: bool = False,
 ) -> Restored:
-    """Fetch and check all of a plan, and record the verdict. stored: as `restore` has it."""
+    """Fetch and check all of a plan, evaluate the gates, and record the verdict. stored: as `restore` has it."""
     started, row = time.perf_counter(), decided.checkpoint
-    told = partial(
+    verdict = partial(
         Restored, row.id, row.commit_id, purpose, files=decided.files, bytes_total=decided.bytes, run_id=run_id
     )
-    checking: list[float] = []
-    kept = objects(settings)
-
-    def one(part: Part, arrived: Arrived) -> Fetched:
-        if part.here and purpose != "run" and snapshot.is_sound(part.home, part.taken):
-            arrived(part.bytes)
-            fetched = Fetched(local=part.bytes)
-        else:
-            fetched = _brought(settings, storage, row, part, kept, checking, arrived)
-        if stored and fetched.stored < part.bytes:  # some of it came from copies on this host
-            together(lambda file, _: storage.prove(file.path, file.digest), part.taken.files, at_once=storage.transfers)
-        return fetched
-
-    def rows(file: StateFile, cancelled: object) -> None:
-        if storage.digest(file.path) != file.digest:
-            raise DamageError(
-                f"Rows that {file.operator} has left in front of a stage are gone or have changed.",
-                where=storage.full(file.path),
-            )
-
     try:
         if purpose != "run":  # which has looked already
             named_files = [file for part in decided.parts for file in part.taken.files] + list(decided.waiting)
             check_stored(pipeline.title, storage, row, named_files)
-        with RestoreProgress(storage, Restoring(purpose), heard=_Heard(row.id)).fetching(decided.bytes) as arrived:
-            each = together(lambda part, _: one(part, arrived), decided.parts, at_once=_SUBTASKS_AT_ONCE)
-        fetched = sum(each, Fetched())
-        together(rows, decided.waiting, at_once=storage.transfers)
+        fetched, check_seconds = _fetched(settings, storage, decided, purpose, stored)
         evaluated = restore_gates.evaluate(pipeline, settings, storage, row, newest=decided.newest)
     except (DamageError, GateError) as error:
-        restore_log.record(storage, told(valid=False, problem=f"{error.what} {error.where or ''}".strip()))
+        restore_log.record(storage, verdict(valid=False, problem=f"{error.what} {error.where or ''}".strip()))
         if isinstance(error, GateError):
             raise
         raise DamageError(
-            f"Checkpoint {row.id} cannot be restored: {error.what}",
-            where=error.where,
-            next=_advice(pipeline, row),
+            f"Checkpoint {row.id} cannot be restored: {error.what}", where=error.where, next=_advice(pipeline, row)
         ) from error
-    check_ms = sum(checking) * 1000
-    found = told(
+    restored = verdict(
         valid=True,
         problem=None,
         bytes_fetched=fetched.stored,
@@ -315,11 +286,49 @@ def _proven(
         bytes_local=fetched.local,
         bytes_unread=0 if stored else fetched.cached + fetched.local,
         fetch_ms=round((time.perf_counter() - started) * 1000, 3),
-        check_ms=round(check_ms, 3),
+        check_ms=round(check_seconds * 1000, 3),
         expectations=evaluated,
     )
-    restore_log.record(storage, found)
-    return found
+    restore_log.record(storage, restored)
+    return restored
+
+
+def _fetched(
+    settings: Settings, storage: Storage, decided: RestorePlan, purpose: str, stored: bool
+) -> tuple[Fetched, float]:
+    """Bring all of a plan to this host and prove it.
+
+    Returns:
+        From where how many bytes came, and the seconds for which snapshots were open to be checked.
+
+    Raises:
+        DamageError: Something is not what was committed.
+    """
+    checking: list[float] = []
+    cache = objects(settings)
+
+    def fetch(part: Part, arrived: Arrived) -> Fetched:
+        if part.here and purpose != "run" and snapshot.is_sound(part.home, part.taken):
+            arrived(part.bytes)
+            fetched = Fetched(local=part.bytes)
+        else:
+            fetched = _brought(settings, storage, decided.checkpoint, part, cache, checking, arrived)
+        if stored and fetched.stored < part.bytes:  # some of it came from copies on this host
+            together(lambda file, _: storage.prove(file.path, file.digest), part.taken.files, at_once=storage.transfers)
+        return fetched
+
+    def check_rows(file: StateFile, _: object) -> None:
+        if storage.digest(file.path) != file.digest:
+            raise DamageError(
+                f"Rows that {file.operator} has left in front of a stage are gone or have changed.",
+                where=storage.full(file.path),
+            )
+
+    heard = _Heard(decided.checkpoint.id)
+    with RestoreProgress(storage, Restoring(purpose), heard=heard).fetching(decided.bytes) as arrived:
+        parts = together(lambda part, _: fetch(part, arrived), decided.parts, at_once=_SUBTASKS_AT_ONCE)
+    together(check_rows, decided.waiting, at_once=storage.transfers)
+    return sum(parts, Fetched()), sum(checking)
 
 
 class _Heard:
@@ -348,7 +357,7 @@ def _brought(
     storage: Storage,
     row: Checkpoint,
     part: Part,
-    kept: ObjectCache,
+    cache: ObjectCache,
     checking: list[float],
     arrived: Arrived,
 ) -> Fetched:
@@ -362,7 +371,7 @@ def _brought(
         epoch_dir(row.generation, row.id),
         check,
         composite.is_immutable(kind),
-        kept,
+        cache,
         arrived,
     )
 

@@ -21,15 +21,13 @@ import structlog
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.state_reader import chosen
-from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
-from pipelines.runtime.ownership.prune import prune
-from pipelines.runtime.ownership.publish import publish_missing
-from pipelines.runtime.restore.derived_checkpoint import lasting, made_of
-from pipelines.runtime.sinks import delta, restore_version
+from pipelines.runtime.restore.derived_checkpoint import begin, commit, publish, unchanged
+from pipelines.runtime.sinks import restore_version
 from pipelines.runtime.sinks.restore_version import TableRewind
-from state_ops.checkpoints.checkpoint import REWIND, WITH_PARTS, Checkpoint, StateFile
+from pipelines.runtime.sinks.table_commit import table_path
+from state_ops.checkpoints.checkpoint import REWIND, WITH_PARTS, Checkpoint
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.ids import CheckpointId
@@ -74,18 +72,20 @@ class RewindPlan:
             "to_completed_at": self.to.completed_at.isoformat(),
             "abandoned": list(self.abandoned),
             "state_bytes": {uid: {"now": now, "then": then} for uid, (now, then) in self.stages.items()},
-            "sources": {one.source: {"again": len(one.again), "gone": list(one.gone)} for one in self.sources},
+            "sources": {
+                source.source: {"again": len(source.again), "gone": list(source.gone)} for source in self.sources
+            },
             "tables": {
-                one.table: {
-                    "version": one.version,
-                    "as_of_version": one.then,
-                    "rows_removed": one.rows,
-                    "files_removed": len(one.goes),
-                    "files_restored": len(one.comes),
-                    "unknown_commits": [list(entry) for entry in one.unknown],
-                    "vacuumed_files": list(one.vacuumed),
+                table.table: {
+                    "version": table.version,
+                    "as_of_version": table.then,
+                    "rows_removed": table.rows,
+                    "files_removed": len(table.goes),
+                    "files_restored": len(table.comes),
+                    "unknown_commits": [list(entry) for entry in table.unknown],
+                    "vacuumed_files": list(table.vacuumed),
                 }
-                for one in self.tables
+                for table in self.tables
             },
             "obstacles": list(self.obstacles),
         }
@@ -119,19 +119,19 @@ def planned(
     for name in dict.fromkeys(
         [*(sink.table for sink in pipeline.sinks), *head.sinks]
     ):  # also those that the code has no more
-        found = restore_version.planned(storage, name, (to.sinks.get(name) or {}).get("id"))
-        if found is not None:
-            tables.append(found)
+        table = restore_version.planned(storage, name, to.published(name))
+        if table is not None:
+            tables.append(table)
         elif name in head.sinks:
             raise WeirError(
                 f"The table {name} is gone.",
-                where=storage.full(restore_version.table_path(name)),
+                where=storage.full(table_path(name)),
                 next=f"Nothing was changed. `weir fsck {pipeline.title}` says what else is missing; put the table back first.",
             )
-    for one in sources:
-        if one.gone:
+    for source in sources:
+        if source.gone:
             obstacles.append(
-                f"{one.source} has lost what would be read again ({listed(one.gone)}): those rows would be missing"
+                f"{source.source} has lost what would be read again ({listed(source.gone)}): those rows would be missing"
             )
     obstacles += hindrances(tables)
     uids = {*head.operators, *to.operators}
@@ -141,17 +141,19 @@ def planned(
 
 def hindrances(tables: Sequence[TableRewind]) -> list[str]:
     """What would be lost by taking tables back, in words."""
-    found = []
+    obstacles = []
     for table in tables:
         if table.unknown:
             commits = listed([f"version {version}: {operation}" for version, operation in table.unknown])
-            found.append(f"others have committed to the table {table.table} ({commits}), which would be taken back too")
+            obstacles.append(
+                f"others have committed to the table {table.table} ({commits}), which would be taken back too"
+            )
         if table.vacuumed:
-            found.append(
+            obstacles.append(
                 f"{len(table.vacuumed)} files of the table {table.table} are vacuumed ({listed(table.vacuumed)}): "
                 "their rows would be missing"
             )
-    return found
+    return obstacles
 
 
 def listed(names: Sequence[str], versions: Sequence[object] = ()) -> str:
@@ -175,7 +177,7 @@ def _bytes(checkpoint: Checkpoint, uid: str) -> int:
 def check(decided: RewindPlan, pipeline: str, accepted: Collection[str]) -> None:
     """Raises WeirError when a rewind has obstacles that nobody has accepted. accepted: obstacles of a plan that
     somebody was shown."""
-    refused = [one for one in decided.obstacles if one not in accepted]
+    refused = [obstacle for obstacle in decided.obstacles if obstacle not in accepted]
     if refused:
         raise WeirError(
             f"{pipeline} cannot be rewound to checkpoint {decided.to.id} without loss: {'; '.join(refused)}.",
@@ -186,47 +188,27 @@ def check(decided: RewindPlan, pipeline: str, accepted: Collection[str]) -> None
 
 def carry_out(owner: Ownership, decided: RewindPlan, reason: str = "") -> Checkpoint:
     """Rewind as planned by the owner, to a checkpoint that is proven whole; returns the rewind's own checkpoint."""
-    context = owner.context
-    for table in decided.tables:  # before the row: nobody could take back a table that is elsewhere
-        delta.check_chain(context.storage, context.pipeline.app_id, table.table, decided.head)
-    id = owner.begin(decided.head)
-    row, files = _row(context, decided, id, reason)
-    context.registry.commit(row, files, newest=decided.head.id)
-    context.head = row
+    context, head, to = owner.context, decided.head, decided.to
+    id = begin(owner, head, [table.table for table in decided.tables])
+    taken_back = {
+        table.table: {
+            "id": int(id),
+            "before": head.published(table.table),
+            "to": to.published(table.table),
+            "at": table.version,
+        }
+        for table in decided.tables
+        if head.published(table.table) is not None
+    }
+    base = replace(to, sinks=head.sinks | taken_back, format_version=max(to.format_version, WITH_PARTS))
+    files, what = unchanged(context, to), f"to checkpoint {to.id}"
+    row = commit(context, base, id, files, kind=REWIND, what=what, reason=reason, head=head, parent=to.id)
     log.info(
         "rewound",
         pipeline=context.pipeline.title,
-        to=int(decided.to.id),
+        to=int(to.id),
         checkpoint=int(id),
-        abandoned=[int(one) for one in decided.abandoned],
+        abandoned=[int(checkpoint) for checkpoint in decided.abandoned],
     )
-    publish_missing(context, [row])
-    prune(context)
+    publish(context, row)
     return row
-
-
-def _row(
-    context: RunContext, decided: RewindPlan, id: CheckpointId, reason: str
-) -> tuple[Checkpoint, tuple[StateFile, ...]]:
-    to, head = decided.to, decided.head
-    sinks = dict(head.sinks)
-    for table in decided.tables:
-        before = (head.sinks.get(table.table) or {}).get("id")
-        then = (to.sinks.get(table.table) or {}).get("id")
-        if before is not None:
-            sinks[table.table] = {"id": int(id), "before": before, "to": then, "at": table.version}
-    files = tuple(replace(file, new=False) for file in lasting(context.registry.files(to), to.operators))
-    row = made_of(
-        context,
-        to,
-        id,
-        files,
-        after=head,
-        parent=to.id,
-        kind=REWIND,
-        trigger="rewind",
-        reason=f"to checkpoint {to.id}" + (f": {reason}" if reason else ""),
-        sinks=sinks,
-        format_version=max(to.format_version, WITH_PARTS),
-    )
-    return row, files

@@ -11,28 +11,23 @@ published stays its own."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import pyarrow.parquet as pq
 import structlog
 
 from configs.settings import Settings
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.ownership import Ownership
-from pipelines.runtime.restore.derived_checkpoint import lasting, made_of, pointed
-from state_ops.checkpoints.checkpoint import START, STARTED, STATE, Checkpoint, StateFile
+from pipelines.runtime.restore.derived_checkpoint import commit, copied, lasting, pointed
+from state_ops.checkpoints.checkpoint import START, STARTED, Checkpoint
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import SAVEPOINT, Registry
 from state_ops.coordination import lease
 from state_ops.errors import ConfigurationError, PipelineError, WeirError
-from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id
-from state_ops.storage.branches import is_inherited, own_of_parent
+from state_ops.ids import CheckpointId
 from state_ops.storage.storage import Storage
 
 ORIGIN = "coordinator/origin.json"
-_TRANSFERS = 4
 
 log = structlog.get_logger("weir.run")
 
@@ -62,7 +57,7 @@ def start(owner: Ownership, settings: Settings, origin: str) -> Checkpoint:
         )
     source = _storage(settings, place)
     registry = Registry(source, "")
-    saved, _ = _savepoint(registry, source, name)
+    saved = _savepoint(registry, source, name)
     epoch, reason = owner.begin(saved), f"from {origin}, its checkpoint {saved.id}"
     # Before the commit, and trusted only if the registry says that it came to one: this may be cut off in between.
     context.storage.put_bytes(ORIGIN, json.dumps({"origin": origin, "checkpoint": int(epoch)}).encode())
@@ -92,40 +87,9 @@ def seed(
     ) as hold:
         moved = copied(context, source, lasting(listing, saved.operators), epoch)
         hold.check()
-    beginning = {STARTED: int(epoch)}
-    return planted(owner, saved, epoch, moved, kind=START, trigger="savepoint", reason=reason, beginning=beginning)
-
-
-def planted(
-    owner: Ownership,
-    saved: Checkpoint,
-    epoch: CheckpointId,
-    named: Sequence[tuple[StateFile, StateFile]],
-    *,
-    kind: str,
-    trigger: str,
-    reason: str,
-    beginning: Mapping[str, int],
-) -> Checkpoint:
-    """Commit a checkpoint of another storage as the first one here, with no rows in any table. named: each of its files
-    as it is named there, and here. beginning: how the chain begins, as `checkpoint.began` has it."""
-    context, files = owner.context, [new for _, new in named]
-    made = made_of(
-        context,
-        saved,
-        epoch,
-        files,
-        after=None,
-        parent=None,
-        kind=kind,
-        trigger=trigger,
-        reason=reason,
-        beginning=beginning,
-        sinks={},
-        operators=pointed(saved.operators, named),
-    )
-    context.registry.commit(made, files)
-    return made
+    base = replace(saved, sinks={}, operators=pointed(saved.operators, moved))
+    files = [here for _, here in moved]
+    return commit(context, base, epoch, files, kind=START, what=reason, beginning={STARTED: int(epoch)})
 
 
 def _began_from(context: RunContext, head: Checkpoint, origin: str) -> bool:
@@ -175,7 +139,7 @@ def _storage(settings: Settings, place: str) -> Storage:
     return Storage(place, settings.storage.s3)
 
 
-def _savepoint(registry: Registry, source: Storage, name: str) -> tuple[Checkpoint, tuple[StateFile, ...]]:
+def _savepoint(registry: Registry, source: Storage, name: str) -> Checkpoint:
     pins = [pin for pin in registry.pins() if pin.kind == SAVEPOINT]
     pin = next((pin for pin in pins if pin.name == name), None)
     saved = next((row for row in registry.checkpoints() if pin is not None and row.commit_id == pin.commit_id), None)
@@ -185,43 +149,4 @@ def _savepoint(registry: Registry, source: Storage, name: str) -> tuple[Checkpoi
             where=source.uri,
             next=f"Its savepoints: {', '.join(pin.name for pin in pins) or 'none'}.",
         )
-    return saved, registry.files(saved)
-
-
-def copied(
-    context: RunContext, source: Storage, listing: Sequence[StateFile], epoch: CheckpointId, *, returning: bool = False
-) -> list[tuple[StateFile, StateFile]]:
-    """State and rows that wait for stages, each object beside its copy under a prefix of our own, one attempt for each
-    subtask.
-
-    returning: the source is a branch of this very pipeline: what it inherited is named again, and not copied.
-    """
-    attempts: dict[tuple[str, int], AttemptId] = {}
-    for file in listing:
-        attempts.setdefault((file.operator, file.subtask), new_attempt_id())
-
-    def one(numbered: tuple[int, StateFile]) -> tuple[StateFile, StateFile]:
-        number, file = numbered
-        attempt = attempts[file.operator, file.subtask]
-        snapshot = attempt if file.kind == STATE else None
-        if returning and is_inherited(file.path):
-            return file, replace(file, path=own_of_parent(file.path), new=False, snapshot=snapshot)
-        top, name = ("state", file.name) if file.kind == STATE else ("channels", f"{number:06}.parquet")
-        path = f"{top}/{file.operator}/{epoch_dir(context.generation, epoch)}/{file.subtask}-{attempt}/{name}"
-        copy(context, source, file.path, path, file.digest)
-        return file, replace(file, path=path, new=True, attempt=attempt, snapshot=snapshot)
-
-    with ThreadPoolExecutor(_TRANSFERS) as pool:
-        return list(pool.map(one, enumerate(listing)))
-
-
-def copy(
-    context: RunContext, source: Storage, there: str, here: str, digest: str | None = None
-) -> tuple[int, str, int | None]:
-    """Copy an object of another storage; returns its size in bytes, its sha256, and its rows if it is Parquet.
-
-    digest: DamageError if it has another one.
-    """
-    with source.fetched(there, context.settings.work_dir, digest=digest) as local:
-        rows = pq.read_metadata(local).num_rows if there.endswith(".parquet") else None
-        return *context.storage.put_file(local, here), rows
+    return saved

@@ -1,8 +1,7 @@
 """Delta append sinks: publishing a completed checkpoint is one metadata-only commit of its staged files.
 
-Transaction app id: `<pipeline>/<branch>/<table>`, stable for ever; version: the checkpoint's id. delta-rs accepts the
-same version twice in sequence, so the version is read on the very handle that commits, each time. The chain of
-published ids stands in the checkpoints' rows (`sinks`): a table whose version is not where the chain says is damaged.
+The chain of published ids stands in the checkpoints' rows (`sinks`): a table whose version is not where the chain says
+is damaged.
 
 A table that is as this process left it needs no opening: `PublishedTable` knows its newest version, and the next commit
 is the put of the entry after it. Where anybody else has committed since, delta-rs looks at the table anew.
@@ -14,14 +13,25 @@ import json
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import DeltaTable, PostCommitHookProperties
+from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
+from pipelines.runtime.sinks.table_commit import (
+    CHECKPOINT,
+    Change,
+    Committed,
+    commit,
+    data_files,
+    file_path,
+    interval,
+    is_due,
+    publication,
+    table_path,
+)
 from state_ops.arrow.frames import canonical_type
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
 from state_ops.checkpoints.registry import Publication
@@ -31,12 +41,6 @@ from state_ops.errors import DamageError, PipelineError, plainly
 from state_ops.ids import CheckpointId
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
-
-_MAX_RACES = 20
-CHECKPOINT = "weir.checkpoint"
-RANGE = "weir.range"  # of the promotion of one
-BRANCH = "weir.branch"  # of a promotion: the id of the branch whose rows it brought
-
 
 _WRITER = 2  # newer protocols may ask of a commit what only delta-rs knows
 
@@ -67,22 +71,7 @@ class PublishedTable:
     def is_free(self, number: int | None, sink_app: str) -> bool:
         """Whether the next publish may be a plain put: after this transaction version, and no Delta checkpoint is
         due."""
-        return self.version.transaction_version(sink_app) == number and not _is_due(self.version.number, self.interval)
-
-
-def branch_of(decided: Mapping[str, Any]) -> dict[str, str]:
-    """What the commit of a promotion says of its branch, by the checkpoint's `sinks` for the table; nothing for a
-    rewind."""
-    return {BRANCH: decided["branch"]} if "branch" in decided else {}
-
-
-def table_path(table: str) -> str:
-    return f"tables/{table}"
-
-
-def file_path(table: str, file: DataFile) -> str:
-    """Where a file of a sink's table lies, which its log names as in a URI."""
-    return f"{table_path(table)}/{unquote(file.path)}"
+        return self.version.transaction_version(sink_app) == number and not is_due(self.version.number, self.interval)
 
 
 def ensure(storage: Storage, table: str, schema: pa.Schema) -> None:
@@ -258,10 +247,10 @@ def _problem(storage: Storage, file: StateFile, schema: pa.Schema) -> str | None
     except FileNotFoundError:
         return "is gone"
     except pa.ArrowException as error:
-        found = storage.size(file.path)
-        if found == file.bytes:
+        stored = storage.size(file.path)
+        if stored == file.bytes:
             return f"is not readable Parquet: {error}"
-        return f"has {found} bytes instead of {file.bytes}"
+        return f"has {stored} bytes instead of {file.bytes}"
     if size != file.bytes:
         return f"has {size} bytes instead of {file.bytes}"
     if footer.num_rows != file.rows:
@@ -285,23 +274,24 @@ def publish(
     previous: the id that the chain says was published last, None for none. left: tables as this process has left them,
     which is kept up to date.
     """
-    started = time.perf_counter()
-    rows = sum(file.rows or 0 for file in files)
-    prefix = f"{table_path(table)}/"
-    adds = [DataFile(file.path.removeprefix(prefix), file.bytes, file.rows or 0) for file in files]
-    sink_app, tables = f"{app_id}/{table}", left if left is not None else {}
-    known = tables.get(table)
-    now = _put(known, sink_app, checkpoint.id, previous, adds) if known is not None else None
+    started, adds = time.perf_counter(), data_files(table, files)
+    last_left = left.pop(table, None) if left is not None else None
+    now = _put(last_left, f"{app_id}/{table}", checkpoint.id, previous, adds) if last_left is not None else None
     if now is not None:
-        tables[table] = now
-        delta_version = now.version.number
+        version = now.version.number
     else:
-        tables.pop(table, None)
-        delta_version, handle = _committed(storage, sink_app, table, checkpoint, previous, adds)
-        if left is not None and (now := _left(storage, table, sink_app, handle, delta_version)) is not None:
-            left[table] = now
-    ms = round((time.perf_counter() - started) * 1000, 3)
-    return Publication(checkpoint.id, table, delta_version, len(files), rows, datetime.now(UTC), ms)
+
+        def change_of(handle: DeltaTable) -> Change:
+            check_committed(storage, handle, table, checkpoint.id, adds)
+            return Change(adds)
+
+        damaged = partial(_damaged, storage.full(table_path(table)))
+        committed = commit(storage, app_id, table, checkpoint, previous, change_of, damaged)
+        version = committed.version
+        now = _left(storage, table, f"{app_id}/{table}", committed) if left is not None else None
+    if left is not None and now is not None:
+        left[table] = now
+    return publication(checkpoint, table, version, len(files), sum(file.rows for file in adds), started)
 
 
 def _put(
@@ -312,54 +302,20 @@ def _put(
     if not left.is_free(previous, sink_app) or not log_entries.still_there(left.version):
         return None
     try:
-        made = log_entries.append(left.version, sink_app, checkpoint, adds, metadata={CHECKPOINT: str(checkpoint)})
+        newest = log_entries.append(left.version, sink_app, checkpoint, adds, metadata={CHECKPOINT: str(checkpoint)})
     except CommitFailedError:
         return None
-    return replace(left, version=replace(made, files={}))  # only its columns and its transaction version are asked for
+    # Only its columns and its transaction version are asked for.
+    return replace(left, version=replace(newest, files={}))
 
 
-def _committed(
-    storage: Storage,
-    sink_app: str,
-    table: str,
-    checkpoint: Checkpoint,
-    previous: int | None,
-    adds: Sequence[DataFile],
-) -> tuple[int, DeltaTable]:
-    """Publish through delta-rs; returns the Delta version that has the checkpoint, and a handle on it or on a later
-    one."""
-    uri, last = storage.full(table_path(table)), ""
-    try:
-        handle = fenced_table.open_table(storage, table_path(table))
-    except TableNotFoundError as error:
-        raise _damaged(uri, f"checkpoint {checkpoint.id} has rows for it, but the table is gone") from error
-    for _ in range(_MAX_RACES):
-        version = handle.transaction_version(sink_app)
-        if version is not None and version >= checkpoint.id:
-            return _version_of(handle, checkpoint.id), handle
-        if version != previous:
-            raise _damaged(uri, f"its last published checkpoint is {version}, but the registry says {previous}")
-        check_committed(storage, handle, table, checkpoint.id, adds)
-        try:
-            before = handle.version()
-            metadata = {CHECKPOINT: str(checkpoint.id)}
-            fenced_table.commit(handle, sink_app, checkpoint.id, adds, metadata=metadata, upkeep=_upkeep(handle))
-        except CommitFailedError as error:
-            handle, last = fenced_table.open_table(storage, table_path(table)), plainly(error)
-            continue
-        handle.update_incremental()
-        # The next version is ours, unless a commit without our app id came first and delta-rs went behind it.
-        new = handle.version() - before
-        return (handle.version() if new == 1 else _version_of(handle, checkpoint.id, new)), handle
-    raise _damaged(uri, f"{_MAX_RACES} commits in a row failed ({last}); only Weir may write to it")
-
-
-def _left(storage: Storage, table: str, sink_app: str, handle: DeltaTable, published: int) -> PublishedTable | None:
+def _left(storage: Storage, table: str, sink_app: str, committed: Committed) -> PublishedTable | None:
     """The table as the handle shows it after a publish; None if the next one is to go through delta-rs again."""
-    if handle.version() != published or handle.protocol().min_writer_version > _WRITER:
+    handle = committed.handle
+    if handle.version() != committed.version or handle.protocol().min_writer_version > _WRITER:
         return None
     version = log_entries.known(storage, table_path(table), handle, sink_app, [])
-    return PublishedTable(version, _columns(handle), _interval(handle)) if version is not None else None
+    return PublishedTable(version, _columns(handle), interval(handle)) if version is not None else None
 
 
 def check_chain(storage: Storage, app_id: str, table: str, head: Checkpoint | None) -> None:
@@ -376,40 +332,14 @@ def check_chain(storage: Storage, app_id: str, table: str, head: Checkpoint | No
 def diverged(storage: Storage, app_id: str, table: str, head: Checkpoint | None) -> str | None:
     """How the table is not where the newest checkpoint says, in words; None if it is, or if there is neither table nor
     rows for it."""
-    known = (head.sinks.get(table) or {}).get("id") if head else None
+    published = head.published(table) if head else None
     try:
         version = fenced_table.open_table(storage, table_path(table)).transaction_version(f"{app_id}/{table}")
     except TableNotFoundError:  # without rows so far; else making it anew would hide that those of the past are gone
-        return None if known is None else f"it is gone, and checkpoint {known} has rows in it"
-    if version == known:
+        return None if published is None else f"it is gone, and checkpoint {published} has rows in it"
+    if version == published:
         return None
-    return f"its last published checkpoint is {version}, but the registry's newest is {known}"
-
-
-def _upkeep(handle: DeltaTable) -> PostCommitHookProperties:
-    """Delta checkpoints as the table's properties say. Expired entries are looked for only when one is written: it
-    takes a listing of the whole log, which has every version of a month."""
-    due = _is_due(handle.version(), _interval(handle))
-    return PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=due)
-
-
-def _interval(handle: DeltaTable) -> int:
-    return int(handle.metadata().configuration.get("delta.checkpointInterval") or 100)
-
-
-def _is_due(version: int, interval: int) -> bool:
-    """Whether the commit after this version makes delta-rs write a Delta checkpoint: at each version before a
-    multiple."""
-    return (version + 2) % interval == 0
-
-
-def _version_of(handle: DeltaTable, checkpoint: int, among: int = 50) -> int:
-    """The Delta version, among the newest ones, that published a checkpoint; the newest version if its entry is
-    gone."""
-    for entry in handle.history(among):
-        if entry.get(CHECKPOINT) == str(checkpoint):
-            return int(entry["version"])
-    return handle.version()
+    return f"its last published checkpoint is {version}, but the registry's newest is {published}"
 
 
 def _damaged(uri: str, how: str) -> DamageError:

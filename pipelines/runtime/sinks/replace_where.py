@@ -11,26 +11,35 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake.exceptions import CommitFailedError
+from deltalake import DeltaTable
 
-from pipelines.runtime.sinks.delta import CHECKPOINT, RANGE, branch_of, check_demands, file_path, table_path
+from pipelines.runtime.sinks.delta import check_demands
+from pipelines.runtime.sinks.table_commit import (
+    RANGE,
+    Change,
+    branch_of,
+    commit,
+    data_files,
+    file_path,
+    publication,
+    table_path,
+)
 from pipelines.runtime.sources.footers import times
 from state_ops.arrow.parquet import staged_writer
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile, from_micros, to_micros
 from state_ops.checkpoints.registry import Publication
-from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import DataFile, active_files
-from state_ops.errors import DamageError, WeirError, plainly
+from state_ops.errors import DamageError, WeirError
 from state_ops.ids import epoch_dir, new_attempt_id
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
-_MAX_RACES = 20
 _DAY = 86_400_000_000  # microseconds
 
 
@@ -47,9 +56,9 @@ class Range:
     def of(self, table: pa.Table, column: str) -> pa.Array:
         """Which rows lie in it; never null."""
         times = table.column(column)
-        bounds = [_as(times.type, one) for one in (self.start, self.end)]
-        found = pc.and_(pc.greater_equal(times, bounds[0]), pc.less(times, bounds[1]))
-        return pc.fill_null(found, False)
+        bounds = [_as(times.type, bound) for bound in (self.start, self.end)]
+        within = pc.and_(pc.greater_equal(times, bounds[0]), pc.less(times, bounds[1]))
+        return pc.fill_null(within, False)
 
 
 def overlaps(text: str, wanted: Range) -> bool:
@@ -87,8 +96,8 @@ def only(local: Path, target: Path, column: str, wanted: Range, inside: bool) ->
     with pq.ParquetFile(local) as source, staged_writer(target, source.schema_arrow) as writer:
         for batch in source.iter_batches(use_threads=False):
             table = pa.Table.from_batches([batch])
-            found = wanted.of(table, column)
-            kept = table.filter(found if inside else pc.invert(found))
+            within = wanted.of(table, column)
+            kept = table.filter(within if inside else pc.invert(within))
             writer.write_table(kept)
             rows += kept.num_rows
     return rows
@@ -102,45 +111,36 @@ def overwrite(
     files: the rows of the range that come. scratch: a directory for the table's files, one for each transfer at a time.
     Raises DamageError when the table is not where the registry says.
     """
-    started = time.perf_counter()
-    decided, sink_app, prefix = checkpoint.sinks[table], f"{app_id}/{table}", f"{table_path(table)}/"
-    wanted, column = Range(decided["start"], decided["end"]), decided["column"]
-    adds = [DataFile(file.path.removeprefix(prefix), file.bytes, file.rows or 0) for file in files]
-    last = ""
-    for _ in range(_MAX_RACES):
-        handle = fenced_table.open_table(storage, table_path(table))
-        version = handle.transaction_version(sink_app)
-        if version is not None and version >= checkpoint.id:
-            return _published(checkpoint, table, handle.version(), len(adds), 0, started)
-        if version != decided["before"]:
-            raise _unreachable(storage, table, f"its last published checkpoint is {version}, not {decided['before']}")
+    started, sink, adds = time.perf_counter(), checkpoint.sinks[table], data_files(table, files)
+    wanted, column = Range(sink["start"], sink["end"]), sink["column"]
+
+    def change_of(handle: DeltaTable) -> Change:
         check_demands(handle, table, checkpoint.id)
-        active = active_files(handle)
-        goes, rests = _apart(storage, table, checkpoint, active, column, wanted, scratch)
-        try:
-            metadata = {CHECKPOINT: str(checkpoint.id), RANGE: f"{column}: {wanted}", **branch_of(decided)}
-            fenced_table.commit(handle, sink_app, checkpoint.id, [*rests, *adds], goes, metadata)
-        except CommitFailedError as error:
-            last = plainly(error)
-            continue
-        _remove_left(storage, table, checkpoint, [*adds, *rests])
-        rows = sum(file.rows for file in (*adds, *rests)) - sum(file.rows for file in goes)
-        return _published(checkpoint, table, handle.version() + 1, len(goes) + len(adds) + len(rests), rows, started)
-    raise _unreachable(storage, table, f"{_MAX_RACES} commits in a row failed ({last})")
+        goes, rests = _apart(storage, table, checkpoint, active_files(handle), column, wanted, scratch)
+        return Change([*rests, *adds], goes, {RANGE: f"{column}: {wanted}", **branch_of(sink)})
+
+    damaged = partial(_unreachable, storage, table)
+    committed = commit(storage, app_id, table, checkpoint, sink["before"], change_of, damaged)
+    change = committed.change
+    if change is None:
+        return publication(checkpoint, table, committed.version, len(adds), 0, started)
+    _remove_left(storage, table, checkpoint, change.adds)
+    rows = sum(file.rows for file in change.adds) - sum(file.rows for file in change.removes)
+    return publication(checkpoint, table, committed.version, len(change.removes) + len(change.adds), rows, started)
 
 
 def touched(storage: Storage, table: str, active: Sequence[DataFile], column: str, wanted: Range, scratch: Path) -> int:
     """How many rows of a table lie in a range; reads the files that have some. scratch: as `overwrite` takes it."""
 
-    def one(file: DataFile, _: object) -> int:
+    def count(file: DataFile, _: object) -> int:
         path = file_path(table, file)
         if _within(storage, path, column, wanted) is False:
             return 0
         with storage.fetched(path, scratch) as local:
-            found = wanted.of(pq.read_table(local, columns=[column], use_threads=False), column)
-            return int(pc.sum(found).as_py() or 0)
+            within = wanted.of(pq.read_table(local, columns=[column], use_threads=False), column)
+            return int(pc.sum(within).as_py() or 0)
 
-    return sum(together(one, list(active), at_once=storage.transfers))
+    return sum(together(count, list(active), at_once=storage.transfers))
 
 
 def _apart(
@@ -156,7 +156,7 @@ def _apart(
     attempt = new_attempt_id()
     directory = f"data/{epoch_dir(checkpoint.generation, checkpoint.id)}"
 
-    def one(numbered: tuple[int, DataFile], _: object) -> tuple[DataFile | None, DataFile | None]:
+    def part(numbered: tuple[int, DataFile], _: object) -> tuple[DataFile | None, DataFile | None]:
         number, file = numbered
         within = _within(storage, file_path(table, file), column, wanted)
         if within is not None:
@@ -174,8 +174,8 @@ def _apart(
 
     # Numbers above those of the rows that come: names are unique by the attempt, and a subtask's number is read by
     # people.
-    found = together(one, list(enumerate(active)), at_once=storage.transfers)
-    return [goes for goes, _ in found if goes is not None], [rest for _, rest in found if rest is not None]
+    parts = together(part, list(enumerate(active)), at_once=storage.transfers)
+    return [goes for goes, _ in parts if goes is not None], [rest for _, rest in parts if rest is not None]
 
 
 def _within(storage: Storage, path: str, column: str, wanted: Range) -> bool | None:
@@ -184,12 +184,12 @@ def _within(storage: Storage, path: str, column: str, wanted: Range) -> bool | N
     footer = storage.parquet_footer(path)
     if footer.num_rows == 0:
         return False
-    found = times(footer, column)
-    if found is None:
+    span = times(footer, column)
+    if span is None:
         return None
-    if found.greatest < wanted.start or found.least >= wanted.end:
+    if span.greatest < wanted.start or span.least >= wanted.end:
         return False
-    whole = wanted.start <= found.least and found.greatest < wanted.end and not found.nulls
+    whole = wanted.start <= span.least and span.greatest < wanted.end and not span.nulls
     return True if whole else None
 
 
@@ -199,11 +199,6 @@ def _remove_left(storage: Storage, table: str, checkpoint: Checkpoint, kept: Seq
     directory = f"{table_path(table)}/data/{epoch_dir(checkpoint.generation, checkpoint.id)}"
     named = {f"{table_path(table)}/{file.path}" for file in kept}
     storage.delete_files([file.path for file in storage.list(directory, unfinished=True) if file.path not in named])
-
-
-def _published(checkpoint: Checkpoint, table: str, version: int, files: int, rows: int, started: float) -> Publication:
-    ms = round((time.perf_counter() - started) * 1000, 3)
-    return Publication(checkpoint.id, table, version, files, rows, datetime.now(UTC), ms)
 
 
 def _unreachable(storage: Storage, table: str, why: str) -> DamageError:

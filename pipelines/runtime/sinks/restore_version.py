@@ -14,13 +14,26 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
+from functools import partial
 
 import structlog
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from pipelines.runtime.sinks.delta import BRANCH, CHECKPOINT, RANGE, branch_of, check_demands, file_path, table_path
+from pipelines.runtime.sinks.delta import check_demands
+from pipelines.runtime.sinks.table_commit import (
+    BRANCH,
+    CHECKPOINT,
+    RANGE,
+    Change,
+    branch_of,
+    commit,
+    data_files,
+    file_path,
+    publication,
+    table_path,
+)
 from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
 from state_ops.checkpoints.registry import Publication
 from state_ops.delta import fenced_table
@@ -31,7 +44,6 @@ from state_ops.storage.transfers import together
 
 log = structlog.get_logger("weir.rewind")
 
-_MAX_RACES = 20
 REWIND = "weir.rewind_to"
 _HARMLESS = frozenset({"SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "VACUUM START", "VACUUM END"})  # they change no rows
 
@@ -98,7 +110,7 @@ def planned(storage: Storage, table: str, to: int | None) -> TableRewind | None:
 def _promoted(between: Sequence[dict]) -> list[Promoted]:
     """The promotions, and rewinds that may be some, among entries of a table's log, oldest first; without those that
     were taken back."""
-    found: list[Promoted] = []
+    promotions: list[Promoted] = []
     taken_back: list[range] = []
     for entry in sorted(between, key=lambda entry: int(entry["version"]), reverse=True):
         id = int(entry.get(CHECKPOINT, 0))
@@ -106,10 +118,10 @@ def _promoted(between: Sequence[dict]) -> list[Promoted]:
             continue
         if RANGE in entry or REWIND in entry:
             text = entry[RANGE].partition(": ")[2] if RANGE in entry else None
-            found.append(Promoted(id, int(entry["version"]), entry.get(BRANCH), text))
+            promotions.append(Promoted(id, int(entry["version"]), entry.get(BRANCH), text))
         if REWIND in entry:
             taken_back.append(range(int(entry[REWIND]) + 1, id))
-    return found[::-1]
+    return promotions[::-1]
 
 
 def rewind(
@@ -119,25 +131,15 @@ def rewind(
 
     files: a branch's rows, which come in the same commit.
     """
-    started = time.perf_counter()
-    prefix = f"{table_path(table)}/"
-    adds = [DataFile(file.path.removeprefix(prefix), file.bytes, file.rows or 0) for file in files]
-    decided = checkpoint.sinks[table]
-    sink_app = f"{app_id}/{table}"
-    last = ""
-    for _ in range(_MAX_RACES):
-        handle = fenced_table.open_table(storage, table_path(table))
-        version = handle.transaction_version(sink_app)
-        if version is not None and version >= checkpoint.id:
-            return _published(checkpoint, table, handle.version(), (), (), started)
-        if version != decided["before"]:
-            raise _unreachable(storage, table, f"its last published checkpoint is {version}, not {decided['before']}")
+    started, sink, adds = time.perf_counter(), checkpoint.sinks[table], data_files(table, files)
+
+    def change_of(handle: DeltaTable) -> Change:
         if adds:  # what comes back was in this very table
             check_demands(handle, table, checkpoint.id)
-        then, _ = _since(storage, handle, table, decided["to"])
+        then, _ = _since(storage, handle, table, sink["to"])
         now, wanted = active_files(handle), files_at(storage, table, then)
         active = {file.path for file in now}
-        goes, comes, vacuumed = _difference(storage, table, files_at(storage, table, decided["at"]), wanted)
+        goes, comes, vacuumed = _difference(storage, table, files_at(storage, table, sink["at"]), wanted)
         if any(file.path not in active for file in goes):
             # Its rows are in other files by now, so only the whole version can come back.
             log.warning("what others committed since a rewind was decided is taken back too", table=table)
@@ -145,14 +147,15 @@ def rewind(
         comes = tuple(_described(storage, table, file) for file in comes if file.path not in active)
         if vacuumed:
             log.warning("files that a rewind would bring back are vacuumed", table=table, files=list(vacuumed))
-        try:
-            metadata = {CHECKPOINT: str(checkpoint.id), REWIND: str(decided["to"] or 0), **branch_of(decided)}
-            fenced_table.commit(handle, sink_app, checkpoint.id, [*comes, *adds], goes, metadata)
-        except CommitFailedError as error:
-            last = plainly(error)
-            continue
-        return _published(checkpoint, table, handle.version() + 1, goes, adds, started)
-    raise _unreachable(storage, table, f"{_MAX_RACES} commits in a row failed ({last})")
+        return Change([*comes, *adds], goes, {REWIND: str(sink["to"] or 0), **branch_of(sink)})
+
+    damaged = partial(_unreachable, storage, table)
+    committed = commit(storage, app_id, table, checkpoint, sink["before"], change_of, damaged)
+    if committed.change is None:
+        return publication(checkpoint, table, committed.version, 0, 0, started)
+    goes = committed.change.removes
+    rows = sum(file.rows for file in adds) - sum(file.rows for file in goes)
+    return publication(checkpoint, table, committed.version, len(goes) + len(adds), rows, started)
 
 
 def kept_for(storage: Storage, table: str) -> timedelta | None:
@@ -164,8 +167,8 @@ def kept_for(storage: Storage, table: str) -> timedelta | None:
     except TableNotFoundError:
         return None
     text = handle.metadata().configuration.get("delta.logRetentionDuration", "interval 30 days")
-    found = re.fullmatch(r"(?:interval\s+)?(\d+)\s+(second|minute|hour|day|week)s?", text.strip().lower())
-    return timedelta(**{f"{found[2]}s": int(found[1])}) if found else None
+    duration = re.fullmatch(r"(?:interval\s+)?(\d+)\s+(second|minute|hour|day|week)s?", text.strip().lower())
+    return timedelta(**{f"{duration[2]}s": int(duration[1])}) if duration else None
 
 
 def _described(storage: Storage, table: str, file: DataFile) -> DataFile:
@@ -175,30 +178,17 @@ def _described(storage: Storage, table: str, file: DataFile) -> DataFile:
     return replace(file, rows=rows, bounds=())
 
 
-def _published(
-    checkpoint: Checkpoint,
-    table: str,
-    version: int,
-    goes: Sequence[DataFile],
-    adds: Sequence[DataFile],
-    started: float,
-) -> Publication:
-    ms = round((time.perf_counter() - started) * 1000, 3)
-    rows = sum(file.rows for file in adds) - sum(file.rows for file in goes)
-    return Publication(checkpoint.id, table, version, len(goes) + len(adds), rows, datetime.now(UTC), ms)
-
-
 def _since(storage: Storage, handle: DeltaTable, table: str, to: int | None) -> tuple[int | None, list[dict]]:
     """The version that published a checkpoint, None for before all, and the entries after it that came before the
     handle's version."""
     history = [entry for entry in handle.history() if entry["version"] <= handle.version()]
-    own = [int(entry["version"]) for entry in history if CHECKPOINT in entry]
-    found = [int(entry["version"]) for entry in history if entry.get(CHECKPOINT) == str(to)]
-    if to is not None and not found:
+    published = [int(entry["version"]) for entry in history if CHECKPOINT in entry]
+    wanted = [int(entry["version"]) for entry in history if entry.get(CHECKPOINT) == str(to)]
+    if to is not None and not wanted:
         raise _unreachable(storage, table, f"its log does not reach back to checkpoint {to}")
-    if to is None and own and (first := min(int(entry["version"]) for entry in history)):
+    if to is None and published and (first := min(int(entry["version"]) for entry in history)):
         raise _unreachable(storage, table, f"its log begins with version {first}")
-    then = found[0] if found else min(own) - 1 if own else handle.version()
+    then = wanted[0] if wanted else min(published) - 1 if published else handle.version()
     return then, [entry for entry in history if entry["version"] > then]
 
 
@@ -218,15 +208,15 @@ def _difference(
     storage: Storage, table: str, now: Sequence[DataFile], then: Sequence[DataFile]
 ) -> tuple[tuple[DataFile, ...], tuple[DataFile, ...], tuple[str, ...]]:
     """The files that go, those that come back, and those that would have to and are not there."""
-    known, wanted = {file.path for file in now}, {file.path for file in then}
-    back = [file for file in then if file.path not in known]
+    present, wanted = {file.path for file in now}, {file.path for file in then}
+    back = [file for file in then if file.path not in present]
 
-    def there(file: DataFile, _: object) -> bool:
+    def exists(file: DataFile, _: object) -> bool:
         return storage.size(file_path(table, file)) is not None
 
-    found = together(there, back, at_once=storage.transfers)
-    comes = tuple(file for file, here in zip(back, found, strict=True) if here)
-    vacuumed = tuple(file.path for file, here in zip(back, found, strict=True) if not here)
+    existing = together(exists, back, at_once=storage.transfers)
+    comes = tuple(file for file, is_there in zip(back, existing, strict=True) if is_there)
+    vacuumed = tuple(file.path for file, is_there in zip(back, existing, strict=True) if not is_there)
     return tuple(file for file in now if file.path not in wanted), comes, vacuumed
 
 

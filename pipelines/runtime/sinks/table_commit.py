@@ -1,0 +1,154 @@
+"""The one commit that a checkpoint makes to a sink's Delta table, exactly once however often it is tried.
+
+Transaction app id: `<pipeline>/<branch>/<table>`, stable for ever; version: the checkpoint's id. delta-rs accepts the
+same version twice in sequence, so the version is read on the very handle that commits, each time. Appends, replaced
+ranges and restored versions differ only in what they add and remove, which they say for that handle.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import unquote
+
+from deltalake import DeltaTable, PostCommitHookProperties
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+
+from state_ops.checkpoints.checkpoint import Checkpoint, StateFile
+from state_ops.checkpoints.registry import Publication
+from state_ops.delta import fenced_table
+from state_ops.delta.log_entries import DataFile
+from state_ops.errors import DamageError, plainly
+from state_ops.storage.storage import Storage
+
+_MAX_RACES = 20
+CHECKPOINT = "weir.checkpoint"
+RANGE = "weir.range"  # of the promotion of one
+BRANCH = "weir.branch"  # of a promotion: the id of the branch whose rows it brought
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one commit adds to a table and removes from it, and what its entry says beside the checkpoint's id."""
+
+    adds: Sequence[DataFile]
+    removes: Sequence[DataFile] = ()
+    metadata: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A table that has a checkpoint's commit.
+
+    Attributes:
+        version: The Delta version that the commit made.
+        handle: The table at that version, or at a later one.
+        change: What was committed. None: an earlier try had done it already.
+    """
+
+    version: int
+    handle: DeltaTable
+    change: Change | None
+
+
+def table_path(table: str) -> str:
+    return f"tables/{table}"
+
+
+def file_path(table: str, file: DataFile) -> str:
+    """Where a file of a sink's table lies, which its log names as in a URI."""
+    return f"{table_path(table)}/{unquote(file.path)}"
+
+
+def data_files(table: str, files: Sequence[StateFile]) -> list[DataFile]:
+    """A checkpoint's staged files as the table's log names them."""
+    prefix = f"{table_path(table)}/"
+    return [DataFile(file.path.removeprefix(prefix), file.bytes, file.rows or 0) for file in files]
+
+
+def branch_of(sink: Mapping[str, Any]) -> dict[str, str]:
+    """What the commit of a promotion says of its branch, by the checkpoint's `sinks` for the table; nothing for a
+    rewind."""
+    return {BRANCH: sink["branch"]} if "branch" in sink else {}
+
+
+def commit(
+    storage: Storage,
+    app_id: str,
+    table: str,
+    checkpoint: Checkpoint,
+    previous: int | None,
+    change_of: Callable[[DeltaTable], Change],
+    damaged: Callable[[str], DamageError],
+) -> Committed:
+    """Commit a checkpoint's change to a table, unless the table has it already.
+
+    Args:
+        previous: The id that the chain says was published last; None for none.
+        change_of: What is to be committed, on the very version that a handle shows. It is asked again when others have
+            committed meanwhile.
+        damaged: The error for a table that is not where the chain says, which it gets in words.
+
+    Raises:
+        DamageError: The table is gone, ahead or behind, or others commit all the time.
+    """
+    sink_app, last = f"{app_id}/{table}", ""
+    for _ in range(_MAX_RACES):
+        try:
+            handle = fenced_table.open_table(storage, table_path(table))
+        except TableNotFoundError as error:
+            raise damaged(f"checkpoint {checkpoint.id} has rows for it, but the table is gone") from error
+        version = handle.transaction_version(sink_app)
+        if version is not None and version >= checkpoint.id:
+            return Committed(_version_of(handle, checkpoint.id), handle, None)
+        if version != previous:
+            raise damaged(f"its last published checkpoint is {version}, but the registry says {previous}")
+        change = change_of(handle)
+        metadata = {CHECKPOINT: str(checkpoint.id), **(change.metadata or {})}
+        before = handle.version()
+        try:
+            fenced_table.commit(handle, sink_app, checkpoint.id, change.adds, change.removes, metadata, _upkeep(handle))
+        except CommitFailedError as error:
+            last = plainly(error)
+            continue
+        handle.update_incremental()
+        # The next version is ours, unless a commit without our app id came first and delta-rs went behind it.
+        new = handle.version() - before
+        return Committed(handle.version() if new == 1 else _version_of(handle, checkpoint.id, new), handle, change)
+    raise damaged(f"{_MAX_RACES} commits in a row failed ({last}); only Weir may write to it")
+
+
+def publication(checkpoint: Checkpoint, table: str, version: int, files: int, rows: int, started: float) -> Publication:
+    """What the registry records of a publish that ends now. started: by `time.perf_counter`."""
+    ms = round((time.perf_counter() - started) * 1000, 3)
+    return Publication(checkpoint.id, table, version, files, rows, datetime.now(UTC), ms)
+
+
+def interval(handle: DeltaTable) -> int:
+    """How many versions lie between two Delta checkpoints of a table."""
+    return int(handle.metadata().configuration.get("delta.checkpointInterval") or 100)
+
+
+def is_due(version: int, interval: int) -> bool:
+    """Whether the commit after this version makes delta-rs write a Delta checkpoint: at each version before a
+    multiple."""
+    return (version + 2) % interval == 0
+
+
+def _upkeep(handle: DeltaTable) -> PostCommitHookProperties:
+    """Delta checkpoints as the table's properties say. Expired entries are looked for only when one is written: it
+    takes a listing of the whole log, which has every version of a month."""
+    due = is_due(handle.version(), interval(handle))
+    return PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=due)
+
+
+def _version_of(handle: DeltaTable, checkpoint: int, among: int = 50) -> int:
+    """The Delta version, among the newest ones, that published a checkpoint; the newest version if its entry is
+    gone."""
+    for entry in handle.history(among):
+        if entry.get(CHECKPOINT) == str(checkpoint):
+            return int(entry["version"])
+    return handle.version()
