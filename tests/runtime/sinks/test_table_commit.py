@@ -1,0 +1,50 @@
+"""What appends, replaced ranges and restored versions have in common: one commit, and an error where there is no table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from pipelines.runtime.sinks import delta, replace_where, restore_version
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.registry import Publication
+from state_ops.errors import DamageError
+from state_ops.storage.storage import Storage
+from tests.runtime.sinks.test_delta import APP, SCHEMA, checkpoint, keys, staged
+
+Commit = Callable[[Storage, Checkpoint, Path], Publication]
+WAYS: dict[str, Commit] = {
+    "append": lambda storage, row, _: delta.publish(storage, APP, "out", row, 2, []),
+    "restore": lambda storage, row, _: restore_version.rewind(storage, APP, "out", row),
+    "replace": lambda storage, row, scratch: replace_where.overwrite(storage, APP, "out", row, [], scratch),
+}
+
+
+def taking_back(number: int, before: int, to: int, at: int) -> Checkpoint:
+    """A rewind, or the promotion of a range in which no row lies."""
+    sink = {"id": number, "before": before, "to": to, "at": at, "column": "n", "start": 0, "end": 0}
+    return replace(checkpoint(number), sinks={"out": sink})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_table_that_is_gone_is_damage(tmp_path, way):
+    storage = Storage(str(tmp_path / "p"))
+    with pytest.raises(DamageError, match="the table is gone"):
+        WAYS[way](storage, taking_back(3, 2, 1, 2), tmp_path)
+
+
+def test_a_rewind_that_is_done_again_says_which_version_it_made(tmp_path):
+    storage = Storage(str(tmp_path / "p"))
+    delta.ensure(storage, "out", SCHEMA)
+    delta.publish(storage, APP, "out", checkpoint(1), None, [staged(storage, 1, ["a"])])
+    delta.publish(storage, APP, "out", checkpoint(2), 1, [staged(storage, 2, ["b"])])
+    first = restore_version.rewind(storage, APP, "out", taking_back(3, 2, 1, 2))
+    write_deltalake(storage.full("tables/out"), pa.table({"key": ["c"], "n": [1]}, schema=SCHEMA), mode="append")
+    again = restore_version.rewind(storage, APP, "out", taking_back(3, 2, 1, 2))
+    assert keys(storage) == ["a", "c"]
+    assert (first.delta_version, again.delta_version) == (3, 3)
