@@ -118,10 +118,9 @@ def run_failure_sensor(
     pipeline: Pipeline, settings: Settings, restore_job: dg.JobDefinition, keys: Sequence[dg.AssetKey]
 ) -> dg.SensorDefinition:
     """The sensor that answers failed runs of the pipeline, from its jobs or from Materialize."""
-    name = f"{pipeline.name}_run_failure_sensor"
 
     @dg.run_failure_sensor(
-        name=name,
+        name=_failure_sensor_name(pipeline),
         request_job=restore_job,
         default_status=dg.DefaultSensorStatus.RUNNING,
         minimum_interval_seconds=settings.dagster.sensor_seconds,
@@ -138,7 +137,8 @@ def run_failure_sensor(
             kind = str(told.metadata[KIND].value) if told is not None and KIND in told.metadata else kind
             what = (told.description or what) if told is not None else what
         what = what.splitlines()[0]
-        answer = follows(context.instance, run, kind, what)
+        others = [one for one in _unfinished(context.instance, pipeline, set(keys)) if one != run.run_id]
+        answer = _answer_to_failure(pipeline, settings, context.instance, run, others, kind, what)
         newest = _newest(context.instance, pipeline, set(keys))
         if kind is None and newest is not None and newest.run_id == run.run_id:  # it could not say so itself any more
             asked = f"{answer.job_name} was asked for" if isinstance(answer, dg.RunRequest) else answer.skip_message
@@ -148,43 +148,56 @@ def run_failure_sensor(
             )
         return answer
 
-    def follows(
-        instance: dg.DagsterInstance, run: dg.DagsterRun, kind: str | None, what: str
-    ) -> dg.RunRequest | dg.SkipReason:
-        """What follows a run of the pipeline that failed. kind: of its error, where it could say so; what: happened, on
-        one line."""
-        if kind in _FOR_A_PERSON:
-            return dg.SkipReason(f"nothing that a restore could mend: {what} A person has to {_FOR_A_PERSON[kind]}")
-        if kind in _ELSEWHERE:
-            return dg.SkipReason(f"another coordinator has it: {what}")
-        storage, registry = open_storage(pipeline, settings)
-        holder = lease.read(storage)
-        noted = hold_causes.standing(storage, registry.head(), readers(pipeline, settings))
-        if noted is not None and hold_causes.is_since(noted, holder):
-            return dg.SkipReason(f"the pipeline is held, a person has to repair or rewind: {what}")
-        if run.job_name == restore_job_name(pipeline):
-            return dg.SkipReason(
-                f"the restore itself failed; the checkpoint sensor tries again, ever more rarely: {what}"
-            )
-        others = [one for one in _unfinished(instance, pipeline, set(keys)) if one != run.run_id]
-        if others:
-            return dg.SkipReason(f"run {others[0][:8]} follows already")
-        if holder is None:
-            return dg.SkipReason(f"it had not begun, so there is nothing to restore: {what}")
-        if lease.watch(storage):
-            return dg.SkipReason(f"the coordinator of generation {holder.generation} is alive")
-        halted = suspension.read(storage)
-        if halted is not None:
-            return dg.SkipReason(f"{halted.how} by a person ({halted.why})")
-        if holder.run_id != run.run_id:
-            return dg.SkipReason(f"generation {holder.generation} was not its own: the checkpoint sensor sees to it")
-        other = _answers(instance, run.run_id, name)
-        if other is not None:
-            return dg.SkipReason(f"{other} sees to it: {what}")
-        tags = {TRIGGER: "sensor", REASON: f"run {run.run_id[:8]} failed: {what}"}
-        return _restore(pipeline, holder.generation, tags, f"{pipeline.name}-{restore_key(holder.generation)}")
-
     return failed
+
+
+def _answer_to_failure(
+    pipeline: Pipeline,
+    settings: Settings,
+    instance: dg.DagsterInstance,
+    run: dg.DagsterRun,
+    others: Sequence[str],
+    kind: str | None,
+    what: str,
+) -> dg.RunRequest | dg.SkipReason:
+    """A restore, or the reason why a run of the pipeline that failed gets none.
+
+    Args:
+        others: The pipeline's other runs that are not finished, by id.
+        kind: The class of the error, where the run could report it.
+        what: What happened, on one line.
+    """
+    if kind in _FOR_A_PERSON:
+        return dg.SkipReason(f"nothing that a restore could mend: {what} A person has to {_FOR_A_PERSON[kind]}")
+    if kind in _ELSEWHERE:
+        return dg.SkipReason(f"another coordinator has it: {what}")
+    storage, registry = open_storage(pipeline, settings)
+    holder = lease.read(storage)
+    noted = hold_causes.standing(storage, registry.head(), readers(pipeline, settings))
+    if noted is not None and hold_causes.is_since(noted, holder):
+        return dg.SkipReason(f"the pipeline is held, a person has to repair or rewind: {what}")
+    if run.job_name == restore_job_name(pipeline):
+        return dg.SkipReason(f"the restore itself failed; the checkpoint sensor tries again, ever more rarely: {what}")
+    if others:
+        return dg.SkipReason(f"run {others[0][:8]} follows already")
+    if holder is None:
+        return dg.SkipReason(f"it had not begun, so there is nothing to restore: {what}")
+    if lease.watch(storage):
+        return dg.SkipReason(f"the coordinator of generation {holder.generation} is alive")
+    halted = suspension.read(storage)
+    if halted is not None:
+        return dg.SkipReason(f"{halted.how} by a person ({halted.why})")
+    if holder.run_id != run.run_id:
+        return dg.SkipReason(f"generation {holder.generation} was not its own: the checkpoint sensor sees to it")
+    other = _answers(instance, run.run_id, _failure_sensor_name(pipeline))
+    if other is not None:
+        return dg.SkipReason(f"{other} sees to it: {what}")
+    tags = {TRIGGER: "sensor", REASON: f"run {run.run_id[:8]} failed: {what}"}
+    return _restore(pipeline, holder.generation, tags, f"{pipeline.name}-{restore_key(holder.generation)}")
+
+
+def _failure_sensor_name(pipeline: Pipeline) -> str:
+    return f"{pipeline.name}_run_failure_sensor"
 
 
 def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.AssetKey]) -> dg.SensorDefinition:
