@@ -13,10 +13,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 
-from state_ops.backends.base import BEYOND, Backend, BackendFactory, BackendOptions, Clipping, SortedRun
+from state_ops.backends.base import BEYOND, Backend, BackendFactory, BackendOptions, Clipping
+from state_ops.backends.key_ranges import by_range
 from state_ops.errors import DamageError
 
 MARK = "~"
@@ -97,31 +97,19 @@ class Joined:
         return self._folded or any(part.written for part in self._parts)
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        found: list[bytes | None] = [None] * len(keys)
-        for part, own in zip(self._parts, self._divided(keys), strict=True):
-            if own:
-                for at, value in zip(own, part.multi_get([keys[at] for at in own]), strict=True):
-                    found[at] = value
-        return found
+        values: list[bytes | None] = [None] * len(keys)
+        placed = [(key, at) for at, key in enumerate(keys)]
+        for part, some in zip(self._parts, by_range(placed, self._starts), strict=True):
+            if some:
+                for (_, at), value in zip(some, part.multi_get([key for key, _ in some]), strict=True):
+                    values[at] = value
+        return values
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
-        gone = [[deletes[at] for at in own] for own in self._divided(deletes)]
-        if isinstance(puts, SortedRun):
-            cuts = [0, *(bisect_left(puts.ascending, start) for start in self._starts[1:]), len(puts)]
-            given: list[Sequence[tuple[bytes, bytes]]] = [puts[start:end] for start, end in pairwise(cuts)]
-        else:
-            given = [[puts[at] for at in own] for own in self._divided([key for key, _ in puts])]
-        for part, some, keys in zip(self._parts, given, gone, strict=True):
+        gone = by_range([(key,) for key in deletes], self._starts)
+        for part, some, keys in zip(self._parts, by_range(puts, self._starts), gone, strict=True):
             if some or keys:
-                part.write(some, keys)
-
-    def _divided(self, keys: Sequence[bytes]) -> list[list[int]]:
-        """The positions of keys, database by database."""
-        divided: list[list[int]] = [[] for _ in self._parts]
-        inner = self._starts[1:]
-        for at, key in enumerate(keys):
-            divided[bisect_right(inner, key)].append(at)
-        return divided
+                part.write(some, [key for (key,) in keys])
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         first, last = bisect_right(self._starts[1:], start), bisect_left(self._starts[1:], end) + 1

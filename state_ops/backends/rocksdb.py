@@ -14,11 +14,10 @@ import os
 import time
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, starmap
+from itertools import starmap
 from pathlib import Path
-from typing import TypeVar
 
 from rocksdict import (
     Checkpoint,
@@ -35,11 +34,11 @@ from rocksdict import (
 from state_ops.backends import compaction
 from state_ops.backends import memory_budget as memory
 from state_ops.backends.base import BEYOND, BackendOptions, Compression, SortedRun
+from state_ops.backends.key_ranges import by_range, slices
 from state_ops.errors import DamageError, TransientError, WeirError
 
 SHARD_MB = 64
 
-_Entry = TypeVar("_Entry", bound=tuple[bytes, ...])
 _COMPACTION_WAIT_SECONDS = 30.0
 _QUIET_POLLS = 5
 _COPY_BYTES = 4 << 20
@@ -71,7 +70,7 @@ class RocksDBBackend:
         self._held: SortedRun | None = None  # the epoch's only changes, if nothing follows
         self._clipped = False
         try:
-            self._db = self._open()
+            self._db, self._starts = _open(self.path, self._options)
         except BaseException:
             memory.return_files(self._budget, self._files)
             raise
@@ -86,33 +85,6 @@ class RocksDBBackend:
             name = compaction.name_of(start)
             self._adopt(len(self._shards), name, self._db.get_column_family(name) if start else self._db)
 
-    def _open(self) -> Rdict:
-        path = str(self.path)
-        if not (self.path / "CURRENT").exists() and any(self.path.glob("*.sst")):
-            raise DamageError(
-                "The state has tables, but nothing says which of them count: CURRENT is missing.", where=path
-            )
-        try:
-            names = Rdict.list_cf(path, Options(raw_mode=True)) if (self.path / "CURRENT").exists() else []
-            self._starts = compaction.starts_of(names, path)
-            number = len(self._starts)
-            families = {
-                compaction.name_of(start): self._options(index, number)
-                for index, start in enumerate(self._starts)
-                if start
-            }
-            return Rdict(path, options=self._options(0, number), column_families=families or None)
-        except WeirError:
-            raise
-        except Exception as error:  # rocksdict raises bare Exception for everything
-            if _lacks_room(error):
-                raise TransientError(f"RocksDB cannot open this state: {error}", where=path) from error
-            raise DamageError(
-                f"RocksDB cannot open this state: {error}",
-                where=path,
-                next="Delete the local work directory: the state is fetched again from storage and verified.",
-            ) from error
-
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         if not keys:
             return []
@@ -120,21 +92,17 @@ class RocksDBBackend:
         # Gets in key order take about half as long, which is more than the sort costs; and they come shard by shard.
         order = sorted(range(len(keys)), key=keys.__getitem__)
         ordered = [keys[index] for index in order]
-        found: list[bytes | None] = []
+        in_order: list[bytes | None] = []
         try:
-            for shard, own in zip(self._shards, self._cut(ordered), strict=True):
-                if own.start < own.stop:
-                    found += shard.get(ordered[own])  # type: ignore[arg-type]  # a list gives a list
+            for shard, part in zip(self._shards, slices(ordered, self._starts), strict=True):
+                if part.start < part.stop:
+                    in_order += shard.get(ordered[part])  # type: ignore[arg-type]  # a list gives a list
         except Exception as error:
-            raise self._unreadable(error) from error
+            raise _unreadable(self.path, "read its state", error) from error
         values: list[bytes | None] = [None] * len(keys)
-        for index, value in zip(order, found, strict=True):
+        for index, value in zip(order, in_order, strict=True):
             values[index] = value
         return values
-
-    def _cut(self, ordered: Sequence[bytes]) -> Iterator[slice]:
-        """Where each shard's keys are among keys in their order."""
-        return starmap(slice, pairwise([0, *(bisect_left(ordered, start) for start in self._starts[1:]), len(ordered)]))
 
     def write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes] = ()) -> None:
         self._release()
@@ -154,10 +122,10 @@ class RocksDBBackend:
 
     def _put(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
         batch = WriteBatch(raw_mode=True)
-        for handle, keys in zip(self._handles, self._by_shard([(key,) for key in deletes]), strict=True):
+        for handle, keys in zip(self._handles, by_range([(key,) for key in deletes], self._starts), strict=True):
             batch.set_default_column_family(handle)
             deque(starmap(batch.delete, keys), maxlen=0)
-        for handle, entries in zip(self._handles, self._by_shard(puts), strict=True):
+        for handle, entries in zip(self._handles, by_range(puts, self._starts), strict=True):
             batch.set_default_column_family(handle)
             deque(starmap(batch.put, entries), maxlen=0)  # a loop that is not Python's own: a third of the time
         if batch.is_empty():
@@ -174,18 +142,18 @@ class RocksDBBackend:
         except WeirError:
             raise
         except Exception as error:
-            raise self._failed("write", error) from error
+            raise _failed(self.path, "write", error) from error
         self.written = True
 
     def _ingest(self, run: SortedRun) -> None:
         """Write the file of each shard here and hand it over: half of what the way through a memtable costs."""
         path = str(self.path / _FILE)
-        for index, own in enumerate(self._cut(run.ascending)):
-            if own.start == own.stop:
+        for index, part in enumerate(slices(run.ascending, self._starts)):
+            if part.start == part.stop:
                 continue
             file = SstFileWriter(self._options(index, len(self._shards)))
             file.open(path)
-            deque(map(file.__setitem__, run.ascending[own], run.values[own]), maxlen=0)
+            deque(map(file.__setitem__, run.ascending[part], run.values[part]), maxlen=0)
             file.finish()
             self._shards[index].ingest_external_file([path], self._handed_over)
 
@@ -202,18 +170,6 @@ class RocksDBBackend:
         for wait in (False, True):  # several at once, as far as there are threads; the second round waits for them
             for shard in self._shards:
                 shard.flush(wait=wait)
-
-    def _by_shard(self, entries: Sequence[_Entry]) -> Sequence[Sequence[_Entry]]:
-        """Entries that begin with a key, shard by shard."""
-        if len(self._starts) == 1:
-            return [entries]
-        if isinstance(entries, SortedRun):
-            return [entries[own] for own in self._cut(entries.ascending)]  # type: ignore[misc]  # pairs are entries
-        parts: list[list[_Entry]] = [[] for _ in self._starts]
-        inner = self._starts[1:]
-        for entry in entries:
-            parts[bisect_right(inner, entry[0])].append(entry)
-        return parts
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         self._release()
@@ -234,7 +190,7 @@ class RocksDBBackend:
         try:
             entries.status()  # an iterator also becomes invalid at a block that it cannot read
         except Exception as error:
-            raise self._unreadable(error) from error
+            raise _unreadable(self.path, "read its state", error) from error
 
     def approximate_entries(self) -> int:
         # Counts a key once for each sorted run that has it, the held one too; at most about twice as many as there are.
@@ -259,13 +215,12 @@ class RocksDBBackend:
                     if first < last:
                         self._shards[index].delete_range(first, last)
         except Exception as error:
-            raise self._failed("clip its key groups", error) from error
+            raise _failed(self.path, "clip its key groups", error) from error
         self.written = self._in_memtables = self._clipped = True
 
     def _drop(self, index: int) -> None:
         name = compaction.name_of(self._starts[index])
-        for known in (self._starts, self._handles):
-            del known[index]
+        del self._starts[index], self._handles[index]
         self._shards.pop(index).close()
         self._db.drop_column_family(name)
 
@@ -283,7 +238,7 @@ class RocksDBBackend:
         except WeirError:
             raise
         except Exception as error:
-            raise self._failed("take its snapshot", error) from error
+            raise _failed(self.path, "take its snapshot", error) from error
         return [file for file in target.iterdir() if is_table(file.name) or file.name.startswith(_STATE_FILES)]
 
     def _merge(self) -> None:
@@ -375,18 +330,43 @@ class RocksDBBackend:
         options.set_level_zero_file_num_compaction_trigger(compaction.trigger(index))
         return options
 
-    def _unreadable(self, error: Exception) -> DamageError:
-        return DamageError(
-            f"RocksDB cannot read its state: {error}",
-            where=str(self.path),
-            next="Delete the local work directory: the state is fetched again from storage and verified.",
-        )
 
-    def _failed(self, action: str, error: Exception) -> WeirError:
-        """A compaction reads the state too, and one that finds damage would find it again in every replay."""
-        if str(error).startswith("Corruption"):
-            return self._unreadable(error)
-        return TransientError(f"RocksDB could not {action}: {error}", where=str(self.path))
+def _open(path: Path, options: Callable[[int, int], Options]) -> tuple[Rdict, list[bytes]]:
+    """Open a database, or make one; returns its shards' first keys too.
+
+    options: Gives the options of a shard, by its number and the number of all shards.
+    """
+    if not (path / "CURRENT").exists() and any(path.glob("*.sst")):
+        raise DamageError(
+            "The state has tables, but nothing says which of them count: CURRENT is missing.", where=str(path)
+        )
+    try:
+        names = Rdict.list_cf(str(path), Options(raw_mode=True)) if (path / "CURRENT").exists() else []
+        starts = compaction.starts_of(names, str(path))
+        number = len(starts)
+        families = {compaction.name_of(start): options(index, number) for index, start in enumerate(starts) if start}
+        return Rdict(str(path), options=options(0, number), column_families=families or None), starts
+    except WeirError:
+        raise
+    except Exception as error:  # rocksdict raises bare Exception for everything
+        if _lacks_room(error):
+            raise TransientError(f"RocksDB cannot open this state: {error}", where=str(path)) from error
+        raise _unreadable(path, "open this state", error) from error
+
+
+def _unreadable(path: Path, action: str, error: Exception) -> DamageError:
+    return DamageError(
+        f"RocksDB cannot {action}: {error}",
+        where=str(path),
+        next="Delete the local work directory: the state is fetched again from storage and verified.",
+    )
+
+
+def _failed(path: Path, action: str, error: Exception) -> WeirError:
+    """A compaction reads the state too, and one that finds damage would find it again in every replay."""
+    if str(error).startswith("Corruption"):
+        return _unreadable(path, "read its state", error)
+    return TransientError(f"RocksDB could not {action}: {error}", where=str(path))
 
 
 def _lacks_room(error: Exception) -> bool:

@@ -1,16 +1,12 @@
 """Delta tables that Weir's control plane commits, through delta-rs and without a JVM.
 
-Two rules live here, both found by playing the failing sequence:
-
-- `FencedTable`: every commit is the entry right after a version whose recorded transaction version equals our
-  generation, with the same app id, and is put only if no entry is there (`log_entries`). So the check and the commit
-  share one version of the table, every time, retries included. And a commit counts only when the version before it is
-  there still: a coordinator that stood still in the middle of a commit may put its entry where upkeep has cleaned one
-  away. Claims and changes of the table itself, once a run, are delta-rs' commits, on the handle that read the old
-  generation. delta-rs lets a refreshed handle commit an equal or lower version, rebases a commit with another app id or
-  none, and does not refresh a handle by its own commit.
-- Tables are read file by file with pyarrow, without its threads: a process that ends right after a threaded read is
-  sometimes aborted by Arrow (apache/arrow#34314), and a command that succeeded would exit with 134.
+`FencedTable` has one rule, which was found by playing the failing sequence: every commit is the entry right after a
+version whose recorded transaction version equals our generation, with the same app id, and is put only if no entry is
+there (`log_entries`). So the check and the commit share one version of the table, every time, retries included. And a
+commit counts only when the version before it is there still: a coordinator that stood still in the middle of a commit
+may put its entry where upkeep has cleaned one away. Claims and changes of the table itself, once a run, are delta-rs'
+commits, on the handle that read the old generation. delta-rs lets a refreshed handle commit an equal or lower version,
+rebases a commit with another app id or none, and does not refresh a handle by its own commit.
 """
 
 from __future__ import annotations
@@ -18,13 +14,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC
 from functools import wraps
 from threading import RLock
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import structlog
 from deltalake import CommitProperties, DeltaTable, Field, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
@@ -32,6 +26,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from configs.redaction import error_status, scrubbed, scrubbing
 from state_ops.delta import log_cleanup, log_entries
 from state_ops.delta.log_entries import DataFile, Known, active_files
+from state_ops.delta.table_files import TableFiles
 from state_ops.errors import ConfigurationError, DamageError, FencedError, first_line, plainly
 from state_ops.ids import Generation
 from state_ops.storage.storage import Storage
@@ -233,7 +228,7 @@ def _alone(method: Callable[Params, T]) -> Callable[Params, T]:
     return locked
 
 
-class FencedTable:
+class FencedTable(TableFiles):
     """A Delta table that only the coordinator with the current generation can commit to.
 
     storage: the pipeline's storage; path: the table's directory in it; app_id: constant for the registry.
@@ -249,8 +244,8 @@ class FencedTable:
         partition_by: Sequence[str] = (),
         optional: Collection[str] = (),
     ):
-        self.storage, self.path, self.schema, self.app_id = storage, path, schema, app_id
-        self._partition_by, self._optional = tuple(partition_by), frozenset(optional)
+        super().__init__(storage, path, schema, partition_by, optional)
+        self.app_id = app_id
         self._known: Known | None = None
         self._lock = RLock()
         self.upkeep_due = False  # by a commit of this object
@@ -524,77 +519,6 @@ class FencedTable:
                 next="Nothing was deleted. Bring the file back from a backup of the bucket.",
             )
         return error
-
-    # -- rows
-
-    def write_table(
-        self,
-        table: pa.Table,
-        path: str,
-        partition: tuple[tuple[str, str], ...] = (),
-        bounds: Sequence[tuple[str, int]] = (),
-    ) -> DataFile:
-        """Write a table of `file_schema` as one Parquet file inside the table's directory; it counts once committed."""
-        data = pa.BufferOutputStream()
-        pq.write_table(
-            table, data, compression="zstd", compression_level=1, write_statistics=False, write_page_checksum=True
-        )
-        content = data.getvalue().to_pybytes()
-        self.storage.put_bytes(f"{self.path}/{path}", content)
-        return DataFile(path, len(content), table.num_rows, partition, tuple(bounds))
-
-    @property
-    def file_schema(self) -> pa.Schema:
-        """The columns that stand in the table's files: all but those of the partition."""
-        return pa.schema([field for field in self.schema if field.name not in self._partition_by])
-
-    def read_rows(self, files: Sequence[DataFile]) -> list[dict[str, Any]]:
-        """The rows of some of the table's files, partition values left out."""
-        return _rows(self.read_table(files))
-
-    def read_table(self, files: Sequence[DataFile]) -> pa.Table:
-        """The rows of some of the table's files, in the columns of `file_schema`."""
-        return pa.concat_tables(
-            [pa.Table.from_batches([], self.file_schema), *(self._read_file(file) for file in files)]
-        )
-
-    def _read_file(self, file: DataFile) -> pa.Table:
-        data = self.storage.read_bytes(f"{self.path}/{file.path}")
-        if data is None:
-            raise FileNotFoundError(self.storage.full(f"{self.path}/{file.path}"))
-        try:
-            # `read_table` would make a dataset of it first, which takes longer than the rest.
-            with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as opened:
-                table = opened.read(use_threads=False)
-        except (pa.ArrowException, OSError) as error:
-            raise DamageError(
-                f"A file of the registry is damaged: {first_line(error)}",
-                where=self.storage.full(f"{self.path}/{file.path}"),
-                next="Nothing was deleted. Bring the file back from a backup of the bucket.",
-            ) from error
-        for field in self.file_schema:
-            if field.name not in table.column_names:
-                if field.name not in self._optional:
-                    raise DamageError(
-                        f"A file of the registry has no column {field.name}.",
-                        where=self.storage.full(f"{self.path}/{file.path}"),
-                        next="Weir never writes such a file: bring the table back from a backup of the bucket.",
-                    )
-                table = table.append_column(field, pa.nulls(table.num_rows, field.type))
-        return table.select(self.file_schema.names).cast(self.file_schema)
-
-
-def _rows(table: pa.Table) -> list[dict[str, Any]]:
-    """A table's rows as Python values. Times get their zone, which is UTC, here: for a time with a zone pyarrow imports
-    pandas, which takes a third of a second."""
-    zoned = [field.name for field in table.schema if pa.types.is_timestamp(field.type) and field.type.tz]
-    without_zones = [
-        field.with_type(pa.timestamp(field.type.unit)) if field.name in zoned else field for field in table.schema
-    ]
-    rows: list[dict[str, Any]] = table.cast(pa.schema(without_zones)).to_pylist()
-    for row in rows:
-        row.update((name, row[name].replace(tzinfo=UTC)) for name in zoned if row[name] is not None)
-    return rows
 
 
 @_committing()
