@@ -17,12 +17,12 @@ def micros(duration: str | timedelta, where: str, name: str) -> int:
     """Microseconds. Raises PipelineError for what is no duration. name: of the argument."""
     if isinstance(duration, timedelta):
         return duration // timedelta(microseconds=1)
-    found = re.fullmatch(r"(\d+)(ms|s|m|h|d)", duration) if isinstance(duration, str) else None
-    if not found:
+    match = re.fullmatch(r"(\d+)(ms|s|m|h|d)", duration) if isinstance(duration, str) else None
+    if not match:
         raise PipelineError(
             f"{name}={duration!r} is no duration.", where=where, next='Write it like "90s", "15m", "1h" or "1d".'
         )
-    length = int(found[1]) * _UNITS[found[2]]
+    length = int(match[1]) * _UNITS[match[2]]
     if length > _LONGEST:
         raise PipelineError(f"{name}={duration!r} is too long.", where=where, next='Make it at most "36500d".')
     return length

@@ -185,5 +185,5 @@ def page_about(error: BaseException) -> str:
 def is_full(error: BaseException) -> bool:
     """Whether an error says that a disk is full, or a quota used up."""
     return getattr(error, "errno", None) in _NO_ROOM or any(
-        said in str(error) for said in ("No space left", "os error 28", "Disk quota exceeded")
+        text in str(error) for text in ("No space left", "os error 28", "Disk quota exceeded")
     )

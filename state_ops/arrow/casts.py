@@ -31,12 +31,12 @@ def cast(column: pl.Series, type: Any, what: str, where: str) -> pl.Series:
     if column.dtype == type:
         return column
     try:
-        found = column.cast(type)
+        stored = column.cast(type)
     except FAILURES as error:
         raise StageError(f"{what}: {error}", where=where, next="Cast the column first.") from error
-    if (said := _changed(column, found)) is not None:
-        raise StageError(f"{what}: {said}.", where=where, next="Cast the column first, as you mean it.")
-    return found
+    if (change := _changed(column, stored)) is not None:
+        raise StageError(f"{what}: {change}.", where=where, next="Cast the column first, as you mean it.")
+    return stored
 
 
 def _changed(before: pl.Series, after: pl.Series) -> str | None:
@@ -48,7 +48,7 @@ def _changed(before: pl.Series, after: pl.Series) -> str | None:
         return f"{_shown(before.drop_nulls(), 0)} is {old}"
     if isinstance(old, pl.Struct) and isinstance(new, pl.Struct):
         parts = ((before.struct.field(field.name), after.struct.field(field.name)) for field in old.fields)
-        return next((said for one, other in parts if (said := _changed(one, other)) is not None), None)
+        return next((change for part, other in parts if (change := _changed(part, other)) is not None), None)
     if new.is_nested():
         return _changed(_elements(before), _elements(after))
     changed = _differs(before, after)

@@ -120,8 +120,8 @@ def unstorable(
     if not (pa.types.is_map(type) or pa.types.is_list(type) or pa.types.is_struct(type)):
         return type
     inside = in_map or pa.types.is_map(type)
-    found = (unstorable(part.type, inside, storable) for part in parts(type))
-    return next((kind for kind in found if kind is not None), None)
+    refused = (unstorable(part.type, inside, storable) for part in parts(type))
+    return next((kind for kind in refused if kind is not None), None)
 
 
 def canonical_schema(schema: pa.Schema) -> pa.Schema:

@@ -153,8 +153,8 @@ def type_name(type: pa.DataType) -> str | None:
         names = [type_name(field.type) for field in type]
         if None in names or len(set(type.names)) != len(names):
             return None
-        said = [f"{f.name}: {n}{'' if f.nullable else ' not null'}" for f, n in zip(type, names, strict=True)]
-        return f"struct<{', '.join(said)}>"
+        described = [f"{f.name}: {n}{'' if f.nullable else ' not null'}" for f, n in zip(type, names, strict=True)]
+        return f"struct<{', '.join(described)}>"
     if pa.types.is_map(type):
         key, value = type_name(type.key_type), type_name(type.item_type)
         return f"map<{key}, {value}{'' if type.item_field.nullable else ' not null'}>" if key and value else None
@@ -204,9 +204,9 @@ def type_to_json(type: pa.DataType) -> Any:
 def type_from_json(raw: Any) -> pa.DataType:
     """The inverse of `type_to_json`. Raises ValueError, KeyError or TypeError for anything else."""
     if isinstance(raw, str):
-        if (found := type_named(raw)) is None:
+        if (named := type_named(raw)) is None:
             raise ValueError(f"no type is named {raw!r}")
-        return found
+        return named
     ((kind, body),) = raw.items()
     if kind == "struct":
         return pa.struct([pa.field(f["name"], type_from_json(f["type"]), _flag(f["nullable"])) for f in body])
@@ -338,9 +338,9 @@ def from_pairs(type: pa.DataType, value: Any) -> Any:
         return {from_pairs(type.key_type, k): from_pairs(type.item_type, v) for k, v in pairs}
     if pa.types.is_struct(type) and isinstance(value, dict):
         types = {field.name: field.type for field in type}
-        return {name: from_pairs(types[name], one) if name in types else one for name, one in value.items()}
+        return {name: from_pairs(types[name], element) if name in types else element for name, element in value.items()}
     fields = parts(type)
-    return [from_pairs(fields[0].type, one) for one in value] if fields and isinstance(value, list) else value
+    return [from_pairs(fields[0].type, element) for element in value] if fields and isinstance(value, list) else value
 
 
 def value_to_json(type: pa.DataType, value: Any) -> Any:

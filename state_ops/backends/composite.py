@@ -36,11 +36,11 @@ def parted(name: str) -> tuple[bytes | None, str]:
 
     Raises DamageError for a name that Weir never gives.
     """
-    start, mark, own = name.rpartition(MARK)
+    start, mark, file_name = name.rpartition(MARK)
     if not mark:
         return None, name
     try:
-        return bytes.fromhex(start), own
+        return bytes.fromhex(start), file_name
     except ValueError as error:
         raise DamageError(f"The state has a file {name!r}, whose name Weir never gives.") from error
 
@@ -63,9 +63,9 @@ def opened(kind: BackendFactory, directory: Path, options: BackendOptions) -> Ba
     """Open the state in `directory`, whose files are as a snapshot names them. Errors: those of the backend."""
     starts: dict[bytes, list[tuple[Path, str]]] = {}
     for file in directory.iterdir():
-        start, own = parted(file.name)
+        start, file_name = parted(file.name)
         if start is not None:
-            starts.setdefault(start, []).append((file, own))
+            starts.setdefault(start, []).append((file, file_name))
     if not starts:
         return kind.open(directory, options)
     parts: list[tuple[bytes, Backend]] = []
@@ -73,8 +73,8 @@ def opened(kind: BackendFactory, directory: Path, options: BackendOptions) -> Ba
         for start in sorted(starts):
             home = directory / f"from-{start.hex()}"
             home.mkdir()
-            for file, own in starts[start]:
-                file.rename(home / own)
+            for file, file_name in starts[start]:
+                file.rename(home / file_name)
             parts.append((start, kind.open(home, options)))
     except BaseException:
         for _, part in parts:
@@ -144,8 +144,8 @@ class Joined:
         target.mkdir()
         files = []
         for start, part in zip(self._starts, self._parts, strict=True):
-            own = target / f"from-{start.hex()}"
-            for file in part.snapshot(own):
+            directory = target / f"from-{start.hex()}"
+            for file in part.snapshot(directory):
                 files.append(target / named(start, file.name))
                 file.rename(files[-1])
         return files

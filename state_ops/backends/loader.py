@@ -30,11 +30,11 @@ def named(name: str) -> BackendFactory:
     """The backend of this name. Raises ConfigurationError that says what is known, or why it cannot be imported."""
     target = _OWN.get(name) or _installed(name) or (name if ":" in name else None)
     if target is None:
-        known = ", ".join([*_OWN, *sorted({point.name for point in entry_points(group=GROUP)} - set(_OWN))])
+        names = ", ".join([*_OWN, *sorted({point.name for point in entry_points(group=GROUP)} - set(_OWN))])
         raise ConfigurationError(
             f"There is no state backend {name!r}.",
             where="state.backend",
-            next=f"Known are: {known}. Others are installed as entry points of the group {GROUP}, in every worker's "
+            next=f"Known are: {names}. Others are installed as entry points of the group {GROUP}, in every worker's "
             "environment too, or written as package.module:factory.",
         )
     module, _, attribute = target.partition(":")
@@ -59,14 +59,14 @@ def named(name: str) -> BackendFactory:
 
 def _installed(name: str) -> str | None:
     """Where the entry point of this name leads. Raises ConfigurationError if distributions disagree on it."""
-    found = sorted({point.value for point in entry_points(group=GROUP, name=name)})
-    if len(found) > 1:
+    targets = sorted({point.value for point in entry_points(group=GROUP, name=name)})
+    if len(targets) > 1:
         raise ConfigurationError(
-            f"Several distributions offer a state backend {name!r}: {', '.join(found)}.",
+            f"Several distributions offer a state backend {name!r}: {', '.join(targets)}.",
             where="state.backend",
             next="Uninstall all but one of them, or write package.module:factory.",
         )
-    return found[0] if found else None
+    return targets[0] if targets else None
 
 
 def misfit(recorded: str, configured: str) -> str | None:

@@ -163,8 +163,8 @@ class _Order:
         """The keys of `alive` with start <= key < end, in order."""
         self._settle(alive)
         parts = [run[bisect_left(run, start) : bisect_left(run, end)] for run in self._runs]
-        found = parts[0] if len(parts) == 1 else _merged(parts)
-        return [key for key in found if key in alive] if self._removed else found
+        keys = parts[0] if len(parts) == 1 else _merged(parts)
+        return [key for key in keys if key in alive] if self._removed else keys
 
     def _settle(self, alive: Mapping[bytes, bytes]) -> None:
         if self._fresh:

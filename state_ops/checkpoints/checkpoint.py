@@ -276,15 +276,15 @@ def began(parent: Checkpoint | None) -> dict[str, int]:
 
 def abandoned(checkpoints: Sequence[Checkpoint]) -> dict[CheckpointId, CheckpointId]:
     """The checkpoints that rewinds and promotions have left behind, each with the newest such one."""
-    found: dict[CheckpointId, CheckpointId] = {}
+    left: dict[CheckpointId, CheckpointId] = {}
     for rewind in sorted(checkpoints, key=lambda row: row.id, reverse=True):
-        if rewind.kind in TAKES_BACK and rewind.id not in found:
-            found |= {
+        if rewind.kind in TAKES_BACK and rewind.id not in left:
+            left |= {
                 row.id: rewind.id
                 for row in checkpoints
-                if (rewind.parent_id or 0) < row.id < rewind.id and row.id not in found
+                if (rewind.parent_id or 0) < row.id < rewind.id and row.id not in left
             }
-    return found
+    return left
 
 
 def event_time(checkpoint: Checkpoint, lateness: int = 0) -> int | None:
@@ -297,7 +297,7 @@ def event_time(checkpoint: Checkpoint, lateness: int = 0) -> int | None:
     read = [position.get("newest") for position in checkpoint.offsets.values()]
     behind = lateness if any(_UNTOLD not in position for position in checkpoint.offsets.values()) else 0
     reached = [watermark + behind for watermark in checkpoint.watermarks.values()]
-    return max([*(one for one in read if one is not None), *reached], default=None)
+    return max([*(time for time in read if time is not None), *reached], default=None)
 
 
 _UNTOLD = "untold"
@@ -308,7 +308,7 @@ def told_times(position: dict[str, Any], newest: Sequence[int | None], *, untold
 
     untold: nobody knows the event times of some rows up to here, so that these may be newer.
     """
-    return {**position, "newest": max((one for one in newest if one is not None), default=None), _UNTOLD: untold}
+    return {**position, "newest": max((time for time in newest if time is not None), default=None), _UNTOLD: untold}
 
 
 def is_untold(position: dict[str, Any] | None) -> bool:

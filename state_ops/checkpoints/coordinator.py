@@ -165,11 +165,11 @@ class Coordinator:
         return None
 
     def _discardable(self, ack: Ack) -> tuple[StateFile, ...]:
-        own = [file for file in ack.files if owns(ack, file)]
+        files = [file for file in ack.files if owns(ack, file)]
         if ack.epoch not in self._aborted and ack.epoch not in self._confirmed and not self._is_pending(ack.epoch):
             # It has completed and was pruned: whose rows were published then is not known any more.
-            own = [file for file in own if file.kind != OUTPUT]
-        return self._unnamed(own)
+            files = [file for file in files if file.kind != OUTPUT]
+        return self._unnamed(files)
 
     def _unnamed(self, files: Sequence[StateFile]) -> tuple[StateFile, ...]:
         """Those that no accepted ack and no confirmed checkpoint names."""
@@ -283,11 +283,11 @@ class Coordinator:
     def needed(self) -> dict[CheckpointId, list[str]]:
         """Why pruning must leave checkpoints although newer ones have completed: epochs in flight may name their
         objects."""
-        found: dict[CheckpointId, list[str]] = {}
+        reasons: dict[CheckpointId, list[str]] = {}
         for pending in self._pending:
             for id in self._needed_by(pending):
-                found.setdefault(id, []).append(f"epoch {pending.id} is in flight")
-        return found
+                reasons.setdefault(id, []).append(f"epoch {pending.id} is in flight")
+        return reasons
 
     def _needed_by(self, pending: PendingCheckpoint) -> list[CheckpointId]:
         base = pending.base.id if pending.base else 0

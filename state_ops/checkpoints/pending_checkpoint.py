@@ -85,9 +85,9 @@ class PendingCheckpoint:
         if ack.error is not None and not self.committing:
             self.declines.append(ack)
             return AckOutcome.DECLINED
-        known = self.acks.get(key)
-        uploaded = known is not None and known.attempt == ack.attempt and known.handover is not None
-        if known is not None and (not uploaded or ack.handover is not None):
+        accepted = self.acks.get(key)
+        uploaded = accepted is not None and accepted.attempt == ack.attempt and accepted.handover is not None
+        if accepted is not None and (not uploaded or ack.handover is not None):
             return AckOutcome.DUPLICATE
         self.acks[key] = ack
         return AckOutcome.ACCEPTED

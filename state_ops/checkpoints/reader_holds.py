@@ -181,5 +181,5 @@ class Watcher:
 
     @staticmethod
     def _alive(held: HoldRecord, silent: float) -> bool:
-        known = processes.process_lives(held.host, held.pid, held.born, held.pids)
-        return silent < DEAD_AFTER_HEARTBEATS * held.heartbeat_seconds if known is None else known
+        lives = processes.process_lives(held.host, held.pid, held.born, held.pids)
+        return silent < DEAD_AFTER_HEARTBEATS * held.heartbeat_seconds if lives is None else lives

@@ -200,9 +200,9 @@ class _Rows(Generic[Row]):
 
     def of(self, file: DataFile) -> tuple[Row, ...]:
         """The rows of one of the table's files."""
-        known = self._read.get(file.path)
-        if known is not None:
-            return known
+        parsed = self._read.get(file.path)
+        if parsed is not None:
+            return parsed
         written = self._written.get(file.path)
         rows = self._table.read_rows([file]) if written is None else written.to_pylist()
         for row in rows:
@@ -230,7 +230,7 @@ class _Rows(Generic[Row]):
             rows = [self.of(file) for file in files]
         else:  # a file for each retained checkpoint, and each waits for storage
             rows = together(lambda file, _: self.of(file), files, at_once=storage.transfers)
-        return {file.path: own for file, own in zip(files, rows, strict=True)}
+        return {file.path: parsed for file, parsed in zip(files, rows, strict=True)}
 
 
 class Registry:
@@ -391,8 +391,8 @@ class Registry:
         for row in publications:
             rows.setdefault(row.checkpoint_id, []).append(dataclasses.asdict(row))
         data = [
-            self._published.write(own, f"data/{id:020d}-{uuid.uuid4().hex}.parquet", [("checkpoint_id", id)])
-            for id, own in sorted(rows.items())
+            self._published.write(published, f"data/{id:020d}-{uuid.uuid4().hex}.parquet", [("checkpoint_id", id)])
+            for id, published in sorted(rows.items())
         ]
         if data:
             self._publications.commit(generation, data)

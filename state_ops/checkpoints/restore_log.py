@@ -164,14 +164,14 @@ def _in_order(storage: Storage, files: Sequence[DataFile]) -> list[Restored]:
     def rows(file: DataFile, _: object) -> list[Restored]:
         return _rows(storage, file)
 
-    found = together(rows, files, at_once=storage.transfers)
-    return sorted((row for part in found for row in part), key=lambda row: row.restored_at)
+    parts = together(rows, files, at_once=storage.transfers)
+    return sorted((row for part in parts for row in part), key=lambda row: row.restored_at)
 
 
 def _rows(storage: Storage, file: DataFile) -> list[Restored]:
     data = storage.read_bytes(f"{PATH}/{file.path}")
     if data is None:
         return []
-    known = {field.name for field in dataclasses.fields(Restored)}
+    columns = {field.name for field in dataclasses.fields(Restored)}
     rows = pq.read_table(pa.BufferReader(data), use_threads=False).to_pylist()
-    return [Restored(**{name: value for name, value in row.items() if name in known}) for row in rows]
+    return [Restored(**{name: value for name, value in row.items() if name in columns}) for row in rows]

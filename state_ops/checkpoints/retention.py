@@ -80,7 +80,7 @@ def reasons(
     left = abandoned(ordered)
     newest = [row.id for row in ordered if row.commit_id not in named and row.id not in left][-keep:] if keep else []
     taken_back = {*newest, *(row.id for row in ordered[-1:])} if keep else set()
-    found: dict[CheckpointId, tuple[str, ...]] = {}
+    stays: dict[CheckpointId, tuple[str, ...]] = {}
     for row in ordered:
         why = [f"{pin.kind} {pin.name!r}" for pin in pins if pin.commit_id == row.commit_id]
         if keep and row is ordered[-1]:
@@ -89,11 +89,11 @@ def reasons(
             why.append(f"among the newest {keep}")
         elif left.get(row.id) in taken_back:
             why.append(f"abandoned by rewind {left[row.id]}, which can be taken back while it is among the newest")
-        found[row.id] = (*why, *(needed or {}).get(row.id, ()))
+        stays[row.id] = (*why, *(needed or {}).get(row.id, ()))
     for id, rewind in left.items() if keep else ():
-        if found[id] and not found[rewind]:
-            found[rewind] = (f"it says that {id} is abandoned",)
-    return found
+        if stays[id] and not stays[rewind]:
+            stays[rewind] = (f"it says that {id} is abandoned",)
+    return stays
 
 
 def plan(
@@ -174,10 +174,10 @@ def orphans(storage: Storage, listings: Iterable[Collection[StateFile]], generat
     that have no name of Weir's are not its to delete.
     """
     named = reference_counts(listings)
-    found = []
+    unnamed = []
     for top in ("state", "channels"):
         for file in storage.list(top, unfinished=True):
             parsed = parse_epoch_dir("/".join(file.path.split("/")[2:3]))
             if parsed is not None and parsed[0] < generation and file.path not in named and is_staged(file.path):
-                found.append(file)
-    return found
+                unnamed.append(file)
+    return unnamed

@@ -90,9 +90,9 @@ class GateHold:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> GateHold:
         """From what `to_dict` gave, in this release or another: what is unknown is left out."""
-        known = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
-        files = {source: tuple(names) for source, names in known.pop("files", {}).items()}
-        return cls(**{**known, "verdicts": tuple(known.get("verdicts", ()))}, files=files)
+        fields = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
+        files = {source: tuple(names) for source, names in fields.pop("files", {}).items()}
+        return cls(**{**fields, "verdicts": tuple(fields.get("verdicts", ()))}, files=files)
 
 
 def read(storage: Storage, head: CheckpointId | None) -> GateHold | None:

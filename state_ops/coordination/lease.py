@@ -101,7 +101,7 @@ def record(kind: type[Record], data: bytes) -> Record:
 
 def _fits(value: Any, hint: Any) -> bool:
     if isinstance(hint, UnionType):
-        return any(_fits(value, one) for one in get_args(hint))
+        return any(_fits(value, kind) for kind in get_args(hint))
     plain = getattr(hint, "__supertype__", get_origin(hint) or hint)
     if plain in (int, float):
         return isinstance(value, int | plain) and not isinstance(value, bool)
@@ -138,9 +138,9 @@ def alive(lease: Lease | None) -> bool | None:
 def watch(storage: Storage) -> bool:
     """Whether a coordinator lives, watching its counter for 3 heartbeats where nothing faster can tell."""
     first = read(storage)
-    known = alive(first)
-    if known is not None or first is None:
-        return bool(known)
+    lives = alive(first)
+    if lives is not None or first is None:
+        return bool(lives)
     deadline = time.monotonic() + DEAD_AFTER_HEARTBEATS * first.heartbeat_seconds
     while time.monotonic() < deadline:
         time.sleep(min(1.0, first.heartbeat_seconds / 2))

@@ -45,8 +45,8 @@ def send(storage: Storage, request: Request) -> Request:
     """Leave a request; the coordinator reads it at its next barrier."""
     sent = replace(request, at=time.time(), name=f"{REQUESTS}/{uuid.uuid4().hex}.json")
     # What is not asked for is left out: a coordinator of an older release would not know it.
-    said = {name: value for name, value in asdict(sent).items() if value is not None}
-    storage.put_bytes(sent.name, json.dumps(said).encode())
+    options = {name: value for name, value in asdict(sent).items() if value is not None}
+    storage.put_bytes(sent.name, json.dumps(options).encode())
     return sent
 
 
@@ -56,12 +56,12 @@ def pending(storage: Storage) -> list[Request]:
 
     A request is named by its file, whatever it says of itself: that name is what `take` deletes.
     """
-    found = []
+    requests = []
     for file in storage.list(REQUESTS):
         raw = storage.read_bytes(file.path)
         if raw is not None:
-            found.append(replace(_request(raw), name=file.path))
-    return sorted(found, key=lambda request: request.at)
+            requests.append(replace(_request(raw), name=file.path))
+    return sorted(requests, key=lambda request: request.at)
 
 
 def _request(raw: bytes) -> Request:

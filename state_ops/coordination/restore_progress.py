@@ -104,23 +104,23 @@ class RestoreProgress:
                 if time.monotonic() - self._moved > _STALLED_SECONDS:
                     continue
                 now = datetime.now(UTC).isoformat(timespec="seconds")
-                said = self._state = replace(self._state, beat=self._state.beat + 1, at=now)
+                state = self._state = replace(self._state, beat=self._state.beat + 1, at=now)
             with suppress(OSError):  # a missed beat, of which there are more
-                self._storage.put_bytes(said.path, json.dumps(asdict(said)).encode())
+                self._storage.put_bytes(state.path, json.dumps(asdict(state)).encode())
             if self._heard is not None:
-                self._heard(said)
+                self._heard(state)
 
 
 def read(storage: Storage) -> list[Restoring]:
     """What is being fetched, as far as it has been said, in no order. What killed processes have said last is among
     it."""
-    found = []
+    fetches = []
     for file in storage.list(DIRECTORY):
         raw = storage.read_bytes(file.path)
         if raw:
             with suppress(ValueError):  # on a disk, half of what a killed process wrote
-                found.append(Restoring(**known(Restoring, json.loads(raw))))
-    return found
+                fetches.append(Restoring(**known(Restoring, json.loads(raw))))
+    return fetches
 
 
 def clear(storage: Storage) -> None:
@@ -130,5 +130,5 @@ def clear(storage: Storage) -> None:
 
 def described(restoring: Sequence[Restoring]) -> str:
     """In words: how many bytes are here."""
-    here, total = (sum(getattr(one, name) for one in restoring) for name in ("bytes", "bytes_total"))
+    here, total = (sum(getattr(fetch, name) for fetch in restoring) for name in ("bytes", "bytes_total"))
     return f"{here / 1e6:,.1f} of {total / 1e6:,.1f} MB ({100 * here // max(1, total)} %)"

@@ -46,20 +46,20 @@ def read(storage: Storage) -> Suspension | None:
     gone."""
     raw = storage.read_bytes(PATH)
     try:
-        found = record(Suspension, raw) if raw is not None else None
+        suspension = record(Suspension, raw) if raw is not None else None
     except ValueError as error:
         advice = (
             "A person has ended the pipeline, or somebody promoted or rewound it. Delete it when the pipeline "
             "may begin again."
         )
         raise unreadable(storage, PATH, error, advice) from error
-    if found is None or found.process is None:
-        return found
-    host, pid, began = found.process
-    lives = process_lives(host, pid, began, found.pids)
+    if suspension is None or suspension.process is None:
+        return suspension
+    host, pid, began = suspension.process
+    lives = process_lives(host, pid, began, suspension.pids)
     if lives is None:  # it cannot be seen from here: nobody promotes or rewinds for so long
-        return found if datetime.now(UTC) - datetime.fromisoformat(found.when) < _FOR_A_WHILE else None
-    return found if lives else None
+        return suspension if datetime.now(UTC) - datetime.fromisoformat(suspension.when) < _FOR_A_WHILE else None
+    return suspension if lives else None
 
 
 def write(storage: Storage, suspension: Suspension) -> None:
@@ -80,13 +80,15 @@ def during(storage: Storage, why: str) -> Iterator[None]:
     if read(storage) is not None:
         yield
         return
-    own = Suspension("stopped", why, [socket.gethostname(), os.getpid(), born(os.getpid())], pids=pid_namespace())
-    write(storage, own)
+    suspension = Suspension(
+        "stopped", why, [socket.gethostname(), os.getpid(), born(os.getpid())], pids=pid_namespace()
+    )
+    write(storage, suspension)
     try:
         yield
     finally:
         try:
-            if read(storage) == own:  # a person may have stopped it meanwhile, which stays
+            if read(storage) == suspension:  # a person may have stopped it meanwhile, which stays
                 clear(storage)
         except (
             OSError

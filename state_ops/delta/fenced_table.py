@@ -275,11 +275,11 @@ class FencedTable(TableFiles):
     def _opened(self) -> Known:
         handle = open_table(self.storage, self.path)
         self._check_columns(handle)
-        found = log_entries.known(self.storage, self.path, handle, self.app_id, active_files(handle))
+        opened = log_entries.known(self.storage, self.path, handle, self.app_id, active_files(handle))
         # Only now: an entry that stands where another one was cleaned away is a zombie's.
-        if found is None or log_cleanup.may_be_cleaned(log_cleanup.log_names(self.storage, self.path), found.number):
+        if opened is None or log_cleanup.may_be_cleaned(log_cleanup.log_names(self.storage, self.path), opened.number):
             raise FileNotFoundError(self.storage.full(log_entries.entry_path(self.path, handle.version())))
-        return found
+        return opened
 
     @_alone
     def last_known(self) -> Known | None:
@@ -399,8 +399,8 @@ class FencedTable(TableFiles):
 
         Raises FencedError when a higher generation owns the table. Any other exception means: outcome unknown.
         """
-        made = self._appended(generation, adds, removes, check)
-        self.upkeep_due = self.upkeep_due or log_cleanup.is_due(made.number)
+        version = self._appended(generation, adds, removes, check)
+        self.upkeep_due = self.upkeep_due or log_cleanup.is_due(version.number)
 
     def _appended(
         self,
@@ -424,10 +424,10 @@ class FencedTable(TableFiles):
                 continue  # nobody is told that from what was known a while ago
             self._known = None  # whatever happens now: only what is confirmed is known
             try:
-                made = log_entries.append(before, self.app_id, generation, adds, removes)
+                version = log_entries.append(before, self.app_id, generation, adds, removes)
                 if log_entries.still_there(before):
-                    self._known = made
-                    return made
+                    self._known = version
+                    return version
             except CommitFailedError:
                 pass  # somebody else committed: look again, with the same rules
         raise self._raced()

@@ -39,10 +39,10 @@ class DataFile:
     bounds: tuple[tuple[str, int], ...] = ()
 
     def stats(self) -> str:
-        found: dict[str, Any] = {"numRecords": self.rows}
+        stats: dict[str, Any] = {"numRecords": self.rows}
         if self.bounds:
-            found |= {"minValues": dict(self.bounds), "maxValues": dict(self.bounds)}
-        return json.dumps(found)
+            stats |= {"minValues": dict(self.bounds), "maxValues": dict(self.bounds)}
+        return json.dumps(stats)
 
     def add_action(self) -> AddAction:
         return AddAction(self.path, self.bytes, dict(self.partition), _now(), True, self.stats())
@@ -135,9 +135,9 @@ def append(
     # A put whose answer was lost is tried again, and finds what it has put itself.
     if not version.storage.create(path, entry) and version.storage.read_bytes(path) != entry:
         raise CommitFailedError(f"{version.path} has a version {version.number + 1} already.")
-    made = _followed(version, entry, app_id)
-    assert made is not None
-    return made
+    newer = _followed(version, entry, app_id)
+    assert newer is not None
+    return newer
 
 
 def _written(

@@ -90,8 +90,8 @@ def look(storage: Storage, app_id: str, names: frozenset[str], alive: bool, owne
     before."""
     early = sinks.versions(storage, app_id)
     seen = survey(storage, app_id, alive, owned)
-    known = names.union(*(row.sinks for row in seen.checkpoints))
-    tables = {name: sinks.look(storage, app_id, name) for name in sorted(known)}
+    sink_names = names.union(*(row.sinks for row in seen.checkpoints))
+    tables = {name: sinks.look(storage, app_id, name) for name in sorted(sink_names)}
     # Branches have registries of their own, by which they are looked at by themselves.
     branches = {pinned(pin.name, pin.reason).id for pin in seen.pins if pin.kind == BRANCH}
     stored = {file.path: file.bytes for file in storage.list(unfinished=True) if branch_of(file.path) not in branches}

@@ -229,6 +229,6 @@ class Report:
             "files": self.files,
             "bytes": self.bytes,
             "bytes_read": self.read,
-            "checkpoints": [{"id": one.id, "names": list(one.names), "intact": one.intact} for one in self.checkpoints],
+            "checkpoints": [{"id": row.id, "names": list(row.names), "intact": row.intact} for row in self.checkpoints],
             "findings": [finding.to_dict() for finding in self.findings],
         }

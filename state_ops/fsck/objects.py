@@ -164,12 +164,12 @@ def _in_table(storage: Storage, seen: Survey, table: SinkTable, files: list[Stor
     if not candidates:
         return
     try:
-        known = mentioned(storage, table.path, candidates)
+        in_log = mentioned(storage, table.path, candidates)
     except UNREADABLE as error:
         yield found(Kind.UNREADABLE_TABLE, f"An entry of its log cannot be read: {plainly(error)}", table.path)
         return
     for file in files:
-        if file.path in known or file.path in table.files:
+        if file.path in in_log or file.path in table.files:
             continue
         staged = _STAGED.fullmatch(file.path)
         if staged is None:

@@ -62,8 +62,8 @@ def agreed(fresh: RepairPlan, shown: RepairPlan | None) -> RepairPlan:
         return fresh
 
     def both(now: Iterable[Finding], then: Iterable[Finding]) -> tuple[Finding, ...]:
-        known = {(finding.kind, finding.path, finding.checkpoints) for finding in then}
-        return tuple(finding for finding in now if (finding.kind, finding.path, finding.checkpoints) in known)
+        shown_before = {(finding.kind, finding.path, finding.checkpoints) for finding in then}
+        return tuple(finding for finding in now if (finding.kind, finding.path, finding.checkpoints) in shown_before)
 
     return RepairPlan(
         both(fresh.publish, shown.publish),

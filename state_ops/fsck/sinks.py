@@ -90,9 +90,9 @@ def chain_problems(storage: Storage, seen: Survey, table: SinkTable, early: int 
         what = f"Checkpoints up to {newest} have rows for the table {name}, which is gone."
         yield found(Kind.MISSING_TABLE, what, table.path)
         return
-    own = [row for row in seen.checkpoints if row.sinks.get(name, {}).get("id") == row.id]
+    with_rows = [row for row in seen.checkpoints if row.sinks.get(name, {}).get("id") == row.id]
     recorded = {row.checkpoint_id for row in seen.publications if row.sink == name}
-    lacking = [row for row in own if row.id > (table.version or 0)]
+    lacking = [row for row in with_rows if row.id > (table.version or 0)]
     if (table.version or 0) < newest:
         published = [row.id for row in lacking if row.id in recorded]
         if published or not lacking or lacking[0].sinks[name]["before"] != table.version:
@@ -103,7 +103,7 @@ def chain_problems(storage: Storage, seen: Survey, table: SinkTable, early: int 
             return
     if seen.alive:
         return  # who coordinates publishes what it committed, and records it
-    for row in own:
+    for row in with_rows:
         if row in lacking:
             what = f"Checkpoint {row.id} is complete, and its rows are not in the table {name} yet."
             yield found(Kind.UNPUBLISHED_ROWS, what, table.path, (row.id,))
@@ -120,7 +120,7 @@ def mentioned(storage: Storage, table: str, paths: Collection[str]) -> set[str]:
     a damaged entry raises: nothing may be concluded from half a log.
     """
     wanted = {path.removeprefix(f"{table}/"): path for path in paths}
-    known: set[str] = set()
+    in_log: set[str] = set()
     for file in storage.list(f"{table}/_delta_log"):
         if file.path.endswith(".json"):
             names = _in_entry(storage.read_bytes(file.path) or b"")
@@ -128,8 +128,8 @@ def mentioned(storage: Storage, table: str, paths: Collection[str]) -> set[str]:
             names = _in_checkpoint(storage.read_bytes(file.path) or b"")
         else:
             continue
-        known.update(wanted[name] for name in names if name in wanted)
-    return known
+        in_log.update(wanted[name] for name in names if name in wanted)
+    return in_log
 
 
 def _in_entry(data: bytes) -> Iterator[str]:

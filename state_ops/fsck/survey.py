@@ -131,7 +131,9 @@ def _listing(storage: Storage, seen: Survey, registry: Registry, row: Checkpoint
     except PrunedError:
         return None
     except DamageError as error:
-        named = [one for one in _culprits(storage) if one.path and f"checkpoint_id={row.id}/" in one.path]
+        named = [
+            culprit for culprit in _culprits(storage) if culprit.path and f"checkpoint_id={row.id}/" in culprit.path
+        ]
         seen.findings += named or [found(Kind.DAMAGED_LISTING, error.what, _listing_dir(row), (row.id,))]
         return None
     except UNREADABLE:
@@ -209,9 +211,9 @@ def _listing_problems(row: Checkpoint, listing: tuple[StateFile, ...], branch: b
     yield from _drift(row, "bytes_total", row.bytes_total, sum(file.bytes for file in state))
     yield from _drift(row, "bytes_new", row.bytes_new, sum(file.bytes for file in state if file.new))
     for uid, figures in row.operators.items():
-        own = [file for file in state if file.operator == uid]
-        new = [file for file in own if file.new]
-        recount = {"files_total": len(own), "bytes_total": sum(file.bytes for file in own)}
+        of_stage = [file for file in state if file.operator == uid]
+        new = [file for file in of_stage if file.new]
+        recount = {"files_total": len(of_stage), "bytes_total": sum(file.bytes for file in of_stage)}
         if (
             row.kind == "checkpoint"
         ):  # the first checkpoint of a pipeline that started from another's has that one's figures
@@ -286,18 +288,18 @@ def _pin_problems(seen: Survey) -> Iterator[Finding]:
 
 def _name(seen: Survey, row: Checkpoint, listing: tuple[StateFile, ...]) -> None:
     for file in listing:
-        known = seen.named.get(file.path)
-        if known is None:
+        named = seen.named.get(file.path)
+        if named is None:
             seen.named[file.path] = Named(file.kind, file.bytes, file.digest, file.sink, [row.id])
             continue
-        if (known.bytes, known.digest) != (file.bytes, file.digest):
+        if (named.bytes, named.digest) != (file.bytes, file.digest):
             what = (
-                f"Checkpoints {known.checkpoints[-1]} and {row.id} name the same object with different sizes or "
+                f"Checkpoints {named.checkpoints[-1]} and {row.id} name the same object with different sizes or "
                 "digests."
             )
-            seen.findings.append(found(Kind.DAMAGED_LISTING, what, file.path, (*known.checkpoints, row.id)))
-        if row.id != known.checkpoints[-1]:
-            known.checkpoints.append(row.id)
+            seen.findings.append(found(Kind.DAMAGED_LISTING, what, file.path, (*named.checkpoints, row.id)))
+        if row.id != named.checkpoints[-1]:
+            named.checkpoints.append(row.id)
 
 
 def _strays(storage: Storage, seen: Survey, strays: list[OrphanListing]) -> None:

@@ -26,14 +26,14 @@ def fitting(rows: pa.Table, keys: pa.Schema, schema: StateSchema, where: str) ->
     without. where: for the error. Raises InputError with everything that is wrong: missing and strange columns, types,
     values that do not fit, nulls, several rows of one key, with a sample of each.
     """
-    fields = [(one.name, one.type, False) for one in keys]
-    fields += [(one.name, one.type, one.nullable) for one in visible(schema)]
-    known = [name for name, _, _ in fields]
+    fields = [(field.name, field.type, False) for field in keys]
+    fields += [(field.name, field.type, field.nullable) for field in visible(schema)]
+    names = [name for name, _, _ in fields]
     problems = [
-        f"there is a column {name!r}, which the state has not" for name in rows.column_names if name not in known
+        f"there is a column {name!r}, which the state has not" for name in rows.column_names if name not in names
     ]
-    problems += [f"there are several columns {name!r}" for name in known if rows.column_names.count(name) > 1]
-    made: dict[str, pa.ChunkedArray] = {}
+    problems += [f"there are several columns {name!r}" for name in names if rows.column_names.count(name) > 1]
+    columns: dict[str, pa.ChunkedArray] = {}
     for name, type, nullable in fields:
         if rows.column_names.count(name) != 1:
             if name not in rows.column_names:
@@ -47,12 +47,12 @@ def fitting(rows: pa.Table, keys: pa.Schema, schema: StateSchema, where: str) ->
             nulls = pc.indices_nonzero(pc.is_null(column))
             problems.append(f"{column.null_count} rows have no {name!r}, which {what}: {_shown(rows, nulls)}")
         if cast is not None:
-            made[name] = cast
+            columns[name] = cast
             problems += [
                 f"the column {name!r} has a null in {part}, which cannot be null" for part in _holes(name, cast)
             ]
-    if all(name in made for name in keys.names):
-        problems += _twice(pa.table({name: made[name] for name in keys.names}))
+    if all(name in columns for name in keys.names):
+        problems += _twice(pa.table({name: columns[name] for name in keys.names}))
     if problems:
         raise InputError(
             f"The rows do not fit the state: {'; '.join(problems)}.",
@@ -60,7 +60,7 @@ def fitting(rows: pa.Table, keys: pa.Schema, schema: StateSchema, where: str) ->
             next="Nothing was changed. Correct them all, then import again; `weir state scan` shows rows as they have "
             "to be.",
         )
-    return pa.table([made[name] for name in known], schema=pa.schema([(name, type) for name, type, _ in fields]))
+    return pa.table([columns[name] for name in names], schema=pa.schema([(name, type) for name, type, _ in fields]))
 
 
 def _cast(
@@ -77,8 +77,8 @@ def _cast(
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         row = _first(column.length(), lambda number: _casts(column.slice(0, number), type))
         shown = _shown(rows, pa.array([row]))
-        said = first_line(error)
-        return f"the column {name!r} holds what {type_name(type)} cannot: {said}: {shown}", None
+        reason = first_line(error)
+        return f"the column {name!r} holds what {type_name(type)} cannot: {reason}: {shown}", None
 
 
 def _holes(path: str, column: pa.Array | pa.ChunkedArray) -> Iterator[str]:

@@ -115,13 +115,13 @@ def given_columns(
                 where=where,
                 next=f"Its columns are: {', '.join(frame.columns)}.",
             )
-    found = {}
+    by_field = {}
     for name, type in wanted.items():
         column = named.get(name, name)
         if column in frame.columns:
             what = f"{method}: the column {column!r} does not fit {name!r}, which is {type}"
-            found[name] = cast(frame[column], type, what, where).alias(name)
-    return found
+            by_field[name] = cast(frame[column], type, what, where).alias(name)
+    return by_field
 
 
 def _shown(keys: pl.DataFrame) -> list[tuple[Any, ...]]:

@@ -95,7 +95,8 @@ class KeyStates:
         self._reader = RowReader(self._fields, where)
         self._plain = not collections_of(state) and not any(pa.types.is_nested(field.type) for field in self._fields)
         self._collections: dict[str, KeyList | KeyMap] = {
-            one.name: (KeyList if one.kind == LIST else KeyMap)(one, where) for one in collections_of(state)
+            declared.name: (KeyList if declared.kind == LIST else KeyMap)(declared, where)
+            for declared in collections_of(state)
         }
         self.timers = KeyTimers(where)
         self._at = 0
@@ -106,15 +107,15 @@ class KeyStates:
         self._frame = handle.batch.keys
         self._rows: list[Row | None] | None = None
         self._changed: dict[int, Row | None] = {}
-        for one in self._collections.values():
-            one.begin(handle, self._frame, keys)
+        for collection in self._collections.values():
+            collection.begin(handle, self._frame, keys)
         self.timers.begin(handle, self._frame, keys)
 
     def at(self, index: int) -> None:
         """Make the batch's key of this number the current one."""
         self._at = index
-        for one in (*self._collections.values(), self.timers):
-            one.index = index
+        for handle in (*self._collections.values(), self.timers):
+            handle.index = index
 
     def end(self) -> None:
         """Hand what the calls changed to the cache and the handle, which writes it."""
@@ -133,8 +134,8 @@ class KeyStates:
                 self._handle.put(beside(self._frame, kept, table))
             if gone:
                 self._handle.delete(self._frame[gone])
-        for one in (*self._collections.values(), self.timers):
-            one.end()
+        for handle in (*self._collections.values(), self.timers):
+            handle.end()
 
     # -- for the current key
 
@@ -148,9 +149,9 @@ class KeyStates:
             row = self._reader.read(row, lambda: f"the key {self._keys[self._at]!r}")
         if not self._plain:
             return self._state(**{name: own(value) for name, value in zip(self._names, row, strict=True)})
-        made = self._state.__new__(self._state)
-        made.__dict__.update(zip(self._names, row, strict=True))
-        return made
+        instance = self._state.__new__(self._state)
+        instance.__dict__.update(zip(self._names, row, strict=True))
+        return instance
 
     def set(self, value: State) -> None:
         if type(value) is not self._state:

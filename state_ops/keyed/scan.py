@@ -34,13 +34,13 @@ def scan_state(
         yield from scan_values(backend, schema, keys, groups, expiry)
         return
     for group in groups:
-        one = range(group, group + 1)
-        rows = list(scan_values(backend, schema, keys, one, expiry))
+        only = range(group, group + 1)
+        rows = list(scan_values(backend, schema, keys, only, expiry))
         empty = pa.schema([*keys, *[(field.name, field.type) for field in visible(schema)]]).empty_table()
         whole = frames.from_arrow(pa.concat_tables(rows) if rows else empty)
         for declared in collections:
             scan = scan_list if declared.kind == LIST else scan_map
-            for table in scan(backend, declared, keys, one, expiry):
+            for table in scan(backend, declared, keys, only, expiry):
                 whole = whole.join(
                     _gathered(declared, keys.names, frames.from_arrow(table)), on=keys.names, how="full", coalesce=True
                 )

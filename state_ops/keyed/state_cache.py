@@ -50,9 +50,9 @@ class ValueStore(Generic[V]):
 
     def get(self, keys: Sequence[bytes]) -> list[V | None]:
         """The values of `keys` in their order, None where there is none; one multi-get."""
-        found = self.backend.multi_get(keys)
-        values = iter(self.decode([value for value in found if value is not None]))
-        return [None if value is None else next(values) for value in found]
+        stored = self.backend.multi_get(keys)
+        values = iter(self.decode([value for value in stored if value is not None]))
+        return [None if value is None else next(values) for value in stored]
 
     def write(self, changes: Mapping[bytes, V | None]) -> None:
         """Put every value, and delete the keys whose value is None: one batch, all or nothing."""

@@ -198,16 +198,16 @@ class Due:
 
         Only what has not been fired since is in it, so ask again for what is due after an author's function set timers.
         """
-        found: list[tuple[bytes, bytes]] = []
+        timers_due: list[tuple[bytes, bytes]] = []
         for position in range(self._at, len(self._groups)):
             start, end = self._range(self._groups[position])
-            entries = (one for one in self._backend.scan(start, end) if not self._held(one[1]))
-            found += islice(entries, self._most - len(found))
-            if len(found) == self._most:
+            entries = (entry for entry in self._backend.scan(start, end) if not self._held(entry[1]))
+            timers_due += islice(entries, self._most - len(timers_due))
+            if len(timers_due) == self._most:
                 break
-            if not found:
+            if not timers_due:
                 self._at = position + 1
-        groups, columns = decode_keys([key for key, _ in found], [pa.int64(), *self._keys.types])
+        groups, columns = decode_keys([key for key, _ in timers_due], [pa.int64(), *self._keys.types])
         table = pa.table(
             [*columns[1:], pa.array(groups.astype(np.int32)), columns[0]], names=[*self._keys.names, GROUP, AT]
         )
@@ -265,8 +265,8 @@ def scan_timers(backend: Backend, keys: pa.Schema, groups: range) -> Iterator[pa
     """The timers that are set in some key groups: key columns, `at` and `domain` ("event" or "processing")."""
     for group in groups:
         for domain, (by_time, _) in _KINDS.items():
-            found = [key for key, _ in backend.scan(group_prefix(group, by_time), group_prefix(group, by_time + 1))]
-            if found:
-                _, columns = decode_keys(found, [pa.int64(), *keys.types])
-                names = pa.array([domain] * len(found))
+            stored = [key for key, _ in backend.scan(group_prefix(group, by_time), group_prefix(group, by_time + 1))]
+            if stored:
+                _, columns = decode_keys(stored, [pa.int64(), *keys.types])
+                names = pa.array([domain] * len(stored))
                 yield pa.table([*columns[1:], columns[0].cast(MOMENT), names], names=[*keys.names, AT, DOMAIN])

@@ -219,8 +219,8 @@ def sweep(
 
 def _stamps(schema: StateSchema, values: Sequence[bytes]) -> pl.Series:
     """The stamps of rows. Those that were written with this very schema are not decoded for that."""
-    found = stored_numbers(schema, values, TOUCHED)
-    if found is None:
+    numbers = stored_numbers(schema, values, TOUCHED)
+    if numbers is None:
         return pl.Series(pl.from_arrow(decode_rows(schema, values).column(TOUCHED)))
-    stamps, nulls = found
+    stamps, nulls = numbers
     return pl.Series(np.where(nulls, 0, stamps)).zip_with(pl.Series(~nulls), pl.Series([None], dtype=pl.Int64))

@@ -53,9 +53,9 @@ class HashedTable:
             return np.full(len(hashes), -1, np.int64)
         at = np.minimum(np.searchsorted(self.hashes, hashes), len(self) - 1)
         hit = self.hashes[at] == hashes
-        found = self.rows.select(self.keys)[at[hit]]
+        stored = self.rows.select(self.keys)[at[hit]]
         asked = keys.select(self.keys) if hit.all() else keys.select(self.keys).filter(hit)
-        if not all(found[name].equals(asked[name].cast(found.schema[name])) for name in self.keys):
+        if not all(stored[name].equals(asked[name].cast(stored.schema[name])) for name in self.keys):
             raise CollisionError
         return np.where(hit, at, -1)
 

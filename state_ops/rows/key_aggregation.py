@@ -106,10 +106,10 @@ def fitting(
             )
         if agg.column is not None:
             given = rows[agg.column]
-            said = f"{method}: {name}={agg.kind}({agg.column!r})"
-            type = types[name] if agg.kind != "sum" else _summed(given.dtype, types[name], said, where)
+            aggregate = f"{method}: {name}={agg.kind}({agg.column!r})"
+            type = types[name] if agg.kind != "sum" else _summed(given.dtype, types[name], aggregate, where)
             if given.dtype != type:
-                what = f"{said}, but that column does not fit the field, which is {types[name]}"
+                what = f"{aggregate}, but that column does not fit the field, which is {types[name]}"
                 columns.append(cast(given, type, what, where).alias(_GIVEN + name))
                 agg = replace(agg, column=_GIVEN + name)
         wanted.append((name, agg))
@@ -235,8 +235,8 @@ def _ranks(rows: pl.DataFrame, by: Sequence[str]) -> pl.Series:
     order = rows.select(pl.arg_sort_by(by)).to_series().to_numpy()
     ranks = np.empty(len(order), np.uint32)
     ranks[order] = np.arange(len(order), dtype=np.uint32)
-    known = rows.select(pl.all_horizontal(pl.col(list(by)).is_not_null())).to_series()
-    return pl.select(pl.when(known).then(pl.Series(ranks))).to_series()
+    complete = rows.select(pl.all_horizontal(pl.col(list(by)).is_not_null())).to_series()
+    return pl.select(pl.when(complete).then(pl.Series(ranks))).to_series()
 
 
 def _too_large(names: Sequence[str], type: str, where: str, kind: str = "sum") -> InputError:

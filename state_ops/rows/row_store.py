@@ -112,10 +112,10 @@ class Rows:
         if self._pending is None:
             self._write(pl.concat([self._typed(keys), rows.select(self._fields)], how="horizontal"), present, _pairs)
             return
-        known = self._asked if self._asked is not None and self._asked.keys is keys else self._ordered(keys)
-        fields = rows.select(*self._fields, pl.lit(pl.Series(_PRESENT, present)))[known.order]
+        asked = self._asked if self._asked is not None and self._asked.keys is keys else self._ordered(keys)
+        fields = rows.select(*self._fields, pl.lit(pl.Series(_PRESENT, present)))[asked.order]
         try:
-            newer = HashedTable.sorted(known.hashes, pl.concat([known.typed, fields], how="horizontal"), self._names)
+            newer = HashedTable.sorted(asked.hashes, pl.concat([asked.typed, fields], how="horizontal"), self._names)
             self._pending = self._pending.merged(newer)
         except CollisionError:
             self._go_without_tables()
@@ -178,13 +178,13 @@ class Rows:
             if table is None or not len(missing):
                 continue
             if len(missing) < len(keys):
-                found = table.find(hashes[missing], keys[missing])
+                places = table.find(hashes[missing], keys[missing])
             else:
-                found = table.find(hashes, keys)
-                asked.table, asked.at = table, found
-            hit = found >= 0
+                places = table.find(hashes, keys)
+                asked.table, asked.at = table, places
+            hit = places >= 0
             here = pl.col(_PRESENT) if table is self._pending else pl.lit(True).alias(_PRESENT)
-            part = table.rows.select(*self._fields, here)[found[hit]]
+            part = table.rows.select(*self._fields, here)[places[hit]]
             parts.append(part)
             at[missing[hit]] = size + np.arange(len(part))
             size, missing = size + len(part), missing[~hit]
@@ -193,8 +193,8 @@ class Rows:
             if self._resident is not None:
                 return self._found(asked)
         if len(missing) and self._resident is None:
-            stored, known = self._stored(keys[missing])
-            parts.append(stored.with_columns(pl.Series(_PRESENT, known)))
+            stored, present = self._stored(keys[missing])
+            parts.append(stored.with_columns(pl.Series(_PRESENT, present)))
             at[missing] = size + np.arange(len(missing))
             size += len(missing)
         whole = pl.concat([*parts, self._default.with_columns(pl.lit(False).alias(_PRESENT))])
@@ -343,7 +343,9 @@ def _words(array: pa.Array) -> list[np.ndarray]:
     for offset in (0, 8):
         word = items(padded, 8)[np.minimum(starts + offset, len(data))].view(">u8").astype(np.uint64)
         # What follows a shorter text in the buffer is not its own.
-        own = np.clip(lengths - offset, 0, 8).astype(np.uint64)
-        mask = np.where(own == 0, np.uint64(0), ~np.uint64(0) << (np.uint64(8) * (np.uint64(8) - np.maximum(own, 1))))
+        bytes_left = np.clip(lengths - offset, 0, 8).astype(np.uint64)
+        mask = np.where(
+            bytes_left == 0, np.uint64(0), ~np.uint64(0) << (np.uint64(8) * (np.uint64(8) - np.maximum(bytes_left, 1)))
+        )
         words.append(word & mask)
     return words

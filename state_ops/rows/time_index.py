@@ -27,16 +27,16 @@ def entries(moments: np.ndarray, keys: Sequence[pa.Array | pa.ChunkedArray], gro
 def due(backend: Backend, groups: range, upto: int | None, most: int) -> Iterator[list[bytes]]:
     """The entries up to a moment, or all of them, in pieces of at most `most`. Those of a piece must be deleted before
     the next is asked for."""
-    found: list[bytes] = []
+    piece: list[bytes] = []
     for group in groups:
         while True:
-            found += first(backend, group, upto, most - len(found))
-            if len(found) < most:
+            piece += first(backend, group, upto, most - len(piece))
+            if len(piece) < most:
                 break  # nothing more of this group; what there is waits for the next one's
-            yield found
-            found = []
-    if found:
-        yield found
+            yield piece
+            piece = []
+    if piece:
+        yield piece
 
 
 def first(backend: Backend, group: int, upto: int | None, most: int) -> list[bytes]:

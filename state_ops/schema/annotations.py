@@ -49,8 +49,8 @@ def meaning_of(hint: Any) -> Meaning:
         python, *extras = typing.get_args(hint)
         renamed = tuple(name for extra in extras if isinstance(extra, Renamed) for name in extra.names)
         arrow = next((extra for extra in extras if isinstance(extra, pa.DataType)), None)
-        found = meaning_of(python) if arrow is None else _annotated(hint, python, arrow)
-        return replace(found, renamed=(*found.renamed, *renamed))
+        meaning = meaning_of(python) if arrow is None else _annotated(hint, python, arrow)
+        return replace(meaning, renamed=(*meaning.renamed, *renamed))
     bare, nullable = _without_none(hint)
     if nullable:
         return replace(meaning_of(bare), nullable=True, default=None, required=False)
@@ -120,7 +120,7 @@ def _strange_to_frames(type: pa.DataType) -> pa.DataType | None:
         return type
     if pa.types.is_uint64(type) or _is_nanos(type):
         return type
-    return next((found for part in parts(type) if (found := _strange_to_frames(part.type)) is not None), None)
+    return next((strange for part in parts(type) if (strange := _strange_to_frames(part.type)) is not None), None)
 
 
 def _is_nanos(type: pa.DataType) -> bool:

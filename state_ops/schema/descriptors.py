@@ -98,25 +98,29 @@ def collection(name: str, kind: str, key: pa.DataType | None, element: StateSche
     if key is not None:
         check_key_type(f"{name}_key", key)
     schema = element if isinstance(element, StateSchema) else StateSchema((element,))
-    made = Collection(name, kind, key, schema, row)
-    if len(set(made.columns)) < len(made.columns):
+    declared = Collection(name, kind, key, schema, row)
+    if len(set(declared.columns)) < len(declared.columns):
         raise PipelineError(
-            f"The values of the map {name!r} have a field {made.key_column!r}, which is the column of its keys.",
+            f"The values of the map {name!r} have a field {declared.key_column!r}, which is the column of its keys.",
             next="Rename the field.",
         )
-    return made
+    return declared
 
 
 def checked(collections: tuple[Collection, ...], fields: tuple[str, ...]) -> tuple[Collection, ...]:
     """PipelineError for a name that is a field's too, or for two names with one tag, which would share their
     entries."""
     by_tag: dict[int, str] = {}
-    for one in collections:
-        if one.name in fields:
-            raise PipelineError(f"{one.name!r} is both a field and a {one.kind}.", next="Rename one of the two.")
-        other = by_tag.setdefault(one.tag, one.name)
-        if other != one.name:
-            raise PipelineError(f"The names {other!r} and {one.name!r} have the same hash.", next="Rename one of them.")
+    for declared in collections:
+        if declared.name in fields:
+            raise PipelineError(
+                f"{declared.name!r} is both a field and a {declared.kind}.", next="Rename one of the two."
+            )
+        other = by_tag.setdefault(declared.tag, declared.name)
+        if other != declared.name:
+            raise PipelineError(
+                f"The names {other!r} and {declared.name!r} have the same hash.", next="Rename one of them."
+            )
     return collections
 
 

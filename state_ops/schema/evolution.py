@@ -292,11 +292,11 @@ def recorded(schema: StateSchema) -> list[dict[str, Any]]:
     takes."""
     return [
         {
-            "schema": one.to_json(),
-            "renamed": {f.name: list(f.renamed) for f in one.fields if f.renamed},
-            "parts": {f.name: [_part_to_json(f, part) for part in f.parts] for f in one.fields if f.parts},
+            "schema": written.to_json(),
+            "renamed": {f.name: list(f.renamed) for f in written.fields if f.renamed},
+            "parts": {f.name: [_part_to_json(f, part) for part in f.parts] for f in written.fields if f.parts},
         }
-        for one in (*schema.older, schema)
+        for written in (*schema.older, schema)
     ]
 
 
@@ -334,13 +334,13 @@ def _one(entry: Mapping[str, Any]) -> StateSchema:
     try:
         fields = []
         for f in schema.fields:
-            known = []
+            of_field = []
             for raw in entry.get("parts", {}).get(f.name, []):
                 path = tuple(raw["path"])
                 default = value_from_json(_type_at(f.type, path), raw["default"])
-                known.append(Part(path, default, tuple(raw["renamed"])))
+                of_field.append(Part(path, default, tuple(raw["renamed"])))
             renamed = tuple(entry.get("renamed", {}).get(f.name, ()))
-            fields.append(Field(f.name, f.type, f.nullable, f.default, renamed, tuple(known)))
+            fields.append(Field(f.name, f.type, f.nullable, f.default, renamed, tuple(of_field)))
         return StateSchema(tuple(fields))
     except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
         raise DamageError(

@@ -234,7 +234,7 @@ def _pairs(value: Any, key: _Plain | None, item: _Plain | None) -> list[tuple[An
     entries = value.items() if isinstance(value, Mapping) else list(value)
     if not all(isinstance(entry, (tuple, list)) for entry in entries):
         raise ValueError("it is no dict")
-    pairs = [(_made(name, key), _made(one, item)) for name, one in entries]
+    pairs = [(_made(name, key), _made(value_of_key, item)) for name, value_of_key in entries]
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a key of it stands there twice")
     return pairs
@@ -243,7 +243,7 @@ def _pairs(value: Any, key: _Plain | None, item: _Plain | None) -> list[tuple[An
 def _elements(value: Any, element: _Plain | None) -> list[Any]:
     if isinstance(value, (str, bytes, Mapping)):
         raise ValueError("it is no list")
-    return [_made(one, element) for one in value]
+    return [_made(part, element) for part in value]
 
 
 def _whole(value: Any) -> int:

@@ -205,11 +205,11 @@ def _refuse(path: str, nulls: np.ndarray) -> NoReturn:
 
 def _check_columns(schema: StateSchema, given: pa.Schema) -> None:
     for f in schema.fields:
-        found = given.get_all_field_indices(f.name)
-        if len(found) != 1:
-            problem = "is missing" if not found else "is there twice"
-        elif not _holds(f.type, given.field(found[0]).type):
-            problem = f"is {given.field(found[0]).type} but the state declares {f.type}"
+        positions = given.get_all_field_indices(f.name)
+        if len(positions) != 1:
+            problem = "is missing" if not positions else "is there twice"
+        elif not _holds(f.type, given.field(positions[0]).type):
+            problem = f"is {given.field(positions[0]).type} but the state declares {f.type}"
         else:
             continue
         raise PipelineError(
@@ -248,7 +248,8 @@ def decode_rows(schema: StateSchema, values: Sequence[bytes]) -> pa.Table:
         chain = (*schema.older, schema)
         rows = [np.flatnonzero(written == i).tolist() for i in range(len(chain))]
         tables = [
-            _decode_joined(one, *join([values[row] for row in own])) for one, own in zip(chain, rows, strict=True)
+            _decode_joined(layout_of, *join([values[row] for row in own]))
+            for layout_of, own in zip(chain, rows, strict=True)
         ]
         places = np.empty(len(values), np.int64)
         places[np.argsort(written, kind="stable")] = np.arange(len(values))
@@ -267,7 +268,9 @@ def stored_numbers(schema: StateSchema, values: Sequence[bytes], name: str) -> t
     rows = items(joined, width)[starts].view(layout.record)
     if not (np.equal(rows["version"], FORMAT_VERSION) & np.equal(rows["schema"], layout.schema_id)).all():
         return None
-    slot = next(i for i, one in enumerate(layout.slots) if one.inside is None and one.field.name == name)
+    slot = next(
+        i for i, candidate in enumerate(layout.slots) if candidate.inside is None and candidate.field.name == name
+    )
     return rows[str(slot)], _bit(rows, slot)
 
 
@@ -280,8 +283,8 @@ def _written_with(
         return None
     ids = items(joined, 8)[starts + SCHEMA_ID.start].view("<u8")
     written = np.full(len(ids), len(schema.older), np.int64)
-    for i, one in enumerate(schema.older):
-        written[ids == np.frombuffer(one.schema_id, "<u8")[0]] = i  # of a schema that was come back to, the later era
+    for i, older in enumerate(schema.older):
+        written[ids == np.frombuffer(older.schema_id, "<u8")[0]] = i  # of a schema that was come back to, the later era
     written[ids == np.frombuffer(schema.schema_id, "<u8")[0]] = len(schema.older)
     return written if (written < len(schema.older)).any() else None
 

@@ -54,7 +54,9 @@ class State:
         # The frame that runs the class statement: without it a class in a function body could not name local types.
         hints = _own_annotations(cls, sys._getframe(1))
         fields = {f.name: f for base in reversed(cls.__mro__[1:]) for f in _fields_of(base)}
-        collections = {one.name: one for base in reversed(cls.__mro__[1:]) for one in _collections_of(base)}
+        collections = {
+            declared.name: declared for base in reversed(cls.__mro__[1:]) for declared in _collections_of(base)
+        }
         for name, hint in hints.items():
             if typing.get_origin(hint) is ClassVar or hint is ClassVar:
                 continue
@@ -65,7 +67,10 @@ class State:
                 continue
             fields[name] = _field(cls, name, hint)
         nested = {name: nested_state(hint) for name, hint in hints.items()}
-        cls.__weir_nested__ = {**cls.__weir_nested__, **{name: one for name, one in nested.items() if one is not None}}
+        cls.__weir_nested__ = {
+            **cls.__weir_nested__,
+            **{name: declared for name, declared in nested.items() if declared is not None},
+        }
         for name, f in fields.items():
             # A base's field without annotation here may still get a new default: class Late(Base): legs = 1
             if name not in hints and cls.__dict__.get(name, f.default) is not f.default:
@@ -81,7 +86,7 @@ class State:
 
     def __init__(self, **values: Any) -> None:
         defaults = {f.name: getattr(type(self), f.name) for f in self.__weir_schema__.fields}
-        defaults |= {one.name: EMPTY[one.kind]() for one in self.__weir_collections__}
+        defaults |= {declared.name: EMPTY[declared.kind]() for declared in self.__weir_collections__}
         unknown = values.keys() - defaults.keys()
         if unknown:
             raise _unknown(type(self), min(unknown))
@@ -119,8 +124,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, State):
         return value.as_dict()
     if isinstance(value, list):
-        return [_plain(one) for one in value]
-    return {key: _plain(one) for key, one in value.items()} if isinstance(value, dict) else value
+        return [_plain(part) for part in value]
+    return {key: _plain(part) for key, part in value.items()} if isinstance(value, dict) else value
 
 
 def _fields_of(base: type) -> tuple[Field, ...]:
@@ -128,7 +133,7 @@ def _fields_of(base: type) -> tuple[Field, ...]:
 
 
 def _names(cls: type[State]) -> list[str]:
-    return [f.name for f in cls.__weir_schema__.fields] + [one.name for one in cls.__weir_collections__]
+    return [f.name for f in cls.__weir_schema__.fields] + [declared.name for declared in cls.__weir_collections__]
 
 
 def _collections_of(base: type) -> tuple[Collection, ...]:
@@ -142,10 +147,10 @@ def _collection(cls: type, name: str, kind: str, hints: tuple[Any, ...]) -> Coll
         raise _refusal(cls, name, "a list or map begins empty and takes no default")
     *keys, hint = hints
     key = None
-    for one in keys:
-        key, nullable = _resolve(cls, name, one)
+    for of_key in keys:
+        key, nullable = _resolve(cls, name, of_key)
         if nullable:
-            raise _refusal(cls, name, f"{shown(one)} cannot be the key of a map, since a null is no key")
+            raise _refusal(cls, name, f"{shown(of_key)} cannot be the key of a map, since a null is no key")
     try:
         if isinstance(hint, type) and issubclass(hint, State):
             if hint.__weir_collections__:
@@ -158,10 +163,10 @@ def _collection(cls: type, name: str, kind: str, hints: tuple[Any, ...]) -> Coll
 
 def _own_annotations(cls: type, frame: types.FrameType) -> dict[str, Any]:
     """The class's own annotations, resolved; its bases' were resolved where those were defined."""
-    own = inspect.get_annotations(cls)
+    annotations = inspect.get_annotations(cls)
     module = vars(sys.modules.get(cls.__module__, types.ModuleType("missing")))
     hints: dict[str, Any] = {}
-    for name, annotation in own.items():
+    for name, annotation in annotations.items():
         holder = type(cls.__name__, (), {"__annotations__": {name: annotation}})
         try:
             hints |= typing.get_type_hints(holder, {**frame.f_globals, **module}, frame.f_locals, include_extras=True)

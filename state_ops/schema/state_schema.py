@@ -100,18 +100,18 @@ class StateSchema:
     def of(cls, state: type) -> StateSchema:
         """The schema of a `State` subclass: its fields, without lists and maps. PipelineError for anything else, or for
         one that declares nothing."""
-        found = getattr(state, "__weir_schema__", None) if isinstance(state, type) else None
-        if not isinstance(found, StateSchema):
+        schema = getattr(state, "__weir_schema__", None) if isinstance(state, type) else None
+        if not isinstance(schema, StateSchema):
             raise PipelineError(
                 f"{state!r} is not a state class.", next="Pass a subclass of State: class Totals(State): count: int = 0"
             )
-        if not found.fields and not getattr(state, "__weir_collections__", ()):
+        if not schema.fields and not getattr(state, "__weir_collections__", ()):
             raise PipelineError(
                 f"The state {state.__qualname__} has no fields.",
                 where=f"class {state.__qualname__} in {state.__module__}",
                 next="Annotate at least one: count: int = 0",
             )
-        return found
+        return schema
 
     @classmethod
     def build(cls, fields: Iterable[tuple[str, pa.DataType, bool, Any]]) -> StateSchema:
@@ -134,7 +134,7 @@ class StateSchema:
 
     def reading(self, older: Sequence[StateSchema]) -> StateSchema:
         """This very schema, which also reads rows that were written with these older ones, oldest first."""
-        return replace(self, older=tuple(replace(one, older=()) for one in older))
+        return replace(self, older=tuple(replace(schema, older=()) for schema in older))
 
     @property
     def schema_id(self) -> bytes:
@@ -191,27 +191,27 @@ class StateSchema:
         old, new = {f.name: f for f in self.fields}, {f.name: f for f in newer.fields}
         names = {was: f.name for f in newer.fields for was in f.renamed if was in old and not {f.name} & old.keys()}
         names = {was: name for was, name in names.items() if was not in new}
-        said = [f"field {was} is called {name} now" for was, name in names.items()]
+        changes = [f"field {was} is called {name} now" for was, name in names.items()]
         old = {names.get(name, name): f for name, f in old.items()}
         for name, a in old.items():
             if (b := new.get(name)) is None:
-                said.append(f"field {name} ({type_name(a.type)}) was removed")
+                changes.append(f"field {name} ({type_name(a.type)}) was removed")
                 continue
             if a.type != b.type:
-                said.append(f"field {name} changed its type from {type_name(a.type)} to {type_name(b.type)}")
+                changes.append(f"field {name} changed its type from {type_name(a.type)} to {type_name(b.type)}")
             if a.nullable != b.nullable:
-                said.append(f"field {name} became {'nullable' if b.nullable else 'not nullable'}")
+                changes.append(f"field {name} became {'nullable' if b.nullable else 'not nullable'}")
             # A type change rewrites the default too; that is one change, not two.
             if a.type == b.type and value_to_json(a.type, a.default) != value_to_json(b.type, b.default):
-                said.append(f"field {name} changed its default from {a.default!r} to {b.default!r}")
+                changes.append(f"field {name} changed its default from {a.default!r} to {b.default!r}")
         for name, b in new.items():
             if name not in old:
                 nullable = "nullable" if b.nullable else f"default {b.default!r}"
-                said.append(f"field {name} ({type_name(b.type)}, {nullable}) was added")
+                changes.append(f"field {name} ({type_name(b.type)}, {nullable}) was added")
         before, after = [name for name in old if name in new], [name for name in new if name in old]
         if before != after:
-            said.append(f"the order of the fields changed from {', '.join(before)} to {', '.join(after)}")
-        return said
+            changes.append(f"the order of the fields changed from {', '.join(before)} to {', '.join(after)}")
+        return changes
 
 
 def _zero(type: pa.DataType) -> Any:

@@ -49,9 +49,9 @@ def _written(directory: Path, write: Callable[[Path], object], lock: int) -> Non
     except BaseException as error:  # whoever waits says it: nobody listens to this thread
         # First: on a full disk there is no room for the reason either.
         shutil.rmtree(directory / _PARTIAL, ignore_errors=True)
-        said = error.what if isinstance(error, WeirError) else f"{type(error).__name__}: {error}"
+        reason = error.what if isinstance(error, WeirError) else f"{type(error).__name__}: {error}"
         with suppress(OSError):  # then the lock says that it is over, and nothing why
-            os.pwrite(lock, said.encode(errors="replace"), 0)
+            os.pwrite(lock, reason.encode(errors="replace"), 0)
     finally:
         with suppress(
             OSError

@@ -152,15 +152,15 @@ class ObjectCache:
     def _make_room(self) -> None:
         """Drop those unused for longest. Downloads that were broken off count too: whoever asks next goes on with
         them."""
-        found = []
+        kept_files = []
         with os.scandir(self.directory) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
                     if entry.is_file():
-                        known = entry.stat()
-                        found.append((known.st_atime_ns, known.st_size, Path(entry.path)))
-        over = sum(size for _, size, _ in found) - self.most_bytes
-        for _, size, path in sorted(found):
+                        stat = entry.stat()
+                        kept_files.append((stat.st_atime_ns, stat.st_size, Path(entry.path)))
+        over = sum(size for _, size, _ in kept_files) - self.most_bytes
+        for _, size, path in sorted(kept_files):
             if over <= 0:
                 break
             if path.name.endswith(_PART):
@@ -198,10 +198,10 @@ def _locked(lock: IO[str]) -> bool:
 def is_object(path: Path, file: StateFile) -> bool:
     """Whether a local file that nobody changes in place is an object that a checkpoint names: read once by this
     process, however many links to it there are."""
-    known = path.stat()
-    if known.st_size != file.bytes:
+    stat = path.stat()
+    if stat.st_size != file.bytes:
         return False
-    if _verified.get((known.st_dev, known.st_ino)) == (known.st_size, known.st_mtime_ns, file.digest):
+    if _verified.get((stat.st_dev, stat.st_ino)) == (stat.st_size, stat.st_mtime_ns, file.digest):
         return True
     with path.open("rb") as opened:
         if hashlib.file_digest(opened, "sha256").hexdigest() != file.digest:
@@ -211,7 +211,7 @@ def is_object(path: Path, file: StateFile) -> bool:
 
 
 def _note(path: Path, digest: str) -> None:
-    known = path.stat()
+    stat = path.stat()
     if len(_verified) > _MOST_NOTED:
         _verified.clear()
-    _verified[known.st_dev, known.st_ino] = (known.st_size, known.st_mtime_ns, digest)
+    _verified[stat.st_dev, stat.st_ino] = (stat.st_size, stat.st_mtime_ns, digest)

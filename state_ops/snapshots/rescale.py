@@ -38,14 +38,14 @@ def bases(
     taken = snapshots_of(tuple(files), operator)
     if was == now:
         return taken
-    found = {}
+    by_subtask = {}
     for subtask in range(now):
         groups = group_range(subtask, now, max_parallelism)
         parts = _parts(taken, was, groups, max_parallelism)
         if parts:
-            made = hashlib.sha256(f"{commit_id}/{operator}/{subtask}/{now}".encode()).hexdigest()[:32]
-            found[subtask] = Snapshot(subtask, AttemptId(made), _side_by_side(parts, subtask), rescaled=True)
-    return found
+            attempt = hashlib.sha256(f"{commit_id}/{operator}/{subtask}/{now}".encode()).hexdigest()[:32]
+            by_subtask[subtask] = Snapshot(subtask, AttemptId(attempt), _side_by_side(parts, subtask), rescaled=True)
+    return by_subtask
 
 
 def _parts(
@@ -56,16 +56,16 @@ def _parts(
     low, high = first_key(groups.start), first_key(groups.stop)
     parts = []
     for parent in sorted(taken):
-        own = group_range(parent, was, max_parallelism)
-        if own.stop <= groups.start or groups.stop <= own.start:
+        of_parent = group_range(parent, was, max_parallelism)
+        if of_parent.stop <= groups.start or groups.stop <= of_parent.start:
             continue
         databases: dict[bytes, list[StateFile]] = {}
         for file in taken[parent].files:
             start, name = composite.parted(file.name)
             databases.setdefault(start or b"", []).append(replace(file, name=name))
         starts = sorted(databases)
-        lower = [first_key(own.start), *starts[1:]]  # the first one also has what comes before its name
-        for start, begin, end in zip(starts, lower, [*starts[1:], first_key(own.stop)], strict=True):
+        lower = [first_key(of_parent.start), *starts[1:]]  # the first one also has what comes before its name
+        for start, begin, end in zip(starts, lower, [*starts[1:], first_key(of_parent.stop)], strict=True):
             begins = max(begin, low)
             if begins < min(end, high):
                 parts.append((begins, databases[start]))

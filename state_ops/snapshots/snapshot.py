@@ -112,7 +112,7 @@ def working_copy(
     for name in (base.attempt, *(file.name for file in base.files)):
         _check_name(name)
     if isinstance(base, LocalSnapshot):
-        source = next((found for found in attempts(attempt.home) if owner(found) == base.attempt), None)
+        source = next((directory for directory in attempts(attempt.home) if owner(directory) == base.attempt), None)
         if read and (
             source is None
             or not _is_settled(source, base, deadline)
@@ -247,10 +247,10 @@ def _brought(
     What was fetched before this broke off stays in `.restoring-<attempt>`, and whoever comes next goes on with it.
     """
     with ExitStack() as stack:
-        own = stack.enter_context(resumable(home, RESTORING, base.attempt))
-        if own is None:  # another process is at it, which may be stuck
-            own = stack.enter_context(scratch(home, ".")) / "kept"
-        files = own / "snapshot"
+        directory = stack.enter_context(resumable(home, RESTORING, base.attempt))
+        if directory is None:  # another process is at it, which may be stuck
+            directory = stack.enter_context(scratch(home, ".")) / "kept"
+        files = directory / "snapshot"
         files.mkdir(parents=True, exist_ok=True)
         if progress is not None:
             arrived = stack.enter_context(progress.fetching(sum(file.bytes for file in base.files)))
@@ -261,9 +261,9 @@ def _brought(
                     _duplicate(base, files, looked_at, is_immutable)
                     check(looked_at)
             except DamageError:
-                shutil.rmtree(own, ignore_errors=True)
+                shutil.rmtree(directory, ignore_errors=True)
                 raise
-        _settle(own, home, base, epoch)
+        _settle(directory, home, base, epoch)
         return fetched
 
 
@@ -477,9 +477,9 @@ def begin(
     """
 
     def written(target: Path) -> None:
-        found = [file.name for file in _plain(attempt, frozen, frozen.write, target)]
-        if found != sorted(frozen.files):
-            raise _broken(attempt, frozen, f"it said {sorted(frozen.files)}, and wrote {found}")
+        names = [file.name for file in _plain(attempt, frozen, frozen.write, target)]
+        if names != sorted(frozen.files):
+            raise _broken(attempt, frozen, f"it said {sorted(frozen.files)}, and wrote {names}")
 
     for name in frozen.files:
         _check_name(name)
@@ -507,9 +507,9 @@ def prepare(
     goes."""
 
     def described(file: Path) -> LocalFile:
-        found = file.stat()
+        stat = file.stat()
         digest = None if is_immutable(file.name) else _digest(file)
-        return LocalFile(file.name, found.st_size, digest, forked.inherited.get(file.name) == found.st_ino)
+        return LocalFile(file.name, stat.st_size, digest, forked.inherited.get(file.name) == stat.st_ino)
 
     prepared = LocalSnapshot(attempt.subtask, attempt.id, tuple(described(file) for file in files))
     shutil.rmtree(forked.db, ignore_errors=True)

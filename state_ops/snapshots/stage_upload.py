@@ -59,8 +59,8 @@ def upload(
                 damaged.append(ack)
                 raise
         size, digest = storage.put_file(Path(file.local), file.path, cancelled=cancelled)
-        own = (file.kind, file.name, file.path, size, digest, True, ack.attempt, None, file.sink, file.rows)
-        return StateFile(ack.operator, ack.subtask, *own)
+        fields = (file.kind, file.name, file.path, size, digest, True, ack.attempt, None, file.sink, file.rows)
+        return StateFile(ack.operator, ack.subtask, *fields)
 
     try:
         moved = together(one, todo, at_once=storage.transfers * max(1, len(acks)), deadline=deadline)
@@ -103,8 +103,8 @@ def _durable(ack: Ack, base: Snapshot | None, files: Sequence[StateFile], took: 
     if ack.handover is None:
         return ack
     if ack.handover.snapshot is not None:
-        own = tuple(file for file in files if file.snapshot is not None)
-        snapshot.write_manifest(Path(ack.handover.directory), Snapshot(ack.subtask, ack.attempt, own))
+        state_files = tuple(file for file in files if file.snapshot is not None)
+        snapshot.write_manifest(Path(ack.handover.directory), Snapshot(ack.subtask, ack.attempt, state_files))
         listed = tuple(files)
     else:
         listed = (*snapshot.unchanged(base), *files)
@@ -135,8 +135,8 @@ def for_stages(ack: Ack) -> list[StagedFile | StateFile]:
 
 def read_by_next(ack: Ack) -> list[StagedFile | StateFile]:
     """The rows that the stages downstream read: each once, from a channel where it is in one."""
-    own = [file for file in for_stages(ack) if file.name == MAIN]
-    return own or ack.staged(MAIN)
+    from_channel = [file for file in for_stages(ack) if file.name == MAIN]
+    return from_channel or ack.staged(MAIN)
 
 
 def locals_of(ack: Ack) -> Collection[str]:

@@ -51,8 +51,8 @@ def sweep(attempt: Attempt, bases: Collection[AttemptId], stages: Collection[str
 
 def _sweep_home(home: Path, before: tuple[Generation, CheckpointId], bases: Collection[AttemptId]) -> None:
     for directory in attempts(home):
-        made = parse_epoch_dir(directory.name.rpartition("-")[0])
-        if made is not None and made < before and owner(directory) not in bases:
+        parsed = parse_epoch_dir(directory.name.rpartition("-")[0])
+        if parsed is not None and parsed < before and owner(directory) not in bases:
             shutil.rmtree(directory, ignore_errors=True)
     for directory in home.glob(f"{RESTORING}*"):
         if directory.name.removeprefix(RESTORING) not in bases:

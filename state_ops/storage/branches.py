@@ -29,8 +29,8 @@ def pinned(name: str, reason: str) -> Branch:
 
 def parent_uri(uri: str) -> str | None:
     """The root of the storage that a branch's storage lies in; None: it is no branch's."""
-    found = _BRANCH.fullmatch(uri)
-    return found[1] if found else None
+    match = _BRANCH.fullmatch(uri)
+    return match[1] if match else None
 
 
 def is_inherited(path: str) -> bool:

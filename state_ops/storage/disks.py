@@ -62,14 +62,16 @@ def full(error: BaseException, places: Mapping[str, str | Path]) -> str | None:
     """
     causes = list(_causes(error))
     named = [cause.filename for cause in causes if isinstance(cause, OSError) and is_full(cause)]
-    own = [found for path in named if isinstance(path, str | Path) and (found := disk(path)) is not None]
+    of_files = [found for path in named if isinstance(path, str | Path) and (found := disk(path)) is not None]
     others = [found for path in places.values() if (found := disk(path)) is not None]
-    candidates = [found for found in (*own, *others) if found.is_full]
+    candidates = [found for found in (*of_files, *others) if found.is_full]
     if not candidates and any(map(is_full, causes)):  # somebody has made room since, or it is a quota
-        candidates = own or sorted(others, key=lambda found: found.free)[:1]
+        candidates = of_files or sorted(others, key=lambda found: found.free)[:1]
     settings = {str(path): name for name, path in places.items()}
-    said = [f"{found} ({settings[found.path]})" if found.path in settings else str(found) for found in candidates]
-    return "; ".join(dict.fromkeys(said)) or None
+    descriptions = [
+        f"{found} ({settings[found.path]})" if found.path in settings else str(found) for found in candidates
+    ]
+    return "; ".join(dict.fromkeys(descriptions)) or None
 
 
 def _causes(error: BaseException) -> Iterable[BaseException]:

@@ -110,10 +110,10 @@ class FileSystemStore:
         try:
             # A backup that is copied back may have the size and the time of what it replaces; the time of the inode's
             # change is its own.
-            found = Path(self._at(path)).stat()
+            stat = Path(self._at(path)).stat()
         except FileNotFoundError:  # since the look before
             return None
-        return f"{found.st_size}-{found.st_ctime_ns}"
+        return f"{stat.st_size}-{stat.st_ctime_ns}"
 
     def list(self, path: str) -> Iterable[StoredFile]:
         for info in self._infos(path, recursive=True):

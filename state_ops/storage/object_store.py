@@ -74,20 +74,20 @@ class ObjectStore:
 
     def read(self, path: str, start: int = 0) -> Iterator[bytes]:
         with self._translated(path):
-            found = obstore.get(self._many, path, options={"range": {"offset": start}} if start else None)
-            yield from (bytes(chunk) for chunk in found.stream(min_chunk_size=ARRIVING))
+            answer = obstore.get(self._many, path, options={"range": {"offset": start}} if start else None)
+            yield from (bytes(chunk) for chunk in answer.stream(min_chunk_size=ARRIVING))
 
     def tail(self, path: str, length: int) -> tuple[bytes, int]:
         with self._translated(path):
             try:
-                found = obstore.get(self._once, path, options={"range": {"suffix": length}})
+                answer = obstore.get(self._once, path, options={"range": {"suffix": length}})
             except BaseError as error:
                 # An empty object has no last bytes: S3 answers 416, other stores with the whole object.
                 no_range = error_status(str(error)) == "416" or "NotPartial" in str(error)
                 if no_range and obstore.head(self._once, path)["size"] == 0:
                     return b"", 0
                 raise
-            return bytes(found.bytes()), found.meta["size"]
+            return bytes(answer.bytes()), answer.meta["size"]
 
     def size(self, path: str) -> int | None:
         try:
@@ -107,12 +107,12 @@ class ObjectStore:
     def list(self, path: str) -> Iterable[StoredFile]:
         with self._translated(path):
             for page in obstore.list(self._many, path or None):
-                yield from (StoredFile(found["path"], found["size"]) for found in page)
+                yield from (StoredFile(entry["path"], entry["size"]) for entry in page)
 
     def list_dirs(self, path: str) -> Iterable[str]:
         with self._translated(path):
-            found = obstore.list_with_delimiter(self._many, path or None)["common_prefixes"]
-            return [PurePosixPath(prefix).name for prefix in found]
+            prefixes = obstore.list_with_delimiter(self._many, path or None)["common_prefixes"]
+            return [PurePosixPath(prefix).name for prefix in prefixes]
 
     def delete(self, path: str) -> bool:
         with self._translated(path):
@@ -154,19 +154,19 @@ def translated(error: Exception, where: str) -> OSError | ConfigurationError:
             next="Correct storage.root, storage.s3.region or storage.s3.endpoint.",
         )
     kind = re.search(r"kind: (\w+)", text)
-    told = " ".join(filter(None, [status, code])) or _KINDS.get(kind[1] if kind else "", _kind(error))
+    reason = " ".join(filter(None, [status, code])) or _KINDS.get(kind[1] if kind else "", _kind(error))
     if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(f"{where}: {told}")
+        return FileNotFoundError(f"{where}: {reason}")
     # obstore calls each 409 AlreadyExists. S3 answers so while another request for the same object is at work, and says
     # nothing of what is there then; 412 says that. Azure answers 409 to both, and tells them apart by the code.
     exists = isinstance(error, (AlreadyExistsError, PreconditionError))
     if exists and (status != "409" or code == "BlobAlreadyExists"):
-        return FileExistsError(f"{where}: {told}")
+        return FileExistsError(f"{where}: {reason}")
     if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or status in ("401", "403"):
-        return PermissionError(f"{where}: storage refuses access: {told}")
+        return PermissionError(f"{where}: storage refuses access: {reason}")
     if status is None or status in _MAY_PASS or code in _CODES_THAT_MAY_PASS:
-        return UnavailableError(f"{where}: {told}")
-    return OSError(f"{where}: {told}")
+        return UnavailableError(f"{where}: {reason}")
+    return OSError(f"{where}: {reason}")
 
 
 def _kind(error: Exception) -> str:

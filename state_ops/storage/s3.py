@@ -84,16 +84,16 @@ def _value(reference: SecretReference, key: str) -> str:
 
 def obstore_arguments(s3: S3Settings, retries: int) -> dict[str, Any]:
     """Keyword arguments of obstore's S3Store. retries: what the library itself tries again within one request."""
-    found = credentials(s3)
+    keys = credentials(s3)
     arguments: dict[str, Any] = {
         "client_options": client_options(s3),
         "retry_config": retry_config(s3, retries),
         "conditional_put": "etag",
     }
-    if found is not None:
-        answer = {"access_key_id": found.key, "secret_access_key": found.secret, "expires_at": None}
-        if found.token:
-            answer["token"] = found.token
+    if keys is not None:
+        answer = {"access_key_id": keys.key, "secret_access_key": keys.secret, "expires_at": None}
+        if keys.token:
+            answer["token"] = keys.token
         arguments["credential_provider"] = lambda: answer
     if s3.endpoint:
         arguments["endpoint"] = s3.endpoint
@@ -133,11 +133,11 @@ def delta_options(s3: S3Settings) -> dict[str, str]:
         options["aws_endpoint"] = s3.endpoint
     if s3.region:
         options["aws_region"] = s3.region
-    found = credentials(s3)
-    if found is not None:
-        options |= {"aws_access_key_id": found.key, "aws_secret_access_key": found.secret}
-        if found.token:
-            options["aws_session_token"] = found.token
+    keys = credentials(s3)
+    if keys is not None:
+        options |= {"aws_access_key_id": keys.key, "aws_secret_access_key": keys.secret}
+        if keys.token:
+            options["aws_session_token"] = keys.token
     return options
 
 
@@ -147,8 +147,8 @@ def _milliseconds(seconds: float) -> str:
 
 def arrow_filesystem(s3: S3Settings) -> pafs.S3FileSystem:
     """pyarrow's S3, with which sources are listed and their footers read."""
-    found = credentials(s3)
-    secrets = {"access_key": found.key, "secret_key": found.secret, "session_token": found.token} if found else {}
+    keys = credentials(s3)
+    secrets = {"access_key": keys.key, "secret_key": keys.secret, "session_token": keys.token} if keys else {}
     scheme, _, host = (s3.endpoint or "").rpartition("://")
     return pafs.S3FileSystem(
         region=s3.region or os.environ.get("AWS_REGION") or None,
@@ -182,11 +182,11 @@ def hadoop_properties(s3: S3Settings) -> dict[str, str]:
 
 def jvm_environment(s3: S3Settings) -> dict[str, str]:
     """Variables for the environment of a JVM that reads S3: the only place where it gets secrets from."""
-    found = credentials(s3)
-    if found is None:
+    keys = credentials(s3)
+    if keys is None:
         return {}
     return {
         name: value
-        for name, value in zip(_STANDARD, (found.key, found.secret, found.token), strict=True)
+        for name, value in zip(_STANDARD, (keys.key, keys.secret, keys.token), strict=True)
         if value is not None
     }

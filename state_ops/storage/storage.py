@@ -272,10 +272,10 @@ class Storage:
 
     def prove(self, path: str, digest: str) -> None:
         """Read all of `path`; DamageError if it is gone, or its sha256 is another one."""
-        found = self.digest(path)
-        if found is None:
+        stored = self.digest(path)
+        if stored is None:
             raise self._missing(path)
-        if found != digest:
+        if stored != digest:
             raise self._altered(path)
 
     def _missing(self, path: str) -> DamageError:
@@ -294,8 +294,8 @@ class Storage:
     def fetched(self, path: str, within: Path, *, digest: str | None = None) -> Iterator[Path]:
         """A copy of an object for a while, alone in a new directory below `within`, where others may be put beside it.
         Raises as `get_file`."""
-        with scratch(within, "weir-fetched-") as own:
-            local = own / "file"
+        with scratch(within, "weir-fetched-") as directory:
+            local = directory / "file"
             self.get_file(path, local, digest=digest)
             yield local
 
@@ -379,8 +379,8 @@ class Storage:
 
         unfinished: also what a killed process left half-written on a local disk.
         """
-        found = self._retried(path, lambda: list(self.store.list(_directory(path))))
-        return (file for file in found if unfinished or not PurePosixPath(file.path).name.startswith(UNFINISHED))
+        files = self._retried(path, lambda: list(self.store.list(_directory(path))))
+        return (file for file in files if unfinished or not PurePosixPath(file.path).name.startswith(UNFINISHED))
 
     def list_dirs(self, path: str) -> _Names:
         """Names of the directories directly below `path`."""

@@ -25,11 +25,11 @@ def scratch(home: Path, prefix: str) -> Iterator[Path]:
     home.mkdir(parents=True, exist_ok=True)
     for left in home.glob(f"{prefix}[0-9]*-*"):
         remove_left(left)
-    own, lock = _made(home, prefix)
+    directory, lock = _made(home, prefix)
     try:
-        yield own
+        yield directory
     finally:
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has it too
         os.close(lock)
@@ -46,11 +46,11 @@ def resumable(home: Path, prefix: str, name: str) -> Iterator[Path | None]:
     for other in home.glob(f"{prefix}*"):
         if other.name != f"{prefix}{name}":
             remove_left(other)
-    own, lock = home / f"{prefix}{name}", None
+    directory, lock = home / f"{prefix}{name}", None
     while lock is None:
-        own.mkdir(exist_ok=True)
+        directory.mkdir(exist_ok=True)
         try:
-            lock = _locked(own)
+            lock = _locked(directory)
         except FileNotFoundError:  # somebody has just ended that work, or has no use for it and has removed it
             continue
         except OSError:
@@ -59,7 +59,7 @@ def resumable(home: Path, prefix: str, name: str) -> Iterator[Path | None]:
         yield None
         return
     try:
-        yield own
+        yield directory
     finally:
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has it too
@@ -69,14 +69,14 @@ def resumable(home: Path, prefix: str, name: str) -> Iterator[Path | None]:
 def _made(home: Path, prefix: str) -> tuple[Path, int]:
     """A directory, and the lock on it. One that is taken for left over before it is locked is made again."""
     while True:
-        own = home / f"{prefix}{os.getpid()}-{uuid.uuid4().hex}"
-        own.mkdir()
+        directory = home / f"{prefix}{os.getpid()}-{uuid.uuid4().hex}"
+        directory.mkdir()
         with suppress(FileNotFoundError):
-            lock = os.open(own, os.O_RDONLY)
+            lock = os.open(directory, os.O_RDONLY)
             with suppress(OSError):  # a disk that knows no locks: nobody gets one there, so nobody removes it either
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if own.exists():
-                return own, lock
+            if directory.exists():
+                return directory, lock
             os.close(lock)
 
 
