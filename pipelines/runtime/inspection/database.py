@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from state_ops.arrow.types import mapped
 from state_ops.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -60,21 +61,10 @@ def load(connection: Connection, name: str, tables: Iterable[pa.Table], schema: 
 
 
 def _known_to_duckdb(type: pa.DataType) -> pa.DataType:
+    """The nearest type that DuckDB can take in; every part of a nested type is nullable."""
     if pa.types.is_float16(type):
         return pa.float32()
-    if pa.types.is_decimal256(type):
-        return pa.string()
-    if pa.types.is_large_list(type):
-        return pa.large_list(_known_to_duckdb(type.value_type))
-    if pa.types.is_fixed_size_list(type):
-        return pa.list_(_known_to_duckdb(type.value_type), type.list_size)
-    if pa.types.is_map(type):
-        return pa.map_(_known_to_duckdb(type.key_type), _known_to_duckdb(type.item_type))
-    if pa.types.is_list(type):
-        return pa.list_(_known_to_duckdb(type.value_type))
-    if pa.types.is_struct(type):
-        return pa.struct([(field.name, _known_to_duckdb(field.type)) for field in type])
-    return type
+    return pa.string() if pa.types.is_decimal256(type) else mapped(type, _known_to_duckdb, loose=True)
 
 
 @contextmanager

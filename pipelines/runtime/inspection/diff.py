@@ -167,10 +167,12 @@ class _Columns:
         keys = ", ".join(f"{quoted(name)} := coalesce(a.{quoted(name)}, b.{quoted(name)})" for name in self.keys)
         return (
             "CREATE TABLE compared AS SELECT "
-            f"CASE WHEN b.__weir_in IS NULL THEN '{REMOVED}' WHEN a.__weir_in IS NULL THEN '{ADDED}' ELSE '{CHANGED}' END AS change, "
+            f"CASE WHEN b.__weir_in IS NULL THEN '{REMOVED}' WHEN a.__weir_in IS NULL THEN '{ADDED}' ELSE '{CHANGED}' "
+            "END AS change, "
             f"struct_pack({keys}) AS key, {_packed('a', self.old)} AS old, {_packed('b', self.new_all)} AS new, "
             f"CASE WHEN {both} THEN {fields or '[]'} END::VARCHAR[] AS fields "
-            "FROM (SELECT *, true AS __weir_in FROM first) a FULL OUTER JOIN (SELECT *, true AS __weir_in FROM second) b ON "
+            "FROM (SELECT *, true AS __weir_in FROM first) a FULL OUTER JOIN (SELECT *, true AS __weir_in FROM "
+            "second) b ON "
             + " AND ".join(f"a.{quoted(name)} = b.{quoted(name)}" for name in self.keys)
             + f" WHERE a.__weir_in IS NULL OR b.__weir_in IS NULL OR {changed}"
         )

@@ -235,7 +235,8 @@ def storable(view: View) -> pa.Schema:
     for field in schema:
         if frames.unstorable(field.type) is not None:
             raise ConfigurationError(
-                f"The column {field.name!r} of {view.uid} is {field.type}; neither a Delta table nor Spark can have that.",
+                f"The column {field.name!r} of {view.uid} is {field.type}; neither a Delta table nor Spark can have "
+                "that.",
                 where=f"stage {view.uid}, checkpoint {view.checkpoint}",
                 next="Write it with `weir state scan --format arrow`.",
             )

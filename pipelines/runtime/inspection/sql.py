@@ -262,6 +262,7 @@ def _there_is(catalog: Catalog) -> str:
 def _columns(connection: Connection) -> str:
     rows = connection.execute(
         "SELECT schema_name, table_name, string_agg(column_name, ', ' ORDER BY column_index) FROM duckdb_columns() "
-        "WHERE schema_name IN ('state', 'tables', 'registry') AND NOT starts_with(table_name, '__weir') GROUP BY ALL ORDER BY ALL"
+        "WHERE schema_name IN ('state', 'tables', 'registry') AND NOT starts_with(table_name, '__weir') GROUP BY ALL "
+        "ORDER BY ALL"
     ).fetchall()
     return " ".join(f"Columns of {schema}.{table}: {columns}." for schema, table, columns in rows)

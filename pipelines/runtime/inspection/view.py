@@ -109,7 +109,8 @@ def parsed(keys: pa.Schema, key: Sequence[str], uid: str) -> list[pa.Array]:
     """One text for each key column as arrays of one value. Raises ConfigurationError for a key that cannot be one."""
     if len(key) != len(keys):
         raise ConfigurationError(
-            f"The key of {uid} has {len(keys)} column{'s' if len(keys) > 1 else ''} ({', '.join(keys.names)}), not {len(key)}.",
+            f"The key of {uid} has {len(keys)} column{'s' if len(keys) > 1 else ''} ({', '.join(keys.names)}), not "
+            f"{len(key)}.",
             next="Give one --key for each, in this order.",
         )
     columns = []
@@ -269,8 +270,8 @@ def _ttl(
     stage = next((stage for stage in pipeline.stages if stage.uid == uid), None)
     if stage is None or stage.ttl is None:
         raise WeirError(
-            f"What {uid} has forgotten by checkpoint {checkpoint.id} cannot be told: its time to live is not recorded there, "
-            + ("and the stage is gone." if stage is None else "and today's stage has none."),
+            f"What {uid} has forgotten by checkpoint {checkpoint.id} cannot be told: its time to live is not recorded "
+            "there, " + ("and the stage is gone." if stage is None else "and today's stage has none."),
             where=f"stage {uid}, checkpoint {checkpoint.id}",
             next="Read it with the pipeline's code of then, which defines the stage with its ttl=.",
         )

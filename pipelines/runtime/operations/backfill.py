@@ -134,9 +134,11 @@ def base_of(pipeline: Pipeline, settings: Settings, start: datetime) -> tuple[Ch
             next="A backfill needs a source with event_time=, and a checkpoint from before the range.",
         )
     raise WeirError(
-        f"No retained checkpoint of {pipeline.title} lies before {start:%Y-%m-%d %H:%M}: the oldest has seen rows up to "
+        f"No retained checkpoint of {pipeline.title} lies before {start:%Y-%m-%d %H:%M}: the oldest has seen rows up "
+        "to "
         f"{from_micros(min(seen)):%Y-%m-%d %H:%M}.",
-        next="Choose a later range. To reach further back from now on: pipelines.<name>.backfill.keep, or savepoints. To compute all "
+        next="Choose a later range. To reach further back from now on: pipelines.<name>.backfill.keep, or savepoints. "
+        "To compute all "
         "anew: run the pipeline under another name.",
     )
 
@@ -145,7 +147,8 @@ def _unsure(newest: Checkpoint, base: Checkpoint, sources: Sequence[str]) -> str
     return (
         f"it begins from checkpoint {base.id}, since checkpoint {newest.id} may have seen rows of the range: files of "
         f"{', '.join(sources)} have no statistics, and "
-        "of rows in them nobody has told the event time (left out by where or for a null key, or read by an earlier release)"
+        "of rows in them nobody has told the event time (left out by where or for a null key, or read by an earlier "
+        "release)"
     )
 
 
@@ -234,7 +237,8 @@ def approve(
     source, _ = open_storage(forks.branched(pipeline, settings, name), settings)
     if _noted(source).get("state") != WAITING:
         raise WeirError(
-            f"The backfill {name} of {pipeline.title} has not been replayed to its end, so there is nothing to approve.",
+            f"The backfill {name} of {pipeline.title} has not been replayed to its end, so there is nothing to "
+            "approve.",
             next="Ask for the same range again: weir backfill goes on where it was cut off.",
         )
     done = promotion.promote(
@@ -275,7 +279,8 @@ def _check_overlap(pipeline: Pipeline, known: dict[str, forks.Fork], own: str, s
         if name != own and other is not None and other[0] < end and start < other[1]:
             raise WeirError(
                 f"Another backfill of {pipeline.title} overlaps this range: {name}.",
-                next=f"Promote it, `weir promote {pipeline.title} {name}`, or drop it, `weir fork {pipeline.title} --drop {name}`; "
+                next=f"Promote it, `weir promote {pipeline.title} {name}`, or drop it, `weir fork {pipeline.title} "
+                f"--drop {name}`; "
                 "then ask again.",
             )
 
@@ -324,7 +329,10 @@ def _corrected(pipeline: Pipeline, settings: Settings, name: str) -> Iterator[st
         if changed:
             versions = [(file.size, file.mtime_ns) if file is not None else None for file in changed.values()]
             files = listed(list(changed), versions)
-            yield f"{len(changed)} files have changed, or are gone, since the backfill {name} of {pipeline.title} read them: {files}"
+            yield (
+                f"{len(changed)} files have changed, or are gone, since the backfill {name} of {pipeline.title} "
+                f"read them: {files}"
+            )
 
 
 def _note(source: Storage, note: dict[str, Any]) -> None:

@@ -212,14 +212,16 @@ def _table(
         counts: dict[str, int] = dict.fromkeys(_KINDS, 0)
         days: dict[str, dict[str, int]] = {}
         for day, kind, count in connection.execute(
-            "SELECT day, change, count(*) FROM differing WHERE change <> 'changed' OR turn = 1 GROUP BY ALL ORDER BY ALL"
+            "SELECT day, change, count(*) FROM differing WHERE change <> 'changed' OR turn = 1 GROUP BY ALL ORDER BY "
+            "ALL"
         ).fetchall():
             counts[kind] += count
             days.setdefault(day, dict.fromkeys(_KINDS, 0))[kind] += count
         query = (
             "SELECT CASE WHEN change <> 'changed' THEN change WHEN turn = 0 THEN 'was' ELSE 'is' END AS change, "
             f"{', '.join(_as_shown(schemas[-1].field(name)) for name in columns)} FROM differing "
-            f"ORDER BY day, {', '.join(f'differing.{quoted(name)}' for name in key) or 'change'}, place, turn LIMIT {_SAMPLE}"
+            f"ORDER BY day, {', '.join(f'differing.{quoted(name)}' for name in key) or 'change'}, place, turn LIMIT "
+            f"{_SAMPLE}"
         )
         with asked(connection, query) as (_, differing):
             sample = [row for rows in differing for row in frames.python_rows(rows)]
@@ -308,9 +310,11 @@ def _compare(
              added AS (SELECT * FROM theirs_as EXCEPT ALL SELECT * FROM ours_as),
              both_sides AS (SELECT 0 AS turn, * FROM removed UNION ALL SELECT 1 AS turn, * FROM added),
              numbered AS (SELECT *, row_number() OVER ({by}, turn ORDER BY {listed}) AS place,
-                                 count(*) FILTER (turn = 0) OVER ({by}) AS less, count(*) FILTER (turn = 1) OVER ({by}) AS more
+                                 count(*) FILTER (turn = 0) OVER ({by}) AS less,
+                                 count(*) FILTER (turn = 1) OVER ({by}) AS more
                           FROM both_sides)
-        SELECT CASE WHEN {"place <= least(less, more)" if key else "false"} THEN 'changed' WHEN turn = 0 THEN 'removed' ELSE 'added' END
+        SELECT CASE WHEN {"place <= least(less, more)" if key else "false"} THEN 'changed'
+                    WHEN turn = 0 THEN 'removed' ELSE 'added' END
                    AS change, turn, place, coalesce({day}, '') AS day, {listed}
         FROM numbered"""
     )

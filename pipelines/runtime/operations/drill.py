@@ -107,20 +107,21 @@ class Drilled:
 
     def missed(self, settings: Settings) -> list[str]:
         """Which objectives of the settings are missed, in words."""
-        wanted, found = settings.restore, []
+        wanted, missed = settings.restore, []
         time_objective, point_objective = (
             wanted.recovery_time_objective_seconds,
             wanted.recovery_point_objective_seconds,
         )
         took = self.recovery_seconds
         if time_objective is not None and (took is None or took > time_objective):
-            said = "it does not come back" if took is None else f"recovery takes {took:.1f} s"
-            found.append(f"{said}, restore.recovery_time_objective_seconds is {time_objective:g}")
+            outcome = "it does not come back" if took is None else f"recovery takes {took:.1f} s"
+            missed.append(f"{outcome}, restore.recovery_time_objective_seconds is {time_objective:g}")
         if point_objective is not None and self.loss_seconds > point_objective:
-            found.append(
-                f"input has waited for {self.loss_seconds:.0f} s, restore.recovery_point_objective_seconds is {point_objective:g}"
+            missed.append(
+                f"input has waited for {self.loss_seconds:.0f} s, restore.recovery_point_objective_seconds is "
+                f"{point_objective:g}"
             )
-        return found
+        return missed
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -154,11 +155,11 @@ def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = No
     """
     storage, registry = open_storage(pipeline, settings)
     home, host = settings.work_dir / _DIRECTORY, socket.gethostname()  # those of other hosts may live
-    with scratch(home, f"{host}-") as own, ExitStack() as held:
-        head, parent = _held(pipeline, settings, storage, registry, held)
+    with scratch(home, f"{host}-") as directory, ExitStack() as holds:
+        head, parent = _hold_newest(pipeline, settings, storage, registry, holds)
         loss = _loss(pipeline, settings, head)
         begun, clock = datetime.now(UTC), time.perf_counter()
-        away = _at(settings, work=own / "restored")
+        away = _at(settings, work=directory / "restored")
         try:
             restored = restore.restore(pipeline, away, storage, registry, head, PURPOSE)
         except PrunedError:
@@ -168,11 +169,11 @@ def drill(pipeline: Pipeline, settings: Settings, executor: Executor | None = No
             return Drilled(head.id, begun, None, seconds, None, "it was not restored", loss, (_problem(error),))
         seconds = time.perf_counter() - clock
         done = partial(Drilled, head.id, begun, restored, seconds, loss_seconds=loss)
-        shutil.rmtree(own / "restored", ignore_errors=True)
+        shutil.rmtree(directory / "restored", ignore_errors=True)
         why = _not_comparable(head, parent)
         if why is not None or parent is None:
             return done(replay=None, not_replayed=why, problems=())
-        there = _at(settings, work=own / "replayed", root=own / "storage")
+        there = _at(settings, work=directory / "replayed", root=directory / "storage")
         try:
             report, took = _replayed(pipeline, there, storage, registry, head, parent, executor)
         except InputError as error:
@@ -205,7 +206,7 @@ def _at(settings: Settings, *, work: Path, root: Path | None = None) -> Settings
     return settings.model_copy(update=changed)
 
 
-def _held(
+def _hold_newest(
     pipeline: Pipeline, settings: Settings, storage: Storage, registry: Registry, stack: ExitStack
 ) -> tuple[Checkpoint, Checkpoint | None]:
     """The newest checkpoint and the one before it, if that is retained; both stay for as long as the stack lasts."""
@@ -251,7 +252,10 @@ def _not_comparable(head: Checkpoint, parent: Checkpoint | None) -> str | None:
     if head.parent_id is None:
         return f"checkpoint {head.id} is the first: nothing lies before it"
     if parent is None:
-        return f"checkpoint {head.parent_id}, which it was begun on, is not retained: set checkpoints.num_retained to 2 or more"
+        return (
+            f"checkpoint {head.parent_id}, which it was begun on, is not retained: "
+            "set checkpoints.num_retained to 2 or more"
+        )
     for row in (head, parent):
         if any(figures.get("waiting") for figures in row.operators.values()):
             return f"checkpoint {row.id} is unaligned: how far its stages came depended on the clock"
@@ -337,11 +341,11 @@ def _compared(
         if differing:
             # What is no row is compared to the byte; rows may differ in the last digits of floats, and what has expired
             # may be swept.
-            said = [_NO_ROWS[kind] for kind in sorted({kind for _, kind in differing} & _NO_ROWS.keys())]
-            said += [rows] if (rows := _said(pipeline, settings, there, uid, head)) else []
-            if said:
+            parts = [_NO_ROWS[kind] for kind in sorted({kind for _, kind in differing} & _NO_ROWS.keys())]
+            parts += [rows] if (rows := _differing_rows(pipeline, settings, there, uid, head)) else []
+            if parts:
                 groups = f"{len({group for group, _ in differing})} key groups"
-                problems.append(f"The state of {uid} differs in {groups}: {', '.join(said)}")
+                problems.append(f"The state of {uid} differs in {groups}: {', '.join(parts)}")
     return entries, problems
 
 
@@ -355,7 +359,7 @@ def digests(view: View) -> Mapping[tuple[int, int], tuple[int, str]]:
 
     Files, compaction, parallelism and the number of databases make no difference to it.
     """
-    found: dict[tuple[int, int], tuple[int, str]] = {}
+    digests: dict[tuple[int, int], tuple[int, str]] = {}
     for subtask, taken in view.snapshots.items():
         groups = group_range(subtask, view.parallelism, view.max_parallelism)
         with opened(view.storage, view.options, taken, view.backend) as backend:
@@ -368,24 +372,24 @@ def digests(view: View) -> Mapping[tuple[int, int], tuple[int, str]]:
                         digest.update(len(key).to_bytes(4, "big") + key + len(value).to_bytes(4, "big"))
                         digest.update(value)
                         count += 1
-                    found[group, kind] = (count, digest.hexdigest())
-    return found
+                    digests[group, kind] = (count, digest.hexdigest())
+    return digests
 
 
 def _kind(entry: tuple[bytes, bytes]) -> int:
     return entry[0][2]  # behind the key group
 
 
-def _said(pipeline: Pipeline, settings: Settings, there: Settings, uid: str, head: Checkpoint) -> str | None:
+def _differing_rows(pipeline: Pipeline, settings: Settings, there: Settings, uid: str, head: Checkpoint) -> str | None:
     """The difference in rows, in words; None if there is none but in the last digits of floats."""
     at = int(head.id)
     with compared(pipeline, settings, uid, at, at, there) as difference, difference.rows(_LOOKED_AT) as (_, tables):
-        found = [row for table in tables for row in frames.python_rows(table) if not _same(row)]
+        rows = [row for table in tables for row in frames.python_rows(table) if not _same(row)]
         many = sum(difference.counts.values()) > _LOOKED_AT
-    if not found:
+    if not rows:
         return f"more than {_LOOKED_AT:,} rows" if many else None
-    counts = {kind: sum(row["change"] == kind for row in found) for kind in (ADDED, REMOVED, CHANGED)}
-    keys = ", ".join(str(row["key"]) for row in found[:3])
+    counts = {kind: sum(row["change"] == kind for row in rows) for kind in (ADDED, REMOVED, CHANGED)}
+    keys = ", ".join(str(row["key"]) for row in rows[:3])
     return f"{', '.join(f'{count:,} {kind}' for kind, count in counts.items() if count)}, e.g. {keys}"
 
 

@@ -45,7 +45,8 @@ log = structlog.get_logger("weir.fork")
 # In a branch's storage: how far its backfill is, and what it replaces; written after its first checkpoint.
 NOTE = "backfill.json"
 RANGE = "range"  # what a backfill replaces that leaves state and all other rows alone
-_ONLY = "promotes.json"  # in a branch's storage: the same as its checkpoints' totals say, for earlier releases and of branches of theirs
+# In a branch's storage: the same as its checkpoints' totals say, for earlier releases and of branches of theirs.
+_ONLY = "promotes.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,8 @@ def _forked(
         pin = registry.pinned(BRANCH, name)
         if pin is None:
             raise PrunedError(
-                f"Checkpoint {base.id} was pruned before it could be forked, or the coordinator of {pipeline.title} failed over it.",
+                f"Checkpoint {base.id} was pruned before it could be forked, or the coordinator of {pipeline.title} "
+                "failed over it.",
                 next="Look again: `weir checkpoints` lists what is retained. A savepoint stays: weir savepoint.",
             )
     found = _described(pipeline, settings, pin)
@@ -157,7 +159,8 @@ def _plant(pipeline: Pipeline, settings: Settings, pin: Pin, newest: Checkpoint 
     if base is None:
         raise DamageError(
             f"Checkpoint {pin.checkpoint_id}, of which {pipeline.title} has the branch {pin.name!r}, is gone.",
-            next=f"`weir fsck {pipeline.title}` says what else is. The branch is of no use: weir fork {pipeline.title} --drop {pin.name}",
+            next=f"`weir fsck {pipeline.title}` says what else is. The branch is of no use: weir fork "
+            f"{pipeline.title} --drop {pin.name}",
         )
     listing = lasting(registry.files(base), base.operators)
     renamed = [(file, replace(file, path=inherited(file.path), new=False)) for file in listing]

@@ -71,7 +71,7 @@ class StatePlan:
     @property
     def stops(self) -> bool:
         """Whether a run would be refused."""
-        return any(one.verdict.stops for one in self.findings)
+        return any(finding.verdict.stops for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -81,18 +81,18 @@ class StatePlan:
             "runs": not self.stops,
             "findings": [
                 {
-                    "kind": one.kind,
-                    "name": one.name,
-                    "aspect": one.aspect,
-                    "verdict": one.verdict.value,
-                    "what": one.what,
-                    "next": one.next,
+                    "kind": finding.kind,
+                    "name": finding.name,
+                    "aspect": finding.aspect,
+                    "verdict": finding.verdict.value,
+                    "what": finding.what,
+                    "next": finding.next,
                 }
-                for one in self.findings
+                for finding in self.findings
             ],
             "samples": [
-                {"stage": one.stage, "subtask": one.subtask, "rows": one.rows, "problem": one.problem}
-                for one in self.samples
+                {"stage": sample.stage, "subtask": sample.subtask, "rows": sample.rows, "problem": sample.problem}
+                for sample in self.samples
             ],
             "spark": list(self.spark),
         }
@@ -106,9 +106,9 @@ def plan(pipeline: Pipeline, settings: Settings, at: At = None, executor: Execut
     """
     runs = executor or SparkExecutor(settings, app=f"weir plan {pipeline.name}")
     with _compared_with(pipeline, settings, at) as (storage, registry, head):
-        look = PlanBuilder(pipeline, settings, storage, registry, head, runs)
-        look.all()
-        return StatePlan(pipeline.name, head, look.ordered(), tuple(look.samples), tuple(look.spark))
+        builder = PlanBuilder(pipeline, settings, storage, registry, head, runs)
+        builder.all()
+        return StatePlan(pipeline.name, head, builder.ordered(), tuple(builder.samples), tuple(builder.spark))
 
 
 @contextmanager
@@ -119,8 +119,8 @@ def _compared_with(
     if at is None and registry.head() is None:
         yield storage, registry, None
         return
-    with held(pipeline, settings, at, "weir plan") as found:
-        yield found
+    with held(pipeline, settings, at, "weir plan") as chosen:
+        yield chosen
 
 
 def today(
@@ -136,16 +136,20 @@ def today(
 
     Raises PipelineError where its definition does not fit its input, or nothing has arrived that would tell what that
     looks like."""
-    look = PlanBuilder(pipeline, settings, storage, registry, head, executor)
-    look.all()
-    if uid not in look.shapes:
-        said = next((one for one in look.ordered() if one.kind == "stage" and one.name == uid), None)
-        raise PipelineError(
-            f"What the state of {uid} looks like cannot be told: {said.what if said else 'a stage before it does not fit'}.",
-            where=f"stage {uid}",
-            next=(said.next if said else None) or "Let the first file land, which need not be read, and try again.",
+    builder = PlanBuilder(pipeline, settings, storage, registry, head, executor)
+    builder.all()
+    if uid not in builder.shapes:
+        finding = next(
+            (finding for finding in builder.ordered() if finding.kind == "stage" and finding.name == uid), None
         )
-    return look.shapes[uid], {name: known for name, known in look.sources.items() if known is not None}
+        raise PipelineError(
+            f"What the state of {uid} looks like cannot be told: "
+            f"{finding.what if finding else 'a stage before it does not fit'}.",
+            where=f"stage {uid}",
+            next=(finding.next if finding else None)
+            or "Let the first file land, which need not be read, and try again.",
+        )
+    return builder.shapes[uid], {name: columns for name, columns in builder.sources.items() if columns is not None}
 
 
 class PlanBuilder:
@@ -174,7 +178,7 @@ class PlanBuilder:
         try:
             check_parallelism(self._settings.spark.parallelism, self._pipeline.max_parallelism)
         except WeirError as error:
-            self._say("pipeline", self._pipeline.name, "parallelism", Verdict.REFUSED, error.what, error.next)
+            self._refuse("pipeline", self._pipeline.name, "parallelism", error)
         if self._head is not None:
             self.findings += structure(self._pipeline, self._head)
         self._look_at_sources()
@@ -184,12 +188,20 @@ class PlanBuilder:
 
     def ordered(self) -> tuple[Finding, ...]:
         """Source by source, stage by stage, table by table; what is gone first."""
-        names = [one.uid for one in self._pipeline.stages]
+        names = [stage.uid for stage in self._pipeline.stages]
         place = {name: number for number, name in enumerate(names, 1)}
-        return tuple(sorted(self.findings, key=lambda one: (_KINDS.index(one.kind), place.get(one.name, 0))))
+        return tuple(
+            sorted(self.findings, key=lambda finding: (_KINDS.index(finding.kind), place.get(finding.name, 0)))
+        )
 
-    def _say(self, kind: str, name: str, aspect: str, verdict: Verdict, what: str, next: str | None = None) -> None:
+    def _report(self, kind: str, name: str, aspect: str, verdict: Verdict, what: str, next: str | None = None) -> None:
         self.findings.append(Finding(kind, name, aspect, verdict, what, next))
+
+    def _allow(self, kind: str, name: str, aspect: str, what: str, next: str | None = None) -> None:
+        self._report(kind, name, aspect, Verdict.COMPATIBLE, what, next)
+
+    def _refuse(self, kind: str, name: str, aspect: str, error: WeirError) -> None:
+        self._report(kind, name, aspect, Verdict.REFUSED, error.what, error.next)
 
     def _recorded(self, uid: str) -> Mapping[str, Any] | None:
         """What the checkpoint says of a stage that has state there."""
@@ -205,23 +217,32 @@ class PlanBuilder:
             expected = schema_from_json(head.inputs[name]) if head and name in head.inputs else None
             try:
                 if again := reader.look(position).again:
-                    what = f"{named(again)} were delivered again after they were read, and are not read again"
-                    self._say("source", name, "files", Verdict.COMPATIBLE, what, DELIVERED_AGAIN)
+                    self._allow(
+                        "source",
+                        name,
+                        "files",
+                        f"{named(again)} were delivered again after they were read, and are not read again",
+                        DELIVERED_AGAIN,
+                    )
                 planned = reader.plan(position, self._settings.epoch, expected)
                 self.sources[name] = planned.schema
                 if planned.unread:
-                    what = f"files that wait have columns that the first files did not have, and that are not read: {', '.join(planned.unread)}"
-                    self._say("source", name, "columns", Verdict.COMPATIBLE, what)
-                for one in planned.set_aside:
-                    what = f"{one.file.name} is set aside: {one.reason}"
-                    self._say("source", name, "files", Verdict.COMPATIBLE, what)
+                    self._allow(
+                        "source",
+                        name,
+                        "columns",
+                        "files that wait have columns that the first files did not have, and that are not read: "
+                        f"{', '.join(planned.unread)}",
+                    )
+                for aside in planned.set_aside:
+                    self._allow("source", name, "files", f"{aside.file.name} is set aside: {aside.reason}")
                 if not reader.landing.exists():
                     what = f"its directory does not exist: {reader.directory}"
-                    said = "Correct the source's pattern, or make the directory; a run waits for it."
-                    self._say("source", name, "files", Verdict.COMPATIBLE, what, said)
+                    advice = "Correct the source's pattern, or make the directory; a run waits for it."
+                    self._allow("source", name, "files", what, advice)
             except WeirError as error:
                 self.sources[name] = expected
-                self._say("source", name, "files", Verdict.REFUSED, error.what, error.next)
+                self._refuse("source", name, "files", error)
 
     def _columns(self, stage: Stage) -> pa.Schema | None:
         """What the stage's function sees; None if nothing has ever arrived."""
@@ -229,8 +250,8 @@ class PlanBuilder:
             files = self.sources[stage.input.name]
             raw = None if files is None else source_schema(stage, files)
         else:
-            known = self.shapes.get(stage.input.uid)
-            raw = known.outputs[MAIN] if known else None
+            shapes = self.shapes.get(stage.input.uid)
+            raw = shapes.outputs[MAIN] if shapes else None
         if raw is None or stage.transform is None:
             return None if raw is None else _through_spark(raw, f"the input of {stage.uid}")
         self.spark.append(stage.uid)
@@ -248,33 +269,32 @@ class PlanBuilder:
             columns = self._columns(stage)
             fixed = None if columns is None else shapes_of(stage, columns, self._files(stage) or columns)
         except WeirError as error:
-            self._say("stage", stage.uid, "definition", Verdict.REFUSED, error.what, error.next)
+            self._refuse("stage", stage.uid, "definition", error)
             return
         if columns is None or fixed is None:
             refused = self._refused_before(stage)
             if refused is None:
-                what = "nothing has arrived for it yet, so its columns are not known"
-                self._say("stage", stage.uid, "input", Verdict.COMPATIBLE, what)
+                self._allow("stage", stage.uid, "input", "nothing has arrived for it yet, so its columns are not known")
             else:
                 what = f"what it reads is not known before {refused} fits; it is compared then"
-                self._say("stage", stage.uid, "input", Verdict.UNKNOWN, what)
+                self._report("stage", stage.uid, "input", Verdict.UNKNOWN, what)
             return
         self._inputs[stage.uid], self.shapes[stage.uid] = columns, fixed
         try:
             cache_sizes(self._settings, stage)
         except WeirError as error:
-            self._say("stage", stage.uid, "cache", Verdict.REFUSED, error.what, error.next)
+            self._refuse("stage", stage.uid, "cache", error)
         if recorded is not None:
             self._look_at_state(stage, fixed, recorded)
         self._look_at_waiting(stage)
         self._look_at_tables(stage, fixed)
-        if recorded is not None and all(one.kind != "stage" for one in self.findings[before:]):
-            self._say("stage", stage.uid, "stage", Verdict.COMPATIBLE, "its state is used as it is")
+        if recorded is not None and all(finding.kind != "stage" for finding in self.findings[before:]):
+            self._allow("stage", stage.uid, "stage", "its state is used as it is")
 
     def _refused_before(self, stage: Stage) -> str | None:
         """The stage or source before a stage that is refused, so that nothing is known of what it hands on; None:
         nothing is."""
-        refused = {(one.kind, one.name) for one in self.findings if one.verdict.stops}
+        refused = {(finding.kind, finding.name) for finding in self.findings if finding.verdict.stops}
         while isinstance(stage.input, Stage):
             stage = stage.input
             if ("stage", stage.uid) in refused:
@@ -290,14 +310,17 @@ class PlanBuilder:
         self.findings += self._counted(stage, fitted, recorded) if opens else fitted.findings
         if problem is not None:
             next = "Set state.backend back, or give the stage a new uid: it then starts with empty state."
-            self._say("stage", stage.uid, "backend", Verdict.REFUSED, problem, next)
+            self._report("stage", stage.uid, "backend", Verdict.REFUSED, problem, next)
         elif was != now:
-            what = f"the backend was {was}, is {now}, which reads what it wrote"
-            self._say("stage", stage.uid, "backend", Verdict.COMPATIBLE, what)
+            self._allow("stage", stage.uid, "backend", f"the backend was {was}, is {now}, which reads what it wrote")
         subtasks = self._settings.spark.parallelism
         if recorded["parallelism"] != subtasks:
-            what = f"rescales from {recorded['parallelism']} to {subtasks} subtasks, in the first epoch"
-            self._say("stage", stage.uid, "parallelism", Verdict.COMPATIBLE, what)
+            self._allow(
+                "stage",
+                stage.uid,
+                "parallelism",
+                f"rescales from {recorded['parallelism']} to {subtasks} subtasks, in the first epoch",
+            )
         if opens and fitted.migrations:
             self._try(stage, fitted)
         if opens and stage.function is not None and stage.on_timer is None and recorded.get("timers") is None:
@@ -335,7 +358,7 @@ class PlanBuilder:
                         break
         except WeirError as error:
             self.samples.append(Sample(stage.uid, smallest, rows, str(error)))
-            self._say("stage", stage.uid, "sample", Verdict.REFUSED, error.what, error.next)
+            self._refuse("stage", stage.uid, "sample", error)
             return
         self.samples.append(Sample(stage.uid, smallest, rows))
 
@@ -348,7 +371,7 @@ class PlanBuilder:
                 with self._opened(view, subtask) as (backend, groups):
                     left = are_set(backend, groups)
             except WeirError as error:
-                self._say("stage", stage.uid, "timers", Verdict.REFUSED, error.what, error.next)
+                self._refuse("stage", stage.uid, "timers", error)
                 return
             if left:
                 self.findings.append(timers_left(stage.uid))
@@ -364,8 +387,8 @@ class PlanBuilder:
         except WeirError as error:
             counted = f"how much that is cannot be told: {error.what}"
         return [
-            replace(one, what=f"{one.what} ({counted})") if one.verdict is Verdict.LOSES else one
-            for one in fitted.findings
+            replace(finding, what=f"{finding.what} ({counted})") if finding.verdict is Verdict.LOSES else finding
+            for finding in fitted.findings
         ]
 
     def _count_expired(self, stage: Stage, fitted: Fit, was: Ttl | None) -> str:
@@ -402,10 +425,11 @@ class PlanBuilder:
         if not then.equals(now):
             what = f"{figures['rows_waiting']} rows wait for it with other columns than it has now"
             advice = (
-                f"Put the definition back and let the run catch up, or end it with `weir stop {self._pipeline.title} --savepoint NAME`,"
+                f"Put the definition back and let the run catch up, or end it with `weir stop {self._pipeline.title} "
+                "--savepoint NAME`,"
                 " which lets the stages apply all rows first; then change it."
             )
-            self._say("stage", stage.uid, "input", Verdict.REFUSED, what, advice)
+            self._report("stage", stage.uid, "input", Verdict.REFUSED, what, advice)
 
     # -- tables
 
@@ -414,25 +438,27 @@ class PlanBuilder:
             try:
                 delta.check_table(self._storage, table, schema)
             except WeirError as error:
-                self._say("table", table, "columns", Verdict.REFUSED, error.what, error.next)
+                self._refuse("table", table, "columns", error)
                 continue
             if self._head is not None and table not in self._head.sinks:
-                what = f"nothing is in it yet: it gets {stage.uid}'s rows from the next epoch on"
-                self._say("table", table, "table", Verdict.COMPATIBLE, what)
+                self._allow(
+                    "table", table, "table", f"nothing is in it yet: it gets {stage.uid}'s rows from the next epoch on"
+                )
 
     def _look_at_lost_tables(self) -> None:
         written = {sink.table for sink in self._pipeline.sinks}
         for table in sorted(set(self._head.sinks if self._head else ()) - written):
-            what = "nothing writes to it any more: it stays as it is"
-            self._say("table", table, "table", Verdict.COMPATIBLE, what)
+            self._allow("table", table, "table", "nothing writes to it any more: it stays as it is")
 
 
 def _entries(backend: Backend, fixed: Shapes, keys: pa.Schema, group: int, expiry: Expiry) -> int:
     """How many rows of state a key group has, and elements in lists and maps, that have not expired."""
     number = 0
     for rows in scan_state(backend, fixed.state, fixed.collections, keys, range(group, group + 1), expiry):
-        columns = [rows.column(one.name) for one in fixed.collections]
-        elements = [pc.sum(pc.list_value_length(one)).as_py() or 0 for one in columns if not pa.types.is_null(one.type)]
+        columns = [rows.column(collection.name) for collection in fixed.collections]
+        elements = [
+            pc.sum(pc.list_value_length(column)).as_py() or 0 for column in columns if not pa.types.is_null(column.type)
+        ]
         number += rows.num_rows + sum(elements)
     return number
 

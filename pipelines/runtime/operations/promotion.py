@@ -110,7 +110,10 @@ class TakenBack:
 
     def __str__(self) -> str:
         where = f" in {', '.join(self.tables)}" if self.tables else ""
-        return f"checkpoint {self.checkpoint} has taken over {self.what} since the branch was forked, and that would be taken back{where}"
+        return (
+            f"checkpoint {self.checkpoint} has taken over {self.what} since the branch was forked, "
+            f"and that would be taken back{where}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +177,8 @@ def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
         )
     if (by := abandoned(completed).get(base.id)) is not None:
         raise WeirError(
-            f"{here.title} was forked from checkpoint {base.id}, which checkpoint {by} has abandoned: it shares no input with what the "
+            f"{here.title} was forked from checkpoint {base.id}, which checkpoint {by} has abandoned: it shares no "
+            "input with what the "
             "pipeline is now.",
             next=f"Fork it anew from a checkpoint since then: weir fork {pipeline.title} --name NAME",
         )
@@ -295,7 +299,8 @@ def _check_range(here: Pipeline, head: Checkpoint, tip: Checkpoint) -> None:
     if why is not None:
         raise WeirError(
             f"{here.title} cannot replace rows of a range alone: {why}.",
-            next="Nothing was changed. Replace state and all rows since the range began (backfill.replaces: since), or drop the branch and "
+            next="Nothing was changed. Replace state and all rows since the range began (backfill.replaces: since), "
+            "or drop the branch and "
             "ask again.",
         )
 
@@ -317,8 +322,10 @@ def _ranged(
     lost = replace_where.touched(storage, name, before, column, only, scratch)
     if lost:
         raise WeirError(
-            f"{lost:,} rows of {only} were in the table {name} before the branch was forked: they would go and not come back.",
-            next="Nothing was changed. Backfill a range that begins later, or replace all since then (backfill.replaces: since).",
+            f"{lost:,} rows of {only} were in the table {name} before the branch was forked: they would go and not "
+            "come back.",
+            next="Nothing was changed. Backfill a range that begins later, or replace all since then "
+            "(backfill.replaces: since).",
         )
     goes = replace_where.touched(storage, name, rows_of(storage, name)[0], column, only, scratch)
     comes = replace_where.touched(source, name, table.comes, column, only, scratch)
@@ -334,7 +341,8 @@ def _tables(
             raise WeirError(
                 f"The table {name} is gone.",
                 where=storage.full(table_path(name)),
-                next=f"Nothing was changed. `weir fsck {pipeline.title}` says what else is missing; put the table back first.",
+                next=f"Nothing was changed. `weir fsck {pipeline.title}` says what else is missing; put the table "
+                "back first.",
             )
         comes, schema = rows_of(source, name)
         if schema is not None:
@@ -361,14 +369,16 @@ def check(decided: PromotionPlan, pipeline: str, accepted: Collection[str]) -> N
         ways = []
         if not outdated.isdisjoint(refused):
             ways.append(
-                f"fork it anew, which has what the pipeline has now: weir fork {pipeline} --drop {decided.branch}, then "
+                f"fork it anew, which has what the pipeline has now: weir fork {pipeline} --drop {decided.branch}, "
+                "then "
                 f"weir fork {pipeline} --name {decided.branch} (a backfill: ask for its range again instead)"
             )
         if not outdated.issuperset(refused):
             ways.append("put back what is missing")
         raise WeirError(
             f"{pipeline}@{decided.branch} cannot be promoted without loss: {'; '.join(refused)}.",
-            next=f"Nothing was changed. Either {'; and '.join(ways)}. Or accept that: weir promote {pipeline} {decided.branch} --force; in the promote "
+            next=f"Nothing was changed. Either {'; and '.join(ways)}. Or accept that: weir promote {pipeline} "
+            f"{decided.branch} --force; in the promote "
             "job, `accept` takes what a dry run has shown",
         )
 
@@ -521,7 +531,11 @@ def _whole(
 def _range(
     owner: Ownership, here: Pipeline, source: Storage, decided: PromotionPlan, only: Range, id: CheckpointId
 ) -> tuple[Checkpoint, list[StateFile]]:
-    """Bring a branch's rows of a range here; state and positions stay the pipeline's own. Returns what `_whole` does."""
+    """Bring a branch's rows of a range here; state and positions stay the pipeline's own.
+
+    Returns:
+        What the promotion's checkpoint is made of, and its listing.
+    """
     assert here.branch is not None
     head = decided.head
     files = unchanged(owner.context, head)

@@ -170,7 +170,8 @@ def _refuse(stage: Stage, target: Target, replaces: bool) -> None:
     raise PipelineError(
         f"The state of {stage.uid} cannot be made from rows: {why}.",
         where=f"stage {stage.uid}",
-        next="Nothing was changed. Let the pipeline read the history instead, or go back to an earlier checkpoint: weir rewind.",
+        next="Nothing was changed. Let the pipeline read the history instead, or go back to an earlier checkpoint: "
+        "weir rewind.",
     )
 
 

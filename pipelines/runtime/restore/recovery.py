@@ -73,7 +73,8 @@ def recovered(owner: Ownership, epochs: bool) -> Ownership:
         raise WeirError(
             f"The branch {context.pipeline.title} is not whole: it has no checkpoint.",
             where=context.storage.uri,
-            next=f"Its creation, or its end, was cut off. Ask for it again: weir fork {context.pipeline.name} --name {context.pipeline.branch.name}; "
+            next=f"Its creation, or its end, was cut off. Ask for it again: weir fork {context.pipeline.name} --name "
+            f"{context.pipeline.branch.name}; "
             f"or drop it: weir fork {context.pipeline.name} --drop {context.pipeline.branch.name}",
         )
     lacking = unpublished(context.registry)

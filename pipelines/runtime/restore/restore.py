@@ -134,7 +134,8 @@ def plan(
                 f"Checkpoint {checkpoint.id} has {recorded[0]} state files of {uid} with {recorded[1]} bytes, but "
                 f"{len(sizes)} with {sum(sizes)} are listed.",
                 where=storage.full("registry/state_files"),
-                next=f"Nothing was used. `weir fsck {pipeline.title}` says what is damaged and which checkpoints are intact.",
+                next=f"Nothing was used. `weir fsck {pipeline.title}` says what is damaged and which checkpoints are "
+                "intact.",
             )
         for subtask, part in sorted(taken.items()):
             home = local_directory(settings, pipeline, storage) / uid / str(subtask)
@@ -244,9 +245,12 @@ def check_stored(pipeline: str, storage: Storage, checkpoint: Checkpoint, files:
             raise DamageError(
                 f"A file of checkpoint {checkpoint.id} {problem}.",
                 where=storage.full(file.path),
-                next=f"`weir fsck {pipeline}` says what else is, and which checkpoints are intact. Bring the file back from a "
-                f"backup; or, where local.work_dir is whole, `WEIR_CHECKPOINTS__MODE=full weir run {pipeline}` uploads all of "
-                f"the state anew; or go back to one that is intact: weir rewind {pipeline} --to N. docs/playbooks/corrupt-checkpoint.md",
+                next=f"`weir fsck {pipeline}` says what else is, and which checkpoints are intact. Bring the file "
+                "back from a "
+                f"backup; or, where local.work_dir is whole, `WEIR_CHECKPOINTS__MODE=full weir run {pipeline}` "
+                "uploads all of "
+                f"the state anew; or go back to one that is intact: weir rewind {pipeline} --to N. "
+                "docs/playbooks/corrupt-checkpoint.md",
             )
 
 
@@ -346,8 +350,10 @@ class _Heard:
 def _advice(pipeline: Pipeline, row: Checkpoint) -> str:
     name = pipeline.title
     return (
-        f"Nothing was used. `weir fsck {name}` says what else is damaged and which checkpoints are intact; bring the file back from a "
-        f"backup, or go back to one that is intact: weir rewind {name} --to N. restore.on_invalid: rewind does that by itself. "
+        f"Nothing was used. `weir fsck {name}` says what else is damaged and which checkpoints are intact; bring the "
+        "file back from a "
+        f"backup, or go back to one that is intact: weir rewind {name} --to N. restore.on_invalid: rewind does that "
+        "by itself. "
         "docs/playbooks/corrupt-checkpoint.md"
     )
 
@@ -388,7 +394,8 @@ def _checked(settings: Settings, storage: Storage, part: Part, checking: list[fl
             if stray is not None:
                 raise DamageError(
                     f"The state of {part.stage}, subtask {part.taken.subtask}, holds a key of key group "
-                    f"{int.from_bytes(stray[0][:2], 'big')}, but its key groups are {part.groups.start} to {part.groups.stop - 1}.",
+                    f"{int.from_bytes(stray[0][:2], 'big')}, but its key groups are {part.groups.start} to "
+                    f"{part.groups.stop - 1}.",
                     where=storage.full(part.taken.files[0].path),
                 )
     finally:

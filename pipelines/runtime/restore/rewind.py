@@ -126,12 +126,14 @@ def planned(
             raise WeirError(
                 f"The table {name} is gone.",
                 where=storage.full(table_path(name)),
-                next=f"Nothing was changed. `weir fsck {pipeline.title}` says what else is missing; put the table back first.",
+                next=f"Nothing was changed. `weir fsck {pipeline.title}` says what else is missing; put the table "
+                "back first.",
             )
     for source in sources:
         if source.gone:
             obstacles.append(
-                f"{source.source} has lost what would be read again ({listed(source.gone)}): those rows would be missing"
+                f"{source.source} has lost what would be read again ({listed(source.gone)}): those rows would be "
+                "missing"
             )
     obstacles += hindrances(tables)
     uids = {*head.operators, *to.operators}
@@ -182,7 +184,8 @@ def check(decided: RewindPlan, pipeline: str, accepted: Collection[str]) -> None
         raise WeirError(
             f"{pipeline} cannot be rewound to checkpoint {decided.to.id} without loss: {'; '.join(refused)}.",
             next="Nothing was changed. Put back what is missing, or accept that: "
-            f"weir rewind {pipeline} --to {decided.to.id} --force; in the rewind job, `accept` takes what a dry run has shown",
+            f"weir rewind {pipeline} --to {decided.to.id} --force; in the rewind job, `accept` takes what a dry run "
+            "has shown",
         )
 
 

@@ -122,7 +122,8 @@ def _began_from(context: RunContext, head: Checkpoint, origin: str) -> bool:
             pipeline=context.pipeline.title,
             origin=origin,
             checkpoint=int(head.id),
-            next="If its state is not that savepoint's, start a pipeline of another name from it. Else leave --from away.",
+            next="If its state is not that savepoint's, start a pipeline of another name from it. Else leave --from "
+            "away.",
         )
     return True
 

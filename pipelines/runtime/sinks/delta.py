@@ -217,7 +217,8 @@ def _columns_of(storage: Storage, table: str, file: DataFile) -> dict[str, pa.Da
         raise DamageError(
             f"A file of a committed checkpoint cannot be read: {plainly(error)}.",
             where=storage.full(path),
-            next="Nothing was published. `weir fsck PIPELINE` says what else is damaged: bring the files back from a backup.",
+            next="Nothing was published. `weir fsck PIPELINE` says what else is damaged: bring the files back from a "
+            "backup.",
         ) from error
 
 
@@ -346,6 +347,8 @@ def _damaged(uri: str, how: str) -> DamageError:
     return DamageError(
         f"A sink table is not where the registry says: {how}.",
         where=uri,
-        next="Nothing was published or deleted. Was the table dropped, restored or written by someone else? Put it back first. "
-        "Were its checkpoints deleted by `weir cancel --delete`? Go on under another pipeline name. docs/playbooks/sink-altered.md",
+        next="Nothing was published or deleted. Was the table dropped, restored or written by someone else? Put it "
+        "back first. "
+        "Were its checkpoints deleted by `weir cancel --delete`? Go on under another pipeline name. "
+        "docs/playbooks/sink-altered.md",
     )

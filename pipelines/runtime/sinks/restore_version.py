@@ -224,5 +224,6 @@ def _unreachable(storage: Storage, table: str, why: str) -> DamageError:
     return DamageError(
         f"The table {table} cannot be taken back: {why}.",
         where=storage.full(table_path(table)),
-        next="Nothing was changed in it. Rewind to a newer checkpoint; or start another pipeline from a savepoint: weir run NEW --from PIPELINE:NAME.",
+        next="Nothing was changed in it. Rewind to a newer checkpoint; or start another pipeline from a savepoint: "
+        "weir run NEW --from PIPELINE:NAME.",
     )
