@@ -3,33 +3,29 @@
     python -m benchmarks.alignment                   about five minutes; writes benchmarks/results/alignment.*
     python -m benchmarks.alignment --epochs 3 --factors 1,10 --results /tmp/alignment
 
-Real runs on Spark: a fast keyed stage hands its rows to one that sleeps for each batch, as a stage that calls a service would, and takes
-1, 3 and 10 times as long as the fast one. Epochs of 40,000 rows, 2 subtasks, batches of 1,000 rows. Aligned, and unaligned after 1 s.
-The time of a checkpoint is that from its trigger to its commit. Every result is compared with DuckDB's over the input.
+Real runs on Spark: a fast keyed stage hands its rows to one that sleeps for each batch, as a stage that calls a service
+would, and takes 1, 3 and 10 times as long as the fast one. Epochs of 40,000 rows, 2 subtasks, batches of 1,000 rows.
+Aligned, and unaligned after 1 s. The time of a checkpoint is that from its trigger to its commit. Every result is
+compared with DuckDB's over the input.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
-import statistics
-import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
+import typer
 from deltalake import DeltaTable
 
-from configs import settings as configuration
+from benchmarks import harness
 from pipelines.api import Epoch, Pipeline, State, ValueState, agg, delta, files, stage
 from pipelines.runtime.ownership.pipeline_storage import open_storage
-from pipelines.runtime.run.run import RunOptions, run
 
 ROWS, BATCH, SUBTASKS = 40_000, 1_000, 2
 FAST_SECONDS = 0.5
@@ -71,71 +67,49 @@ def measure(root: Path, factor: int, alignment: float | None, epochs: int) -> di
     for number in range(epochs):
         rows = {"k": rng.integers(0, 1_000, ROWS), "v": rng.integers(0, 1_000, ROWS)}
         pq.write_table(pa.table(rows), landing / f"{number:03}.parquet")
-    made = pipeline(factor)
-    settings = configuration.load(
-        {
-            "WEIR_STORAGE__ROOT": str(root / "storage"),
-            "WEIR_LOCAL__WORK_DIR": str(root / "work"),
-            "WEIR_PIPELINES__ALIGNMENT__OBJECT": "benchmarks.alignment:pipeline",
-            "WEIR_PIPELINES__ALIGNMENT__PARAMS": json.dumps({"landing": str(landing)}),
-            "WEIR_EPOCH__MAX_FILES": "1",
-            "WEIR_SPARK__PARALLELISM": str(SUBTASKS),
-            "WEIR_SPARK__BATCH_ROWS": str(BATCH),
-            "WEIR_RUN__POLL_SECONDS": "0.05",
-            "WEIR_CHECKPOINTS__MAX_CONCURRENT": "1",
-            **({} if alignment is None else {"WEIR_CHECKPOINTS__ALIGNMENT_TIMEOUT_SECONDS": str(alignment)}),
-        }
+    measured = pipeline(factor)
+    checkpoints: dict[str, Any] = {} if alignment is None else {"alignment_timeout_seconds": alignment}
+    settings = harness.local_settings(
+        root,
+        "alignment",
+        landing,
+        epoch={"max_files": 1},
+        spark={"parallelism": SUBTASKS, "batch_rows": BATCH},
+        run={"poll_seconds": 0.05},
+        checkpoints={"max_concurrent": 1, **checkpoints},
     )
-    took, waiting = [], []
-    started = time.monotonic()
-    for report in run(made, settings, RunOptions(until_caught_up=True)):
-        took.append(report.checkpoint.ms["to_commit"] / 1000)
-        waiting.append(sum(figures["rows_waiting"] for figures in report.checkpoint.operators.values()))
-    seconds = time.monotonic() - started
-    storage, _ = open_storage(made, settings)
+    with harness.Stopwatch() as clock:
+        reports = [epoch.report.checkpoint for epoch in harness.epochs(measured, settings)]
+    storage, _ = open_storage(measured, settings)
     uris = [uri.removeprefix("file://") for uri in DeltaTable(storage.full("tables/slow")).file_uris()]
-    asked = "SELECT k, count(*), sum(v) FROM read_parquet({}) GROUP BY k ORDER BY k"
-    same = duckdb.sql(asked.format(uris)).fetchall() == duckdb.sql(asked.format([f"{landing}/*.parquet"])).fetchall()
-    counted = took[1:]  # Spark compiles its plans in the first
+    query = "SELECT k, count(*), sum(v) FROM read_parquet({}) GROUP BY k ORDER BY k"
+    same = duckdb.sql(query.format(uris)).fetchall() == duckdb.sql(query.format([f"{landing}/*.parquet"])).fetchall()
+    counted = pl.Series(
+        [checkpoint.ms["to_commit"] / 1000 for checkpoint in reports[1:]]
+    )  # Spark compiles in the first
     return {
         "factor": factor,
         "alignment": "aligned" if alignment is None else f"unaligned after {alignment:g} s",
-        "checkpoints": len(took),
-        "median": statistics.median(counted),
-        "longest": max(counted),
-        "rows waiting at most": max(waiting),
-        "seconds in all": seconds,
+        "checkpoints": len(reports),
+        "median": counted.median(),
+        "longest": counted.max(),
+        "rows waiting at most": max(
+            sum(figures["rows_waiting"] for figures in checkpoint.operators.values()) for checkpoint in reports
+        ),
+        "seconds in all": clock.ms / 1e3,
         "result": "equal to DuckDB's" if same else "WRONG",
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--factors", default="1,3,10")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "alignment")
-    arguments = parser.parse_args()
-    found = []
-    for factor in map(int, arguments.factors.split(",")):
-        for alignment in (None, 1.0):
-            with tempfile.TemporaryDirectory(prefix="weir-alignment-") as root:
-                found.append(measure(Path(root), factor, alignment, arguments.epochs))
-    columns = list(found[0])
-    lines = [
-        "# Checkpoints in front of a slow stage",
-        "",
-        f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}; `python -m benchmarks.alignment`. Seconds.",
-        "",
-        f"| {' | '.join(columns)} |",
-        f"|{'---|' * len(columns)}",
+def main(epochs: int = 5, factors: str = "1,3,10", results: Path = harness.RESULTS / "alignment") -> None:
+    """Checkpoints in front of a slow stage: aligned ones wait for it, unaligned ones do not."""
+    rows = [
+        harness.in_scratch(measure, factor, alignment, epochs)
+        for factor in map(int, factors.split(","))
+        for alignment in (None, 1.0)
     ]
-    for one in found:
-        lines.append("| " + " | ".join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in one.values()) + " |")
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    arguments.results.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    arguments.results.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
-    print("\n".join(lines))
+    harness.publish(results, rows, harness.render("alignment", machine=harness.machine(), rows=rows))
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -4,46 +4,46 @@
     python -m benchmarks.cache --reps 3        the same events three times; figures are medians
     python -m benchmarks.cache --quick --results /tmp/cache
 
-The shape is that of the deployment whose figures stand beside ours: many users, few of them active at a time; a session of
-many events, most of them close together, then nothing for long; each event reads its user's value and updates it; the value
-is a map of a dozen substates, one of them above 10 KB. Sizes are scaled down in one ratio (20,000 entries to 2,000 + 23,000).
+The shape is that of the deployment whose figures stand beside ours: many users, few of them active at a time; a session
+of many events, most of them close together, then nothing for long; each event reads its user's value and updates it;
+the value is a map of a dozen substates, one of them above 10 KB. Sizes are scaled down in one ratio (20,000 entries to
+2,000 + 23,000).
 
-One subtask, driven as the keyed task drives it: fork the last snapshot, open it, apply an epoch's events, flush the cache and
-take the snapshot (the sync phase), upload (off the path of the events). Service times are measured; arrivals are not:
-events come at one fixed rate, the same for all, and the latency of each follows from the queue that the measured times
-make. The vectorised path is measured on its own: state of a whole batch of keys through a cache, and by one multi-get.
+One subtask, driven as the keyed task drives it: fork the last snapshot, open it, apply an epoch's events, flush the
+cache and take the snapshot (the sync phase), upload (off the path of the events). Service times are measured; arrivals
+are not: events come at one fixed rate, the same for all, and the latency of each follows from the queue that the
+measured times make. The vectorised path is measured on its own: state of a whole batch of keys through a cache, and by
+one multi-get.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
 import shutil
-import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
+import typer
+from matplotlib.figure import Figure
 
-from benchmarks.incremental import Subtask
-from benchmarks.state.report import machine
+from benchmarks import harness
+from benchmarks.harness import Row, Stopwatch, seconds
+from benchmarks.incremental import SnapshotChain
 from state_ops.backends.base import Backend, Compression
 from state_ops.backends.rocksdb import SHARD_MB, RocksDBBackend
-from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
 from state_ops.keyed.state_cache import CacheFigures, CacheSizes, StateCache, ValueStore
 from state_ops.schema.row_codec import decode_rows, encode_rows
 from state_ops.schema.state_schema import StateSchema
-from state_ops.snapshots import snapshot
-from state_ops.snapshots.attempt import Attempt
 from state_ops.storage.storage import Storage
 
 _MEMORY_MB = 128  # as configs/sections.py has them
@@ -77,14 +77,11 @@ QUICK = Load(users=4_000, active=100, one=200, l1=20, l2=230, events=4_000, warm
 
 @dataclass(slots=True)
 class Run:
-    """One variant, epoch by epoch. sync: flush and snapshot; flush: the cache's part of it; ms. service: ms per event."""
+    """One variant. epochs: of each that counts, milliseconds of sync (flush and snapshot), flush (the cache's part of
+    it) and opening, and bytes uploaded and in all. service, latency: ms per event."""
 
     name: str
-    sync: list[float] = field(default_factory=list)
-    flush: list[float] = field(default_factory=list)
-    opening: list[float] = field(default_factory=list)
-    uploaded: list[int] = field(default_factory=list)
-    size: list[int] = field(default_factory=list)
+    epochs: list[dict[str, float]] = field(default_factory=list)
     service: list[np.ndarray] = field(default_factory=list)
     figures: CacheFigures = field(default_factory=CacheFigures)
     latency: np.ndarray = field(default_factory=lambda: np.zeros(0))
@@ -92,7 +89,7 @@ class Run:
     @property
     def busy(self) -> float:
         """Milliseconds of work on the path of the events."""
-        return sum(float(times.sum()) for times in self.service) + sum(self.sync) + sum(self.opening)
+        return float(np.concatenate(self.service).sum()) + sum(one["sync"] + one["opening"] for one in self.epochs)
 
 
 class Through:
@@ -114,7 +111,8 @@ class Through:
 
 
 def sessions(load: Load, events: int, rng: np.random.Generator) -> np.ndarray:
-    """The user of every event, int64[events]. Among the active users the next event is one of a recent user's, Zipf-like."""
+    """The user of every event, int64[events]. Among the active users the next event is one of a recent user's,
+    Zipf-like."""
     active = rng.choice(load.users, load.active, replace=False).tolist()
     left = rng.geometric(1 / _SESSION_EVENTS, load.active).tolist()
     weights = 1 / np.arange(1, load.active + 1) ** 1.1
@@ -165,81 +163,55 @@ def key_of(user: int) -> bytes:
     return int(user).to_bytes(8, "big")
 
 
-class Driver:
+class Driver(SnapshotChain):
     """The databases of one variant, from snapshot to snapshot."""
 
     def __init__(self, root: Path, name: str) -> None:
-        self.storage = Storage(str(root / "storage"))
-        self.home = root / "work" / "users" / "0"
-        self.retained: list[snapshot.Snapshot] = []
+        super().__init__(Storage(str(root / "storage")), root / "work" / "users" / "0", compression=_COMPRESSION)
         self.run = Run(name)
 
     def begin(self, load: Load, rng: np.random.Generator) -> None:
         """The first snapshot: a value of every user."""
-        attempt, forked, backend = self._opened(1)
-        values = store(backend)
+        self.open(1)
+        values = store(self.backend)
         for start in range(0, load.users, 500):
             users = range(start, min(start + 500, load.users))
             values.write({key_of(user): a_value(user, rng) for user in users})
-        self._taken(attempt, forked, backend)
+        self.take()
+        self.upload()
 
     def epoch(self, number: int, users: Sequence[int], cached: Callable[[ValueStore[Value]], Any], counts: bool) -> Any:
         """Apply an epoch's events and take its snapshot. cached: makes the cache above this epoch's backend."""
-        clock = time.perf_counter()
-        attempt, forked, backend = self._opened(number)
-        cache = cached(store(backend))
-        opening = time.perf_counter() - clock
+        with Stopwatch() as opening:
+            self.open(number)
+            cache = cached(store(self.backend))
         times = np.empty(len(users) + 1)
         for at, user in enumerate(users):
             times[at] = time.perf_counter()
             key = key_of(user)
             cache.update(key, applied(cache.get(key), at))
         times[-1] = time.perf_counter()
-        figures = cache.barrier()
-        flush = time.perf_counter() - times[-1]
-        sync, taken = self._taken(attempt, forked, backend)
+        with Stopwatch() as flush:
+            figures = cache.barrier()
+        sync = flush.ms + self.take().ms
+        self.upload()
         if counts:
-            run = self.run
-            run.opening.append(opening * 1e3)
-            run.flush.append(flush * 1e3)
-            run.sync.append((flush + sync) * 1e3)
-            run.service.append(np.diff(times) * 1e3)
-            run.uploaded.append(sum(file.bytes for file in taken.files if file.new))
-            run.size.append(sum(file.bytes for file in taken.files))
-            run.figures += figures
+            files = self.retained[-1].files
+            uploaded, size = sum(file.bytes for file in files if file.new), sum(file.bytes for file in files)
+            phases = {"sync": sync, "flush": flush.ms, "opening": opening.ms}
+            self.run.epochs.append({**phases, "uploaded": uploaded, "size": size})
+            self.run.service.append(np.diff(times) * 1e3)
+            self.run.figures += figures
         return cache
-
-    def _opened(self, number: int) -> tuple[Attempt, snapshot.WorkingCopy, RocksDBBackend]:
-        attempt = Attempt("users", 0, Generation(1), CheckpointId(number), AttemptId(new_attempt_id()), self.home)
-        forked = snapshot.working_copy(self.storage, attempt, self.retained[-1] if self.retained else None)
-        return attempt, forked, RocksDBBackend(forked.db, _MEMORY_MB, compression=_COMPRESSION)
-
-    def _taken(
-        self, attempt: Attempt, forked: snapshot.WorkingCopy, backend: RocksDBBackend
-    ) -> tuple[float, snapshot.Snapshot]:
-        clock = time.perf_counter()
-        files = snapshot.take(attempt, backend)
-        sync = time.perf_counter() - clock
-        backend.close()
-        prepared = snapshot.prepare(attempt, forked, files)
-        taken = snapshot.upload(self.storage, attempt, prepared, self.retained[-1] if self.retained else None)
-        self._keep(taken)
-        return sync, taken
-
-    _keep, _prune = Subtask._keep, Subtask._prune
 
 
 def variants(load: Load) -> dict[str, Callable[..., Any]]:
-    def through(below: ValueStore[Value], _: Any) -> Any:
-        return Through(below)
-
-    def one(below: ValueStore[Value], warm: Any) -> Any:
-        return StateCache(below, CacheSizes(load.one), warm)
-
-    def two(below: ValueStore[Value], warm: Any) -> Any:
-        return StateCache(below, CacheSizes(load.l1, load.l2), warm)
-
-    return {"none": through, "one layer": one, "two layers": two}
+    """By name, what makes the cache above a store, with what the one before held."""
+    return {
+        "none": lambda below, _: Through(below),
+        "one layer": lambda below, warm: StateCache(below, CacheSizes(load.one), warm),
+        "two layers": lambda below, warm: StateCache(below, CacheSizes(load.l1, load.l2), warm),
+    }
 
 
 def measure(load: Load, root: Path, seed: int = _SEED) -> list[Run]:
@@ -277,11 +249,9 @@ def latencies(run: Run, gap: float) -> np.ndarray:
 
     Lindley's recursion for a queue with one server: end(i) = max(end(i - 1), arrival(i)) + service(i).
     """
-    service = []
-    for number, times in enumerate(run.service):
-        blocked = times.copy()
-        blocked[0] += run.opening[number] + (run.sync[number - 1] if number else 0)
-        service.append(blocked)
+    service = [times.copy() for times in run.service]
+    for number, blocked in enumerate(service):
+        blocked[0] += run.epochs[number]["opening"] + (run.epochs[number - 1]["sync"] if number else 0)
     served = np.concatenate(service)
     arrivals = np.arange(len(served)) * gap
     done = np.cumsum(served)
@@ -368,13 +338,7 @@ def _counted(rows: pa.Table) -> pa.Table:
 
 def _best(call: Callable[[list[list[bytes]]], None], batches: list[list[bytes]]) -> float:
     """Microseconds, the best of five."""
-
-    def once() -> float:
-        clock = time.perf_counter()
-        call(batches)
-        return (time.perf_counter() - clock) * 1e6
-
-    return min(once() for _ in range(5))
+    return min(seconds(lambda: call(batches)) for _ in range(5)) * 1e6
 
 
 # What is written
@@ -384,54 +348,45 @@ PRODUCTION = {"latency": (90, 35), "min": (26, 4), "avg": (41, 9), "max": (57, 1
 
 
 def figures(run: Run) -> dict[str, float]:
-    events = sum(len(times) for times in run.service)
+    """What is kept of a variant's run."""
+    service, epochs = np.concatenate(run.service), pl.DataFrame(run.epochs)
+    mean = epochs.mean().row(0, named=True)
     return {
-        "events_per_second_busy": events
-        / (sum(float(t.sum()) for t in run.service) + sum(run.sync) + sum(run.opening))
-        * 1e3,
-        "event_us_mean": float(np.concatenate(run.service).mean()) * 1e3,
-        "sync_ms_min": min(run.sync),
-        "sync_ms_avg": statistics.fmean(run.sync),
-        "sync_ms_max": max(run.sync),
-        "flush_ms_avg": statistics.fmean(run.flush),
-        "opening_ms_avg": statistics.fmean(run.opening),
+        "events_per_second_busy": len(service) / run.busy * 1e3,
+        "event_us_mean": float(service.mean()) * 1e3,
+        "sync_ms_min": epochs["sync"].min(),
+        "sync_ms_avg": mean["sync"],
+        "sync_ms_max": epochs["sync"].max(),
+        "flush_ms_avg": mean["flush"],
+        "opening_ms_avg": mean["opening"],
         "latency_ms_max": float(run.latency.max(initial=0)),
         "latency_ms_p99": float(np.quantile(run.latency, 0.99)) if len(run.latency) else 0.0,
-        "uploaded_mb_avg": statistics.fmean(run.uploaded) / 1e6,
-        "checkpoint_mb_avg": statistics.fmean(run.size) / 1e6,
+        "uploaded_mb_avg": mean["uploaded"] / 1e6,
+        "checkpoint_mb_avg": mean["size"] / 1e6,
         "hit_rate": run.figures.hit_rate,
-        "l1_hit_rate": run.figures.l1_hits / events,
+        "l1_hit_rate": run.figures.l1_hits / len(service),
         **{f"entries_{name}": value for name, value in asdict(run.figures).items()},
     }
 
 
-def once(load: Load, keys: int) -> tuple[list[Run], dict[str, Any]]:
-    """One repetition, with directories of its own: the variants' runs, and what is kept of them. keys: of the vectorised path."""
-    with tempfile.TemporaryDirectory(prefix="weir-cache-") as root:
-        runs = measure(load, Path(root))
-        batches = vectorised(keys, Path(root))
+def once(root: Path, load: Load, keys: int) -> tuple[list[Run], Row]:
+    """One repetition: the variants' runs, and what is kept of them. keys: of the vectorised path."""
+    runs = measure(load, root)
     return runs, {
         "figures": {run.name: figures(run) for run in runs},
-        "epochs": {
-            run.name: {name: getattr(run, name) for name in ("sync", "flush", "opening", "uploaded", "size")}
-            for run in runs
-        },
-        "vectorised": batches,
+        "epochs": {run.name: pl.DataFrame(run.epochs).to_dict(as_series=False) for run in runs},
+        "vectorised": vectorised(keys, root),
     }
 
 
-def summary(repetitions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary(repetitions: Sequence[Row]) -> Row:
     """Medians over repetitions of every figure of every variant, and of every line of the vectorised path."""
     return {
         "figures": {
-            name: _medians([one["figures"][name] for one in repetitions]) for name in repetitions[0]["figures"]
+            name: harness.medians([one["figures"][name] for one in repetitions]) for name in repetitions[0]["figures"]
         },
-        "vectorised": [_medians(same) for same in zip(*(one["vectorised"] for one in repetitions), strict=True)],
+        "vectorised": [harness.medians(same) for same in zip(*(one["vectorised"] for one in repetitions), strict=True)],
     }
-
-
-def _medians(found: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(one[name] for one in found) for name in found[0]}
 
 
 def versions() -> dict[str, str]:
@@ -457,87 +412,48 @@ def constants() -> dict[str, Any]:
     }
 
 
-def report(facts: dict[str, Any]) -> str:
+_ROWS = (
+    ("latency of an event, max, ms", "latency_ms_max", ",.0f", "latency", "s"),
+    ("latency of an event, 99 %, ms", "latency_ms_p99", ",.1f", "", ""),
+    ("sync phase, min, ms", "sync_ms_min", ",.0f", "min", "s"),
+    ("sync phase, avg, ms", "sync_ms_avg", ",.0f", "avg", "s"),
+    ("sync phase, max, ms", "sync_ms_max", ",.0f", "max", "s"),
+    ("- flush of the cache, avg, ms", "flush_ms_avg", ",.1f", "", ""),
+    ("checkpoint, avg, MB", "checkpoint_mb_avg", ",.0f", "size", "GB"),
+    ("- of that uploaded, avg, MB", "uploaded_mb_avg", ",.1f", "", ""),
+    ("hits, L1 + L2", "hit_rate", ".1%", "", ""),
+    ("hits, L1", "l1_hit_rate", ".1%", "", ""),
+    ("entries written before the barrier", "entries_evicted", ",.0f", "", ""),
+    ("entries written at the barrier", "entries_flushed", ",.0f", "", ""),
+    ("one event, mean, us", "event_us_mean", ",.0f", "", ""),
+    ("events/s when never idle", "events_per_second_busy", ",.0f", "", ""),
+)
+"""Of the report: title, figure, format, and what production reported, with its unit."""
+
+
+def report(facts: Row) -> str:
     """The page of what `main` keeps as JSON."""
-    load = Load(**facts["load"])
-    none, one, two = (facts["figures"][name] for name in variants(load))
-    times = len(facts["repetitions"])
-    often = "one repetition" if times == 1 else f"medians over {times} repetitions of the same events"
-
-    def row(label: str, key: str, form: str, production: tuple[float, float] | None = None, unit: str = "") -> str:
-        ours = two[key] / one[key] - 1 if one[key] else 0.0
-        theirs = (
-            ""
-            if production is None
-            else f"{production[0]} -> {production[1]} {unit} ({production[1] / production[0] - 1:+.0%})"
-        )
-        return f"| {label} | {one[key]:{form}} | {two[key]:{form}} | {ours:+.0%} | {theirs} |"
-
-    lines = [
-        "# State cache: none, one layer, two layers",
-        "",
-        f"{load.users:,} users with values of about {_LARGE_BYTES / 1024:.0f} KB, {load.active:,} sessions at a time of"
-        f" {_SESSION_EVENTS} events on average; {load.epochs} epochs of {load.events:,} events. One layer: {load.one:,} entries;"
-        f" two layers: {load.l1:,} + {load.l2:,}. {facts['machine']}. Made by `{facts['command']}` in {facts['minutes']:.1f} minutes,"
-        f" {often}; how it is measured stands in `benchmarks/cache.py`.",
-        "",
-        "| | one layer | two layers | change | production: one -> two |",
-        "|---|---:|---:|---:|---:|",
-        row("latency of an event, max, ms", "latency_ms_max", ",.0f", PRODUCTION["latency"], "s"),
-        row("latency of an event, 99 %, ms", "latency_ms_p99", ",.1f"),
-        row("sync phase, min, ms", "sync_ms_min", ",.0f", PRODUCTION["min"], "s"),
-        row("sync phase, avg, ms", "sync_ms_avg", ",.0f", PRODUCTION["avg"], "s"),
-        row("sync phase, max, ms", "sync_ms_max", ",.0f", PRODUCTION["max"], "s"),
-        row("- flush of the cache, avg, ms", "flush_ms_avg", ",.1f"),
-        row("checkpoint, avg, MB", "checkpoint_mb_avg", ",.0f", PRODUCTION["size"], "GB"),
-        row("- of that uploaded, avg, MB", "uploaded_mb_avg", ",.1f"),
-        row("hits, L1 + L2", "hit_rate", ".1%"),
-        row("hits, L1", "l1_hit_rate", ".1%"),
-        row("entries written before the barrier", "entries_evicted", ",.0f"),
-        row("entries written at the barrier", "entries_flushed", ",.0f"),
-        row("one event, mean, us", "event_us_mean", ",.0f"),
-        row("events/s when never idle", "events_per_second_busy", ",.0f"),
-        "",
-        f"Without a cache an event takes {none['event_us_mean']:,.0f} us (a tenth of each epoch's events was applied). The events come"
-        f" at {_UTILISATION:.0%} of the rate that the slower of the two caches can take. Production: hit rates (L1 + L2) of 93 % and 98 %"
-        " in its two caches, an interval of 15 minutes.",
-        "",
-        "## The vectorised path",
-        "",
-        "Batches of distinct keys: the state as columns, one column changed, and written back. Without a cache that is one sorted"
-        " multi-get, one decode, one encode and one write for each batch; with one that holds every key, the best case that there is,"
-        " the barrier alone writes. Microseconds per key and batch.",
-        "",
-        "| value, bytes | keys in a batch | batches between barriers | no cache | cache, all hits | with the cache |",
-        "|---:|---:|---:|---:|---:|---|",
-    ]
-    for batch in facts["vectorised"]:
-        lines.append(
-            f"| {batch['bytes']:,.0f} | {batch['keys']:,.0f} | {batch['batches']:.0f} | {batch['direct_us']:.2f} | {batch['cached_us']:.2f}"
-            f" | {batch['direct_us'] / batch['cached_us']:.1f} x as fast |"
-        )
-    found = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
-    lines += ["", "## Versions and settings", "", f"{found}. `{json.dumps(facts['settings'], sort_keys=True)}`"]
-    which = "" if times == 1 else ", in the first repetition"
-    return "\n".join([*lines, "", f"![Latency of every event, and the sync phase{which}]({facts['plot']})", ""])
+    return harness.render(
+        "cache",
+        **facts,
+        rows=_ROWS,
+        large_kb=_LARGE_BYTES / 1024,
+        session_events=_SESSION_EVENTS,
+        utilisation=_UTILISATION,
+    )
 
 
 def plot(runs: list[Run], target: Path) -> None:
-    import matplotlib  # only here: the figures are worth having where it is not installed
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 4.5), width_ratios=(3, 2), layout="constrained")
+    """Draw the latency of every event, and the sync phase of every epoch."""
+    figure = Figure(figsize=(13, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     for run, shade in zip(runs[1:], ("tab:orange", "tab:blue"), strict=True):
-        at = range(0, len(run.latency), max(1, len(run.latency) // 4000))
-        left.plot(list(at), [run.latency[i] for i in at], lw=0.8, color=shade, label=run.name)
-        right.plot(
-            range(1, len(run.sync) + 1), run.sync, marker="o", ms=3, color=shade, label=f"{run.name}: sync phase"
-        )
-        right.plot(
-            range(1, len(run.flush) + 1), run.flush, ls=":", color=shade, label=f"{run.name}: flush of the cache"
-        )
+        at = np.arange(0, len(run.latency), max(1, len(run.latency) // 4000))
+        left.plot(at, run.latency[at], lw=0.8, color=shade, label=run.name)
+        numbers = range(1, len(run.epochs) + 1)
+        sync, flush = ([one[phase] for one in run.epochs] for phase in ("sync", "flush"))
+        right.plot(numbers, sync, marker="o", ms=3, color=shade, label=f"{run.name}: sync phase")
+        right.plot(numbers, flush, ls=":", color=shade, label=f"{run.name}: flush of the cache")
     left.set(xlabel="event", ylabel="ms", title="Latency of an event")
     right.set(xlabel="epoch", ylabel="ms", ylim=(0, None), title="What the barrier waits for")
     for side in (left, right):
@@ -545,44 +461,31 @@ def plot(runs: list[Run], target: Path) -> None:
     figure.savefig(target, dpi=110)
 
 
-def _command(quick: bool, repetitions: int) -> str:
-    """What made the figures, without where they were put."""
-    asked = [*(["--quick"] if quick else []), *([f"--reps {repetitions}"] if repetitions > 1 else [])]
-    return f"python -m benchmarks.cache {' '.join(asked)}" if asked else "make bench-cache"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="half a minute, a fifth of the sizes")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "cache")
-    parser.add_argument("--reps", type=int, default=1, help="repetitions (1)")
-    given = parser.parse_args()
-    if given.reps < 1:
-        parser.error("--reps is 1 or more")
-    load, keys = (QUICK, 10_000) if given.quick else (Load(), 40_000)
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="half a minute, a fifth of the sizes")] = False,
+    results: Path = harness.RESULTS / "cache",
+    reps: Annotated[int, typer.Option(min=1, help="repetitions")] = 1,
+) -> None:
+    """What a state cache is worth: none, one layer, two layers, on sessions of users with large values."""
+    load, keys = (QUICK, 10_000) if quick else (Load(), 40_000)
     started = time.monotonic()
-    done = [once(load, keys) for _ in range(given.reps)]
-    minutes = (time.monotonic() - started) / 60
-    repetitions = [found for _, found in done]
-    target = given.results
+    done = [harness.in_scratch(once, load, keys) for _ in range(reps)]
+    repetitions = [figures for _, figures in done]
     facts = {
-        "command": _command(given.quick, given.reps),
-        "machine": machine(),
-        "minutes": minutes,
+        "command": harness.command("benchmarks.cache", "bench-cache"),
+        "machine": harness.machine(),
+        "minutes": (time.monotonic() - started) / 60,
         "versions": versions(),
         "settings": constants(),
         "load": asdict(load),
         "production": PRODUCTION,
         **summary(repetitions),
         "repetitions": repetitions,
-        "plot": target.with_suffix(".png").name,
+        "plot": results.with_suffix(".png").name,
     }
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
-    target.with_suffix(".md").write_text(report(facts))
-    plot(done[0][0], target.with_suffix(".png"))
-    print(target.with_suffix(".md").read_text())
+    harness.publish(results, facts, report(facts))
+    plot(done[0][0], results.with_suffix(".png"))
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -9,21 +9,21 @@ and its neighbours; the trend is judged by CPU time too, which depends on neithe
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
-import platform
-import statistics
-import tempfile
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import typer
+
+from benchmarks import harness
+from benchmarks.harness import Row, Stopwatch, seconds
 from state_ops.checkpoints.checkpoint import STATE, Checkpoint, StateFile
 from state_ops.checkpoints.registry import Publication, Registry
 from state_ops.ids import AttemptId, CheckpointId, Generation
@@ -34,22 +34,6 @@ _RETAINED = 3
 _FILES = 20
 _BLOCK = 1000
 _NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Means over a number of epochs, in milliseconds. cpu: of the whole process, all threads."""
-
-    first: int
-    last: int
-    commit: float
-    publications: float
-    drop: float
-    cpu: float
-
-    @property
-    def total(self) -> float:
-        return self.commit + self.publications + self.drop
 
 
 def files_of(number: int) -> tuple[StateFile, ...]:
@@ -98,29 +82,43 @@ def checkpoint_of(id: int, files: tuple[StateFile, ...]) -> Checkpoint:
     )
 
 
-def epochs(storage: Storage, registry: Registry, count: int) -> list[Block]:
-    """Commit, publish and prune `count` epochs; one block per thousand of them."""
+def measure(root: Path, count: int) -> Row:
+    """Commit, publish and prune `count` epochs: means by a thousand of them, and what is left below `registry/`."""
+    storage = Storage(str(root))
+    registry = Registry(storage, _APP)
+    registry.take_over()
     listing = files_of(_FILES)
-    blocks: list[Block] = []
-    spent: dict[str, float] = defaultdict(float)
-    cpu = time.process_time()
-    first = 1
-    for id in range(1, count + 1):
-        files = tuple(replace(file, new=index < 4) for index, file in enumerate(listing))
-        checkpoint = checkpoint_of(id, files)
-        _timed(spent, "commit", lambda: registry.commit(checkpoint, files))  # noqa: B023 (called at once)
-        row = Publication(CheckpointId(id), "counts", id, 1, 1000, _NOON, 2.0)
-        _timed(spent, "publications", lambda: registry.record_publications(Generation(1), [row]))  # noqa: B023
-        _timed(spent, "drop", lambda: _prune(storage, registry))
-        if id % _BLOCK == 0 or id == count:
-            size = id - first + 1
-            now = time.process_time()
-            means = {name: seconds * 1000 / size for name, seconds in spent.items()}
-            blocks.append(Block(first, id, cpu=(now - cpu) * 1000 / size, **means))
-            print(f"{first:>6} to {id:>6}: {blocks[-1].total:6.2f} ms, {blocks[-1].cpu:6.2f} ms CPU", flush=True)
-            spent.clear()
-            cpu, first = now, id + 1
-    return blocks
+    blocks = []
+    with Stopwatch() as whole:
+        for first in range(1, count + 1, _BLOCK):
+            last = min(first + _BLOCK - 1, count)
+            with Stopwatch() as clock:
+                spent = [_epoch(storage, registry, id, listing) for id in range(first, last + 1)]
+            means = {name: sum(ms[name] for ms in spent) / len(spent) for name in spent[0]}
+            blocks.append({"first": first, "last": last, **means, "total": sum(means.values())})
+            blocks[-1]["cpu"] = clock.cpu_ms / len(spent)
+            print(
+                f"{first:>6} to {last:>6}: {blocks[-1]['total']:6.2f} ms, {blocks[-1]['cpu']:6.2f} ms CPU", flush=True
+            )
+    left = list(storage.list("registry"))
+    logs: dict[str, list[int]] = defaultdict(list)
+    for file in sorted(left, key=lambda file: file.path):
+        table, directory = file.path.split("/")[1:3]
+        logs[table] += [file.bytes] if directory == "_delta_log" else []
+    return {"blocks": blocks, "seconds": whole.ms / 1e3, "objects": len(left), "logs": logs}
+
+
+def _epoch(storage: Storage, registry: Registry, id: int, listing: tuple[StateFile, ...]) -> dict[str, float]:
+    """Milliseconds of an epoch's steps."""
+    files = tuple(replace(file, new=index < 4) for index, file in enumerate(listing))
+    checkpoint = checkpoint_of(id, files)
+    row = Publication(CheckpointId(id), "counts", id, 1, 1000, _NOON, 2.0)
+    steps: dict[str, Callable[[], object]] = {
+        "commit": lambda: registry.commit(checkpoint, files),
+        "publications": lambda: registry.record_publications(Generation(1), [row]),
+        "drop": lambda: _prune(storage, registry),
+    }
+    return {name: seconds(step) * 1e3 for name, step in steps.items()}
 
 
 def _prune(storage: Storage, registry: Registry) -> None:
@@ -133,118 +131,56 @@ def _prune(storage: Storage, registry: Registry) -> None:
     storage.delete_files(unnamed)
 
 
-def commits(number: int, repeats: int) -> tuple[list[float], dict[str, float]]:
+def commits(root: Path, number: int, repeats: int) -> Row:
     """Milliseconds of each commit of `number` files, and the median of each of its phases."""
-    with tempfile.TemporaryDirectory() as root:
-        registry = Registry(Storage(root), _APP)
-        registry.take_over()
-        phases: dict[str, list[float]] = defaultdict(list)
-        _watch(registry._files, "write_table", "listing: Parquet file", phases)
-        _watch(registry._files, "commit", "listing: Delta commit", phases)
-        _watch(registry._checkpoints, "write_table", "row: Parquet file", phases)
-        _watch(registry._checkpoints, "commit", "row: Delta commit", phases)
-        files = files_of(number)
-        totals = []
-        for id in range(1, repeats + 2):
-            checkpoint = checkpoint_of(id, files)
-            started = time.perf_counter()
-            registry.commit(checkpoint, files)
-            totals.append((time.perf_counter() - started) * 1000)
-        medians = {name: statistics.median(times[1:]) for name, times in phases.items()}
-        medians["columns and the rest"] = statistics.median(totals[1:]) - sum(medians.values())
-        started = time.perf_counter()
-        assert Registry(Storage(root), _APP).files(checkpoint) == files
-        medians["(reading the listing)"] = (time.perf_counter() - started) * 1000
-        return totals[1:], medians
+    registry = Registry(Storage(str(root)), _APP)
+    registry.take_over()
+    phases: dict[str, list[float]] = defaultdict(list)
+    _watch(registry._files, "write_table", phases["listing: Parquet file"])
+    _watch(registry._files, "commit", phases["listing: Delta commit"])
+    _watch(registry._checkpoints, "write_table", phases["row: Parquet file"])
+    _watch(registry._checkpoints, "commit", phases["row: Delta commit"])
+    files = files_of(number)
+    checkpoints = [checkpoint_of(id, files) for id in range(1, repeats + 2)]
+    ms = [seconds(lambda: registry.commit(checkpoint, files)) * 1e3 for checkpoint in checkpoints][1:]  # noqa: B023
+    medians = harness.medians_of({name: times[1:] for name, times in phases.items() if times})
+    medians["columns and the rest"] = harness.medians_of({"all": ms})["all"] - sum(medians.values())
+    with Stopwatch() as reading:
+        assert Registry(Storage(str(root)), _APP).files(checkpoints[-1]) == files
+    return {"files": number, "ms": ms, "phases": medians | {"(reading the listing)": reading.ms}}
 
 
-def _watch(target: Any, method: str, phase: str, phases: dict[str, list[float]]) -> None:
-    real = getattr(target, method)
+def _watch(target: Any, method: str, times: list[float]) -> None:
+    """Note how long each call of a method takes, in milliseconds."""
+    original = getattr(target, method)
 
-    def watched(*args, **kwargs):
+    def watched(*arguments: Any, **named: Any) -> Any:
         started = time.perf_counter()
         try:
-            return real(*args, **kwargs)
+            return original(*arguments, **named)
         finally:
-            phases[phase].append((time.perf_counter() - started) * 1000)
+            times.append((time.perf_counter() - started) * 1000)
 
     setattr(target, method, watched)
 
 
-def _timed(spent: dict[str, float], name: str, act: Callable[[], None]) -> None:
-    started = time.perf_counter()
-    act()
-    spent[name] += time.perf_counter() - started
-
-
-def report(blocks: list[Block], storage: Storage, seconds: float) -> str:
-    """The results as a page."""
-    left = list(storage.list("registry"))
-    tables = sorted({file.path.split("/")[1] for file in left})
-    lines = [
-        "# The registry",
-        "",
-        f"`python -m benchmarks.registry`, {datetime.now(UTC):%Y-%m-%d}: Python {platform.python_version()}, {platform.system()} "
-        f"{platform.machine()}, {os.cpu_count()} cores, load average {os.getloadavg()[1]:.1f} over five minutes, local disk.",
-        "",
-        f"## {blocks[-1].last:,} epochs",
-        "",
-        f"Each commits a checkpoint of {_FILES} files, records a publication and prunes to {_RETAINED} checkpoints. Mean milliseconds",
-        f"per epoch; CPU: of the whole process. The run took {seconds:.0f} s.",
-        "",
-        "| epochs | commit | publications | prune | total | CPU |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for block in blocks:
-        figures = (block.commit, block.publications, block.drop, block.total, block.cpu)
-        lines.append(
-            f"| {block.first:,} to {block.last:,} | " + " | ".join(f"{figure:.2f}" for figure in figures) + " |"
-        )
-    if len(blocks) > 2:
-        ratio, cpu = blocks[-1].total / blocks[1].total, blocks[-1].cpu / blocks[1].cpu
-        lines += [
-            "",
-            f"Last block against the second: {ratio:.2f} in wall-clock time, {cpu:.2f} in CPU time (1.00 is flat).",
-        ]
-    lines += [
-        "",
-        f"Objects below `registry/` at the end: {len(left)}.",
-        "",
-        "| table | log entries | bytes of log |",
-        "|---|---:|---:|",
-    ]
-    for table in tables:
-        log = [file for file in left if file.path.startswith(f"registry/{table}/_delta_log/")]
-        lines.append(f"| {table} | {len(log)} | {sum(file.bytes for file in log):,} |")
-    for number, repeats in ((100, 20), (100_000, 5)):
-        totals, phases = commits(number, repeats)
-        lines += [
-            "",
-            f"## A commit of {number:,} files",
-            "",
-            f"Median of {repeats}: {statistics.median(totals):.1f} ms;",
-        ]
-        lines += [f"fastest {min(totals):.1f}, slowest {max(totals):.1f}.", "", "| phase | ms |", "|---|---:|"]
-        lines += [f"| {name} | {ms:.1f} |" for name, ms in phases.items()]
-    return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--epochs", type=int, default=20_000)
-    parser.add_argument("--results", type=Path, default=Path(__file__).with_name("results") / "registry.md")
-    options = parser.parse_args()
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as root:
-        storage = Storage(root)
-        registry = Registry(storage, _APP)
-        registry.take_over()
-        blocks = epochs(storage, registry, options.epochs)
-        page = report(blocks, storage, time.perf_counter() - started)
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    options.results.write_text(page)
+def main(epochs: int = 20_000, results: Path = harness.RESULTS / "registry.md") -> None:
+    """What the registry costs, epoch after epoch, and what a commit of many files does."""
+    figures = harness.in_scratch(measure, epochs)
+    page = harness.render(
+        "registry",
+        **figures,
+        commits=[harness.in_scratch(commits, number, repeats) for number, repeats in ((100, 20), (100_000, 5))],
+        date=f"{datetime.now(UTC):%Y-%m-%d}",
+        machine=harness.machine(),
+        load=os.getloadavg()[1],
+        files=_FILES,
+        retained=_RETAINED,
+    )
+    results.parent.mkdir(parents=True, exist_ok=True)
+    results.write_text(page)
     print(page)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

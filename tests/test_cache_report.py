@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import typer
 
-from benchmarks import cache
+from benchmarks import cache, harness
 from benchmarks.cache import Load
 
 TINY = Load(users=60, active=10, one=12, l1=3, l2=12, events=80, warm=1, epochs=2)
@@ -29,7 +30,9 @@ def test_a_run_leaves_how_it_was_made(tmp_path, monkeypatch, asked, command, oft
     monkeypatch.setattr(cache, "QUICK", TINY)
     monkeypatch.setattr(cache, "vectorised", lines)
     monkeypatch.setattr("sys.argv", ["cache", *asked, "--results", str(tmp_path / "tiny")])
-    cache.main()
+    with pytest.raises(SystemExit) as ended:
+        typer.run(cache.main)
+    assert not ended.value.code
     facts = json.loads((tmp_path / "tiny.json").read_text())
     assert facts["command"] == command
     assert set(facts["versions"]) == {"rocksdict", "pyarrow", "numpy", "python"}
@@ -58,13 +61,15 @@ def test_figures_are_medians_over_repetitions():
     assert cache.summary(made[:1])["figures"] == made[0]["figures"]
 
 
-def test_the_command_is_what_was_asked():
-    assert cache._command(False, 1) == "make bench-cache"
-    assert cache._command(False, 5) == "python -m benchmarks.cache --reps 5"
+def test_the_command_is_what_was_asked(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["cache", "--results", "/tmp/elsewhere", "--again"])
+    assert harness.command("benchmarks.cache", "bench-cache") == "make bench-cache"
+    monkeypatch.setattr("sys.argv", ["cache", "--reps", "5"])
+    assert harness.command("benchmarks.cache", "bench-cache") == "python -m benchmarks.cache --reps 5"
 
 
 def test_no_repetition_at_all_is_refused(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["cache", "--reps", "0"])
     with pytest.raises(SystemExit):
-        cache.main()
-    assert "--reps is 1 or more" in capsys.readouterr().err
+        typer.run(cache.main)
+    assert "--reps" in capsys.readouterr().err

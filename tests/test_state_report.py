@@ -30,12 +30,11 @@ def test_recorded_pages_are_what_their_figures_say(name):
     assert all((RESULTS / linked).exists() for linked in re.findall(r"!\[.*\]\((.*)\)", text))
 
 
-def test_a_page_made_anew_keeps_the_machine_that_measured(tmp_path, monkeypatch):
+def test_a_page_made_anew_keeps_the_machine_that_measured(tmp_path):
     written(tmp_path, measured("uniform-1m", "weir-aggregate"))
     facts = json.loads((tmp_path / "found.json").read_text())
     (tmp_path / "found.json").write_text(json.dumps({**facts, "machine": "64 cores"}))
-    monkeypatch.setattr("sys.argv", ["report", "--from-json", str(tmp_path / "found")])
-    report.main()
+    report.main(from_json=tmp_path / "found")
     assert "64 cores. Made by `this test`" in (tmp_path / "found.md").read_text()
     assert json.loads((tmp_path / "found.json").read_text())["machine"] == "64 cores"
 

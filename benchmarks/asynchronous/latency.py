@@ -9,26 +9,23 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
 from urllib.parse import unquote
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import yaml
 
-from benchmarks.state.measure import FailedError, scrubbed
+from benchmarks import harness
+from benchmarks.state import workload
+from benchmarks.state.measure import LOG, FailedError, attempt, process
 from benchmarks.state.peers import environment
 
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -41,8 +38,8 @@ _AT_ONCE = 0.02  # Weir's interval and poll where barriers are to follow each ot
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """rate: files per second; rows: of a file; warm: commits, at least, before the files that count; measured: seconds of
-    those. They also wait until what a cold engine let pile up has been worked off."""
+    """rate: files per second; rows: of a file; warm: commits, at least, before the files that count; measured: seconds
+    of those. They also wait until what a cold engine let pile up has been worked off."""
 
     rate: float = 5.0
     rows: int = 500
@@ -62,7 +59,8 @@ class Arrivals:
 @dataclass(frozen=True, slots=True)
 class Latency:
     """engine: "weir" or "spark". interval: seconds; 0: as soon as possible. ms: of each counted file. commits: of the
-    table in the counted time. warm: files before those that count. cpu: processors busy, of the engine's processes. differing: keys whose last row is wrong."""
+    table in the counted time. warm: files before those that count. cpu: processors busy, of the engine's processes.
+    differing: keys whose last row is wrong."""
 
     engine: str
     interval: float
@@ -80,15 +78,8 @@ class Latency:
 
 def once(scratch: Path, engine: str, interval: float, arrivals: Arrivals, repetition: int) -> Latency:
     """One measurement. What fails is one, too, with an error."""
-    run = scratch / "run"
-    shutil.rmtree(run, ignore_errors=True)
-    try:
-        return _once(scratch, run, engine, interval, arrivals, repetition)
-    except (FailedError, RuntimeError, subprocess.SubprocessError, OSError) as error:
-        told = scrubbed(f"{type(error).__name__}: {error}", scratch)
-        return Latency(engine, interval, repetition, load=os.getloadavg()[0], error=told)
-    finally:
-        shutil.rmtree(run, ignore_errors=True)
+    blank = Latency(engine, interval, repetition)
+    return attempt(scratch, blank, lambda run: _once(scratch, run, engine, interval, arrivals, repetition))
 
 
 def _once(scratch: Path, run: Path, engine: str, interval: float, arrivals: Arrivals, repetition: int) -> Latency:
@@ -97,34 +88,33 @@ def _once(scratch: Path, run: Path, engine: str, interval: float, arrivals: Arri
     _make(run / "made", arrivals.most + 1, arrivals.rows)
     load = os.getloadavg()[0]
     table = run / ("storage/bench/tables/totals" if engine == "weir" else "table")
-    with (run / "said.log").open("w") as said:
-        process = _start(scratch, run, engine, interval, table, said)
-        watch = Observer(table)
+    watch = Observer(table)
+    place = environment(None, scratch)
+    place.variables["WEIR_CONFIG"] = str(_configuration(scratch, run, interval or _AT_ONCE))
+    with process(_command(scratch, run, engine, interval, table), place, run) as running:
         watch.start()
         try:
             _land(run, arrivals.most)  # one file ahead of all: its row says that the engine is up
-            _wait(watch, process, {arrivals.most}, _START_SECONDS)
+            _wait(watch, running, {arrivals.most}, _START_SECONDS)
             landed: list[float] = []
             begun = time.monotonic()
             waiting, few = 0, arrivals.rate * (interval + _BEHIND_SECONDS)
             while (watch.commits < arrivals.warm or waiting > few) and len(landed) < arrivals.most - arrivals.counted:
                 _land_on_time(run, landed, arrivals, begun)
                 waiting = len(landed) + 1 - len(watch.read())
-            before, since, first = _cpu(process.pid), time.monotonic(), len(landed)
+            before, since, first = harness.cpu_seconds(running.pid), time.monotonic(), len(landed)
             while len(landed) < first + arrivals.counted:
                 _land_on_time(run, landed, arrivals, begun)
-            cpu = (_cpu(process.pid) - before) / (time.monotonic() - since)
-            _wait(watch, process, set(range(len(landed))), _END_SECONDS)
+            cpu = (harness.cpu_seconds(running.pid) - before) / (time.monotonic() - since)
+            _wait(watch, running, set(range(len(landed))), _END_SECONDS)
         except FailedError as error:
-            raise FailedError(f"{error}: {(run / 'said.log').read_text(errors='replace').strip()[-300:]}") from None
+            raise FailedError(f"{error}: {(run / LOG).read_text(errors='replace').strip()[-300:]}") from None
         finally:
             watch.over.set()
             watch.join()
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
     seen = watch.seen
-    checked = _check(run / "landing", [str(file) for file in watch.files])
+    truth = workload.totals([f"{run}/landing/*.parquet"])
+    verdict = workload.compare(f"read_parquet({[str(file) for file in watch.files]})", truth, run)
     return Latency(
         engine=engine,
         interval=interval,
@@ -133,8 +123,7 @@ def _once(scratch: Path, run: Path, engine: str, interval: float, arrivals: Arri
         commits=len({seen[number] for number in range(first, len(landed))}),
         warm=first,
         cpu=cpu,
-        keys=checked[0],
-        differing=checked[1],
+        **verdict,
         doubled=watch.doubled,
         load=load,
     )
@@ -164,21 +153,13 @@ def _land(run: Path, number: int) -> float:
     return at
 
 
-def _start(
-    scratch: Path, run: Path, engine: str, interval: float, table: Path, said: TextIO
-) -> subprocess.Popen[bytes]:
-    variables = {**os.environ, **environment(None, scratch).variables, "PYTHONPATH": str(_PROJECT)}
+def _command(scratch: Path, run: Path, engine: str, interval: float, table: Path) -> list[str]:
+    """What starts an engine."""
     if engine == "weir":
-        variables["WEIR_CONFIG"] = str(_configuration(scratch, run, interval or _AT_ONCE))
-        command = ["pipelines.cli.main", "run", "bench"]
-    else:
-        task = {"landing": str(run / "landing"), "table": str(table), "local": str(run / "local"),
-                "checkpoint": str(run / "checkpoint"), "interval": interval, "cache": str(scratch / "cache")}  # fmt: skip
-        command = ["benchmarks.asynchronous.spark_stream", json.dumps(task)]
-    return subprocess.Popen(
-        [sys.executable, "-m", *command],
-        stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, cwd=run, start_new_session=True,
-    )  # fmt: skip
+        return [sys.executable, "-m", "pipelines.cli.main", "run", "bench"]
+    task = {"landing": str(run / "landing"), "table": str(table), "local": str(run / "local"),
+            "checkpoint": str(run / "checkpoint"), "interval": interval, "cache": str(scratch / "cache")}  # fmt: skip
+    return [sys.executable, "-m", "benchmarks.asynchronous.spark_stream", json.dumps(task)]
 
 
 def _configuration(scratch: Path, run: Path, interval: float) -> Path:
@@ -200,8 +181,9 @@ def _configuration(scratch: Path, run: Path, interval: float) -> Path:
 
 
 class Observer(threading.Thread):
-    """Looks for the next commit of a Delta table's log all the time. seen: file number -> when its row was visible, wall
-    clock in seconds. commits: so far. files: data files of all commits. doubled: rows of their own that came twice."""
+    """Looks for the next commit of a Delta table's log all the time. seen: file number -> when its row was visible,
+    wall clock in seconds. commits: so far. files: data files of all commits. doubled: rows of their own that came
+    twice."""
 
     def __init__(self, table: Path) -> None:
         super().__init__()
@@ -243,32 +225,3 @@ def _wait(watch: Observer, process: subprocess.Popen[bytes], numbers: set[int], 
         if time.monotonic() > limit:
             raise FailedError(f"{len(numbers - watch.read())} of {len(numbers)} files not visible after {seconds} s")
         time.sleep(0.1)
-
-
-def _cpu(pid: int) -> float:
-    """Seconds of processor time of a process and all below it."""
-    root = psutil.Process(pid)
-    total = 0.0
-    for process in (root, *root.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            total += times.user + times.system
-    return total
-
-
-def _check(landing: Path, files: list[str]) -> tuple[int, int]:
-    """Keys, and those whose last row differs from an aggregation of all files."""
-    import duckdb
-
-    with duckdb.connect() as db:
-        db.execute("SET threads=2")
-        found = db.execute(
-            "WITH o AS (SELECT key, max(n) AS n, max_by(total, n) AS total, max_by(top, n) AS top"
-            f" FROM read_parquet({files}) GROUP BY key),"
-            " e AS (SELECT key, count(*) AS n, sum(value) AS total, max(value) AS top"
-            f" FROM read_parquet('{landing}/*.parquet') GROUP BY key)"
-            " SELECT count(*), count(*) FILTER (o.n IS DISTINCT FROM e.n OR o.total IS DISTINCT FROM e.total"
-            " OR o.top IS DISTINCT FROM e.top) FROM o FULL JOIN e ON o.key = e.key"
-        ).fetchone()
-    assert found is not None
-    return found[0], found[1]

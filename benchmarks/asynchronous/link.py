@@ -1,16 +1,16 @@
 """A link between clients and an S3 server: every request waits, all bytes of both directions share one rate.
 
-    python -m benchmarks.asynchronous.link HOST PORT MB_PER_SECOND DELAY_MS STALL_SECONDS ALTERNATE_SECONDS        0: without that
+    python -m benchmarks.asynchronous.link HOST PORT MB_PER_SECOND DELAY_MS STALL_SECONDS ALTERNATE_SECONDS  0: without that
 
     client -> [request: head, delay, body by the bucket] -> server
     client <- [answer: bytes by the same bucket]         <- server
 
 Prints its port, serves until its stdin ends, then prints its counters as JSON. Without limits it does the same work, so
-that what it costs by itself is on both sides of a comparison. The head of a request is counted and waits; a body follows
-at the link's rate, however many connections there are.
+that what it costs by itself is on both sides of a comparison. The head of a request is counted and waits; a body
+follows at the link's rate, however many connections there are.
 
-A stall: from the sixteenth write below `tables` on, nothing that is asked for there goes through for so long. Then it does, also what its client has
-given up and asked again meanwhile, as in a network that loses nothing.
+A stall: from the sixteenth write below `tables` on, nothing that is asked for there goes through for so long. Then it
+does, also what its client has given up and asked again meanwhile, as in a network that loses nothing.
 
 Alternating: the link begins without limits; after so many seconds it has them, after as many again it has not.
 """
@@ -32,9 +32,9 @@ _STALLS, _STALLS_AT = "tables", 16
 
 @dataclass(slots=True)
 class Counters:
-    """What went over the link. requests: by method and by what is asked for, the directory two levels below the bucket's
-    prefix, or a listing. busy: seconds that the bytes take at its rate; 0 without one. stalled: requests that met a stall. begun: seconds since 1970 when
-    the first stretch of an alternating link began."""
+    """What went over the link. requests: by method and by what is asked for, the directory two levels below the
+    bucket's prefix, or a listing. busy: seconds that the bytes take at its rate; 0 without one. stalled: requests that
+    met a stall. begun: seconds since 1970 when the first stretch of an alternating link began."""
 
     requests: dict[str, int] = field(default_factory=dict)
     bytes_up: int = 0

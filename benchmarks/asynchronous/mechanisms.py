@@ -1,54 +1,55 @@
 """Three ways to upload what an epoch leaves while the next one is worked on, against each other.
 
-    python -m benchmarks.asynchronous.mechanisms                 a quarter of an hour; writes benchmarks/results/mechanisms.*
+    python -m benchmarks.asynchronous.mechanisms     a quarter of an hour; writes benchmarks/results/mechanisms.*
     python -m benchmarks.asynchronous.mechanisms --quick --results /tmp/mechanisms
 
     worker    a thread in the Python worker that has done the task, which Spark keeps for its next one
     driver    threads in the driver, which sees the worker's disk
     job       a second Spark job, in a scheduler pool of its own
 
-An epoch is a Spark job that reads 500,000 rows, shuffles them, and adds them up by key in Python; then each of two subtasks leaves three files
-of random bytes. The next epoch begins when this one's job and the upload before are over, as with two epochs under way. Without any of
-Weir's engine, so that nothing but the mechanism differs; uploads go through its storage, behind the link of `store.py`. What is measured: benchmarks/README.md.
+An epoch is a Spark job that reads 500,000 rows, shuffles them, and adds them up by key in Python; then each of two
+subtasks leaves three files of random bytes. The next epoch begins when this one's job and the upload before are over,
+as with two epochs under way. Without any of Weir's engine, so that nothing but the mechanism differs; uploads go
+through its storage, behind the link of `store.py`. What is measured: benchmarks/README.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated, Literal
 
 import psutil
 import pyarrow as pa
+import typer
 from pyspark.sql import SparkSession
 
-from benchmarks.asynchronous.store import Limits, gateway, opened
+from benchmarks import harness
+from benchmarks.asynchronous.store import SCRATCH, Limits, gateway, opened
+from benchmarks.harness import Row
 from benchmarks.state import workload
-from benchmarks.state.report import machine
 from benchmarks.state.workload import Slices, Workload
 from configs.settings import Settings
 from pipelines.runtime.execution import spark_session as weir_spark
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "mechanisms"
 MECHANISMS = ("worker", "driver", "job")
 SUBTASKS, FILES, BYTES = 2, 3, 2_700_000
 """As much an epoch as the keyed aggregation of `throughput` leaves."""
 SMALLER = 20
-"""Files are so many times smaller, and more, where nothing follows: so that no single request takes longer than a client waits."""
+"""Files are so many times smaller, and more, where nothing follows: so that no single request takes longer than a
+client waits."""
 LOAD = Workload("mechanisms", 1_000_000, epochs=15, events=500_000)
 QUICK = Workload("mechanisms-quick", 100_000, epochs=4, events=50_000)
 LINKS = (Limits(), Limits(20, 50))
@@ -56,7 +57,6 @@ QUIET = Limits(0.18, 1)
 """Takes an epoch's files 90 s: longer than Spark keeps a Python worker that has nothing to do."""
 _QUIET_SECONDS = 150.0
 _WARM = 3
-_LIMIT_SECONDS = 900
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ class Subtask:
 def task(
     batches: Iterator[pa.RecordBatch], epoch: int, home: str, settings: str, smaller: int, sends: bool
 ) -> Iterator[pa.RecordBatch]:
-    """A keyed task: its rows added up by key, files of state left, so many times smaller and more. sends: by a thread of this worker, once
-    the task is over."""
+    """A keyed task: its rows added up by key, files of state left, so many times smaller and more. sends: by a thread
+    of this worker, once the task is over."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -125,7 +125,8 @@ class Engine:
         keyed.mapInArrow(own, "keys long").collect()
 
     def upload(self, epoch: int) -> Future[float]:
-        """Begin, or with workers await, the upload of what the epoch has left; the result is when all of it was in storage."""
+        """Begin, or with workers await, the upload of what the epoch has left; the result is when all of it was in
+        storage."""
         return self.pool.submit(
             self._upload, [Subtask(number, epoch, self.home, self.settings) for number in range(SUBTASKS)]
         )
@@ -145,24 +146,17 @@ class Engine:
         return time.time()
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """epoch_ms, durable_ms (from the end of an epoch's job until all is in storage): of the epochs after the first ones. cpu_ms: of an epoch, of
-    driver, JVM and workers. lost: subtasks whose upload never ended; quiet: no epoch followed."""
+def once(mechanism: str, link: Limits, load: Workload, scratch: Path, repetition: int) -> Row:
+    """Epochs of one mechanism over one link, in a session of its own. Over the link `QUIET`: one epoch, and nothing
+    after.
 
-    mechanism: str
-    link: str
-    repetition: int
-    epoch_ms: list[float]
-    durable_ms: list[float]
-    cpu_ms: float
-    lost: int
-    quiet: bool
-    load: float
-
-
-def once(mechanism: str, link: Limits, load: Workload, scratch: Path, repetition: int) -> Measured:
-    """Epochs of one mechanism over one link, in a session of its own. Over the link `QUIET`: one epoch, and nothing after it."""
+    Returns:
+        epoch_ms, durable_ms: of the epochs after the first ones; durable is from the end of an epoch's job until all is
+            in storage.
+        cpu_ms: of an epoch, of driver, JVM and workers.
+        lost: how many subtasks' upload never ended.
+        quiet: whether no epoch followed.
+    """
     quiet = link == QUIET
     inputs = sorted(
         str(file) for file in workload.sliced(scratch, load, Slices(load.epochs, load.events)).glob("*.parquet")
@@ -196,7 +190,17 @@ def once(mechanism: str, link: Limits, load: Workload, scratch: Path, repetition
     epochs = [(after - before) * 1e3 for before, after in pairwise(began)][_WARM:]
     durable = [(end - work) * 1e3 for work, end in zip(worked, ended, strict=False)][0 if quiet else _WARM :]
     cpu = 0.0 if quiet else (spent[-1] - spent[_WARM - 1]) / (len(spent) - _WARM) * 1e3
-    return Measured(mechanism, link.title, repetition, epochs, durable, cpu, lost, quiet, busy)
+    return {
+        "mechanism": mechanism,
+        "link": link.title,
+        "repetition": repetition,
+        "epoch_ms": epochs,
+        "durable_ms": durable,
+        "cpu_ms": cpu,
+        "lost": lost,
+        "quiet": quiet,
+        "load": busy,
+    }
 
 
 def _cpu_seconds() -> float:
@@ -212,52 +216,32 @@ def _cpu_seconds() -> float:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="a look: small epochs, nothing quiet")
-    parser.add_argument("--reps", type=int, default=3, help="repetitions (3)")
-    parser.add_argument("--part", choices=["beside", "quiet"], help="only this one again; the report keeps the other")
-    parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "weir-bench-async")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="report's path, without suffix")
-    parser.add_argument("--once", metavar="JSON", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    scratch = given.scratch.resolve()
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="a look: small epochs, nothing quiet")] = False,
+    reps: Annotated[int, typer.Option(help="repetitions")] = 3,
+    part: Annotated[
+        Literal["beside", "quiet"] | None, typer.Option(help="only this one again; the report keeps the other")
+    ] = None,
+    scratch: Path = SCRATCH,
+    results: Annotated[Path, typer.Option(help="report's path, without suffix")] = harness.RESULTS / "mechanisms",
+) -> None:
+    """Three ways to upload what an epoch leaves while the next one is worked on, against each other."""
+    scratch = scratch.resolve()
     scratch.mkdir(parents=True, exist_ok=True)
-    load = QUICK if given.quick else LOAD
-    if given.once:
-        mechanism, limits, repetition = json.loads(given.once)
-        print(json.dumps(asdict(once(mechanism, Limits(**limits), load, scratch, repetition))))
-        return
     gateway(scratch)
-    found = _kept(given.results, given.part) if given.part else []
-    for mechanism, link, repetition in _order(given.reps, given.part, given.quick):
-        asked = json.dumps([mechanism, asdict(link), repetition])
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.asynchronous.mechanisms",
-            "--once",
-            asked,
-            "--scratch",
-            str(scratch),
-        ]
-        done = subprocess.run(
-            [*command, *(["--quick"] if given.quick else [])],
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=_LIMIT_SECONDS,
-            check=True,
-        )
-        found.append(Measured(**json.loads(done.stdout.splitlines()[-1])))
-        print(_said(found[-1]), flush=True)
-    _write(found, given.results, load)
-
-
-def _kept(results: Path, part: str) -> list[Measured]:
-    """What was measured before of the other part."""
-    known = results.with_suffix(".json")
-    found = [Measured(**one) for one in json.loads(known.read_text())] if known.exists() else []
-    return [one for one in found if one.quiet != (part == "quiet")]
+    known = (
+        json.loads(results.with_suffix(".json").read_text()) if part and results.with_suffix(".json").exists() else []
+    )
+    rows: list[Row] = [row for row in known if row["quiet"] != (part == "quiet")]
+    load = QUICK if quick else LOAD
+    for mechanism, link, repetition in _order(reps, part, quick):
+        row = harness.in_fresh_process(once, mechanism, link, load, scratch, repetition)
+        rows.append(row)
+        if row["quiet"]:
+            print(f"{mechanism}, nothing follows: {row['lost']} of {SUBTASKS} uploads lost", flush=True)
+        else:
+            print(f"{mechanism}, {row['link']}: {statistics.median(row['epoch_ms']):,.0f} ms an epoch", flush=True)
+    harness.publish(results, rows, page(rows, load, harness.machine()))
 
 
 def _order(repetitions: int, part: str | None, quick: bool) -> Iterator[tuple[str, Limits, int]]:
@@ -270,54 +254,25 @@ def _order(repetitions: int, part: str | None, quick: bool) -> Iterator[tuple[st
             yield mechanism, QUIET, 0
 
 
-def _said(one: Measured) -> str:
-    if one.quiet:
-        return f"{one.mechanism}, nothing follows: {one.lost} of {SUBTASKS} uploads lost"
-    return f"{one.mechanism}, {one.link}: {statistics.median(one.epoch_ms):,.0f} ms an epoch"
-
-
-def _write(found: list[Measured], target: Path, load: Workload) -> None:
-    lines = [
-        "# Three ways to upload beside the next epoch",
-        "",
-        f"{machine()}. Made by `python -m benchmarks.asynchronous.mechanisms`; what is measured stands in `benchmarks/README.md`. Epochs of"
-        f" {load.events:,} rows, {SUBTASKS * FILES} files of {BYTES / 1e6:g} MB each; medians over the epochs of all repetitions, least and most of the repetitions' medians.",
-        "",
-        "| link | uploads by | epoch, ms | processor time, ms an epoch | until it is in storage, ms | repetitions | load before |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
-    for link in LINKS:
-        for mechanism in MECHANISMS:
-            ones = [one for one in found if (one.mechanism, one.link) == (mechanism, link.title)]
-            cpu, busy = (statistics.median(getattr(one, name) for one in ones) for name in ("cpu_ms", "load"))
-            lines.append(
-                f"| {link.title} | {mechanism} | {_spread(ones, lambda one: one.epoch_ms)} | {cpu:,.0f} | {_spread(ones, lambda one: one.durable_ms)} | {len(ones)} | {busy:.1f} |"
-            )
-    quiet = [one for one in found if one.quiet]
-    if quiet:
-        lines += [
-            "",
-            f"An upload of {SUBTASKS * FILES * BYTES / QUIET.megabytes / 1e6:.0f} s, and no epoch follows:",
-            "",
-        ]
-        for one in quiet:
-            ended = (
-                f"in storage after {one.durable_ms[0] / 1e3:,.0f} s"
-                if not one.lost
-                else f"not there after {_QUIET_SECONDS:g} s"
-            )
-            lines.append(f"- {one.mechanism}: {one.lost} of {SUBTASKS} subtasks' uploads lost, {ended}.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.with_suffix(".json").write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
-    target.with_suffix(".md").write_text("\n".join([*lines, ""]))
-    print(target.with_suffix(".md").read_text())
-
-
-def _spread(ones: list[Measured], values: Callable[[Measured], list[float]]) -> str:
-    medians = [statistics.median(values(one)) for one in ones]
-    whole = statistics.median(value for one in ones for value in values(one))
-    return f"{whole:,.0f} ({min(medians):,.0f} to {max(medians):,.0f})"
+def page(rows: list[Row], load: Workload, machine: str) -> str:
+    """The Markdown of what was measured."""
+    return harness.render(
+        "mechanisms",
+        machine=machine,
+        events=load.events,
+        files=SUBTASKS * FILES,
+        megabytes=BYTES / 1e6,
+        groups={
+            (link.title, mechanism): [row for row in rows if (row["mechanism"], row["link"]) == (mechanism, link.title)]
+            for link in LINKS
+            for mechanism in MECHANISMS
+        },
+        quiet=[row for row in rows if row["quiet"]],
+        quiet_seconds=SUBTASKS * FILES * BYTES / QUIET.megabytes / 1e6,
+        subtasks=SUBTASKS,
+        limit=_QUIET_SECONDS,
+    )
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,25 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import pace
-from benchmarks.state.report import machine
+from benchmarks import harness
+from benchmarks.harness import Row
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "asynchronous"
+RESULTS = harness.RESULTS / "asynchronous"
 _TARGET = 0.9
-
-Row = dict[str, Any]
-
-
-def load(log: Path) -> list[Row]:
-    """All measurements in a log, the last of each key; a line that an interrupted run left half-written is skipped."""
-    found: dict[str, Row] = {}
-    for line in log.read_text().splitlines() if log.exists() else []:
-        try:
-            one = json.loads(line)
-        except ValueError:
-            continue
-        found[one["key"]] = one
-    return list(found.values())
 
 
 def said(one: Row) -> str:
@@ -43,11 +28,11 @@ def said(one: Row) -> str:
 def write(measured: Sequence[Row], target: Path, command: str) -> None:
     """Write `target`.json and .md."""
     made = [one for one in measured if not one["error"]]
-    good = pace.usual(made, _paces)
+    good = harness.at_usual_pace(made, _paces)
     facts = {
         "command": command,
-        "machine": machine(),
-        "pace": pace.told(made, len(good), _paces),
+        "machine": harness.machine(),
+        "pace": harness.pace_sentence(made, len(good), _paces),
         "throughput": [_throughput(ones) for ones in _grouped(good, "throughput", ("variant", "events"))],
         "alternating": [
             _alternating(ones) for ones in _grouped(good, "alternating", ("variant", "events")) if _shares(ones)
@@ -56,9 +41,17 @@ def write(measured: Sequence[Row], target: Path, command: str) -> None:
         "latency": [_latency(ones) for ones in _grouped(good, "latency", ("engine", "interval"))],
         "measurements": list(measured),
     }
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
-    target.with_suffix(".md").write_text(_markdown(facts))
+    harness.publish(target, facts, page(facts))
+
+
+def page(facts: Row) -> str:
+    """The Markdown of what `write` keeps as JSON. Rows are compared with those that differ in the link alone."""
+    free = {
+        (row["variant"].partition("max_concurrent")[2], row["events"]): row
+        for row in facts["throughput"]
+        if row["variant"].startswith("no limit")
+    }
+    return harness.render("asynchronous", **facts, target=_TARGET, free=free).removesuffix("\n")
 
 
 def _paces(one: Row) -> list[float]:
@@ -98,9 +91,7 @@ def _throughput(ones: list[Row]) -> Row:
         "kinds": {kind: count / last["epochs"] for kind, count in last["counters"]["requests"].items()},
         "high_water": [max(one["high_water"][half] for one in ones) for half in (0, 1)],
         "state_bytes": last["state_bytes"],
-        "phases": {
-            name: statistics.median(one["phases"].get(name, 0.0) for one in ones) for name in last["phases"]
-        },
+        "phases": harness.medians([one["phases"] for one in reversed(ones)]),
         "differing": max(one["differing"] for one in ones),
         "load": median("load"),
     }  # fmt: skip
@@ -174,127 +165,3 @@ def _latency(ones: list[Row]) -> Row:
         "doubled": max(one["doubled"] for one in ones),
         "load": statistics.median(one["load"] for one in ones),
     }
-
-
-def _markdown(facts: Row) -> str:
-    lines = [
-        "# Asynchronous checkpoints",
-        "",
-        f"{facts['machine']}. Made by `{facts['command']}`; what is measured stands in `benchmarks/README.md`. {facts['pace']}".rstrip(),
-        "",
-        *_on_slow_storage(facts["throughput"]),
-        *_come_and_go(facts["alternating"]),
-        *_stalled(facts["stall"]),
-        *_landed_to_visible(facts["latency"]),
-    ]
-    errors = [f"- {one['key']}: {one['error']}" for one in facts["measurements"] if one["error"]]
-    if errors:
-        lines += ["## Failed", "", *errors, ""]
-    return "\n".join(lines)
-
-
-def _on_slow_storage(rows: list[Row]) -> list[str]:
-    if not rows:
-        return []
-    one = rows[0]
-    free = {_apart_from_limits(row): row for row in rows if row["variant"].startswith("no limit")}
-    lines = [
-        "## Throughput on slow storage",
-        "",
-        f"{one['epochs']} epochs, a checkpoint each, on S3 ({one['server']}) behind a link. Target:"
-        f" {_TARGET:.0%} of what it is without limits.",
-        "",
-        "| link | events an epoch | events/s | of no limit | to the last commit | epoch, ms | sent, MB an epoch | requests an epoch | local disk at most, MB: first half, second | result |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
-    ]
-    for row in rows:
-        against = free.get(_apart_from_limits(row))
-        share = f"{row['steady'] / against['steady']:.0%}" if against else "-"
-        first, second = (f"{size / 1e6:,.0f}" for size in row["high_water"])
-        lines.append(
-            f"| {row['variant']} | {row['events']:,} | {row['steady']:,.0f} | {share} | {row['drained']:,.0f} | {row['epoch_ms']:,.0f}"
-            f" | {row['megabytes']:,.1f} | {row['requests']:,.0f} | {first}, {second} | {_verdict(row)} |"
-        )
-    lines += [
-        "",
-        "Where an epoch's time goes, in milliseconds, medians; per epoch, what the link and the requests alone take:",
-        "",
-    ]
-    for row in rows:
-        phases = ", ".join(f"{name} {ms:,.0f}" for name, ms in row["phases"].items() if ms >= 1)
-        kinds = ", ".join(f"{kind} {count:,.0f}" for kind, count in sorted(row["kinds"].items(), key=lambda at: -at[1]))
-        lines.append(
-            f"- {row['variant']}, {row['events']:,} events: {phases}. Bytes at the link's rate {row['link_ms']:,.0f}; processor time of server and link"
-            f" {row['server_cpu_ms']:,.0f}. Requests: {kinds}. Load before: {row['load']:.1f}."
-        )
-    return [*lines, ""]
-
-
-def _come_and_go(rows: list[Row]) -> list[str]:
-    if not rows:
-        return []
-    lines = [
-        "## Limits that come and go",
-        "",
-        "The same in one run, whose link has limits in every second stretch: each is compared with the mean of its two neighbours, so that a machine that"
-        " changes its pace by the minute changes it for both. *At most* is what the link's bytes per second let through, if it never stood idle.",
-        "",
-        "| link | events an epoch | events/s without limits | with | of no limit, median | each stretch | MB an epoch | at most | local disk at most, MB: first half, second | result |",
-        "|---|---:|---:|---:|---:|---|---:|---:|---:|---|",
-    ]
-    for row in rows:
-        each = ", ".join(f"{share:.0%}" for share in row["shares"])
-        first, second = (f"{size / 1e6:,.0f}" for size in row["high_water"])
-        lines.append(
-            f"| {row['variant']} | {row['events']:,} | {row['free']:,.0f} | {row['limited']:,.0f} | {row['share']:.0%} | {each}"
-            f" | {row['megabytes']:,.1f} | {row['bound']:,.0f} | {first}, {second} | {_verdict(row)} |"
-        )
-    return [*lines, ""]
-
-
-def _apart_from_limits(row: Row) -> tuple[str, int]:
-    """What two rows have in common that differ in the link alone."""
-    return row["variant"].partition("max_concurrent")[2], row["events"]
-
-
-def _verdict(row: Row) -> str:
-    return "equal to DuckDB's" if not row["differing"] else f"**{row['differing']:,} keys differ**"
-
-
-def _stalled(rows: list[Row]) -> list[str]:
-    if not rows:
-        return []
-    lines = [
-        "## Tables that stand still",
-        "",
-        "All epochs but the first; from the fifth or so on nothing that is asked for below `tables` goes through for a minute, rows, logs and listings.",
-        "",
-        "| tables | seconds in all | longest epoch, s | requests that waited | local disk at most, MB: first half, second | memory at most, MB: first half, second | result |",
-        "|---|---:|---:|---:|---:|---:|---|",
-    ]
-    for row in rows:
-        disk, memory = (", ".join(f"{size / 1e6:,.0f}" for size in row[what]) for what in ("high_water", "memory"))
-        lines.append(
-            f"| {row['variant']} | {row['seconds']:,.1f} | {row['longest']:,.1f} | {row['stalled']:,.0f} | {disk} | {memory} | {_verdict(row)} |"
-        )
-    return [*lines, ""]
-
-
-def _landed_to_visible(rows: list[Row]) -> list[str]:
-    if not rows:
-        return []
-    lines = [
-        "## From a file's landing to its row in the Delta table",
-        "",
-        "| interval | engine | median, ms | p95 | p99 | longest | files | commits | processors busy | result |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---|",
-    ]
-    for row in sorted(rows, key=lambda row: (row["interval"], row["engine"] != "weir")):
-        interval = f"{row['interval']:g} s" if row["interval"] else "as soon as possible"
-        wrong = [f"**{row[what]} {what}**" for what in ("differing", "doubled") if row[what]]
-        title = {"weir": "Weir", "spark": "Spark Structured Streaming"}[row["engine"]]
-        lines.append(
-            f"| {interval} | {title} | {row['p50']:,.0f} | {row['p95']:,.0f} | {row['p99']:,.0f} | {row['max']:,.0f}"
-            f" | {row['files']:,} | {row['commits']:,} | {row['cpu']:.2f} | {', '.join(wrong) or 'each row once, equal'} |"
-        )
-    return [*lines, ""]

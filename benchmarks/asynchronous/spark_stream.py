@@ -2,8 +2,8 @@
 
 python -m benchmarks.asynchronous.spark_stream '{"landing": ..., "table": ..., "checkpoint": ..., "interval": 1.0, ...}'
 
-Set up as in benchmarks/state/spark_native.py. Delta's own streaming sink takes no updates, so each micro-batch is appended by
-`foreachBatch`, which Delta makes idempotent by its transaction's version, as its documentation says to.
+Set up as in benchmarks/state/spark_native.py. Delta's own streaming sink takes no updates, so each micro-batch is
+appended by `foreachBatch`, which Delta makes idempotent by its transaction's version, as its documentation says to.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
 
 Everything that touches storage goes through the link: obstore, delta-rs, S3A and pyarrow get one endpoint, the link's.
 
-The server is Versity's S3 gateway over a directory (1 ms of processor time a small request), built once from its Go module
-where there is a Go; without one it is the tests' server, moto, which takes five times as much from the engine's cores.
+The server is Versity's S3 gateway over a directory (1 ms of processor time a small request), built once from its Go
+module where there is a Go; without one it is the tests' server, moto, which takes five times as much from the engine's
+cores.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +29,7 @@ import stamina
 
 from benchmarks.state.measure import free_ports
 
+SCRATCH = Path(tempfile.gettempdir()) / "weir-bench-async"
 _PROJECT = Path(__file__).resolve().parents[2]
 KEY, SECRET = "WEIR_BENCH_S3_KEY", "WEIR_BENCH_S3_SECRET"
 _GATEWAY = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
@@ -35,8 +38,8 @@ _BUILD_SECONDS = 1800
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of the link: megabytes (10^6 bytes) per second, milliseconds per request, seconds for which tables stand still once; 0: none.
-    alternate: seconds after which limits come and go; 0: they stay."""
+    """Of the link: megabytes (10^6 bytes) per second, milliseconds per request, seconds for which tables stand still
+    once; 0: none. alternate: seconds after which limits come and go; 0: they stay."""
 
     megabytes: float = 0.0
     delay_ms: float = 0.0
@@ -53,7 +56,8 @@ class Limits:
 
 @dataclass
 class Store:
-    """A bucket, empty at first. counters: of the link, and the processor time of server and link; there when it has closed."""
+    """A bucket, empty at first. counters: of the link, and the processor time of server and link; there when it has
+    closed."""
 
     bucket: str
     endpoint: str

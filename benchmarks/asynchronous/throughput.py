@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
-import statistics
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
+from benchmarks import harness
 from benchmarks.asynchronous.store import Limits, opened
 from benchmarks.state import measure, workload
-from benchmarks.state.engine import Result, Task
+from benchmarks.state.engine import Task
 from benchmarks.state.peers import environment
 from benchmarks.state.workload import Slices, Workload
 
@@ -47,11 +44,11 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """steady: events/s between the ends of the first and the last epoch. drained: of the epochs after the first, from the
-    trigger of the second to the end of the last, so that nothing that overlaps with neither is left out. high_water: bytes
-    below the work directory, hard links once: the most in the first and in the second half of that time; memory: resident bytes of the
-    engine's processes, alike. stretches: of an alternating link, events/s of each stretch from the first whole one on; the first one's number,
-    which has limits where it is odd."""
+    """steady: events/s between the ends of the first and the last epoch. drained: of the epochs after the first, from
+    the trigger of the second to the end of the last, so that nothing that overlaps with neither is left out.
+    high_water: bytes below the work directory, hard links once: the most in the first and in the second half of that
+    time; memory: resident bytes of the engine's processes, alike. stretches: of an alternating link, events/s of each
+    stretch from the first whole one on; the first one's number, which has limits where it is odd."""
 
     variant: str
     repetition: int
@@ -75,21 +72,13 @@ class Throughput:
 
 def once(scratch: Path, variant: Variant, load: Workload, repetition: int) -> Throughput:
     """Run the variant in a fresh process, on an empty bucket. What fails is a measurement, with an error."""
-    run = scratch / "run"
-    shutil.rmtree(run, ignore_errors=True)
-    try:
-        return _once(scratch, run, variant, load, repetition)
-    except (measure.FailedError, RuntimeError, subprocess.SubprocessError, OSError) as error:
-        told = measure.scrubbed(f"{type(error).__name__}: {error}", scratch)
-        return Throughput(variant.name, repetition, load.epochs, load.events, load=os.getloadavg()[0], error=told)
-    finally:
-        shutil.rmtree(run, ignore_errors=True)
+    blank = Throughput(variant.name, repetition, load.epochs, load.events)
+    return measure.attempt(scratch, blank, lambda run: _once(scratch, run, variant, load, repetition))
 
 
 def _once(scratch: Path, run: Path, variant: Variant, load: Workload, repetition: int) -> Throughput:
     slices = Slices(load.epochs, load.events)
     inputs = workload.sliced(scratch, load, slices)
-    run.mkdir(parents=True)
     busy = os.getloadavg()[0]
     with opened(variant.limits, scratch, run / "s3") as store:
         task = Task(
@@ -117,23 +106,8 @@ def _once(scratch: Path, run: Path, variant: Variant, load: Workload, repetition
             place = environment(None, scratch)
             result = measure.start(task, "benchmarks.state.weir", place, run, _LIMIT_SECONDS)
         store.fetch("weir/bench/tables/totals/", run / "output")
-    verdict = workload.verify(scratch, load, slices, [f"{run}/output/*.parquet"])
-    return _figures(variant, load, repetition, result, samples, resident, store.counters, verdict, busy)
-
-
-def _figures(
-    variant: Variant,
-    load: Workload,
-    repetition: int,
-    result: Result,
-    samples: Samples,
-    resident: Samples,
-    counters: dict[str, Any],
-    verdict: dict[str, int],
-    busy: float,
-) -> Throughput:
     (begun, first), (ended, total) = result.progress[0], result.progress[-1]
-    first_stretch, stretches = _stretches(result.progress, counters["begun"], variant.limits.alternate)
+    first_stretch, stretches = _stretches(result.progress, store.counters["begun"], variant.limits.alternate)
     return Throughput(
         variant=variant.name,
         repetition=repetition,
@@ -141,25 +115,22 @@ def _figures(
         events=load.events,
         steady=(total - first) / (ended - begun),
         drained=(total - first) / (ended - result.figures["triggered"][1]),
-        epoch_ms=[round((after[0] - before[0]) * 1e3, 1) for before, after in pairwise(result.progress)],
-        phases={
-            name: statistics.median(epoch.get(name, 0.0) for epoch in result.phases[1:]) for name in result.phases[-1]
-        },
+        epoch_ms=measure.epoch_ms(result.progress),
+        phases=harness.medians(result.phases[:0:-1]),
         high_water=_halves(samples, begun, ended),
         memory=_halves(resident, begun, ended),
         stretches=stretches,
         first_stretch=first_stretch,
-        counters=counters,
+        counters=store.counters,
         state_bytes=result.figures["state_bytes"],
-        keys=verdict["keys"],
-        differing=verdict["differing"],
         load=busy,
+        **workload.verify(scratch, load, slices, [f"{run}/output/*.parquet"]),
     )
 
 
 def _stretches(progress: Sequence[tuple[float, int]], begun: float, seconds: float) -> tuple[int, list[float]]:
-    """The number of the first stretch that lies between the ends of two epochs, and events/s of it and the others. Their first seconds,
-    in which epochs of the stretch before go through, do not count."""
+    """The number of the first stretch that lies between the ends of two epochs, and events/s of it and the others.
+    Their first seconds, in which epochs of the stretch before go through, do not count."""
     if not seconds:
         return 0, []
     times, done = zip(*progress, strict=True)
@@ -199,7 +170,8 @@ def _sampled(bytes: Callable[[], int]) -> Iterator[Samples]:
 
 
 def _resident() -> int:
-    """Resident bytes of all that this process has started: the engine with its JVM and workers, server and link. Shared pages count in each."""
+    """Resident bytes of all that this process has started: the engine with its JVM and workers, server and link. Shared
+    pages count in each."""
     found = 0
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
@@ -209,17 +181,10 @@ def _resident() -> int:
 
 def _bytes(directory: str) -> int:
     """Bytes of all files below, each inode once; what disappears meanwhile does not count."""
-    found: dict[int, int] = {}
-    waiting = [directory]
-    while waiting:
-        try:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-                    else:
-                        stat = entry.stat(follow_symlinks=False)
-                        found[stat.st_ino] = stat.st_size
-        except FileNotFoundError:
-            continue
-    return sum(found.values())
+    sizes: dict[int, int] = {}
+    for parent, _, names in os.walk(directory):  # passes over a directory that is gone
+        for name in names:
+            with suppress(FileNotFoundError):
+                stat = Path(parent, name).lstat()
+                sizes[stat.st_ino] = stat.st_size
+    return sum(sizes.values())

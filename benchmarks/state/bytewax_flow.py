@@ -1,8 +1,8 @@
 """Bytewax: a keyed `stateful_batch` with recovery to SQLite, in two worker processes; runs in the peers' environment.
 
-Its keys are texts, so the key becomes one. Epochs end by time; each keeps a snapshot (pickled, a row per key) of every key that
-it changed. What changed is handed to a sink that writes Parquet. Progress is what the two readers have handed out: the
-dataflow holds back its readers, so they are a batch ahead at most.
+Its keys are texts, so the key becomes one. Epochs end by time; each keeps a snapshot (pickled, a row per key) of every
+key that it changed. What changed is handed to a sink that writes Parquet. Progress is what the two readers have handed
+out: the dataflow holds back its readers, so they are a batch ahead at most.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What every engine's program is given and what it gives back. Standard library only: peers run it in their own environments.
+"""What every engine's program is given and what it gives back. Standard library only: peers run it in their own
+environments.
 
     python -m benchmarks.state.<engine> task.json
 
@@ -21,8 +22,9 @@ from typing import Any
 class Task:
     """One measurement of one row.
 
-    inputs: directories of Parquet files, read one after the other, `files` files an epoch of `events` events. durable: what
-    the engine keeps for its next start (checkpoints, tables); local: scratch. payload: 1 KB workload. options: the row's own.
+    inputs: directories of Parquet files, read one after the other, `files` files an epoch of `events` events. durable:
+    what the engine keeps for its next start (checkpoints, tables); local: scratch. payload: 1 KB workload. options: the
+    row's own.
     """
 
     row: str
@@ -40,9 +42,10 @@ class Task:
 
 @dataclass
 class Result:
-    """progress: (wall clock in seconds, events done so far) after each epoch, or as often as the engine says. ready: when the
-    engine had started. output: globs of files with key, n, total, top, of which the row with the highest n is a key's last;
-    form: "parquet", or "debezium-json", a change log of such rows. phases: milliseconds by phase, per epoch, as the engine itself reports."""
+    """progress: (wall clock in seconds, events done so far) after each epoch, or as often as the engine says. ready:
+    when the engine had started. output: globs of files with key, n, total, top, of which the row with the highest n is
+    a key's last; form: "parquet", or "debezium-json", a change log of such rows. phases: milliseconds by phase, per
+    epoch, as the engine itself reports."""
 
     ready: float = 0.0
     progress: list[tuple[float, int]] = field(default_factory=list)

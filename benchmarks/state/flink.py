@@ -1,7 +1,8 @@
 """What both PyFlink programs share: the environment, the Parquet source, and following a job by Flink's own counters.
 
-Runs in the peers' environment (see `peers.py`). Flink has no micro-batches: one bounded job reads the whole input and takes
-incremental checkpoints by time; progress is the records that the aggregating operator has read, asked for over REST.
+Runs in the peers' environment (see `peers.py`). Flink has no micro-batches: one bounded job reads the whole input and
+takes incremental checkpoints by time; progress is the records that the aggregating operator has read, asked for over
+REST.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """PyFlink SQL: a grouped aggregation that runs in the JVM alone.
 
-The sink is `blackhole`, the peer's best case: Flink's file sinks take updates only as a change log in JSON. A run of its own
-with that sink, which is not measured, shows that the same query computes the right thing.
+The sink is `blackhole`, the peer's best case: Flink's file sinks take updates only as a change log in JSON. A run of
+its own with that sink, which is not measured, shows that the same query computes the right thing.
 """
 
 from __future__ import annotations

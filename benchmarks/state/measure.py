@@ -8,15 +8,16 @@ import re
 import shutil
 import signal
 import socket
-import statistics
 import subprocess
 import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from benchmarks import harness
 from benchmarks.state import workload as work
 from benchmarks.state.engine import Result, Task
 from benchmarks.state.peers import Environment, environment
@@ -26,6 +27,9 @@ from benchmarks.state.workload import Slices, Workload
 _PROJECT = Path(__file__).resolve().parents[2]
 _LARGE_FILE = 1 << 20
 _PORTS = 3
+LOG = "said.log"
+
+Attempted = TypeVar("Attempted")
 
 
 class FailedError(Exception):
@@ -34,9 +38,10 @@ class FailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """steady: events/s from the end of the first measured epoch to the end; whole: events/s from the start of the process to
-    the end of the last epoch (after a preload: of the measured events); start_seconds: until the engine was up; epoch_ms: of
-    the epochs counted in steady, where the engine has epochs; differing: of the compared keys; load: of the machine, before; pace: benchmarks.pace, before and after."""
+    """steady: events/s from the end of the first measured epoch to the end; whole: events/s from the start of the
+    process to the end of the last epoch (after a preload: of the measured events); start_seconds: until the engine was
+    up; epoch_ms: of the epochs counted in steady, where the engine has epochs; differing: of the compared keys; load:
+    of the machine, before; pace: benchmarks.pace, before and after."""
 
     workload: str
     row: str
@@ -62,22 +67,32 @@ class Measurement:
 def measure(scratch: Path, workload: Workload, row: Row, slices: Slices, repetition: int) -> Measurement:
     """Run a row once. What fails is a measurement too, with an error and without figures."""
     blank = Measurement(workload.name, row.name, repetition, slices.epochs, slices.events)
-    run = scratch / "run"
+    return attempt(scratch, blank, lambda run: _measure(scratch, workload, row, slices, repetition, run))
+
+
+def attempt(scratch: Path, blank: Attempted, once: Callable[[Path], Attempted]) -> Attempted:
+    """Measure in a directory that is empty at first. What fails is `blank` with the error."""
+    run = _emptied(scratch / "run")
     try:
-        return _measure(scratch, workload, row, slices, repetition, run)
+        return once(run)
     except (FailedError, RuntimeError, subprocess.SubprocessError, OSError) as error:
-        told = scrubbed(f"{type(error).__name__}: {error}", scratch)
-        return Measurement(**{**asdict(blank), "error": told, "load": os.getloadavg()[0]})
+        message = scrubbed(f"{type(error).__name__}: {error}", scratch)
+        return replace(blank, error=message, load=os.getloadavg()[0])  # type: ignore[type-var]
     finally:
         shutil.rmtree(run, ignore_errors=True)
+
+
+def _emptied(directory: Path) -> Path:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return directory
 
 
 def _measure(scratch: Path, workload: Workload, row: Row, slices: Slices, repetition: int, run: Path) -> Measurement:
     inputs = work.sliced(scratch, workload, slices)
     apart = row.checked is not None
     verdict = _checked_apart(scratch, workload, row) if row.checked is not None else None
-    shutil.rmtree(run, ignore_errors=True)
-    run.mkdir(parents=True)
+    _emptied(run)
     inline = workload.preload and row.peers is not None
     if workload.preload and not inline:
         _clone(_bootstrap(scratch, workload, row), run / "durable")
@@ -92,10 +107,6 @@ def _measure(scratch: Path, workload: Workload, row: Row, slices: Slices, repeti
     seconds = counted[-1][0] - counted[0][0]
     if verdict is None:
         verdict = work.verify(scratch, workload, slices, result.output)
-    phases = {
-        name: statistics.median(epoch.get(name, 0.0) for epoch in result.phases[1:])
-        for name in (result.phases[-1] if len(result.phases) > 1 else {})
-    }
     return Measurement(
         workload=workload.name,
         row=row.name,
@@ -105,8 +116,8 @@ def _measure(scratch: Path, workload: Workload, row: Row, slices: Slices, repeti
         steady=(counted[-1][1] - counted[0][1]) / seconds if seconds > 0 else 0.0,
         whole=result.progress[-1][1] / (ended - began),
         start_seconds=result.ready - began,
-        epoch_ms=_epoch_ms(counted) if result.phases else [],
-        phases=phases,
+        epoch_ms=epoch_ms(counted) if result.phases else [],
+        phases=harness.medians(result.phases[:0:-1]) if len(result.phases) > 1 else {},
         figures=result.figures,
         settings=result.settings,
         versions=result.versions,
@@ -117,7 +128,8 @@ def _measure(scratch: Path, workload: Workload, row: Row, slices: Slices, repeti
     )
 
 
-def _epoch_ms(progress: list[Any]) -> list[float]:
+def epoch_ms(progress: Sequence[tuple[float, int]]) -> list[float]:
+    """Milliseconds from each end of an epoch to the next."""
     return [round((after[0] - before[0]) * 1e3, 1) for before, after in pairwise(progress)]
 
 
@@ -141,12 +153,12 @@ def _task(
 
 
 def _bootstrap(scratch: Path, workload: Workload, row: Row) -> Path:
-    """What the row's engine keeps after the preload; made once, by the engine itself, then cloned for every repetition."""
+    """What the row's engine keeps after the preload; made once, by the engine itself, then cloned for every
+    repetition."""
     home = scratch / "bootstraps" / workload.name / row.name
     if not (home / "_DONE").exists():
         print(f"  loading {workload.keys:,} keys into {row.name}", flush=True)
-        shutil.rmtree(home, ignore_errors=True)
-        home.mkdir(parents=True)
+        _emptied(home)
         slices = Slices(-(-workload.keys // workload.preload_events), workload.preload_events)
         inputs = _landed(scratch, [work.preloaded(scratch, workload)])
         task = _task(row, home, inputs, slices, workload, row.options, False)
@@ -170,9 +182,7 @@ def _clone(source: Path, target: Path) -> None:
 
 def _landed(scratch: Path, directories: list[Path]) -> Path:
     """Link files to where every engine reads them: what was loaded from one directory cannot go on with another."""
-    target = scratch / "landing"
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
+    target = _emptied(scratch / "landing")
     for directory in directories:
         for file in sorted(directory.glob("*.parquet")):
             os.link(file, target / file.name)
@@ -184,9 +194,7 @@ def _checked_apart(scratch: Path, workload: Workload, row: Row) -> dict[str, int
     known = scratch / "checked" / f"{workload.name}-{row.name}.json"
     if not known.exists():
         slices = Slices(2, workload.events)
-        run = scratch / "run"
-        shutil.rmtree(run, ignore_errors=True)
-        run.mkdir(parents=True)
+        run = _emptied(scratch / "run")
         inputs = _landed(scratch, [work.sliced(scratch, workload, slices)])
         assert row.checked is not None
         task = _task(row, run, inputs, slices, workload, row.checked, False)
@@ -203,26 +211,35 @@ def _start(task: Task, row: Row, scratch: Path, run: Path, seconds: int | None =
 
 
 def start(task: Task, module: str, place: Environment, run: Path, limit: int) -> Result:
-    """Run an engine's program to its end, for `limit` seconds at most. Raises FailedError with the end of what it said."""
+    """Run an engine's program to its end, for `limit` seconds at most. Raises FailedError with the end of what it
+    said."""
     (run / "task.json").write_text(json.dumps(asdict(task)))
-    variables = {**os.environ, **place.variables}
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_PROJECT), place.variables.get("PYTHONPATH")]))
-    with (run / "said.log").open("w") as said:
-        process = subprocess.Popen(
-            [place.python, "-m", module, str(run / "task.json")],
-            stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, cwd=run, start_new_session=True,
-        )  # fmt: skip
+    with process([place.python, "-m", module, str(run / "task.json")], place, run) as engine:
         try:
-            code = process.wait(limit)
+            code = engine.wait(limit)
         except subprocess.TimeoutExpired:
             raise FailedError(f"not done after {limit} s") from None
+    if code or not Path(task.result).exists():
+        raise FailedError(_last_words((run / LOG).read_text(errors="replace")) or f"ended with {code}")
+    return Result(**json.loads(Path(task.result).read_text()))
+
+
+@contextmanager
+def process(command: list[str], place: Environment, run: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A program in a session of its own, which ends with all that it has started. What it says goes to `LOG`."""
+    path = os.pathsep.join(filter(None, [str(_PROJECT), place.variables.get("PYTHONPATH")]))
+    variables = {**os.environ, **place.variables, "PYTHONPATH": path}
+    with (run / LOG).open("w") as log:
+        running = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, cwd=run,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield running
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # also what it left behind; its session is its own
-            process.wait()
-    if code or not Path(task.result).exists():
-        raise FailedError(_last_words((run / "said.log").read_text(errors="replace")) or f"ended with {code}")
-    return Result(**json.loads(Path(task.result).read_text()))
+                os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
 
 
 def _last_words(said: str) -> str:

@@ -1,7 +1,7 @@
 """The peers' own environments: what their Python packages pin does not go together with the project's, or each other's.
 
     <scratch>/peers/<name>/    a virtual environment
-    <scratch>/cache/jars/      Flink's Parquet format, which its Python package lacks; the Hadoop that it needs is PySpark's
+    <scratch>/cache/jars/      Flink's Parquet format, which its Python package lacks; its Hadoop is PySpark's
 
 Made on first use by uv, from the package index that uv is configured for.
 """

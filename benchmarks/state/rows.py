@@ -13,9 +13,9 @@ class Row:
     """One engine, set up in one way.
 
     group: "weir", or the letter of the peer: a Spark's aggregation, b transformWithStateInPandas, c Flink SQL, d
-    KeyedProcessFunction, e Bytewax. module: its program. peers: name of the environment that it needs, if not the project's
-    own. events: of one epoch, where the engine is too slow for all; seconds: after which a measurement is given up.
-    checked: options of a run of its own that is compared instead, where the measured one hands out nothing.
+    KeyedProcessFunction, e Bytewax. module: its program. peers: name of the environment that it needs, if not the
+    project's own. events: of one epoch, where the engine is too slow for all; seconds: after which a measurement is
+    given up. checked: options of a run of its own that is compared instead, where the measured one hands out nothing.
     """
 
     name: str

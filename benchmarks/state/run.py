@@ -4,26 +4,27 @@
     python -m benchmarks.state.run --quick                        a look: 1M keys, three epochs, one repetition
     python -m benchmarks.state.run --rows weir-aggregate,spark-changelog --scenario 'uniform-*' --reps 3
 
-Repetitions alternate: each goes once through all rows. Every measurement is appended to a file below the scratch directory as
-soon as it is made, so an interrupted run goes on where it was; `--again` forgets what was measured. At the end the report is written
-from all that there is, as `python -m benchmarks.state.report` does alone. What is measured: benchmarks/README.md.
+Repetitions alternate: each goes once through all rows. Every measurement is appended to a file below the scratch
+directory as soon as it is made, so an interrupted run goes on where it was; `--again` forgets what was measured. At the
+end the report is written from all that there is, as `python -m benchmarks.state.report` does alone. What is measured:
+benchmarks/README.md.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
 import signal
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
-from benchmarks import pace
+import typer
+
+from benchmarks import harness
 from benchmarks.state import report
 from benchmarks.state.measure import Measurement, measure
 from benchmarks.state.rows import ROWS, SCENARIOS, Row, Scenario
@@ -34,41 +35,36 @@ _RATES = {"weir": 250_000, "a": 120_000, "b": 1_000, "c": 120_000, "d": 1_000, "
 _AROUND_SECONDS = 25
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    amount = parser.add_mutually_exclusive_group()
-    amount.add_argument("--quick", action="store_true", help="uniform-1m only, three epochs, one repetition")
-    amount.add_argument("--full", action="store_true", help="everything (the default)")
-    parser.add_argument("--rows", help="names or patterns, comma-separated")
-    parser.add_argument("--scenario", help="names or patterns, comma-separated")
-    parser.add_argument("--reps", type=int, help="repetitions (5, quick 1)")
-    parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "weir-bench-state")
-    parser.add_argument("--results", type=Path, default=report.RESULTS, help="report's path, without suffix")
-    parser.add_argument("--again", action="store_true", help="forget earlier measurements")
-    given = parser.parse_args()
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="uniform-1m only, three epochs, one repetition")] = False,
+    full: Annotated[bool, typer.Option("--full", help="everything (the default)")] = False,
+    rows: Annotated[str | None, typer.Option(help="names or patterns, comma-separated")] = None,
+    scenario: Annotated[str | None, typer.Option(help="names or patterns, comma-separated")] = None,
+    reps: Annotated[int | None, typer.Option(help="repetitions (5, quick 1)")] = None,
+    scratch: Path = report.SCRATCH,
+    results: Annotated[Path, typer.Option(help="report's path, without suffix")] = report.RESULTS,
+    again: Annotated[bool, typer.Option("--again", help="forget earlier measurements")] = False,
+) -> None:
+    """Weir's keyed aggregation side by side with its peers', on one machine, in one run."""
+    if quick and full:
+        raise typer.BadParameter("--quick and --full exclude each other")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that the engine's process ends as well
-    scratch = given.scratch.resolve()
-    scratch.mkdir(parents=True, exist_ok=True)
-    log = scratch / ("measurements-quick.jsonl" if given.quick else "measurements.jsonl")
-    if given.again:
-        log.unlink(missing_ok=True)
-    scenarios = [
-        one
-        for one in SCENARIOS
-        if _chosen(one.workload.name, given.scenario or ("uniform-1m" if given.quick else None))
-    ]
-    rows = [row for row in ROWS if _chosen(row.name, given.rows)]
-    repetitions = given.reps or (1 if given.quick else 5)
-    epochs = _QUICK_EPOCHS if given.quick else None
-    _estimate(scenarios, rows, repetitions, epochs)
-    for scenario in scenarios:
-        _run(scratch, log, scenario, [row for row in rows if row.name in scenario.rows], repetitions, epochs)
-        shutil.rmtree(scratch / "bootstraps" / scenario.workload.name, ignore_errors=True)
-    command = (
-        "make bench-state" if not (given.quick or given.rows or given.scenario) else "python -m benchmarks.state.run"
-    )
-    report.write(report.load(log), given.results, command)
-    print(given.results.with_suffix(".md").read_text())
+    scratch = scratch.resolve()
+    log = report.log(scratch, quick, again)
+    pattern = scenario or ("uniform-1m" if quick else None)
+    scenarios = [one for one in SCENARIOS if _chosen(one.workload.name, pattern)]
+    chosen = [row for row in ROWS if _chosen(row.name, rows)]
+    repetitions = reps or (1 if quick else 5)
+    _estimate(scenarios, chosen, repetitions, _QUICK_EPOCHS if quick else None)
+    for one in scenarios:
+        for measured in _run(scratch, log, one, chosen, repetitions, _QUICK_EPOCHS if quick else None):
+            print(
+                f"{measured.workload} {measured.row} {measured.repetition + 1}/{repetitions}: {_said(measured)}",
+                flush=True,
+            )
+        shutil.rmtree(scratch / "bootstraps" / one.workload.name, ignore_errors=True)
+    command = "python -m benchmarks.state.run" if quick or rows or scenario else "make bench-state"
+    report.write([Measurement(**row) for row in log.rows()], results, command)
 
 
 def _chosen(name: str, patterns: str | None) -> bool:
@@ -76,28 +72,28 @@ def _chosen(name: str, patterns: str | None) -> bool:
 
 
 def _run(
-    scratch: Path, log: Path, scenario: Scenario, rows: Sequence[Row], repetitions: int, epochs: int | None
-) -> None:
+    scratch: Path, log: harness.Log, scenario: Scenario, rows: Sequence[Row], repetitions: int, epochs: int | None
+) -> Iterator[Measurement]:
+    """Measure what is not measured yet. What fails is tried again by the next run, not in this one."""
     workload = scenario.workload
-    done = {(one.row, one.repetition) for one in report.load(log) if one.workload == workload.name and not one.error}
-    failed: set[str] = set()  # in this run; the next one tries again
+    failed: set[str] = set()
     for repetition in range(repetitions):
-        for row in rows:
-            if (row.name, repetition) in done or row.name in failed:
+        for row in (row for row in rows if row.name in scenario.rows):
+            key = {"workload": workload.name, "row": row.name, "repetition": repetition}
+            if row.name in failed or log.has(**key):
                 continue
             slices = row.slices(workload, epochs or workload.epochs)
             free = shutil.disk_usage(scratch).free
             if free < scenario.disk:
                 lacking = f"needs {scenario.disk >> 30} GiB of free disk, {free >> 30} were free"
-                one = Measurement(workload.name, row.name, repetition, slices.epochs, slices.events, error=lacking)
+                measured = Measurement(**key, epochs=slices.epochs, events=slices.events, error=lacking)
             else:
-                measured, paces = pace.steadily(partial(measure, scratch, workload, row, slices, repetition))
-                one = replace(measured, pace=paces)
-            with log.open("a") as file:
-                file.write(json.dumps(asdict(one)) + "\n")
-            if one.error:
-                failed.add(row.name)
-            print(f"{workload.name} {row.name} {repetition + 1}/{repetitions}: {_said(one)}", flush=True)
+                once = partial(measure, scratch, workload, row, slices, repetition)
+                measured, paces = harness.measure_steadily(once)
+                measured = replace(measured, pace=paces)
+            log.add(asdict(measured))
+            failed |= {row.name} if measured.error else set()
+            yield measured
 
 
 def _said(one: Measurement) -> str:
@@ -126,4 +122,4 @@ def _estimate(scenarios: Sequence[Scenario], rows: Sequence[Row], repetitions: i
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

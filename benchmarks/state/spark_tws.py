@@ -1,4 +1,5 @@
-"""Spark's `transformWithStateInPandas`: the author's Python function on the state of one key, called with the key's rows."""
+"""Spark's `transformWithStateInPandas`: the author's Python function on the state of one key, called with the key's
+rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Weir's rows: real runs of a pipeline, with upload to a storage directory, registry commit, publication and retention."""
+"""Weir's rows: real runs of a pipeline, with upload to a storage directory, registry commit, publication and
+retention."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """The input that every engine gets, as Parquet files, and what must come out of it.
 
     <scratch>/inputs/<workload>/
-        preload/epoch-00000-{0,1}.parquet    one event per key, in large epochs; only where the state is to be large at once
+        preload/epoch-00000-{0,1}.parquet    one event per key, in large epochs; only where state is large at once
         events/epoch-00000-{0,1}.parquet     the measured epochs
         expected-<slices>.parquet            by DuckDB: key, n, total, top after these slices
 
-An event is `key` (int64), `value` (float64) and, in the 1 KB workloads, `payload` (a JSON text of 1,024 bytes). Two things
-make results comparable to the last bit: a value is a multiple of 1/8, so sums do not depend on the order of adding; and a
-key's payload is always the same text, so "the greatest one" is found wherever one looks. Keys are spread over all of int64 by an odd factor:
-no engine gains from dense or sorted keys.
+An event is `key` (int64), `value` (float64) and, in the 1 KB workloads, `payload` (a JSON text of 1,024 bytes). Two
+things make results comparable to the last bit: a value is a multiple of 1/8, so sums do not depend on the order of
+adding; and a key's payload is always the same text, so "the greatest one" is found wherever one looks. Keys are spread
+over all of int64 by an odd factor: no engine gains from dense or sorted keys.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -36,8 +37,9 @@ _ROW_GROUP = 125_000
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """keys: how many there are; skew: "uniform" or "zipf" (exponent 1); payload: events and state carry a text of 1,024 bytes;
-    preload: every key has state before the measured epochs; epochs of so many events; hot: only so many keys change at all."""
+    """keys: how many there are; skew: "uniform" or "zipf" (exponent 1); payload: events and state carry a text of 1,024
+    bytes; preload: every key has state before the measured epochs; epochs of so many events; hot: only so many keys
+    change at all."""
 
     name: str
     keys: int
@@ -56,7 +58,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """The part of a workload that a row gets: its first epochs, or, for slow engines, the first events in smaller epochs."""
+    """The part of a workload that a row gets: its first epochs, or, for slow engines, the first events in smaller
+    epochs."""
 
     epochs: int
     events: int
@@ -96,9 +99,8 @@ def sliced(scratch: Path, workload: Workload, slices: Slices) -> Path:
 
 
 def expected(scratch: Path, workload: Workload, slices: Slices, loaded: bool = True) -> Path:
-    """Parquet of key, n, total, top (and payload's hash) after the preload and these slices, by DuckDB; computed once."""
-    import duckdb
-
+    """Parquet of key, n, total, top (and payload's hash) after the preload and these slices, by DuckDB; computed
+    once."""
     target = (
         scratch
         / "inputs"
@@ -109,14 +111,9 @@ def expected(scratch: Path, workload: Workload, slices: Slices, loaded: bool = T
         inputs = [f"{sliced(scratch, workload, slices)}/*.parquet"]
         if workload.preload and loaded:
             inputs.append(f"{preloaded(scratch, workload)}/*.parquet")
-        text = ", hash(any_value(payload)) AS payload" if workload.payload else ""
-        with duckdb.connect() as db:
-            db.execute(f"SET memory_limit='6GB'; SET threads=2; SET temp_directory='{scratch / 'duckdb'}'")
-            partial = target.with_suffix(".partial")
-            db.execute(
-                f"COPY (SELECT key, count(*) AS n, sum(value) AS total, max(value) AS top{text}"
-                f" FROM read_parquet({inputs}) GROUP BY key) TO '{partial}' (FORMAT parquet)"
-            )
+        partial = target.with_suffix(".partial")
+        with _database(scratch) as db:
+            db.execute(f"COPY {totals(inputs, workload.payload)} TO '{partial}' (FORMAT parquet)")
         partial.rename(target)
     return target
 
@@ -129,24 +126,43 @@ def verify(
     output, form: as in engine.Result. loaded: whether the engine was
     given the preload. Returns how many keys there are on either side, and how many differ or are on one side only.
     """
-    import duckdb
-
-    truth = expected(scratch, workload, slices, loaded)
-    text = " OR o.payload IS DISTINCT FROM e.payload" if workload.payload else ""
-    last = ", hash(any_value(payload)) AS payload" if workload.payload else ""
     rows = f"read_parquet({output})"
     if form == "debezium-json":
         rows = f"(SELECT unnest(after) FROM read_json({output}, format='newline_delimited') WHERE op = 'c')"
-    with duckdb.connect() as db:
-        db.execute(f"SET memory_limit='6GB'; SET threads=2; SET temp_directory='{scratch / 'duckdb'}'")
-        found = db.execute(
+    truth = f"read_parquet('{expected(scratch, workload, slices, loaded)}')"
+    return compare(rows, truth, scratch, workload.payload)
+
+
+def compare(rows: str, truth: str, scratch: Path, payload: bool = False) -> dict[str, int]:
+    """Compare key, n, total, top of each key's row with the highest n with a table that has one row a key.
+
+    Returns:
+        keys: on either side. differing: those that differ or are on one side only.
+    """
+    text = " OR o.payload IS DISTINCT FROM e.payload" if payload else ""
+    last = ", hash(any_value(payload)) AS payload" if payload else ""
+    with _database(scratch) as db:
+        keys, differing = db.execute(
             f"WITH o AS (SELECT key, max(n) AS n, max_by(total, n) AS total, max_by(top, n) AS top{last}"
             f" FROM {rows} GROUP BY key)"
             " SELECT count(*), count(*) FILTER (o.n IS DISTINCT FROM e.n OR o.total IS DISTINCT FROM e.total"
-            f" OR o.top IS DISTINCT FROM e.top{text}) FROM o FULL JOIN read_parquet('{truth}') e ON o.key = e.key"
-        ).fetchone()
-    assert found is not None
-    return {"keys": found[0], "differing": found[1]}
+            f" OR o.top IS DISTINCT FROM e.top{text}) FROM o FULL JOIN {truth} e ON o.key = e.key"
+        ).fetchall()[0]
+    return {"keys": keys, "differing": differing}
+
+
+def totals(inputs: list[str], payload: bool = False) -> str:
+    """The query that every engine answers."""
+    text = ", hash(any_value(payload)) AS payload" if payload else ""
+    return (
+        f"(SELECT key, count(*) AS n, sum(value) AS total, max(value) AS top{text}"
+        f" FROM read_parquet({inputs}) GROUP BY key)"
+    )
+
+
+def _database(scratch: Path) -> duckdb.DuckDBPyConnection:
+    limits = {"memory_limit": "6GB", "threads": 2, "temp_directory": str(scratch / "duckdb")}
+    return duckdb.connect(config=limits)
 
 
 def _events(scratch: Path, workload: Workload) -> Path:
