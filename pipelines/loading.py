@@ -23,66 +23,68 @@ def find(name: str) -> tuple[Pipeline, Settings]:
 def named(name: str, settings: Settings) -> Pipeline:
     """A pipeline by its name in the configuration, or a branch of it: PIPELINE@BRANCH."""
     name, at, branch = name.partition("@")
-    found = load_pipeline(name, settings)
+    pipeline = load_pipeline(name, settings)
     if not at:
-        return found
+        return pipeline
     from pipelines.runtime.operations.forks import branched
 
-    return branched(found, settings, branch)
+    return branched(pipeline, settings, branch)
 
 
 def load_pipeline(name: str, settings: Settings) -> Pipeline:
     """Import one pipeline of the configuration, which may add gates to those in its code."""
-    found = _imported(name, settings)
-    _check_caches(found, settings)
-    return _with_configured(found, settings.pipelines[name])
+    pipeline = _imported(name, settings)
+    _check_caches(pipeline, settings)
+    return _with_configured(pipeline, settings.pipelines[name])
 
 
 def _imported(name: str, settings: Settings) -> Pipeline:
     if name not in settings.pipelines:
-        known = ", ".join(sorted(settings.pipelines)) or "none"
+        configured = ", ".join(sorted(settings.pipelines)) or "none"
         raise ConfigurationError(
-            f"There is no pipeline {name!r} in the configuration.", next=f"Configured pipelines: {known}."
+            f"There is no pipeline {name!r} in the configuration.", next=f"Configured pipelines: {configured}."
         )
     where = settings.pipelines[name].object
     module, _, attribute = where.partition(":")
     if str(PROJECT) not in sys.path:  # the command's own script does not start in the project's folder
         sys.path.insert(0, str(PROJECT))
     try:
-        found = getattr(importlib.import_module(module), attribute or "pipeline")
+        pipeline = getattr(importlib.import_module(module), attribute or "pipeline")
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"The pipeline {name!r} cannot be imported: {error}",
             where=f"pipelines.{name}.object = {where}",
             next="Write it as module:attribute, importable from the project's folder.",
         ) from error
-    if not isinstance(found, Pipeline):
-        raise PipelineError(f"{where} is a {type(found).__name__}, not a Pipeline.", where=f"pipelines.{name}.object")
-    if found.name != name:
+    if not isinstance(pipeline, Pipeline):
         raise PipelineError(
-            f"The pipeline at {where} is named {found.name!r}, the configuration calls it {name!r}.",
+            f"{where} is a {type(pipeline).__name__}, not a Pipeline.", where=f"pipelines.{name}.object"
+        )
+    if pipeline.name != name:
+        raise PipelineError(
+            f"The pipeline at {where} is named {pipeline.name!r}, the configuration calls it {name!r}.",
             next="Use one name: storage is found by it.",
         )
-    return found
+    return pipeline
 
 
 def _check_caches(pipeline: Pipeline, settings: Settings) -> None:
     """Refuse a state cache for a stage that no pipeline of the configuration has. They share that section, so others
     are only imported for what this one does not know; one that cannot be leaves open whose it is."""
-    known = {pipeline.name: [stage.uid for stage in pipeline.stages]}
-    unknown = settings.state.caches.keys() - set(known[pipeline.name])
+    uids = {pipeline.name: [stage.uid for stage in pipeline.stages]}
+    unknown = settings.state.caches.keys() - set(uids[pipeline.name])
     for name in settings.pipelines if unknown else ():
         try:
-            known[name] = [stage.uid for stage in _imported(name, settings).stages]
+            uids[name] = [stage.uid for stage in _imported(name, settings).stages]
         except (Exception, SystemExit):
             return
-    unknown -= {uid for uids in known.values() for uid in uids}
+    unknown -= {uid for stages in uids.values() for uid in stages}
     if unknown:
         raise ConfigurationError(
             f"A state cache is configured for the stage {min(unknown)!r}, which no pipeline has.",
             where=f"state.caches.{min(unknown)}",
             next="Correct the uid, or remove it. Stages are: "
-            + "; ".join(f"{', '.join(uids)} ({name})" for name, uids in known.items())
+            + "; ".join(f"{', '.join(stages)} ({name})" for name, stages in uids.items())
             + ".",
         )
 

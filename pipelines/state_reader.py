@@ -44,9 +44,9 @@ def dataframe(
     """
     if at is not None and savepoint is not None:
         raise ConfigurationError("`at` and `savepoint` each name a checkpoint.", next="Say one of them.")
-    known = settings or load()
-    found = named(pipeline, known) if isinstance(pipeline, str) else pipeline
-    with viewed(found, known, stage, at if savepoint is None else savepoint, "a Spark DataFrame is made") as view:
+    settings = settings or load()
+    pipeline = named(pipeline, settings) if isinstance(pipeline, str) else pipeline
+    with viewed(pipeline, settings, stage, at if savepoint is None else savepoint, "a Spark DataFrame is made") as view:
         schema = storable(view)
     columns = spark_plan.spark_schema(schema, f"the state of {stage}")
     subtasks = spark.range(0, view.parallelism, 1, view.parallelism)

@@ -43,11 +43,11 @@ def write(
     Raises InputError with all that is wrong with the rows, BusyError when a coordinator is alive, PipelineError for a
     stage whose state cannot be made from rows; nothing is changed then.
     """
-    known = settings or load()
-    found = named(pipeline, known) if isinstance(pipeline, str) else pipeline
+    settings = settings or load()
+    pipeline = named(pipeline, settings) if isinstance(pipeline, str) else pipeline
     table = _table(rows)
     return import_rows(
-        found, known, stage, table, replaces=replace, savepoint=savepoint, dry_run=dry_run, reason=reason
+        pipeline, settings, stage, table, replaces=replace, savepoint=savepoint, dry_run=dry_run, reason=reason
     )
 
 
