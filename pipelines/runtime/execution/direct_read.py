@@ -39,7 +39,7 @@ def fits(stage: Stage, rows: Landed | Channel, parallelism: int, most_bytes: int
 
     Not what Spark has to evaluate (where, transform), nor nested types.
     """
-    if parallelism > _MOST_SUBTASKS or not all(any(plain(one) for plain in _PLAIN) for one in rows.schema.types):
+    if parallelism > _MOST_SUBTASKS or not all(any(plain(type) for plain in _PLAIN) for type in rows.schema.types):
         return False
     if not rows.as_seen and (stage.where is not None or stage.transform is not None):
         return False
@@ -60,8 +60,8 @@ def own_batches(
 
     Raises InputError for a file that is gone or damaged, TransientError if storage fails.
     """
-    own = (_own(stage, table, subtask, parallelism, max_parallelism) for table in tables(rows, batch_rows))
-    yield from _packed(_sorted(stage, own) if stage.order_by else own, batch_rows)
+    parts = (_own(stage, table, subtask, parallelism, max_parallelism) for table in tables(rows, batch_rows))
+    yield from _packed(_sorted(stage, parts) if stage.order_by else parts, batch_rows)
 
 
 def _own(stage: Stage, rows: pa.Table, subtask: int, parallelism: int, max_parallelism: int) -> pa.Table:

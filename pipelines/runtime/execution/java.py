@@ -88,10 +88,10 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 
 def _usual_places() -> list[Path]:
     """Homes of installed Javas, each once, the versions that Spark knows longest first."""
-    found = {
+    homes = {
         home.resolve() for root, pattern in _JVM_DIRECTORIES for home in Path(root).glob(pattern) if _is_java(home)
     }
-    rated = [(java.major > _NEWEST_FIRST_CHOICE, java.major, home) for home in found if (java := _inspect(home))]
+    rated = [(java.major > _NEWEST_FIRST_CHOICE, java.major, home) for home in homes if (java := _inspect(home))]
     return [home for *_, home in sorted(rated)]
 
 

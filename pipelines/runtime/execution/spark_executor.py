@@ -167,14 +167,15 @@ def _read_source(session: SparkSession, rows: Landed, batch_rows: int) -> DataFr
     others = tuple(file for file in rows.files if not file.by_arrow)
     if others:
         parts.append(_read_by_spark(session, rows, others))
-    return functools.reduce(lambda one, other: one.unionByName(other), parts)
+    return functools.reduce(lambda first, second: first.unionByName(second), parts)
 
 
 def _read_by_arrow(session: SparkSession, rows: Landed, numbers: Sequence[int], batch_rows: int) -> DataFrame:
     """The rows of some files, by their numbers in the slice, as `direct` reads them; one task for each."""
     tasks = session.range(0, len(numbers), 1, len(numbers))
     return tasks.mapInArrow(
-        lambda own: landed_rows(rows, numbers, batch_rows, own), spark_plan.spark_schema(rows.schema, rows.where)
+        lambda batches: landed_rows(rows, numbers, batch_rows, batches),
+        spark_plan.spark_schema(rows.schema, rows.where),
     )
 
 
@@ -196,7 +197,7 @@ def _read_by_spark(session: SparkSession, rows: Landed, files: Sequence[SourceFi
             column = "`" + name.replace("`", "``") + "`"
             part = part.withColumn(name, F.expr(f"timestamp_micros(({column} - pmod({column}, 1000)) div 1000)"))
         parts.append(part)
-    landed = functools.reduce(lambda one, other: one.unionByName(other), parts)
+    landed = functools.reduce(lambda first, second: first.unionByName(second), parts)
     return _numbered(session, rows, landed) if numbered else landed
 
 
@@ -210,7 +211,7 @@ def _numbered(session: SparkSession, rows: Landed, landed: DataFrame) -> DataFra
     lost = F.raise_error(F.lit("a row of a slice comes from none of its files"))
     frame = frame.withColumn(ROW, F.coalesce(F.col(_FIRST), lost.cast("bigint")) + F.col(_INDEX))
     if rows.left_out:
-        gone = session.createDataFrame([(one,) for one in rows.left_out], f"{_FIRST}_gone bigint")
+        gone = session.createDataFrame([(place,) for place in rows.left_out], f"{_FIRST}_gone bigint")
         frame = frame.join(F.broadcast(gone), F.col(ROW) == F.col(f"{_FIRST}_gone"), "left_anti")
     return frame.select(*["`" + name.replace("`", "``") + "`" for name in rows.schema.names])
 

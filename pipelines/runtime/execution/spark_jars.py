@@ -188,14 +188,14 @@ def _run(command: Sequence[str | Path], work: Path) -> subprocess.CompletedProce
 
 def _ivy_jar() -> Path:
     pyspark = find_spec("pyspark")  # found, not imported: that takes a second
-    found = sorted(Path(pyspark.origin).parent.glob("jars/ivy-*.jar")) if pyspark and pyspark.origin else []
-    if not found:
+    jars = sorted(Path(pyspark.origin).parent.glob("jars/ivy-*.jar")) if pyspark and pyspark.origin else []
+    if not jars:
         raise ConfigurationError(
             "PySpark's jars are not installed, and Ivy, which downloads the others, is one of them.",
             where="pyspark/jars/ivy-*.jar among the installed packages",
             next="make venv",
         )
-    return found[-1]
+    return jars[-1]
 
 
 def _java_trust_store(certificates: Sequence[bytes]) -> bytes:

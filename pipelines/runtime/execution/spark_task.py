@@ -37,10 +37,10 @@ def reading_rows(
     another."""
     for _ in numbers:
         pass
-    subtask, own = _subtask(), iter(())
+    subtask, batches = _subtask(), iter(())
     if rows is not None:
-        own = direct_read.own_batches(task.stage, rows, subtask, task.parallelism, task.max_parallelism, batch_rows)
-    yield _acked(task, subtask, own)
+        batches = direct_read.own_batches(task.stage, rows, subtask, task.parallelism, task.max_parallelism, batch_rows)
+    yield _acked(task, subtask, batches)
 
 
 def landed_rows(
@@ -85,15 +85,15 @@ def _routed(task: KeyedTask, subtask: int, batches: Iterator[pa.RecordBatch]) ->
     Raises ConfigurationError: that a partition's number is its subtask's holds as long as nothing changes Spark's plan,
     as adaptive execution does, which joins small partitions.
     """
-    own = group_range(subtask, task.parallelism, task.max_parallelism)
+    groups = group_range(subtask, task.parallelism, task.max_parallelism)
     for batch in batches:
         if batch.num_rows:
-            found = pc.min_max(batch.column(GROUP))
-            low, high = found["min"].as_py(), found["max"].as_py()
-            if low not in own or high not in own:
+            ends = pc.min_max(batch.column(GROUP))
+            low, high = ends["min"].as_py(), ends["max"].as_py()
+            if low not in groups or high not in groups:
                 raise ConfigurationError(
                     f"Spark gave the partition {subtask} rows of the key groups {low} to {high}, but that subtask owns"
-                    f" {own.start} to {own.stop - 1}: it has changed the partitions of the shuffle.",
+                    f" {groups.start} to {groups.stop - 1}: it has changed the partitions of the shuffle.",
                     where=f"stage {task.stage.uid}, epoch {task.epoch}, subtask {subtask}",
                     next="Take out of spark.conf what changes plans (spark.sql.adaptive.*, spark.sql.extensions);"
                     " nothing of this epoch was applied.",

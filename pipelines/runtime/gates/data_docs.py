@@ -145,19 +145,19 @@ def _subjects(pipeline: Pipeline, settings: Settings, left_out: list[str]) -> It
 
 
 def _asked_of(pipeline: Pipeline, left_out: list[str]) -> dict[str, tuple[str, str, list[Gate]]]:
-    found: dict[str, tuple[str, str, list[Gate]]] = {}
+    subjects: dict[str, tuple[str, str, list[Gate]]] = {}
     for stage in pipeline.stages:
         for gate in stage.gates:
             if gate.of != ROWS:
-                found.setdefault(f"{gate.of} {stage.uid}", (gate.of, stage.uid, []))[2].append(gate)
+                subjects.setdefault(f"{gate.of} {stage.uid}", (gate.of, stage.uid, []))[2].append(gate)
             elif stage.sink is not None:
-                found.setdefault(f"table {stage.sink.table}", (ROWS, stage.sink.table, []))[2].append(gate)
+                subjects.setdefault(f"table {stage.sink.table}", (ROWS, stage.sink.table, []))[2].append(gate)
             else:
                 left_out.append(f"{stage.uid}: {gate.title}: its rows are kept in no table")
-    for one in pipeline.on_restore:
-        of = STATE if one.of == "state" else ROWS
-        found.setdefault(f"{one.of} {one.name}", (of, one.name, []))[2].append(one.gate)
-    return found
+    for expected in pipeline.on_restore:
+        of = STATE if expected.of == "state" else ROWS
+        subjects.setdefault(f"{expected.of} {expected.name}", (of, expected.name, []))[2].append(expected.gate)
+    return subjects
 
 
 def _rows(
@@ -192,8 +192,8 @@ def _asked(subjects: Iterator[_Subject], directory: Path, left_out: list[str]) -
             by_form: dict[evaluation.Form, list[evaluation.Asked]] = {}
             for number, gate in enumerate(subject.gates):
                 try:
-                    one = evaluation.expectation(subject.title, gate)
-                    by_form.setdefault(evaluation.form_of(one), []).append((number, gate, one))
+                    expected = evaluation.expectation(subject.title, gate)
+                    by_form.setdefault(evaluation.form_of(expected), []).append((number, gate, expected))
                 except PipelineError as error:
                     left_out.append(f"{subject.title}: {gate.title}: {error.what}")
             for form, asked in by_form.items():

@@ -244,22 +244,22 @@ def evaluated(where: str, name: str, gates: Sequence[Gate], rows: pa.Table) -> l
     """
     gx, definition = load()
     asked = [(number, gate, expectation(f"{where}, gate {gate.title}", gate)) for number, gate in enumerate(gates)]
-    for _, gate, one in asked:
+    for _, gate, expected in asked:
         if gate.on_failure == QUARANTINE:
-            _check_by_row(f"{where}, gate {gate.title}", one)
+            _check_by_row(f"{where}, gate {gate.title}", expected)
     # Of each frame Great Expectations takes copies, of all its columns. To say which rows fail takes more than how
     # many.
     groups: dict[tuple[tuple[str, ...], str, Form], list[Asked]] = {}
-    for one in asked:
-        named, aside = columns_of([one[1]]), one[1].on_failure == QUARANTINE
+    for expected in asked:
+        named, aside = columns_of([expected[1]]), expected[1].on_failure == QUARANTINE
         columns = tuple(column for column in rows.column_names if named is None or column in named)
-        groups.setdefault((columns, "COMPLETE" if aside else "SUMMARY", form_of(one[2])), []).append(one)
+        groups.setdefault((columns, "COMPLETE" if aside else "SUMMARY", form_of(expected[2])), []).append(expected)
     outcomes: dict[int, Any] = {}
     with _evaluating, _unhashed():
-        for (columns, result_format, form), own in groups.items():
+        for (columns, result_format, form), members in groups.items():
             frame = pandas(rows.select(columns or rows.column_names), form)
             batch = definition.get_batch({"dataframe": frame})
-            outcomes |= _validated(gx, where, batch, own, result_format)
+            outcomes |= _validated(gx, where, batch, members, result_format)
     return [verdict_of(f"{where}, gate {gate.title}", name, gate, outcomes[n], rows.num_rows) for n, gate, _ in asked]
 
 
@@ -281,18 +281,19 @@ def enter(suite: Any, asked: Sequence[Asked]) -> list[list[int]]:
     """Enter gates into a suite, those that ask the same once, as it would drop the others; returns which numbers each
     entry is for."""
     entries: list[list[int]] = []
-    known: list[Gate] = []
-    for number, gate, one in asked:
+    entered: list[Gate] = []
+    for number, gate, expected in asked:
         twin = next(
-            (n for n, e in enumerate(known) if (e.expectation, e.arguments) == (gate.expectation, gate.arguments)), None
+            (n for n, e in enumerate(entered) if (e.expectation, e.arguments) == (gate.expectation, gate.arguments)),
+            None,
         )
         if twin is not None:
             entries[twin].append(number)
             continue
-        one.meta = {_ENTRY: len(entries)}
-        suite.add_expectation(one)
+        expected.meta = {_ENTRY: len(entries)}
+        suite.add_expectation(expected)
         entries.append([number])
-        known.append(gate)
+        entered.append(gate)
     return entries
 
 
@@ -425,7 +426,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, Sequence | np.ndarray) and not isinstance(value, bytes):
-        return [plain(one) for one in value]
+        return [plain(part) for part in value]
     return str(value)

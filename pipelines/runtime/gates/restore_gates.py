@@ -35,18 +35,18 @@ def evaluate(pipeline: Pipeline, settings: Settings, storage: Storage, checkpoin
 
     Raises DamageError when one of state fails, GateError when one of a table does, PipelineError when one cannot be
     evaluated."""
-    asked = [one for one in pipeline.on_restore if one.of == "state" or newest]
+    asked = [expected for expected in pipeline.on_restore if expected.of == "state" or newest]
     failed: dict[str, list[str]] = {"state": [], "table": []}
-    for of, name in dict.fromkeys((one.of, one.name) for one in asked):
+    for of, name in dict.fromkeys((expected.of, expected.name) for expected in asked):
         rows = sample(_state(pipeline, settings, checkpoint, name) if of == "state" else newest_rows(storage, name))
         if rows is None:
             continue
-        own = [one.gate for one in asked if (one.of, one.name) == (of, name)]
-        verdicts = evaluation.evaluated(f"{of} {name}", name, own, rows)
-        failed[of] += [f"{of} {name}: {one}" for one in verdicts if one.holds]
-        for one in verdicts:
-            if not (one.passed or one.holds):
-                log.warning("an expectation failed, and only warns", of=of, name=name, verdict=str(one))
+        gates = [expected.gate for expected in asked if (expected.of, expected.name) == (of, name)]
+        verdicts = evaluation.evaluated(f"{of} {name}", name, gates, rows)
+        failed[of] += [f"{of} {name}: {verdict}" for verdict in verdicts if verdict.holds]
+        for verdict in verdicts:
+            if not (verdict.passed or verdict.holds):
+                log.warning("an expectation failed, and only warns", of=of, name=name, verdict=str(verdict))
     what = f"It does not hold what is expected of it: {'; '.join(failed['state'] + failed['table'])}."
     if failed["state"]:
         raise DamageError(what)
@@ -57,12 +57,12 @@ def evaluate(pipeline: Pipeline, settings: Settings, storage: Storage, checkpoin
 
 def sample(tables: Iterator[pa.Table]) -> pa.Table | None:
     """The first of some rows, at most `SAMPLE_ROWS`; None where there are none."""
-    found: list[pa.Table] = []
+    parts: list[pa.Table] = []
     for table in tables:
-        found.append(table.slice(0, SAMPLE_ROWS - sum(one.num_rows for one in found)))
-        if sum(one.num_rows for one in found) >= SAMPLE_ROWS:
+        parts.append(table.slice(0, SAMPLE_ROWS - sum(part.num_rows for part in parts)))
+        if sum(part.num_rows for part in parts) >= SAMPLE_ROWS:
             break
-    return pa.concat_tables(found) if found else None
+    return pa.concat_tables(parts) if parts else None
 
 
 def _state(pipeline: Pipeline, settings: Settings, checkpoint: Checkpoint, uid: str) -> Iterator[pa.Table]:

@@ -71,17 +71,20 @@ def left(before: Report, after: Report, storage: Storage) -> Report:
 
     A repair replaces no file, so a file that was altered still is, unless it went with its checkpoint.
     """
-    known = {(finding.kind, finding.path) for finding in after.findings}
+    named = {(finding.kind, finding.path) for finding in after.findings}
     still = [
         finding
         for finding in before.findings
         if finding.kind in _OF_CONTENTS
-        and (finding.kind, finding.path) not in known
+        and (finding.kind, finding.path) not in named
         and finding.path is not None
         and storage.size(finding.path) is not None
     ]
     harmed = {id for finding in still for id in finding.checkpoints}
-    checkpoints = tuple(replace(one, intact=one.intact and one.id not in harmed) for one in after.checkpoints)
+    checkpoints = tuple(
+        replace(checkpoint, intact=checkpoint.intact and checkpoint.id not in harmed)
+        for checkpoint in after.checkpoints
+    )
     return replace(
         after, findings=(*still, *after.findings), checkpoints=checkpoints, quick=before.quick, read=before.read
     )

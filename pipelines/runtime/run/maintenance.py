@@ -113,20 +113,20 @@ def savepoint(pipeline: Pipeline, settings: Settings, name: str, reason: str, pa
         save(context, head, name, reason)
 
     asked(pipeline, settings, Request(NAME, trigger="savepoint", reason=reason, savepoint=name), alone, patience)
-    found = registry.pinned(SAVEPOINT, name)
-    if found is None:
+    pin = registry.pinned(SAVEPOINT, name)
+    if pin is None:
         raise WeirError(
             f"The coordinator of {pipeline.title} took no savepoint {name!r}.",
             next="Its epoch was declined: its log, and `weir status`, say why. Then ask again.",
         )
-    return found
+    return pin
 
 
 def drop_savepoint(pipeline: Pipeline, settings: Settings, name: str, patience: float) -> Pin:
     """Take a savepoint's name away; what only it kept is pruned. Raises WeirError when there is none of that name."""
     _, registry = open_storage(pipeline, settings)
-    found = registry.pinned(SAVEPOINT, name)
-    if found is None:
+    pin = registry.pinned(SAVEPOINT, name)
+    if pin is None:
         names = ", ".join(pin.name for pin in registry.pins() if pin.kind == SAVEPOINT) or "none"
         raise WeirError(f"{pipeline.title} has no savepoint {name!r}.", next=f"Its savepoints: {names}.")
     asked(
@@ -136,12 +136,12 @@ def drop_savepoint(pipeline: Pipeline, settings: Settings, name: str, patience: 
         lambda context: unname(context, SAVEPOINT, name),
         patience,
     )
-    if found in registry.pins():
+    if pin in registry.pins():
         raise WeirError(
             f"The coordinator of {pipeline.title} did not drop the savepoint {name!r}.",
             next="It failed over that: its log, and `weir status`, say why. Then ask again.",
         )
-    return found
+    return pin
 
 
 def rewind(
@@ -176,6 +176,6 @@ def _explained(pipeline: Pipeline, settings: Settings) -> tuple[list[Fate], list
     completed = registry.checkpoints()
     listings = {row.id: registry.files(row) for row in completed}
     also = needed(registry, Watcher().live(storage))
-    for id, said in kept_for_backfills(pipeline, settings, completed).items():
-        also.setdefault(id, []).append(said)
+    for id, reason in kept_for_backfills(pipeline, settings, completed).items():
+        also.setdefault(id, []).append(reason)
     return retention.explain(completed, listings, settings.checkpoints.num_retained, registry.pins(), also)

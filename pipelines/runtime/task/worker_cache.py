@@ -44,7 +44,7 @@ class Warm:
                 return
             self._kept[operator, subtask, kind] = _Kept(attempt, thing, bytes)
             while self._of(kind) > most_bytes:
-                self._drop(next(known for known in self._kept if known[2] == kind))
+                self._drop(next(owner for owner in self._kept if owner[2] == kind))
 
     def claim(self, operator: str, subtask: int, kind: str, attempt: AttemptId) -> Any:
         """The thing of a kind that equals the snapshot of `attempt`, now the caller's alone; None if there is none.
@@ -60,7 +60,7 @@ class Warm:
         return sum(kept.bytes for kept in self._kept.values())
 
     def _of(self, kind: str) -> int:
-        return sum(kept.bytes for known, kept in self._kept.items() if known[2] == kind)
+        return sum(kept.bytes for owner, kept in self._kept.items() if owner[2] == kind)
 
     def _drop(self, owner: tuple[str, int, str]) -> _Kept | None:
         return self._kept.pop(owner, None)
