@@ -69,7 +69,9 @@ class PromoteConfig(dg.Config):
     dry_run: bool = Field(True, description="Only show what would change: rows that go and that come, by table.")
     accept: list[str] = Field(
         [],
-        description="Obstacles, word for word as a dry run has shown them, in spite of which it is done. Others end the run.",
+        description=(
+            "Obstacles, word for word as a dry run has shown them, in spite of which it is done. Others end the run."
+        ),
     )
     reason: str = Field("promote job", description="Why, for who reads the list of checkpoints.")
 
@@ -92,8 +94,10 @@ def asset(pipeline: Pipeline, settings: Settings, configured: BackfillSettings) 
             dg.AssetSpec(
                 own,
                 deps=[key(pipeline, CHECKPOINT)],
-                description="Replays days of event time with today's code and input, on a branch; production is not touched before it is "
-                "promoted. One run for all days that are chosen.",
+                description=(
+                    "Replays days of event time with today's code and input, on a branch; production is not touched"
+                    " before it is promoted. One run for all days that are chosen."
+                ),
                 kinds={"spark", "rocksdb"},
                 group_name=pipeline.name,
                 owners=pipeline.owners or None,
@@ -223,7 +227,10 @@ def job_and_schedules(pipeline: Pipeline, configured: BackfillSettings) -> tuple
         job=job,
         cron_schedule=configured.cron,
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description=f"The newest {configured.last} {configured.every}s, for late or corrected data: pipelines.<name>.backfill.cron.",
+        description=(
+            f"The newest {configured.last} {configured.every}s, for late or corrected data:"
+            " pipelines.<name>.backfill.cron."
+        ),
     )
     def nightly(context: dg.ScheduleEvaluationContext) -> dg.RunRequest:
         at = context.scheduled_execution_time

@@ -235,12 +235,15 @@ def _options(context: Context, settings: Settings) -> RunOptions:
     tick = f" (tick {tags[TICK]})" if TICK in tags else ""
     return RunOptions(
         trigger=Trigger.SENSOR if by_sensor else Trigger.MANUAL,
-        reason=f"{tags.get(REASON, 'sensor')}{tick}"
-        if by_sensor
-        else "re-executed in Dagster"
-        if again
-        else "run in Dagster",
-        interval=settings.checkpoints.interval_seconds,  # a sensor only makes it sooner: it may be off, and the daemon dead
+        reason=(
+            f"{tags.get(REASON, 'sensor')}{tick}"
+            if by_sensor
+            else "re-executed in Dagster"
+            if again
+            else "run in Dagster"
+        ),
+        # A sensor only makes it sooner: it may be off, and the daemon dead.
+        interval=settings.checkpoints.interval_seconds,
         until_caught_up=True,
         linger_seconds=settings.run.linger_seconds,
         max_seconds=settings.run.max_run_seconds,

@@ -24,8 +24,10 @@ def spec(pipeline: Pipeline) -> dg.AssetSpec:
     return dg.AssetSpec(
         key(pipeline, DRILL),
         deps=[key(pipeline, CHECKPOINT)],
-        description="Restores the newest checkpoint on scratch, replays its epoch, compares the state, and measures how long that takes: "
-        f"{job_name(pipeline)}.",
+        description=(
+            "Restores the newest checkpoint on scratch, replays its epoch, compares the state, and measures how long"
+            f" that takes: {job_name(pipeline)}."
+        ),
         kinds={"rocksdb"},
         group_name=pipeline.name,
         owners=pipeline.owners or None,

@@ -69,7 +69,9 @@ class RewindConfig(dg.Config):
     )
     accept: list[str] = Field(
         [],
-        description="Obstacles, word for word as a dry run has shown them, in spite of which it is done. Others end the run.",
+        description=(
+            "Obstacles, word for word as a dry run has shown them, in spite of which it is done. Others end the run."
+        ),
     )
     reason: str = Field("rewind job", description="Why, for who reads the list of checkpoints.")
 
@@ -86,7 +88,9 @@ class DataDocsConfig(dg.Config):
 
     directory: str | None = Field(
         None,
-        description="Where the pages go: an empty directory, or one with earlier ones. By default below local.work_dir.",
+        description=(
+            "Where the pages go: an empty directory, or one with earlier ones. By default below local.work_dir."
+        ),
     )
 
 
@@ -255,7 +259,8 @@ def _rewind_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
         pipeline,
         f"{pipeline.name}_rewind_job",
         rewind,
-        "Takes state, source positions and all tables back to one checkpoint. Only shows what would change unless dry_run is false.",
+        "Takes state, source positions and all tables back to one checkpoint. Only shows what would change unless"
+        " dry_run is false.",
     )
 
 

@@ -153,7 +153,8 @@ def of_epochs(tally: Tally, lag: Mapping[str, int]) -> dict[str, Any]:
     if report.verdicts:
         shown["gates"] = dg.MetadataValue.md(
             "\n".join(
-                f"- {'passed' if verdict.passed else '**failed**'}: `{verdict.gate}` on {verdict.rows:,} rows of {verdict.stage}"
+                f"- {'passed' if verdict.passed else '**failed**'}: `{verdict.gate}` on {verdict.rows:,} rows of"
+                f" {verdict.stage}"
                 for verdict in report.verdicts
             )
         )

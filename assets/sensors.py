@@ -82,8 +82,10 @@ def checkpoint_sensor(
         jobs=[epochs_job, restore_job],
         minimum_interval_seconds=settings.dagster.sensor_seconds,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Lets {pipeline.name} work: asks its running coordinator for a barrier when files wait, for a run when "
-        "no coordinator is alive, for a restore when one died.",
+        description=(
+            f"Lets {pipeline.name} work: asks its running coordinator for a barrier when files wait, for a run when "
+            "no coordinator is alive, for a restore when one died."
+        ),
     )
     def tick(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         memory = Memory.from_json(context.cursor)
@@ -124,7 +126,9 @@ def run_failure_sensor(
         request_job=restore_job,
         default_status=dg.DefaultSensorStatus.RUNNING,
         minimum_interval_seconds=settings.dagster.sensor_seconds,
-        description=f"Restores and resumes {pipeline.name} after a run failed, if that can help; else says who has to do what.",
+        description=(
+            f"Restores and resumes {pipeline.name} after a run failed, if that can help; else says who has to do what."
+        ),
     )
     def failed(context: dg.RunFailureSensorContext) -> dg.RunRequest | dg.SkipReason:
         run = context.dagster_run
@@ -207,8 +211,10 @@ def lease_watchdog(pipeline: Pipeline, settings: Settings, keys: Sequence[dg.Ass
         name=f"{pipeline.name}_lease_watchdog",
         minimum_interval_seconds=_WATCH_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Marks runs of {pipeline.name} as failed whose coordinator is gone, ends a coordinator whose run was taken "
-        "from it, and says when input is overdue.",
+        description=(
+            f"Marks runs of {pipeline.name} as failed whose coordinator is gone, ends a coordinator whose run was taken"
+            " from it, and says when input is overdue."
+        ),
     )
     def watch(context: dg.SensorEvaluationContext) -> dg.SkipReason:
         seen = json.loads(context.cursor) if context.cursor else {}

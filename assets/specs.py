@@ -67,7 +67,9 @@ def checkpoint(pipeline: Pipeline, settings: Settings, storage: Storage) -> dg.A
     return dg.AssetSpec(
         key(pipeline, CHECKPOINT),
         deps=[key(pipeline, stage.uid) for stage in pipeline.stages],
-        description="State, offsets and outputs of all stages, committed together, once an epoch. Each observation is one.",
+        description=(
+            "State, offsets and outputs of all stages, committed together, once an epoch. Each observation is one."
+        ),
         kinds={"delta"},
         group_name=pipeline.name,
         owners=pipeline.owners or None,

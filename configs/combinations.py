@@ -64,8 +64,9 @@ def poll_beyond_interval(settings: Settings) -> Iterator[Contradiction]:
     if poll > interval:
         yield Contradiction(
             ("run.poll_seconds", "checkpoints.interval_seconds"),
-            f"run.poll_seconds ({poll:g}) is longer than checkpoints.interval_seconds ({interval:g}): an idle coordinator"
-            f" looks too seldom to keep the interval; set poll_seconds to {interval:g} or less, or lengthen the interval",
+            f"run.poll_seconds ({poll:g}) is longer than checkpoints.interval_seconds ({interval:g}): an idle"
+            f" coordinator looks too seldom to keep the interval; set poll_seconds to {interval:g} or less, or lengthen"
+            " the interval",
         )
 
 
@@ -76,9 +77,9 @@ def request_beyond_timeout(settings: Settings) -> Iterator[Contradiction]:
     if settings.storage.root.startswith(("s3://", "s3a://")) and request >= timeout:
         yield Contradiction(
             ("storage.s3.request_timeout_seconds", "checkpoints.timeout_seconds"),
-            f"storage.s3.request_timeout_seconds ({request:g}) is not shorter than checkpoints.timeout_seconds ({timeout:g}):"
-            " a request that hangs would cost the epoch before it is tried again; shorten request_timeout_seconds to a"
-            " fraction of the timeout",
+            f"storage.s3.request_timeout_seconds ({request:g}) is not shorter than checkpoints.timeout_seconds"
+            f" ({timeout:g}): a request that hangs would cost the epoch before it is tried again; shorten"
+            " request_timeout_seconds to a fraction of the timeout",
         )
 
 
@@ -90,8 +91,8 @@ def second_layer_below_first(settings: Settings) -> Iterator[Contradiction]:
             keys = f"state.caches.{uid}.l2", f"state.caches.{uid}.l1"
             yield Contradiction(
                 keys,
-                f"{keys[0]} ({cache.l2}) is smaller than {keys[1]} ({cache.l1}): the barrier waits for the flush of all of"
-                " l1, which a second layer is there to shorten; make l1 the small one, or leave l2 out",
+                f"{keys[0]} ({cache.l2}) is smaller than {keys[1]} ({cache.l1}): the barrier waits for the flush of all"
+                " of l1, which a second layer is there to shorten; make l1 the small one, or leave l2 out",
             )
 
 
@@ -102,8 +103,9 @@ def alignment_beyond_timeout(settings: Settings) -> Iterator[Contradiction]:
     if alignment is not None and alignment >= timeout:
         yield Contradiction(
             ("checkpoints.alignment_timeout_seconds", "checkpoints.timeout_seconds"),
-            f"checkpoints.alignment_timeout_seconds ({alignment:g}) is not shorter than checkpoints.timeout_seconds ({timeout:g}):"
-            " an epoch would be aborted before a slow stage stops; make it a few seconds, or null to align",
+            f"checkpoints.alignment_timeout_seconds ({alignment:g}) is not shorter than checkpoints.timeout_seconds"
+            f" ({timeout:g}): an epoch would be aborted before a slow stage stops; make it a few seconds, or null to"
+            " align",
         )
 
 
@@ -114,9 +116,9 @@ def waiting_epochs_without_alignment(settings: Settings) -> Iterator[Contradicti
     if checkpoints.alignment_timeout_seconds is None and _is_changed(checkpoints, "max_waiting_epochs"):
         yield Contradiction(
             ("checkpoints.max_waiting_epochs", "checkpoints.alignment_timeout_seconds"),
-            f"checkpoints.max_waiting_epochs ({checkpoints.max_waiting_epochs}) bounds what unaligned checkpoints leave in front of"
-            " a stage, and checkpoints.alignment_timeout_seconds is null, so that every checkpoint is aligned; take it out, or set"
-            " alignment_timeout_seconds to a few seconds",
+            f"checkpoints.max_waiting_epochs ({checkpoints.max_waiting_epochs}) bounds what unaligned checkpoints leave"
+            " in front of a stage, and checkpoints.alignment_timeout_seconds is null, so that every checkpoint is"
+            " aligned; take it out, or set alignment_timeout_seconds to a few seconds",
         )
 
 
@@ -127,8 +129,8 @@ def limit_of_memory_backend(settings: Settings) -> Iterator[Contradiction]:
     if state.backend in OWN_BACKENDS and state.backend != "memory" and _is_changed(state, "max_state_size_mb"):
         yield Contradiction(
             ("state.max_state_size_mb", "state.backend"),
-            f"state.max_state_size_mb ({state.max_state_size_mb:g}) is the limit of the memory backend, and state.backend is"
-            f" {state.backend!r}, which has none; take it out, or set state.backend to memory",
+            f"state.max_state_size_mb ({state.max_state_size_mb:g}) is the limit of the memory backend, and"
+            f" state.backend is {state.backend!r}, which has none; take it out, or set state.backend to memory",
         )
 
 
@@ -139,8 +141,8 @@ def asynchronous_snapshots_of_rocksdb(settings: Settings) -> Iterator[Contradict
     if state.asynchronous_snapshots and state.backend == "rocksdb":
         yield Contradiction(
             ("state.asynchronous_snapshots", "state.backend"),
-            "state.asynchronous_snapshots is for backends that keep state in memory, and state.backend is 'rocksdb', whose snapshots"
-            " are hard links: what is slow, the upload, goes on after the barrier anyway; take it out",
+            "state.asynchronous_snapshots is for backends that keep state in memory, and state.backend is 'rocksdb',"
+            " whose snapshots are hard links: what is slow, the upload, goes on after the barrier anyway; take it out",
         )
 
 
@@ -152,8 +154,8 @@ def asynchronous_snapshots_in_memory(settings: Settings) -> Iterator[Contradicti
     if settings.state.warm_mb == 0:
         yield Contradiction(
             ("state.asynchronous_snapshots", "state.warm_mb"),
-            "state.asynchronous_snapshots holds states of up to state.warm_mb in memory, and state.warm_mb is 0; raise it, or"
-            " write snapshots at the barrier (false)",
+            "state.asynchronous_snapshots holds states of up to state.warm_mb in memory, and state.warm_mb is 0; raise"
+            " it, or write snapshots at the barrier (false)",
         )
     for name in ("spark.python.worker.reuse", "spark.python.use.daemon"):
         if settings.spark.conf.get(name, "true").strip().lower() == "false":
@@ -170,8 +172,8 @@ def options_of_own_backend(settings: Settings) -> Iterator[Contradiction]:
     if options and backend in OWN_BACKENDS:
         yield Contradiction(
             ("state.options", "state.backend"),
-            f"state.options ({', '.join(sorted(options))}) are for backends that are not Weir's own, and state.backend is"
-            f" {backend!r}, which reads none of them; take them out, or name the backend that they are for",
+            f"state.options ({', '.join(sorted(options))}) are for backends that are not Weir's own, and state.backend"
+            f" is {backend!r}, which reads none of them; take them out, or name the backend that they are for",
         )
 
 
@@ -180,8 +182,8 @@ def rewind_without_earlier(settings: Settings) -> Iterator[Contradiction]:
     if settings.restore.on_invalid == "rewind" and settings.checkpoints.num_retained < 2:
         yield Contradiction(
             ("restore.on_invalid", "checkpoints.num_retained"),
-            "restore.on_invalid (rewind) goes back to an earlier checkpoint, and checkpoints.num_retained (1) keeps none; set"
-            " num_retained to 2 or more, better 3, or on_invalid to fail",
+            "restore.on_invalid (rewind) goes back to an earlier checkpoint, and checkpoints.num_retained (1) keeps"
+            " none; set num_retained to 2 or more, better 3, or on_invalid to fail",
         )
 
 
@@ -192,8 +194,9 @@ def stale_within_a_run(settings: Settings) -> Iterator[Contradiction]:
     if hours is not None and hours * 3600 <= seconds:
         yield Contradiction(
             ("dagster.freshness_hours", "run.max_run_seconds"),
-            f"dagster.freshness_hours ({hours:g}) is not longer than run.max_run_seconds ({seconds:g}): assets are materialized when a"
-            " run ends, so they would be stale while one goes on; lengthen it, shorten the run, or say null",
+            f"dagster.freshness_hours ({hours:g}) is not longer than run.max_run_seconds ({seconds:g}): assets are"
+            " materialized when a run ends, so they would be stale while one goes on; lengthen it, shorten the run, or"
+            " say null",
         )
 
 

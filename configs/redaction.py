@@ -107,7 +107,10 @@ _IS_GONE = r"(?!\*\*\*|\$\{)"  # of a header's value: nobody writes its type bes
 _VALUE = rf"{_IS_NO_VALUE}(?:{_QUOTED}|(?<![\"']){_BARE})"
 # A header's: `AWS id:signature`, `Digest username="u", response="r"`.
 _PART = rf"(?:[\w.~+/-]++=)?(?:\"[^\"\n]*+\"|{_BARE})"
-_CREDENTIALS = rf"{_IS_GONE}(?:{_QUOTED}|(?<![\"'])(?:[a-z][\w-]*+[ \t]++)?{_PART}(?:[,;]\s*+[\w.-]++=(?:\"[^\"\n]*+\"|{_BARE}))*+)"
+_CREDENTIALS = (
+    rf"{_IS_GONE}(?:{_QUOTED}|(?<![\"'])(?:[a-z][\w-]*+["
+    rf" \t]++)?{_PART}(?:[,;]\s*+[\w.-]++=(?:\"[^\"\n]*+\"|{_BARE}))*+)"
+)
 
 # Names. `/password=2024/` in a path is a partition of a table.
 _NAME = r"(?<![\w.-])(?=[\w.-]++[\\]*+[\"']?+\s*+[:=-])(?!(?<=/)[\w.-]++=[^\s=\"'/&,;]++/)[\w.-]*?"
@@ -124,7 +127,10 @@ _MAYBE_SECRET = (
 )
 _HEADER = r"(?:(?:proxy-)?authorization|(?:set-)?cookie|x-(?:amz|ms|goog)-[\w-]++)"
 
-_DATABASES = "amqps?|clickhouse|cockroachdb|mariadb|mongodb|mssql|mysql|oracle|postgres(?:ql)?|rediss?|redshift|snowflake|sqlserver"
+_DATABASES = (
+    "amqps?|clickhouse|cockroachdb|mariadb|mongodb|mssql|mysql|oracle"
+    "|postgres(?:ql)?|rediss?|redshift|snowflake|sqlserver"
+)
 
 
 def _without_body(answer: re.Match[str]) -> str:
@@ -144,7 +150,8 @@ def _rule(purpose: str, pattern: str, put: str | Callable[[re.Match[str]], str] 
 RULES = (
     _rule(
         "what a server has answered, as obstore and delta-rs say it",
-        rf"(?P<words>non-2xx status code){_BETWEEN}(?P<status>\d{{3}})(?: (?P<phrase>{_PHRASES}))?+(?=(?:{_COLOUR}|\s)*+[:↳]){_BETWEEN}"
+        rf"(?P<words>non-2xx status code){_BETWEEN}(?P<status>\d{{3}})(?:"
+        rf" (?P<phrase>{_PHRASES}))?+(?=(?:{_COLOUR}|\s)*+[:↳]){_BETWEEN}"
         rf"(?P<body>No Body\b|{_ROOT}.*?(?:{_LT}/(?P=root){_GT}(?:\s+\Z)?|{_END})|\S.*?(?:{_END}))",
         _without_body,
     ),

@@ -107,9 +107,13 @@ class LocalSettings(Section):
     objects_mb: int = Field(
         4096,
         ge=0,
-        description="Fetched state files in MiB that each host keeps below `local.work_dir`, for the next restore, rescale or look into a checkpoint; 0: none.",
+        description=(
+            "Fetched state files in MiB that each host keeps below `local.work_dir`, for the next restore, rescale or"
+            " look into a checkpoint; 0: none."
+        ),
         json_schema_extra=_advice(
-            "What a host's share of the state takes, if the disk has it: a restore then fetches only what is new. They are hard links of what is in use anyway, so the room is only taken for what no state uses any more."
+            "What a host's share of the state takes, if the disk has it: a restore then fetches only what is new. They"
+            " are hard links of what is in use anyway, so the room is only taken for what no state uses any more."
         ),
     )
 
@@ -122,7 +126,9 @@ class CheckpointSettings(Section):
         gt=0,
         description="A run cuts a barrier this often when data is waiting; in Dagster the sensor asks for one sooner.",
         json_schema_extra=_advice(
-            "1 to 10 minutes. Longer leaves more to replay after a failure, and rows reach the tables later; much shorter pays for requests and small files although little has changed. Below a minute only where readers wait for the rows."
+            "1 to 10 minutes. Longer leaves more to replay after a failure, and rows reach the tables later; much"
+            " shorter pays for requests and small files although little has changed. Below a minute only where readers"
+            " wait for the rows."
         ),
     )
     min_pause_seconds: float = Field(
@@ -130,15 +136,21 @@ class CheckpointSettings(Section):
         ge=0,
         description="Least time between two checkpoints of an idle pipeline.",
         json_schema_extra=_advice(
-            "0 while checkpoints are short beside the interval. Where large state makes them take most of it, a pause of a tenth to a half of the interval leaves time for the work between them, so that they do not queue up. It does not slow a run that catches up, and how many overlap is `max_concurrent`'s business."
+            "0 while checkpoints are short beside the interval. Where large state makes them take most of it, a pause"
+            " of a tenth to a half of the interval leaves time for the work between them, so that they do not queue up."
+            " It does not slow a run that catches up, and how many overlap is `max_concurrent`'s business."
         ),
     )
     timeout_seconds: float = Field(
         600,
         gt=0,
-        description="An epoch that takes longer is aborted and replayed; the time in which state is fetched does not count.",
+        description=(
+            "An epoch that takes longer is aborted and replayed; the time in which state is fetched does not count."
+        ),
         json_schema_extra=_advice(
-            "Usually left at 10 minutes. At least the interval; at most the longest time between two checkpoints that you can bear. A replay takes as long again: if epochs exceed it without a fault, cut smaller slices first (`epoch`)."
+            "Usually left at 10 minutes. At least the interval; at most the longest time between two checkpoints that"
+            " you can bear. A replay takes as long again: if epochs exceed it without a fault, cut smaller slices first"
+            " (`epoch`)."
         ),
     )
     tolerable_failures: int = Field(
@@ -146,32 +158,50 @@ class CheckpointSettings(Section):
         ge=0,
         description="Consecutive failed epochs that do not fail the run.",
         json_schema_extra=_advice(
-            "0 while you develop, so that every failure is seen; 2 or so in production, where a store may be away for a moment. Errors that a replay would only repeat end the run at once, whatever it says."
+            "0 while you develop, so that every failure is seen; 2 or so in production, where a store may be away for a"
+            " moment. Errors that a replay would only repeat end the run at once, whatever it says."
         ),
     )
     max_concurrent: int = Field(
         2,
         ge=1,
         le=8,
-        description="Epochs between their trigger and their commit, beside which three more may be publishing or pruning, or wait for that; with 1 nothing overlaps.",
+        description=(
+            "Epochs between their trigger and their commit, beside which three more may be publishing or pruning, or"
+            " wait for that; with 1 nothing overlaps."
+        ),
         json_schema_extra=_advice(
-            "2: the upload of one epoch beside the work of the next. 3 or 4 where upload and commit together take longer than an epoch's work, as on a store that answers after 50 ms; rows that land then wait a little longer. More hides no more: a store that is too slow for the rate stays so, and a failure replays all that are under way."
+            "2: the upload of one epoch beside the work of the next. 3 or 4 where upload and commit together take"
+            " longer than an epoch's work, as on a store that answers after 50 ms; rows that land then wait a little"
+            " longer. More hides no more: a store that is too slow for the rate stays so, and a failure replays all"
+            " that are under way."
         ),
     )
     max_pending_mb: int = Field(
         2048,
         ge=1,
-        description="Bytes in MiB that wait on the coordinator's disk: to be uploaded, or as rows for a stage that has not applied them; above it only the oldest epoch goes on.",
+        description=(
+            "Bytes in MiB that wait on the coordinator's disk: to be uploaded, or as rows for a stage that has not"
+            " applied them; above it only the oldest epoch goes on."
+        ),
         json_schema_extra=_advice(
-            "What the disk below `local.work_dir` can spare, and at least what the largest epoch uploads (`weir checkpoints`: its new bytes) and hands from stage to stage. A full checkpoint, or one after a large merge, uploads up to the whole state."
+            "What the disk below `local.work_dir` can spare, and at least what the largest epoch uploads (`weir"
+            " checkpoints`: its new bytes) and hands from stage to stage. A full checkpoint, or one after a large"
+            " merge, uploads up to the whole state."
         ),
     )
     alignment_timeout_seconds: float | None = Field(
         None,
         ge=0,
-        description="Unaligned checkpoints: how long a stage that reads another one applies rows before the checkpoint goes on without it; what it has not applied becomes part of the checkpoint and comes first in the next. null: aligned, a checkpoint waits until every stage has applied all.",
+        description=(
+            "Unaligned checkpoints: how long a stage that reads another one applies rows before the checkpoint goes on"
+            " without it; what it has not applied becomes part of the checkpoint and comes first in the next. null:"
+            " aligned, a checkpoint waits until every stage has applied all."
+        ),
         json_schema_extra=_advice(
-            "null while every stage keeps up: aligned checkpoints are smaller and simpler. A few seconds where one stage is now and then much slower than the others, so that checkpoints of the others do not wait for it. 0 stops after each batch. It makes no stage faster: what waits is read and written once more."
+            "null while every stage keeps up: aligned checkpoints are smaller and simpler. A few seconds where one"
+            " stage is now and then much slower than the others, so that checkpoints of the others do not wait for it."
+            " 0 stops after each batch. It makes no stage faster: what waits is read and written once more."
         ),
     )
     max_waiting_epochs: int = Field(
@@ -179,7 +209,8 @@ class CheckpointSettings(Section):
         ge=1,
         description="Unaligned checkpoints: with rows of so many epochs in front of a stage, no further slice is read.",
         json_schema_extra=_advice(
-            "2: the stage always has work, and little waits. More evens out longer bursts, and makes checkpoints larger by what waits."
+            "2: the stage always has work, and little waits. More evens out longer bursts, and makes checkpoints larger"
+            " by what waits."
         ),
     )
     num_retained: int = Field(
@@ -187,21 +218,28 @@ class CheckpointSettings(Section):
         ge=1,
         description="Completed checkpoints to keep, besides savepoints.",
         json_schema_extra=_advice(
-            "1 is enough to recover; 3 in production, so that there is something to go back to when the newest turns out bad. More lets you run a longer past again, and costs storage alone. For a release, take a savepoint."
+            "1 is enough to recover; 3 in production, so that there is something to go back to when the newest turns"
+            " out bad. More lets you run a longer past again, and costs storage alone. For a release, take a savepoint."
         ),
     )
     on_cancel: Literal["retain", "delete"] = Field(
         "retain",
         description="What `weir cancel` does with the checkpoints that have no name.",
         json_schema_extra=_advice(
-            "`retain`: after a change of the logic you may want to start from one of them. Clean up by hand then, all the more with many retained ones (`weir prune`, `weir cancel --delete`): nothing else frees their storage. `delete` for what is made again anyway."
+            "`retain`: after a change of the logic you may want to start from one of them. Clean up by hand then, all"
+            " the more with many retained ones (`weir prune`, `weir cancel --delete`): nothing else frees their"
+            " storage. `delete` for what is made again anyway."
         ),
     )
     mode: Literal["incremental", "full"] = Field(
         "incremental",
-        description="incremental: upload only new state files and re-reference the rest; full: upload all of them, so that a checkpoint depends on no other. Restore works from either, and it can be changed between runs.",
+        description=(
+            "incremental: upload only new state files and re-reference the rest; full: upload all of them, so that a"
+            " checkpoint depends on no other. Restore works from either, and it can be changed between runs."
+        ),
         json_schema_extra=_advice(
-            "`incremental`; the larger the state and the less of it changes, the more it saves. `full` for small state whose checkpoints are copied away or kept for long, one by one."
+            "`incremental`; the larger the state and the less of it changes, the more it saves. `full` for small state"
+            " whose checkpoints are copied away or kept for long, one by one."
         ),
     )
 
@@ -211,23 +249,35 @@ class RestoreSettings(Section):
 
     on_invalid: Literal["fail", "rewind"] = Field(
         "fail",
-        description="When a file of the newest checkpoint is missing or altered: fail, and say which and what can be done; or rewind to the newest one that is whole, with a warning and a row in registry/restores. Never silently.",
+        description=(
+            "When a file of the newest checkpoint is missing or altered: fail, and say which and what can be done; or"
+            " rewind to the newest one that is whole, with a warning and a row in registry/restores. Never silently."
+        ),
         json_schema_extra=_advice(
-            "`fail` where somebody can look: state that was lost says that something is wrong with the storage. `rewind` where running on unattended matters more, and the input that is read again is still there; it needs `checkpoints.num_retained` of 2 or more, better 3."
+            "`fail` where somebody can look: state that was lost says that something is wrong with the storage."
+            " `rewind` where running on unattended matters more, and the input that is read again is still there; it"
+            " needs `checkpoints.num_retained` of 2 or more, better 3."
         ),
     )
     recovery_time_objective_seconds: float | None = Field(
         600,
         gt=0,
-        description="How long recovery may take on a host that has nothing: the restore, and the first epoch. A drill that takes longer fails its check. null: not judged.",
+        description=(
+            "How long recovery may take on a host that has nothing: the restore, and the first epoch. A drill that"
+            " takes longer fails its check. null: not judged."
+        ),
         json_schema_extra=_advice(
-            "What those who read the tables can bear. Look at what `weir drill` measures, and leave room for a state that grows."
+            "What those who read the tables can bear. Look at what `weir drill` measures, and leave room for a state"
+            " that grows."
         ),
     )
     recovery_point_objective_seconds: float | None = Field(
         3600,
         gt=0,
-        description="How long input may have waited without being in a checkpoint: what would be lost with the source. A drill that finds older input fails its check. null: not judged.",
+        description=(
+            "How long input may have waited without being in a checkpoint: what would be lost with the source. A drill"
+            " that finds older input fails its check. null: not judged."
+        ),
         json_schema_extra=_advice(
             "null where the source keeps its input anyway: a restore reads it again, and nothing is lost."
         ),
@@ -242,7 +292,8 @@ class EpochSettings(Section):
         ge=1,
         description="Files of one source in one epoch.",
         json_schema_extra=_advice(
-            "Above what lands in an interval: the limits are for catching up. Raise it for many tiny files, whose footers cost more than their rows."
+            "Above what lands in an interval: the limits are for catching up. Raise it for many tiny files, whose"
+            " footers cost more than their rows."
         ),
     )
     max_rows: int = Field(
@@ -250,7 +301,9 @@ class EpochSettings(Section):
         ge=1,
         description="Rows of one source in one epoch; at least one file is taken.",
         json_schema_extra=_advice(
-            "So many that an epoch ends well within `checkpoints.timeout_seconds`: a slice that is too large is aborted, and replayed just as large. Smaller slices mean less to replay and less lag; larger ones spread an epoch's fixed cost over more rows."
+            "So many that an epoch ends well within `checkpoints.timeout_seconds`: a slice that is too large is"
+            " aborted, and replayed just as large. Smaller slices mean less to replay and less lag; larger ones spread"
+            " an epoch's fixed cost over more rows."
         ),
     )
     max_bytes: int = Field(
@@ -269,7 +322,10 @@ class RunSettings(Section):
     max_run_seconds: float = Field(
         3600,
         gt=0,
-        description="A run started by Dagster ends at the first barrier after this time, so that the next one runs the code deployed then.",
+        description=(
+            "A run started by Dagster ends at the first barrier after this time, so that the next one runs the code"
+            " deployed then."
+        ),
     )
     linger_seconds: float = Field(30, ge=0, description="A caught-up run started by Dagster waits this long for more.")
     poll_seconds: float = Field(0.5, gt=0, le=60, description="How often an idle coordinator looks for work.")
@@ -286,14 +342,21 @@ class SparkSettings(Section):
 
     master: str = Field(
         "local[2]",
-        description="Spark master URL: local[N], spark://, yarn, k8s://, or sc:// for Spark Connect; docs/how-to/clusters.md.",
+        description=(
+            "Spark master URL: local[N], spark://, yarn, k8s://, or sc:// for Spark Connect; docs/how-to/clusters.md."
+        ),
     )
     python: str | None = Field(
         None,
         min_length=1,
-        description="Python that runs the stages on the workers: its path there, or a name on their PATH. null: the variable PYSPARK_PYTHON; without it, the run's own Python on a local master, and python3 on any other. A Spark Connect server decides by itself.",
+        description=(
+            "Python that runs the stages on the workers: its path there, or a name on their PATH. null: the variable"
+            " PYSPARK_PYTHON; without it, the run's own Python on a local master, and python3 on any other. A Spark"
+            " Connect server decides by itself."
+        ),
         json_schema_extra=_advice(
-            "Left at null on one machine. On a cluster, the Python whose packages are those of requirements.lock; its minor version is the run's own."
+            "Left at null on one machine. On a cluster, the Python whose packages are those of requirements.lock; its"
+            " minor version is the run's own."
         ),
     )
     parallelism: int = Field(2, ge=1, le=32768, description="Subtasks of every keyed stage.")
@@ -301,9 +364,14 @@ class SparkSettings(Section):
     direct_read_mb: int = Field(
         32,
         ge=0,
-        description="Slices of up to so many MiB of files are read by every subtask itself, each for its own keys, instead of through Spark's shuffle: where there are at most 8 subtasks, no where= or transform=, columns of plain types, and files on disks or S3. 0: Spark reads all.",
+        description=(
+            "Slices of up to so many MiB of files are read by every subtask itself, each for its own keys, instead of"
+            " through Spark's shuffle: where there are at most 8 subtasks, no where= or transform=, columns of plain"
+            " types, and files on disks or S3. 0: Spark reads all."
+        ),
         json_schema_extra=_advice(
-            "Left at 32. 0 where a worker is short of memory: a stage with `order_by` holds its share of the slice, decoded, at once."
+            "Left at 32. 0 where a worker is short of memory: a stage with `order_by` holds its share of the slice,"
+            " decoded, at once."
         ),
     )
     driver_memory: str = Field("2g", pattern=r"^\d+[kmgt]$", description="Heap of the driver's JVM.")
@@ -317,7 +385,8 @@ class CacheSettings(Section):
         ge=1,
         description="Entries that are written back at the barrier, or when others push them out.",
         json_schema_extra=_advice(
-            "One layer: the keys that are active between two barriers. With a second layer a tenth of that, for the barrier waits for the flush of what is dirty in `l1`, and of nothing in `l2`."
+            "One layer: the keys that are active between two barriers. With a second layer a tenth of that, for the"
+            " barrier waits for the flush of what is dirty in `l1`, and of nothing in `l2`."
         ),
     )
     l2: int = Field(
@@ -325,7 +394,10 @@ class CacheSettings(Section):
         ge=0,
         description="Entries of the second layer, which are written when they enter it; 0: one layer.",
         json_schema_extra=_advice(
-            "Ten times `l1` and more, as far as memory goes: size shortens no barrier here. In a production of large values and sessions, 2,000 + 23,000 in place of 20,000 in one layer took 61 % off the highest latency and 78 % off the average sync phase, for checkpoints 25 % larger. 0 where values are cheap to encode or barriers may wait: a second layer writes an entry more often."
+            "Ten times `l1` and more, as far as memory goes: size shortens no barrier here. In a production of large"
+            " values and sessions, 2,000 + 23,000 in place of 20,000 in one layer took 61 % off the highest latency and"
+            " 78 % off the average sync phase, for checkpoints 25 % larger. 0 where values are cheap to encode or"
+            " barriers may wait: a second layer writes an entry more often."
         ),
     )
 
@@ -335,47 +407,76 @@ class StateSettings(Section):
 
     backend: str = Field(
         "rocksdb",
-        description="rocksdb: state of any size, on disk; filesystem: in memory, a file per subtask and checkpoint; memory: the same up to a limit; the name of an installed backend, or `package.module:factory`.",
+        description=(
+            "rocksdb: state of any size, on disk; filesystem: in memory, a file per subtask and checkpoint; memory: the"
+            " same up to a limit; the name of an installed backend, or `package.module:factory`."
+        ),
         json_schema_extra=_advice(
-            "`rocksdb`, the only one for state beyond memory and for incremental checkpoints. `filesystem` for state that surely fits and is mostly rewritten each epoch. `memory` to debug and to try things, not in production."
+            "`rocksdb`, the only one for state beyond memory and for incremental checkpoints. `filesystem` for state"
+            " that surely fits and is mostly rewritten each epoch. `memory` to debug and to try things, not in"
+            " production."
         ),
     )
     memory_mb: int = Field(
         128,
         ge=16,
-        description="Memory of a worker process for RocksDB in MiB, shared by all its databases: block cache with index and filters, memtables, merges, open files.",
+        description=(
+            "Memory of a worker process for RocksDB in MiB, shared by all its databases: block cache with index and"
+            " filters, memtables, merges, open files."
+        ),
         json_schema_extra=_advice(
-            "What the machine can spare for each worker process. More where the keys of an epoch are read from all over a large state."
+            "What the machine can spare for each worker process. More where the keys of an epoch are read from all over"
+            " a large state."
         ),
     )
     resident_mb: int = Field(
         64,
         ge=0,
-        description="Rows of a subtask's state in MiB that are kept beside its local snapshot as one mapped table, where an epoch touches a good part of them: found ten times faster than in RocksDB. 0 keeps none.",
+        description=(
+            "Rows of a subtask's state in MiB that are kept beside its local snapshot as one mapped table, where an"
+            " epoch touches a good part of them: found ten times faster than in RocksDB. 0 keeps none."
+        ),
         json_schema_extra=_advice(
-            "Above the size of a subtask's rows where an epoch touches a tenth of them and more; 0 where it touches few, or memory is short."
+            "Above the size of a subtask's rows where an epoch touches a tenth of them and more; 0 where it touches"
+            " few, or memory is short."
         ),
     )
     warm_mb: int = Field(
         256,
         ge=0,
-        description="Entries of state caches in MiB that a worker process keeps from one epoch to the next, of all its subtasks together; and states of asynchronous snapshots, likewise. 0 keeps none.",
+        description=(
+            "Entries of state caches in MiB that a worker process keeps from one epoch to the next, of all its subtasks"
+            " together; and states of asynchronous snapshots, likewise. 0 keeps none."
+        ),
         json_schema_extra=_advice(
-            "Above what the caches of the subtasks that one worker runs take, or they begin empty; less where memory is short. Without `caches` and `asynchronous_snapshots` nothing is kept."
+            "Above what the caches of the subtasks that one worker runs take, or they begin empty; less where memory is"
+            " short. Without `caches` and `asynchronous_snapshots` nothing is kept."
         ),
     )
     asynchronous_snapshots: bool = Field(
         False,
-        description="Whether `filesystem` and `memory`, and other backends that can, hold the state at the barrier (copy-on-write) and write it afterwards, in a thread of the worker, while the next stage and the next epoch run. A state that takes more than `warm_mb` in memory is written at the barrier, and so is one whose worker does not share the coordinator's disk.",
+        description=(
+            "Whether `filesystem` and `memory`, and other backends that can, hold the state at the barrier"
+            " (copy-on-write) and write it afterwards, in a thread of the worker, while the next stage and the next"
+            " epoch run. A state that takes more than `warm_mb` in memory is written at the barrier, and so is one"
+            " whose worker does not share the coordinator's disk."
+        ),
         json_schema_extra=_advice(
-            "Left off where all cores are busy: the thread takes turns with the epoch that runs beside it in the same process. On where barriers are to be short, the state is large, and cores are idle; docs/adr/0039-asynchronous-snapshots.md has figures."
+            "Left off where all cores are busy: the thread takes turns with the epoch that runs beside it in the same"
+            " process. On where barriers are to be short, the state is large, and cores are idle;"
+            " docs/adr/0039-asynchronous-snapshots.md has figures."
         ),
     )
     compression: Literal["lz4", "zstd"] = Field(
         "lz4",
-        description="How RocksDB packs the files that it writes from now on; those that there are stay as they are and are read all the same.",
+        description=(
+            "How RocksDB packs the files that it writes from now on; those that there are stay as they are and are read"
+            " all the same."
+        ),
         json_schema_extra=_advice(
-            "`lz4`, the faster one to read. `zstd` where the link to storage, or the storage itself, is what costs: checkpoints take 30 to 40 % fewer bytes, and reads of keys from all over a large state nearly twice the processor time."
+            "`lz4`, the faster one to read. `zstd` where the link to storage, or the storage itself, is what costs:"
+            " checkpoints take 30 to 40 % fewer bytes, and reads of keys from all over a large state nearly twice the"
+            " processor time."
         ),
     )
     max_state_size_mb: float = Field(
@@ -389,7 +490,8 @@ class StateSettings(Section):
         default_factory=dict,
         description="By uid of a stage with a per-key function: its state cache. None by default.",
         json_schema_extra=_advice(
-            "For per-key functions with many rows per key between two barriers, or with large values. Keep one only if its hit rate in `weir checkpoints --json` and the epoch's time say so."
+            "For per-key functions with many rows per key between two barriers, or with large values. Keep one only if"
+            " its hit rate in `weir checkpoints --json` and the epoch's time say so."
         ),
     )
 
@@ -443,18 +545,28 @@ class BackfillSettings(Section):
     keep: int = Field(
         4,
         ge=0,
-        description="Of so many newest days (hours) of event time, the newest checkpoint before each is retained, to backfill from.",
+        description=(
+            "Of so many newest days (hours) of event time, the newest checkpoint before each is retained, to backfill"
+            " from."
+        ),
         json_schema_extra=_advice(
-            "one more than `last`. A backfill from before the oldest retained checkpoint is refused; savepoints serve too."
+            "one more than `last`. A backfill from before the oldest retained checkpoint is refused; savepoints serve"
+            " too."
         ),
     )
     replaces: Literal["since", "range"] = Field(
         "since",
-        description="What a promotion replaces: state and all rows `since` the range began, or the rows of the `range` alone; state then stays.",
+        description=(
+            "What a promotion replaces: state and all rows `since` the range began, or the rows of the `range` alone;"
+            " state then stays."
+        ),
     )
     promote: Literal["approval", "automatic"] = Field(
         "approval",
-        description="Whether a replay that its gates let through waits for `weir promote` or the promote job, or is promoted at once.",
+        description=(
+            "Whether a replay that its gates let through waits for `weir promote` or the promote job, or is promoted at"
+            " once."
+        ),
     )
     cron: str | None = Field(
         None,
@@ -477,7 +589,9 @@ class PipelineSettings(Section):
     )
     backfill: BackfillSettings | None = Field(
         None,
-        description="Backfills by days or hours of event time; null: none from Dagster, and no checkpoint is kept for them.",
+        description=(
+            "Backfills by days or hours of event time; null: none from Dagster, and no checkpoint is kept for them."
+        ),
     )
 
 
@@ -493,9 +607,13 @@ class DagsterSettings(Section):
     observe_seconds: float = Field(
         10,
         ge=0,
-        description="Epochs that complete within this time of the last observation share the next one; stages are observed once a minute.",
+        description=(
+            "Epochs that complete within this time of the last observation share the next one; stages are observed once"
+            " a minute."
+        ),
         json_schema_extra=_advice(
-            "10: every epoch is seen one by one where they are rarer than that. Higher where Dagster's database is to grow less: with two stages an epoch that is shown takes 16 KB of its SQLite files."
+            "10: every epoch is seen one by one where they are rarer than that. Higher where Dagster's database is to"
+            " grow less: with two stages an epoch that is shown takes 16 KB of its SQLite files."
         ),
     )
     overdue_seconds: float = Field(
@@ -506,7 +624,10 @@ class DagsterSettings(Section):
     freshness_hours: float | None = Field(
         24,
         gt=0,
-        description="The checkpoint and the tables are stale in Dagster when no run has ended for so long; above `run.max_run_seconds`. null: no policy.",
+        description=(
+            "The checkpoint and the tables are stale in Dagster when no run has ended for so long; above"
+            " `run.max_run_seconds`. null: no policy."
+        ),
     )
     drill_cron: str | None = Field(
         "30 3 * * *",
@@ -516,7 +637,9 @@ class DagsterSettings(Section):
     upkeep_cron: str | None = Field(
         "30 4 * * *",
         pattern=_CRON,
-        description="When checkpoints are pruned and all storage is checked (`weir prune`, `weir fsck`). null: never by itself.",
+        description=(
+            "When checkpoints are pruned and all storage is checked (`weir prune`, `weir fsck`). null: never by itself."
+        ),
     )
     data_docs_cron: str | None = Field(
         None,

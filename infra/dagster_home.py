@@ -113,8 +113,11 @@ def _unreachable(error: BaseException) -> TransientError:
     return TransientError(
         f"Dagster's database cannot be used: {next(iter(str(error).splitlines()), type(error).__name__)}",
         where="Postgres at {}:{}, database {}".format(*place) if on_postgres else str(HOME),
-        next=f"{'Start Postgres, then this again' if on_postgres else 'Put it back, or begin with an empty one'}. Pipelines do not need it: "
-        "`weir status` and `weir run` go on without Dagster. docs/playbooks/dagster-lost.md",
+        next=(
+            f"{'Start Postgres, then this again' if on_postgres else 'Put it back, or begin with an empty one'}."
+            " Pipelines do not need it: `weir status` and `weir run` go on without Dagster."
+            " docs/playbooks/dagster-lost.md"
+        ),
     )
 
 

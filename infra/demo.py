@@ -160,7 +160,8 @@ def _dagster(watch: Watch) -> Iterator[Callable[[], None]]:
             if process is not None:
                 dagster_home.claim(process.pid)
                 _step(
-                    f"Dagster's daemon starts (process {process.pid}, log {_short(LOG)}); the first epoch takes some 30 s"
+                    f"Dagster's daemon starts (process {process.pid}, log {_short(LOG)}); the first epoch takes some"
+                    " 30 s"
                 )
             runs = Runs(instance, datetime.now(UTC))
 

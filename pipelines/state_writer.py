@@ -1,8 +1,8 @@
 """A pipeline's keyed state from a DataFrame: bootstrap it from history, or repair values.
 
     from pipelines import state_writer
-    state_writer.write("flights", "aircraft_rotation", repaired)                          # these keys are put, others stay
-    state_writer.write("flights", "aircraft_rotation", history, replace=True)             # these rows and no others
+    state_writer.write("flights", "aircraft_rotation", repaired)  # these keys are put, others stay
+    state_writer.write("flights", "aircraft_rotation", history, replace=True)  # these rows and no others
 
 On the command line: `weir state import`. docs/how-to/edit-state.md.
 """

@@ -17,7 +17,8 @@ _TEXTS = {".cfg", ".in", ".ini", ".j2", ".lock", ".md", ".py", ".sh", ".toml", "
 # weir-state nor weir_definitions.
 _NAME = r"""(?<![\w./@:-])[`'"]?weir(?=\[|[`'",;)]|\s*(?:$|[#&|\\])|\.(?:\s|$)|\s*[=~<>!]=)"""
 _TELLS = re.compile(
-    rf"\b(?:install(?:s|ed|ing)?|uninstall|download|(?:uv|poetry|pdm|hatch|rye) add|uvx|pipx run|index versions)\b[^\n]*?{_NAME}"
+    r"\b(?:install(?:s|ed|ing)?|uninstall|download|(?:uv|poetry|pdm|hatch|rye) add|uvx|pipx run|index"
+    rf" versions)\b[^\n]*?{_NAME}"
     rf"|{_NAME}(?:\[\w+\])?\s*(?:[=~!<>]=)\s*\d"
     rf"|{_NAME}\[\w+\]",
     re.MULTILINE,

@@ -145,13 +145,19 @@ _CACHE = "state: {caches: {riders: {l1: %d, l2: %d}}}"
             "raise it",
         ),
         (
-            "{state: {backend: memory, asynchronous_snapshots: true}, spark: {conf: {spark.python.worker.reuse: 'False'}}}",
+            (
+                "{state: {backend: memory, asynchronous_snapshots: true}, spark: {conf: {spark.python.worker.reuse:"
+                " 'False'}}}"
+            ),
             "state.asynchronous_snapshots",
             "spark.python.worker.reuse is false",
             "take one of them out",
         ),
         (
-            "{state: {backend: memory, asynchronous_snapshots: true}, spark: {conf: {spark.python.use.daemon: 'false'}}}",
+            (
+                "{state: {backend: memory, asynchronous_snapshots: true}, spark: {conf: {spark.python.use.daemon:"
+                " 'false'}}}"
+            ),
             "state.asynchronous_snapshots",
             "spark.python.use.daemon is false",
             "take one of them out",

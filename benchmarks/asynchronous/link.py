@@ -1,6 +1,7 @@
 """A link between clients and an S3 server: every request waits, all bytes of both directions share one rate.
 
-    python -m benchmarks.asynchronous.link HOST PORT MB_PER_SECOND DELAY_MS STALL_SECONDS ALTERNATE_SECONDS  0: without that
+    python -m benchmarks.asynchronous.link HOST PORT MB_PER_SECOND DELAY_MS STALL_SECONDS ALTERNATE_SECONDS  0: without
+    that
 
     client -> [request: head, delay, body by the bucket] -> server
     client <- [answer: bytes by the same bucket]         <- server

@@ -72,10 +72,13 @@ def fork(
     answer(
         json,
         branch.to_dict(),
-        f"{pipeline}@{named} is forked from checkpoint {branch.base}: {size:,} bytes of state, none of them copied.\n"
-        f"{sum(branch.behind.values()):,} files were read since. Next: weir run {pipeline}@{named} --until-caught-up"
-        if name is not None
-        else f"The branch {named} is gone, and what only it kept of {pipeline}.",
+        (
+            f"{pipeline}@{named} is forked from checkpoint {branch.base}: {size:,} bytes of state, none of them"
+            f" copied.\n{sum(branch.behind.values()):,} files were read since. Next: weir run {pipeline}@{named}"
+            " --until-caught-up"
+            if name is not None
+            else f"The branch {named} is gone, and what only it kept of {pipeline}."
+        ),
     )
 
 
@@ -132,12 +135,14 @@ def diff(
 
 def _show(found: BranchDiff) -> None:
     out.print(
-        f"{found.pipeline} at checkpoint {found.head}, {found.pipeline}@{escape(found.branch)} at {found.tip}, forked from {found.base}."
+        f"{found.pipeline} at checkpoint {found.head}, {found.pipeline}@{escape(found.branch)} at {found.tip}, forked"
+        f" from {found.base}."
     )
     for name, count in found.behind.items():
         if count:
             out.print(
-                f"[yellow]behind[/]  {count:,} files of {name} that the branch has still to read; it differs by those too"
+                f"[yellow]behind[/]  {count:,} files of {name} that the branch has still to read; it differs by"
+                " those too"
             )
     for taken in found.taken_back:
         out.print(f"[yellow]taken back[/]  {escape(str(taken))}")
@@ -209,7 +214,8 @@ def backfill(
         out.print("Nothing differs, so there is nothing to promote.")
     else:
         out.print(
-            f"It waits. To approve: weir promote {pipeline} {done.branch}; to give it up: weir fork {pipeline} --drop {done.branch}"
+            f"It waits. To approve: weir promote {pipeline} {done.branch}; to give it up: weir fork {pipeline} --drop"
+            f" {done.branch}"
         )
 
 
@@ -246,14 +252,15 @@ def promote(
     answer(
         json,
         {**plan.to_dict(), "checkpoint": done.id},
-        f"{escape(pipeline)} is at checkpoint {done.id}, {escape(done.reason)}. `weir run {pipeline}` goes on from there; "
-        f"to take it back: weir rewind {pipeline} --to {plan.head.id}",
+        f"{escape(pipeline)} is at checkpoint {done.id}, {escape(done.reason)}. `weir run {pipeline}` goes on from"
+        f" there; to take it back: weir rewind {pipeline} --to {plan.head.id}",
     )
 
 
 def _show_plan(pipeline: str, plan: PromotionPlan) -> None:
     out.print(
-        f"{pipeline} is at checkpoint {plan.head.id}; {pipeline}@{escape(plan.branch)}, forked from {plan.base.id}, is at {plan.tip.id}."
+        f"{pipeline} is at checkpoint {plan.head.id}; {pipeline}@{escape(plan.branch)}, forked from {plan.base.id}, is"
+        f" at {plan.tip.id}."
     )
     sources = [
         ("source", name, f"{count:,} files are to be read by the branch first" if count else "caught up")

@@ -121,8 +121,12 @@ def moment(text: str, registry: Registry) -> int | str:
     pin = registry.pinned(SAVEPOINT, text)
     if pin is not None:
         raise ConfigurationError(
-            f"{text} is the number of a checkpoint and the name of a savepoint, which is checkpoint {pin.checkpoint_id}.",
-            next="Use --savepoint where there is such an option, or drop the savepoint and take it again under another name.",
+            f"{text} is the number of a checkpoint and the name of a savepoint, which is checkpoint"
+            f" {pin.checkpoint_id}.",
+            next=(
+                "Use --savepoint where there is such an option, or drop the savepoint and take it again under another"
+                " name."
+            ),
         )
     return int(text)
 

@@ -139,8 +139,9 @@ def _summary(report: Report) -> str:
     verdict = "damaged" if counts[Severity.DAMAGE] else "whole"
     how = "sizes only" if report.quick else f"{report.read:,} bytes read"
     return (
-        f"{verdict}: {counts[Severity.DAMAGE]} damaged, {counts[Severity.LEFTOVER]} left over, {counts[Severity.FOREIGN]} foreign; "
-        f"{len(report.checkpoints)} checkpoints, {report.files:,} files, {report.bytes:,} bytes ({how})"
+        f"{verdict}: {counts[Severity.DAMAGE]} damaged, {counts[Severity.LEFTOVER]} left over,"
+        f" {counts[Severity.FOREIGN]} foreign; {len(report.checkpoints)} checkpoints, {report.files:,} files,"
+        f" {report.bytes:,} bytes ({how})"
     )
 
 
@@ -156,7 +157,8 @@ def _show_plan(plan: RepairPlan) -> None:
         out.print("  nothing to do")
     else:
         out.print(
-            f"  {len(plan.delete):,} files, {plan.bytes:,} bytes go; no retained checkpoint, running restore or table names them"
+            f"  {len(plan.delete):,} files, {plan.bytes:,} bytes go; no retained checkpoint, running restore or table"
+            " names them"
         )
     if plan.beyond:
         out.print(f"  {len(plan.beyond)} damaged things stay as they are: no repair can undo that")

@@ -132,7 +132,8 @@ def _guarded(command: Callable[..., Any], debug: bool) -> int:
             where = f"  where: {escape(disk)}\n" if disk is not None else ""
             page = DISK_FULL if disk is not None else page_about(error)
             err.print(
-                f"[bold red]error:[/] {escape(plainly(error))}\n{where}  next:  Look at the storage and the disk: {page}."
+                f"[bold red]error:[/] {escape(plainly(error))}\n{where}  next:  Look at the storage and the disk:"
+                f" {page}."
             )
             return 1
         err.print(

@@ -58,11 +58,14 @@ def restore(
         done = restoring.restore(found, settings, durable, registry, meant, stored=storage)
     seconds = done.fetch_ms / 1000
     valid = (
-        f"Checkpoint {meant.id} is valid: {done.bytes_fetched:,} bytes fetched, {done.bytes_cached + done.bytes_local:,} were here, "
-        f"{done.files} files checked in {seconds:.1f} s. `weir run {pipeline}` starts from local files now."
+        f"Checkpoint {meant.id} is valid: {done.bytes_fetched:,} bytes fetched,"
+        f" {done.bytes_cached + done.bytes_local:,} were here, {done.files} files checked in {seconds:.1f} s. `weir run"
+        f" {pipeline}` starts from local files now."
         if registry.head() == meant
-        else f"Checkpoint {meant.id} is valid, {done.files} files checked in {seconds:.1f} s. To go on from it: "
-        f"weir rewind {pipeline} --to {meant.id}"
+        else (
+            f"Checkpoint {meant.id} is valid, {done.files} files checked in {seconds:.1f} s. To go on from it: "
+            f"weir rewind {pipeline} --to {meant.id}"
+        )
     )
     unread = (
         f"{done.bytes_unread:,} bytes were not read in storage, where only their sizes were compared: "
@@ -151,8 +154,10 @@ def _show_rewind(plan: RewindPlan) -> None:
         (
             "table",
             table.table,
-            f"version {table.version}, then {'empty' if table.then is None else f'as of version {table.then}'}: "
-            f"{table.rows:,} rows go",
+            (
+                f"version {table.version}, then {'empty' if table.then is None else f'as of version {table.then}'}: "
+                f"{table.rows:,} rows go"
+            ),
         )
         for table in plan.tables
     ]

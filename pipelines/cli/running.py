@@ -92,7 +92,8 @@ def resume(pipeline: Name) -> None:
     found, settings = find(pipeline)
     storage, _ = open_storage(found, settings)
     out.print(
-        f"{pipeline} {'goes on as soon as files wait.' if suspension.clear(storage) else 'was not stopped by a person.'}"
+        f"{pipeline}"
+        f" {'goes on as soon as files wait.' if suspension.clear(storage) else 'was not stopped by a person.'}"
     )
 
 

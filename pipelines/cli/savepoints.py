@@ -166,8 +166,8 @@ def _show(checkpoints: list, objects: list) -> None:
     stays = [fate for fate in objects if fate.stays]
     shared = [fate for fate in stays if len(fate.named_by) > 1]
     out.print(
-        f"\n{len(stays):,} objects stay ({sum(fate.bytes for fate in stays):,} bytes; {len(shared):,} are named by several "
-        f"checkpoints), {len(goes):,} go ({sum(fate.bytes for fate in goes):,} bytes)."
+        f"\n{len(stays):,} objects stay ({sum(fate.bytes for fate in stays):,} bytes; {len(shared):,} are named by"
+        f" several checkpoints), {len(goes):,} go ({sum(fate.bytes for fate in goes):,} bytes)."
     )
     for title, fates in (("goes", goes), ("stays", stays)):
         for fate in fates[:_SHOWN]:

@@ -282,9 +282,14 @@ def state_import(
     answer(
         json,
         done.to_dict(),
-        f"{number} fit the state of {escape(stage)}. Nothing was changed."
-        if done.checkpoint is None
-        else f"{number} {how} of {escape(stage)} in checkpoint {done.checkpoint}. `weir run {pipeline}` goes on from there.",
+        (
+            f"{number} fit the state of {escape(stage)}. Nothing was changed."
+            if done.checkpoint is None
+            else (
+                f"{number} {how} of {escape(stage)} in checkpoint {done.checkpoint}. `weir run {pipeline}` goes on from"
+                " there."
+            )
+        ),
     )
 
 

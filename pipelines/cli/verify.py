@@ -40,13 +40,13 @@ def _show_drill(done: Drilled, missed: list[str]) -> None:
     restored = done.restored
     if restored is not None:
         out.print(
-            f"Checkpoint {done.checkpoint} was restored in {done.restore_seconds:.1f} s: {restored.bytes_fetched:,} bytes, "
-            f"{restored.files} files, every digest."
+            f"Checkpoint {done.checkpoint} was restored in {done.restore_seconds:.1f} s: {restored.bytes_fetched:,}"
+            f" bytes, {restored.files} files, every digest."
         )
     if done.replay is not None:
         out.print(
-            f"Its epoch was replayed from checkpoint {done.replay.parent} in {done.replay.seconds:.1f} s: {done.replay.rows:,} rows; "
-            f"{done.replay.entries:,} entries of state compared."
+            f"Its epoch was replayed from checkpoint {done.replay.parent} in {done.replay.seconds:.1f} s:"
+            f" {done.replay.rows:,} rows; {done.replay.entries:,} entries of state compared."
         )
     elif done.not_replayed:
         out.print(f"[yellow]not replayed[/]  {escape(done.not_replayed)}")
@@ -111,7 +111,8 @@ def _show_plan(decided: StatePlan) -> None:
     for sample in decided.samples:
         if sample.problem is None:
             out.print(
-                f"Tried: {sample.rows:,} rows of {escape(sample.stage)}, subtask {sample.subtask}, read with today's schema."
+                f"Tried: {sample.rows:,} rows of {escape(sample.stage)}, subtask {sample.subtask}, read with today's"
+                " schema."
             )
     for fit in decided.findings:
         if fit.next is not None:
@@ -139,7 +140,8 @@ def report(
         json,
         docs.to_dict(),
         *(
-            f"{'passed' if verdict.passed else '[bold red]failed[/]'}  {verdict.of} {verdict.stage}  {escape(str(verdict))}"
+            f"{'passed' if verdict.passed else '[bold red]failed[/]'}  {verdict.of} {verdict.stage} "
+            f" {escape(str(verdict))}"
             for verdict in docs.verdicts
         ),
         *(f"left out  {escape(reason)}" for reason in docs.left_out),

@@ -41,8 +41,8 @@ pipeline = Pipeline("small", (accounts,), max_parallelism=8)
 
 
 def test_status_loads_neither_pandas_nor_spark_nor_what_runs_a_pipeline(tmp_path: Path):
-    """pyarrow imports pandas by itself when a Python value becomes Arrow's, or a time with a zone Python's: status reads
-    checkpoints without either."""
+    """pyarrow imports pandas by itself when a Python value becomes Arrow's, or a time with a zone Python's: status
+    reads checkpoints without either."""
     bank = Bank.at(tmp_path / "site")
     bank.epochs(1, 2)
     (tmp_path / "lean.py").write_text(_STAGE)

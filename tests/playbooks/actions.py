@@ -169,7 +169,8 @@ def _(project: Project) -> None:
     project.edit(
         "pipelines/flights.py",
         "    before = state.lag(",
-        '    legs = legs.with_columns(pl.col("dep_delay", "arr_delay") * 2)  # minutes, surely\n    before = state.lag(',
+        '    legs = legs.with_columns(pl.col("dep_delay", "arr_delay") * 2)  # minutes, surely\n    before ='
+        " state.lag(",
     )
     code, said = project.bash("git commit -qam 'minutes'")
     assert code == 0, said

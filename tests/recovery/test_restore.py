@@ -534,7 +534,7 @@ def test_what_killed_restores_left_on_a_host_is_removed_where_nobody_can_go_on_w
     assert not left[0].parent.exists()
     assert left[1].exists(), "whoever needs that object goes on with it"
     cache = restore.snapshot.ObjectCache(objects, 1)
-    (file, *_) = [file for file in newest(bank) if file.name.endswith(".sst")]
+    file, *_ = [file for file in newest(bank) if file.name.endswith(".sst")]
     (objects / file.digest).unlink()
     cache.fetch(storage, file, tmp_path / "out", Event())
     assert not left[1].exists(), "but it takes no room for ever"
@@ -590,7 +590,7 @@ def test_after_a_deploy_with_the_columns_in_another_order_and_a_compaction_a_new
 
 def test_a_table_that_cannot_be_read_is_said_and_no_reason_to_go_back(whole, tmp_path):
     bank = expecting(elsewhere(whole, tmp_path / "site", **REWINDING), on_table("booked", between("amount", 1, 5)))
-    (newest, *_) = sorted((bank.site.storage / "tables" / "booked" / "data").rglob("*.parquet"), reverse=True)
+    newest, *_ = sorted((bank.site.storage / "tables" / "booked" / "data").rglob("*.parquet"), reverse=True)
     newest.write_bytes(newest.read_bytes()[:-20])
     with pytest.raises(GateError, match="A file of the table booked cannot be read") as refused:
         bank.epochs(6)

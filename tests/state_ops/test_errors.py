@@ -45,7 +45,10 @@ SAID = [
         f"{_GET}: 403 Forbidden (AccessDenied)",
     ),
     (
-        f"{_GET}\n \x1b[31m↳\x1b[0m 503 Service Unavailable\n  \x1b[31m↳\x1b[0m <Error xmlns='x'><Code>SlowDown</Code>CANARY</Error>\n",
+        (
+            f"{_GET}\n \x1b[31m↳\x1b[0m 503 Service Unavailable\n  \x1b[31m↳\x1b[0m <Error"
+            " xmlns='x'><Code>SlowDown</Code>CANARY</Error>\n"
+        ),
         f"{_GET}: 503 Service Unavailable (SlowDown)",
     ),
     (f"{_GET}: 400 Bad Request: authorization was CANARY", f"{_GET}: 400 Bad Request (the answer's text is left out)"),
@@ -80,7 +83,10 @@ SAID = [
     ("no such key as ASIAIOSFODNN7CANARY0 here", "no such key as *** here"),
     (
         f"{_GET}: 403 Forbidden: CANARY\nCANARY\n\nThe above exception was the direct cause of\n  File 'x.py', line 3",
-        f"{_GET}: 403 Forbidden (the answer's text is left out)\n\nThe above exception was the direct cause of\n  File 'x.py', line 3",
+        (
+            f"{_GET}: 403 Forbidden (the answer's text is left out)\n\nThe above exception was the direct cause of\n "
+            " File 'x.py', line 3"
+        ),
     ),
     (
         f"{_GET}: 403 Forbidden: <Error><Code>AccessDenied</Code>CANARY</Error>\n\nDebug source:\nGeneric",
@@ -128,7 +134,10 @@ SAID = [
     ),
     ("password: 'CANARY and what was cut off\nhost: h", "password: '***\nhost: h"),
     (
-        f"{_GET}: 500 Internal Server Error: java.io.IOException: denied\n\tat org.store.Auth.check(Auth.java:10)\nSigned: CANARY",
+        (
+            f"{_GET}: 500 Internal Server Error: java.io.IOException: denied\n\tat"
+            " org.store.Auth.check(Auth.java:10)\nSigned: CANARY"
+        ),
         f"{_GET}: 500 Internal Server Error (the answer's text is left out)",
     ),
     (f"{_GET}: 403 Forbidden: (CANARY)", f"{_GET}: 403 Forbidden (the answer's text is left out)"),
@@ -206,7 +215,10 @@ _HOSTILE = [
         "Unset it, or add session_token: {env: AWS_SESSION_TOKEN}.",
         "the key column 'token' is int64, and holds key: 17",
         "s3://bucket/a@b/c=1/part-0.parquet",
-        "When reading information for key 'x' in bucket 'y': AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 7",
+        (
+            "When reading information for key 'x' in bucket 'y': AWS Error NETWORK_CONNECTION during HeadObject"
+            " operation: curlCode: 7"
+        ),
         "syntax error at <Error, line 3",
         "got <Error object at 0x7f> and not <b>",
         "abfss://container@account.dfs.core.windows.net/flights/a.parquet, wasbs://c@a.blob.core.windows.net/b",

@@ -45,7 +45,8 @@ def _settle(context: RunContext, checkpoint: Checkpoint, error: Exception) -> No
         raise
     except Exception as second:
         raise RunEndedError(
-            f"Nobody can tell whether checkpoint {checkpoint.id} was committed: {plainly(error)}; then: {plainly(second)}",
+            f"Nobody can tell whether checkpoint {checkpoint.id} was committed: {plainly(error)}; then:"
+            f" {plainly(second)}",
             where=context.storage.full("registry/checkpoints"),
             next="Look at the storage, then run again: the next run finds out. Nothing was deleted.",
         ) from error

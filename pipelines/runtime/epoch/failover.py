@@ -186,8 +186,11 @@ class Failover:
             raise RunEndedError(
                 f"A step does not end, {_GRACE_SECONDS:g} s after its epoch's time was up: {', '.join(sorted(hung))}.",
                 where=f"pipeline {self._context.pipeline.title}",
-                next="Run again. If it happens again, look at what the stage's function or the storage waits for: a call without a timeout, mostly; "
-                "looks: at a slice of fewer files (epoch.max_files), if planning it takes that long.",
+                next=(
+                    "Run again. If it happens again, look at what the stage's function or the storage waits for: a call"
+                    " without a timeout, mostly; looks: at a slice of fewer files (epoch.max_files), if planning it"
+                    " takes that long."
+                ),
             ) from (self._epochs.failure.error if self._epochs.failure else None)
 
     # -- what fell is cleared up

@@ -210,7 +210,8 @@ def check_acks(epoch: InFlightEpoch, stage: Stage) -> None:
 def late(context: RunContext, epoch: InFlightEpoch) -> TransientError:
     """The error of an epoch whose time is up."""
     return TransientError(
-        f"Epoch {epoch.pending.id} was aborted: it took longer than {context.settings.checkpoints.timeout_seconds:g} s.",
+        f"Epoch {epoch.pending.id} was aborted: it took longer than"
+        f" {context.settings.checkpoints.timeout_seconds:g} s.",
         where=f"pipeline {context.pipeline.title}",
         next="Raise checkpoints.timeout_seconds, or cut smaller slices (epoch.max_files, max_rows, max_bytes).",
     )
@@ -252,7 +253,8 @@ def _check_digests(context: RunContext, epoch: InFlightEpoch, files: Sequence[St
             data = context.storage.read_bytes(file.path)
             if data is None or hashlib.sha256(data).hexdigest() != file.digest:
                 raise DamageError(
-                    f"Rows that {file.operator} has left in front of a stage {'are gone' if data is None else 'have changed'}.",
+                    f"Rows that {file.operator} has left in front of a stage"
+                    f" {'are gone' if data is None else 'have changed'}.",
                     where=context.storage.full(file.path),
                     next="Nothing was applied. `weir fsck` says what else is damaged; put the object back, or rewind.",
                 )
@@ -270,8 +272,10 @@ def _check_columns(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> N
             f"{first.rows} rows of epoch {first.epoch} wait for {stage.uid} with other columns than it has now: "
             f"{', '.join(map(str, first.schema))}; now {', '.join(map(str, now))}.",
             where=f"stage {stage.uid}",
-            next="Put the definition back and let the run catch up, or end it with `weir stop --savepoint NAME`, which lets the"
-            " stages apply all rows first; then change it.",
+            next=(
+                "Put the definition back and let the run catch up, or end it with `weir stop --savepoint NAME`, which"
+                " lets the stages apply all rows first; then change it."
+            ),
         )
 
 
@@ -322,7 +326,8 @@ def shapes_of(stage: Stage, seen: pa.Schema, read: pa.Schema) -> Shapes:
     where = f"stage {stage.uid}"
     if ROW not in seen.names:
         raise PipelineError(
-            f"A gate of {stage.uid} is to quarantine rows of the source, but the transform drops {ROW!r}, by which they are known.",
+            f"A gate of {stage.uid} is to quarantine rows of the source, but the transform drops {ROW!r}, by which they"
+            " are known.",
             where=where,
             next="Let the transform keep that column.",
         )
@@ -503,7 +508,8 @@ def _nothing(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> tuple[A
     recorded = context.head.operators.get(stage.uid) if context.head else None
     if recorded and recorded["schema"]:
         raise DamageError(
-            f"Checkpoint {context.head.id if context.head else '?'} has state of {stage.uid}, but not what its input looks like.",
+            f"Checkpoint {context.head.id if context.head else '?'} has state of {stage.uid}, but not what its input"
+            " looks like.",
             where=f"stage {stage.uid}",
             next="Nothing was changed. Let a file arrive and run again.",
         )

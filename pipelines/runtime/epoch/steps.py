@@ -171,13 +171,18 @@ def typed(error: BaseException, where: str) -> WeirError | None:
         return TransientError(
             f"Spark failed: {spark_errors.reason(error)}",
             where=where,
-            next="The epoch was declined. Spark's log has the whole trace: <local.work_dir>/spark.log on a local master.",
+            next=(
+                "The epoch was declined. Spark's log has the whole trace: <local.work_dir>/spark.log on a local master."
+            ),
         )
     if isinstance(error, Py4JError | ConnectionError | EOFError):
         return RunEndedError(
             f"Spark's JVM is gone: {plainly(error)}",
             where=where,
-            next="Run again, which starts another one. On a local master the end of <local.work_dir>/spark.log says why it went.",
+            next=(
+                "Run again, which starts another one. On a local master the end of <local.work_dir>/spark.log says why"
+                " it went."
+            ),
         )
     if isinstance(error, OSError | DeltaError):
         return TransientError(

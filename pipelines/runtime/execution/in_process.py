@@ -76,9 +76,12 @@ def filtered(stage: Stage, rows: pa.Table) -> pa.Table:
         return rows.take(where.compiled(stage.where, rows.schema).kept(rows))
     except where.Refused as error:
         raise PipelineError(
-            f"The where of {stage.uid} is not evaluated without Spark, since Spark might understand it otherwise: {error}",
+            f"The where of {stage.uid} is not evaluated without Spark, since Spark might understand it otherwise:"
+            f" {error}",
             where=f"stage {stage.uid}, where={stage.where!r}",
-            next="Run it on Spark; or write it in what pipelines.testing lists, or test the function without the where.",
+            next=(
+                "Run it on Spark; or write it in what pipelines.testing lists, or test the function without the where."
+            ),
         ) from error
     except where.Fails as error:
         raise InputError(

@@ -40,7 +40,8 @@ _REFUSED = re.compile(
 _GONE = re.compile(r"FILE_NOT_EXIST|PATH_NOT_FOUND|FileNotFoundException|NoSuchKey|Status Code: 404\b")
 _AWAY = re.compile(
     r"SlowDown|Status Code: (?:429|5\d\d)\b|AWSStatus500Exception|AWSServiceThrottledException|AWSServiceIOException"
-    r"|AWSClientIOException|\b\w*Timeout\w*|Read timed out|timed out|ConnectException|Connection re(?:set|fused)|NoHttpResponse"
+    r"|AWSClientIOException|\b\w*Timeout\w*|Read timed out|timed out|ConnectException|Connection"
+    r" re(?:set|fused)|NoHttpResponse"
     r"|UnknownHostException|NoRouteToHost|Unable to execute HTTP request|Premature end of|ConnectionClosed"
 )
 _NO_PYTHON = re.compile(r'Cannot run program "([^"]*)"')
@@ -64,8 +65,10 @@ def of_connect(error: BaseException, where: str) -> WeirError | None:
     return RunEndedError(
         f"The Spark Connect server does not answer, or has lost this session: {reason(error)}",
         where=where,
-        next="See whether it runs and what its own log says last; then run again, which opens a session of its own."
-        " The epoch was declined, and nothing of it was applied.",
+        next=(
+            "See whether it runs and what its own log says last; then run again, which opens a session of its own."
+            " The epoch was declined, and nothing of it was applied."
+        ),
     )
 
 
@@ -110,7 +113,10 @@ def _of_worker(stage: Stage, text: str) -> WeirError | None:
         return ConfigurationError(
             f"The workers have no Python at {program[1]!r}.",
             where=f"spark.python, for {where}",
-            next=f"Set spark.python to the path that it has on the workers: {CLUSTERS}. Nothing of this epoch was applied.",
+            next=(
+                f"Set spark.python to the path that it has on the workers: {CLUSTERS}. Nothing of this epoch was"
+                " applied."
+            ),
         )
     if "PYTHON_VERSION_MISMATCH" in text:
         return ConfigurationError(
@@ -122,8 +128,10 @@ def _of_worker(stage: Stage, text: str) -> WeirError | None:
         return ConfigurationError(
             f"The workers' Python cannot import {missing[1] or missing[2]}.",
             where=f"spark.python, for {where}",
-            next="Install requirements.lock there. A package of your own has to lie in the project's folder, or on this process's path:"
-            f" {CLUSTERS}. Nothing of this epoch was applied.",
+            next=(
+                "Install requirements.lock there. A package of your own has to lie in the project's folder, or on this"
+                f" process's path: {CLUSTERS}. Nothing of this epoch was applied."
+            ),
         )
     return None
 
@@ -170,8 +178,10 @@ def _of_reading(stage: Stage, text: str, why: str, place: str | None) -> WeirErr
         return ConfigurationError(
             f"Spark has no credentials where it reads for {stage.uid}: {_told(text, _NO_CREDENTIALS)}",
             where=where,
-            next="Set the AWS_ variables in the environment of each executor; Weir ships no secrets:"
-            f" docs/how-to/object-storage.md. The file is not to blame, and {applied}.",
+            next=(
+                "Set the AWS_ variables in the environment of each executor; Weir ships no secrets:"
+                f" docs/how-to/object-storage.md. The file is not to blame, and {applied}."
+            ),
         )
     about_a_file = place is not None and any(mark in text for mark in _UNREADABLE)
     if not about_a_file and "s3a" not in text:
@@ -186,14 +196,18 @@ def _of_reading(stage: Stage, text: str, why: str, place: str | None) -> WeirErr
         return VanishedError(
             f"A file of {stage.uid} is gone, or is not where the executors look: {why}",
             where=where,
-            next=f"Put it back, or run again, which plans without it; on a cluster every host has to see it; {applied}.",
+            next=(
+                f"Put it back, or run again, which plans without it; on a cluster every host has to see it; {applied}."
+            ),
         )
     if _AWAY.search(text):
         return TransientError(
             f"The store did not answer in time, or not at all, while Spark read for {stage.uid}: {_told(text, _AWAY)}",
             where=where,
-            next=f"The epoch was declined and is replayed; {applied}. If it happens again, look at the store:"
-            " docs/playbooks/storage-down.md",
+            next=(
+                f"The epoch was declined and is replayed; {applied}. If it happens again, look at the store:"
+                " docs/playbooks/storage-down.md"
+            ),
         )
     if not about_a_file:
         return None

@@ -142,8 +142,8 @@ def _run_ivy(jars: Sequence[LockedJar], work: Path, java: Path) -> Path:
         for jar in jars
     )
     (work / "ivy.xml").write_text(
-        '<ivy-module version="2.0"><info organisation="weir" module="jars"/>'
-        f'<configurations><conf name="default"/></configurations><dependencies>{dependencies}</dependencies></ivy-module>',
+        '<ivy-module version="2.0"><info organisation="weir" module="jars"/><configurations><conf'
+        f' name="default"/></configurations><dependencies>{dependencies}</dependencies></ivy-module>',
         "utf-8",
     )
     # Relative to the working directory: Ivy would read brackets in an absolute path as its own pattern.
@@ -169,9 +169,11 @@ def _run_ivy(jars: Sequence[LockedJar], work: Path, java: Path) -> Path:
         raise TransientError(
             f"Spark's jars for {jars[0].purpose} could not be downloaded: {', '.join(jar.file_name for jar in jars)}.",
             where=reason[0] if reason else run.stdout.strip()[-500:] or f"{java} ended with {run.returncode}",
-            next="connect this machine to the internet once and run it again (behind a proxy: JAVA_TOOL_OPTIONS="
-            "'-Dhttps.proxyHost=... -Dhttps.proxyPort=...'), or copy the jars from another machine's cache into "
-            f"{work.parent}",
+            next=(
+                "connect this machine to the internet once and run it again (behind a proxy: JAVA_TOOL_OPTIONS="
+                "'-Dhttps.proxyHost=... -Dhttps.proxyPort=...'), or copy the jars from another machine's cache into "
+                f"{work.parent}"
+            ),
         )
     return work / "jars"
 

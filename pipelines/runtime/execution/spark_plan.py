@@ -199,7 +199,10 @@ def data_error(stage: Stage, error: Exception) -> WeirError | None:
     return InputError(
         f"Spark cannot evaluate the stateless part of {stage.uid} for a row: [{found[1]}] {said}",
         where=", ".join([f"stage {stage.uid}", *parts]),
-        next="Repair the input, or let the expression tolerate such values (try_cast, try_divide, ...); nothing of this epoch was applied.",
+        next=(
+            "Repair the input, or let the expression tolerate such values (try_cast, try_divide, ...); nothing of this"
+            " epoch was applied."
+        ),
     )
 
 

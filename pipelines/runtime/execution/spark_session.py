@@ -199,7 +199,8 @@ def name_main_module() -> None:
 
 
 def light_jvm(master: str, conf: Mapping[str, str]) -> dict[str, str]:
-    """Return options for a JVM that leaves a small machine's processors to Python: one compiler, one collector's thread.
+    """Return options for a JVM that leaves a small machine's processors to Python: one compiler, one collector's
+    thread.
 
     On up to four processors the full compiler takes a third of them while it starts. The options stand before all
     others, so that `spark.conf` can change each; a collector that is chosen there, or by JAVA_TOOL_OPTIONS, is kept.

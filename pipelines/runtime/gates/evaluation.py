@@ -161,7 +161,9 @@ def refusal(uid: str, verdicts: Sequence[Verdict], why: str) -> GateError:
     return GateError(
         f"A quality gate of the stage {uid} failed: {why}",
         where=f"stage {uid}",
-        next="The epoch was declined; state, offsets and tables are as they were. Repair the input or correct the gate.",
+        next=(
+            "The epoch was declined; state, offsets and tables are as they were. Repair the input or correct the gate."
+        ),
         verdicts=[{"stage": uid, **verdict.to_dict()} for verdict in verdicts],
     )
 
@@ -409,7 +411,10 @@ def _check_by_row(where: str, asked: Any) -> None:
         raise PipelineError(
             "An expectation that does not look at each row by itself cannot say which rows to set aside.",
             where=where,
-            next="Take one on a column's values (ExpectColumnValues..., pairs, compound columns), or let it hold or warn.",
+            next=(
+                "Take one on a column's values (ExpectColumnValues..., pairs, compound columns), or let it hold or"
+                " warn."
+            ),
         )
 
 

@@ -80,7 +80,8 @@ def decided(
             raise refusal(
                 stage.uid,
                 verdicts,
-                f"{verdict}; {count} of the {planned.rows} rows of the slice would be set aside, at most {gate.share:g} of them may be",
+                f"{verdict}; {count} of the {planned.rows} rows of the slice would be set aside, at most {gate.share:g}"
+                " of them may be",
             )
     if len(planned.left_out) + len(left_out) > MOST_ROWS:
         raise refusal(

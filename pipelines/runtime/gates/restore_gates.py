@@ -87,7 +87,8 @@ def newest_rows(storage: Storage, name: str) -> Iterator[pa.Table]:
             rows = pq.read_table(pa.BufferReader(data), use_threads=False)
         except (pa.ArrowException, OSError) as error:  # going back to an earlier checkpoint would not mend it
             raise GateError(
-                f"A file of the table {name} cannot be read, so that nothing can be expected of its rows: {plainly(error)}",
+                f"A file of the table {name} cannot be read, so that nothing can be expected of its rows:"
+                f" {plainly(error)}",
                 where=storage.full(file_path(name, file)),
                 next="`weir fsck` says what else is damaged: bring the file back from a backup.",
             ) from error

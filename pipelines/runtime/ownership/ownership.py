@@ -154,5 +154,8 @@ def busy(pipeline: Pipeline, holder: lease.Lease | None) -> BusyError:
     return BusyError(
         f"A coordinator of {pipeline.title} is running.",
         where=who,
-        next=f"`weir stop {pipeline.title}` ends it at its next barrier; `weir status {pipeline.title}` shows what it does.",
+        next=(
+            f"`weir stop {pipeline.title}` ends it at its next barrier; `weir status {pipeline.title}` shows what it"
+            " does."
+        ),
     )

@@ -68,8 +68,10 @@ def storage_errors(pipeline: Pipeline, settings: Settings, storage: Storage) -> 
         raise TransientError(
             plainly(error),
             where=full_disk or storage.uri,
-            next=f"Look at the storage and the disk ({DISK_FULL if full_disk else page_about(error)}), then `weir run {pipeline.title}`: it "
-            "resumes from the last checkpoint.",
+            next=(
+                f"Look at the storage and the disk ({DISK_FULL if full_disk else page_about(error)}), then `weir run"
+                f" {pipeline.title}`: it resumes from the last checkpoint."
+            ),
         ) from error
 
 

@@ -50,8 +50,8 @@ def line(row: Checkpoint, seconds: float | None, width: int = 9) -> str:
     took = "" if seconds is None else f"  {seconds:.2f} s"
     pace = f"  {row.rows_read / seconds:,.0f} rows/s" if row.rows_read and seconds else ""
     return (
-        f"epoch {row.id:>4}  {row.trigger:<11}  {row.rows_read:>{width},} rows  state {row.bytes_total / 1024:>{width},.0f} KiB "
-        f"(+{row.bytes_new / 1024:,.0f}){took}{pace}"
+        f"epoch {row.id:>4}  {row.trigger:<11}  {row.rows_read:>{width},} rows  state"
+        f" {row.bytes_total / 1024:>{width},.0f} KiB (+{row.bytes_new / 1024:,.0f}){took}{pace}"
         + (f"  late: {by_stage(late)}" if late else "")
         + (f"  quarantined {aside:,}" if aside else "")
         + (f"  set aside {bad} {'file' if bad == 1 else 'files'}" if bad else "")

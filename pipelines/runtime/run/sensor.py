@@ -153,7 +153,10 @@ def _why_held(noted: GateHold) -> str:
         return f"{message[0]}. Repair the input or correct the gate, then Materialize"
     mended = {
         "InputError": "Once that is repaired or moved away it goes on by itself",
-        "DamageError": "Once that is put back it goes on by itself; or go back with `weir rewind` (docs/playbooks/corrupt-checkpoint.md)",
+        "DamageError": (
+            "Once that is put back it goes on by itself; or go back with `weir rewind`"
+            " (docs/playbooks/corrupt-checkpoint.md)"
+        ),
     }.get(noted.error, "A person has to look at it")
     return f"{noted.subject}: {message[0]} {mended}. Materialize or `weir run` tries again at once"
 
@@ -212,8 +215,8 @@ def decide(
         return Decision(Action.WAIT, f"run {others[0][:8]} of this pipeline is queued or starting", memory, gone=gone)
     if sight.suspended is not None:
         reason = (
-            f"{sight.suspended.how} by a person ({sight.suspended.why}), {_files(sight.waiting)} waiting: it begins again with "
-            "Materialize, `weir run` or `weir resume`"
+            f"{sight.suspended.how} by a person ({sight.suspended.why}), {_files(sight.waiting)} waiting: it begins"
+            " again with Materialize, `weir run` or `weir resume`"
         )
         return Decision(Action.WAIT, reason, memory, gone=gone)
     if sight.held is not None and (sight.held_since or not died):
@@ -225,8 +228,8 @@ def decide(
         times = "once" if memory.runs == 1 else f"{memory.runs} times"
         return Decision(
             Action.WAIT,
-            f"{_files(sight.waiting)} waiting, but a run was asked for {times} and brought no checkpoint; asking again in "
-            f"{due - memory.tick} ticks. Look at the last run; Materialize runs at once",
+            f"{_files(sight.waiting)} waiting, but a run was asked for {times} and brought no checkpoint; asking again"
+            f" in {due - memory.tick} ticks. Look at the last run; Materialize runs at once",
             memory,
             gone=gone,
         )
@@ -254,7 +257,10 @@ def _with_coordinator(sight: Sight, memory: Memory, behind: bool) -> Decision:
         reason = f"{_files(sight.waiting)} waiting; the running coordinator is starting, first epoch"
         return Decision(Action.WAIT, reason, memory)
     if sight.asked:
-        reason = f"{_files(sight.waiting)} waiting; the running coordinator was asked already and has not come to its barrier"
+        reason = (
+            f"{_files(sight.waiting)} waiting; the running coordinator was asked already and has not come to its"
+            " barrier"
+        )
         return Decision(Action.WAIT, reason, memory)
     return Decision(Action.BARRIER, f"{_files(sight.waiting)} new", memory)
 

@@ -88,17 +88,26 @@ def ask_to_stop(pipeline: Pipeline, settings: Settings, request: Request, waitin
         how = "was replaced by another"
     raise WeirError(
         f"The coordinator of {pipeline.title} {how} {where}" + (", and nothing was drained." if request.drain else "."),
-        next=f"`weir checkpoints {pipeline.title}` shows whether some were deleted before that; its log says what happened."
-        if request.delete
-        else f"Nothing is lost: `weir run {pipeline.title}` resumes from the last completed checkpoint, or shows the error again.",
+        next=(
+            f"`weir checkpoints {pipeline.title}` shows whether some were deleted before that; its log says what"
+            " happened."
+            if request.delete
+            else (
+                f"Nothing is lost: `weir run {pipeline.title}` resumes from the last completed checkpoint, or shows the"
+                " error again."
+            )
+        ),
     )
 
 
 def _hangs(pipeline: Pipeline, holder: Lease, seconds: float) -> WeirError:
     """On its own host a process that exists counts as alive, whatever it does: nobody takes over before it is ended."""
     return WeirError(
-        f"The coordinator of {pipeline.title} hangs: its process exists, and its heart has not beaten for {seconds:.0f} s.",
+        f"The coordinator of {pipeline.title} hangs: its process exists, and its heart has not beaten for"
+        f" {seconds:.0f} s.",
         where=f"process {holder.pid} on {holder.host}, generation {holder.generation}",
-        next=f"Once more, in case that it was only busy; then on {holder.host}: kill -9 {holder.pid}, and weir run "
-        f"{pipeline.title}. Nothing is lost: docs/playbooks/coordinator-hung.md.",
+        next=(
+            f"Once more, in case that it was only busy; then on {holder.host}: kill -9 {holder.pid}, and weir run "
+            f"{pipeline.title}. Nothing is lost: docs/playbooks/coordinator-hung.md."
+        ),
     )

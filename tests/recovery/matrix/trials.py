@@ -276,7 +276,10 @@ class Trial:
 
     def __str__(self) -> str:
         second = f", then {self.again.fault} at call {self.again.at} of the recovery" if self.again else ""
-        return f"{self.disturbance.fault} at {self.disturbance.at}{second}{', work directory lost' if self.lost else ''}{', then fsck' if self.repair else ''}"
+        return (
+            f"{self.disturbance.fault} at"
+            f" {self.disturbance.at}{second}{', work directory lost' if self.lost else ''}{', then fsck' if self.repair else ''}"
+        )
 
 
 @dataclass

@@ -48,30 +48,46 @@ OPENING = "re-open s3a://bucket/landing/1.parquet at 4: "
     ("cause", "kind", "said"),
     [
         (
-            f"java.nio.file.AccessDeniedException: s3a://bucket/landing/1.parquet: org.apache.hadoop.fs.s3a.auth.NoAuthWithAWSException: {OPENING}"
-            "software.amazon.awssdk.core.exception.SdkClientException: Unable to load credentials from system settings.",
+            (
+                "java.nio.file.AccessDeniedException: s3a://bucket/landing/1.parquet:"
+                " org.apache.hadoop.fs.s3a.auth.NoAuthWithAWSException:"
+                f" {OPENING}software.amazon.awssdk.core.exception.SdkClientException: Unable to load credentials from"
+                " system settings."
+            ),
             ConfigurationError,
             "no credentials",
         ),
         (
-            f"java.nio.file.AccessDeniedException: s3a://bucket/landing/1.parquet: {OPENING}software.amazon.awssdk.services.s3.model.S3Exception: "
-            "(Service: S3, Status Code: 403, Request ID: null):AccessDenied",
+            (
+                "java.nio.file.AccessDeniedException: s3a://bucket/landing/1.parquet:"
+                f" {OPENING}software.amazon.awssdk.services.s3.model.S3Exception: (Service: S3, Status Code: 403,"
+                " Request ID: null):AccessDenied"
+            ),
             ConfigurationError,
             "refuses",
         ),
         (
-            f"org.apache.hadoop.fs.s3a.AWSServiceThrottledException: {OPENING}software.amazon.awssdk.services.s3.model.S3Exception: "
-            "(Service: S3, Status Code: 503, Request ID: null):SlowDown",
+            (
+                "org.apache.hadoop.fs.s3a.AWSServiceThrottledException:"
+                f" {OPENING}software.amazon.awssdk.services.s3.model.S3Exception: (Service: S3, Status Code: 503,"
+                " Request ID: null):SlowDown"
+            ),
             TransientError,
             "Status Code: 503",
         ),
         (
-            f"java.net.SocketTimeoutException: {OPENING}software.amazon.awssdk.core.exception.SdkClientException: Read timed out",
+            (
+                f"java.net.SocketTimeoutException: {OPENING}software.amazon.awssdk.core.exception.SdkClientException:"
+                " Read timed out"
+            ),
             TransientError,
             "Read timed out",
         ),
         (
-            f"org.apache.hadoop.net.ConnectTimeoutException: {OPENING}Unable to execute HTTP request: Connect to 127.0.0.1:9000 failed",
+            (
+                f"org.apache.hadoop.net.ConnectTimeoutException: {OPENING}Unable to execute HTTP request: Connect to"
+                " 127.0.0.1:9000 failed"
+            ),
             TransientError,
             "Unable to execute HTTP request",
         ),
@@ -86,7 +102,10 @@ OPENING = "re-open s3a://bucket/landing/1.parquet at 4: "
             "cannot read the input",
         ),
         (
-            "java.lang.RuntimeException: s3a://bucket/landing/1.parquet is not a Parquet file. Expected magic number at tail",
+            (
+                "java.lang.RuntimeException: s3a://bucket/landing/1.parquet is not a Parquet file. Expected magic"
+                " number at tail"
+            ),
             InputError,
             "cannot read the input",
         ),
@@ -172,16 +191,25 @@ def test_rows_between_stages_that_spark_cannot_read_are_no_bad_input(tmp_path, f
             "no Python at '/home/me/.venv/bin/python'",
         ),
         (
-            "pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.12 than that in driver: 3.11",
+            (
+                "pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has"
+                " different version: 3.12 than that in driver: 3.11"
+            ),
             "another Python",
         ),
         (
-            "Traceback (most recent call last):\n  File \"serializers.py\", line 459, in loads\nModuleNotFoundError: No module named 'xxhash'\n",
+            (
+                'Traceback (most recent call last):\n  File "serializers.py", line 459, in'
+                " loads\nModuleNotFoundError: No module named 'xxhash'\n"
+            ),
             "cannot import xxhash",
         ),
         (
-            "Traceback (most recent call last):\nconfigs.errors.ConfigurationError: The environment variable KEY is not set in this process.\n"
-            "  where: storage.s3.access_key_id\n  next:  Set it where this runs.\n\tat org.apache.spark.api.python.BasePythonRunner",
+            (
+                "Traceback (most recent call last):\nconfigs.errors.ConfigurationError: The environment variable KEY is"
+                " not set in this process.\n  where: storage.s3.access_key_id\n  next:  Set it where this runs.\n\tat"
+                " org.apache.spark.api.python.BasePythonRunner"
+            ),
             "The environment variable KEY is not set",
         ),
     ],

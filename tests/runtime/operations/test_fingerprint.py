@@ -77,7 +77,10 @@ def told(tmp_path, monkeypatch):
 
 def told_elsewhere(root: Path, seed: str) -> str:
     """The same, from a process of its own with other hashes of texts."""
-    asked = "import flow; from pipelines.runtime.operations.fingerprint import fingerprint; print(fingerprint(flow.pipeline))"
+    asked = (
+        "import flow; from pipelines.runtime.operations.fingerprint import fingerprint;"
+        " print(fingerprint(flow.pipeline))"
+    )
     environment = {"PYTHONPATH": f"{root}:{PROJECT}", "PYTHONHASHSEED": seed, "PATH": ""}
     done = subprocess.run(
         [sys.executable, "-c", asked], cwd=root, env=environment, capture_output=True, text=True, check=True

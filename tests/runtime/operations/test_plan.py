@@ -368,7 +368,10 @@ CHANGES = {
         (
             (
                 F,
-                "The source 'arrivals' is new, and all of its input would be read into the state that accounts already has",
+                (
+                    "The source 'arrivals' is new, and all of its input would be read into the state that accounts"
+                    " already has"
+                ),
             ),
         ),
         (accounts(source=landing("arrivals")),),

@@ -1,4 +1,5 @@
-"""What appends, replaced ranges and restored versions have in common: one commit, and an error where there is no table."""
+"""What appends, replaced ranges and restored versions have in common: one commit, and an error where there is no
+table."""
 
 from __future__ import annotations
 

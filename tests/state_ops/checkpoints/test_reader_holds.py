@@ -134,11 +134,10 @@ def test_an_object_that_a_held_stray_shares_stays_with_it(keeper):
 def test_a_hold_of_a_process_that_is_gone_counts_no_more(keeper, storage):
     held = first(keeper)
     code = (
-        "import os, sys; from state_ops.storage.storage import Storage; from state_ops.checkpoints.registry import Registry\n"
-        "from state_ops.checkpoints.reader_holds import ReaderHold\n"
-        "storage = Storage(sys.argv[1]); registry = Registry(storage, sys.argv[2])\n"
-        "ReaderHold(storage, registry, registry.checkpoints()[0], 'a restore', 3600.0).__enter__()\n"
-        "sys.stdout.write('held'); sys.stdout.flush(); os.kill(os.getpid(), 9)"
+        "import os, sys; from state_ops.storage.storage import Storage; from state_ops.checkpoints.registry import"
+        " Registry\nfrom state_ops.checkpoints.reader_holds import ReaderHold\nstorage = Storage(sys.argv[1]); registry"
+        " = Registry(storage, sys.argv[2])\nReaderHold(storage, registry, registry.checkpoints()[0], 'a restore',"
+        " 3600.0).__enter__()\nsys.stdout.write('held'); sys.stdout.flush(); os.kill(os.getpid(), 9)"
     )
     ended = subprocess.run([sys.executable, "-c", code, storage.uri, APP], capture_output=True, text=True, check=False)
     assert (ended.stdout, ended.returncode) == ("held", -9), ended.stderr

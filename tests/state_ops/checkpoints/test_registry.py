@@ -533,7 +533,8 @@ def test_the_tables_can_be_read_as_plain_sql_says(storage, registry):
         (1, "manual", {"landing": {"seen": ["1.parquet"]}})
     ]
     listed = duckdb.sql(
-        f"SELECT checkpoint_id, name FROM read_parquet('{path}/state_files/*/*.parquet', hive_partitioning = true) ORDER BY 2"
+        f"SELECT checkpoint_id, name FROM read_parquet('{path}/state_files/*/*.parquet', hive_partitioning = true)"
+        " ORDER BY 2"
     ).fetchall()
     assert listed == [(1, "1.sst"), (1, "2.sst")]
 

@@ -144,8 +144,8 @@ def test_json_is_canonical_and_its_id_is_stable():
     schema = StateSchema.build(
         [("n", pa.int32(), False, None), ("s", pa.string(), True, None), ("b", pa.binary(), False, b"\0")]
     )
-    assert schema.to_json() == (
-        '{"fields":[{"default":0,"name":"n","nullable":false,"type":"int32"},'
+    assert (
+        schema.to_json() == '{"fields":[{"default":0,"name":"n","nullable":false,"type":"int32"},'
         '{"default":null,"name":"s","nullable":true,"type":"string"},'
         '{"default":"00","name":"b","nullable":false,"type":"binary"}]}'
     )
@@ -239,7 +239,10 @@ def test_a_class_defined_in_a_notebook_travels_to_workers():
 
     namespace: dict = {"State": State, "__name__": "__main__"}
     exec("class Seen(State):\n    count: int = 3\n    last: str | None", namespace)
-    worker = "import pickle, sys; seen = pickle.load(sys.stdin.buffer); print(seen(last='x'), seen.__weir_schema__.to_json())"
+    worker = (
+        "import pickle, sys; seen = pickle.load(sys.stdin.buffer); print(seen(last='x'),"
+        " seen.__weir_schema__.to_json())"
+    )
     sent = cloudpickle.dumps(namespace["Seen"])
     there = subprocess.run([sys.executable, "-c", worker], input=sent, capture_output=True, check=True)
     assert there.stdout.decode().split(" {") == [
