@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from configs import settings
@@ -14,6 +15,9 @@ from pipelines.runtime.execution import spark_session as runtime
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+hypothesis.settings.register_profile("weir", deadline=None)  # how long an example takes is the machine's affair
+hypothesis.settings.load_profile("weir")
 
 
 @pytest.fixture(scope="session")

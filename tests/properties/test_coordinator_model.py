@@ -387,6 +387,4 @@ def _file(operator: str, subtask: int, attempt: str, epoch: int, kind: str, gene
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestModel.settings = settings(max_examples=100, stateful_step_count=50, suppress_health_check=list(HealthCheck))

@@ -192,7 +192,7 @@ def check_tables(found: dict[str, pl.DataFrame], replay: Replay, place: str) -> 
 
 
 @given(SIZES, SEEDS, st.integers(1, 5), st.sampled_from([1, 2, 5, 1000]), st.booleans())
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 def test_every_checkpoint_is_a_replay_of_its_slices(sizes, seed, parallelism, batch_rows, drained_twice):
     cut = readings(sizes, seed)
     running = testing.run_pipeline(pipeline, parallelism=parallelism, batch_rows=batch_rows, schema=SCHEMA)

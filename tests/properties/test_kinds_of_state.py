@@ -275,7 +275,7 @@ EACH_ANOTHER = st.lists(st.sampled_from([None, Ttl(LIFE), Ttl(2), Ttl(2 * LIFE, 
 
 
 @given(EPOCHS, ALWAYS_ONE | EACH_ANOTHER, st.integers(1, 40), st.sampled_from([0, list_state._MANY]))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_any_sequence_gives_what_lists_and_dicts_give(epochs, lives, most, many):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(list_state, "_MANY", many)
@@ -283,7 +283,7 @@ def test_any_sequence_gives_what_lists_and_dicts_give(epochs, lives, most, many)
 
 
 @given(EPOCHS, ALWAYS_ONE | EACH_ANOTHER, st.integers(1, 40))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_any_sequence_gives_what_lists_and_dicts_give_on_rocksdb(epochs, lives, most):
     with _rocksdb() as backend:
         _compared(backend, epochs, lives, most)

@@ -78,7 +78,7 @@ class Replay:
         return sorted(out, key=str)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     slices=st.lists(
         st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 4), st.integers(-8, 8)), max_size=15), max_size=5

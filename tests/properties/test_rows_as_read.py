@@ -173,7 +173,7 @@ def both(type: pa.DataType, value: Any, nullable: bool) -> tuple[str, str]:
     return shown(lambda: reader.read((value,), lambda: "it")), by_arrow
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data(), TYPES, st.booleans())
 def test_a_value_is_read_as_arrow_reads_it(data: st.DataObject, type: pa.DataType, nullable: bool) -> None:
     value = data.draw(of_type(type))
@@ -181,7 +181,7 @@ def test_a_value_is_read_as_arrow_reads_it(data: st.DataObject, type: pa.DataTyp
     assert told == by_arrow
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data(), TYPES)
 def test_many_values_are_taken_as_arrow_gives_them_back(data: st.DataObject, type: pa.DataType) -> None:
     rows = [(value,) for value in data.draw(st.lists(of_type(type), max_size=4))]

@@ -132,7 +132,7 @@ EPOCHS = st.lists(
 
 @given(EPOCHS, st.integers(1, 3), st.sampled_from([1, 3, 1 << 20]))
 @example([([(1, "set", 3), (1, "set", 9), (1, "set", 5)], 15, 0, False)], 1, 2)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_timers_fire_once_and_in_order(epochs, parallelism, piece):
     old, function._FIRE_ROWS = function._FIRE_ROWS, piece
     try:

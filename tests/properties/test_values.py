@@ -248,7 +248,7 @@ def tables(draw: Any) -> tuple[StateSchema, list[list[Any]], pa.Table]:
 
 
 @given(tables())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 def test_rows_of_any_type_have_the_described_bytes_and_come_back(case):
     schema, rows, table = case
     values = encode_rows(schema, table)
@@ -263,7 +263,7 @@ def test_rows_of_any_type_have_the_described_bytes_and_come_back(case):
 
 
 @given(tables(), st.data())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 def test_a_byte_changed_or_cut_is_another_sound_row_or_damage(case, data):
     schema, _, table = case
     values = encode_rows(schema, table)

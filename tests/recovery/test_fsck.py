@@ -561,7 +561,7 @@ CHANCES = st.lists(
 
 
 @given(chances=CHANCES)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.long
 def test_no_mix_of_rubbish_makes_a_repair_touch_what_is_live(made, tmp_path, chances):
     bank = Bank(made.site.copied_to(tmp_path / uuid.uuid4().hex))

@@ -150,7 +150,7 @@ def test_a_run_too_small_for_files_goes_to_its_shards_in_slices(tmp_path, monkey
         assert list(backend.scan(*EVERYTHING)) == sorted(known.items())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_whatever_is_read_and_written_around_runs_a_dict_says_the_same(tmp_path_factory, data):
     keys = st.binary(min_size=1, max_size=3)

@@ -333,7 +333,7 @@ _KEYS = st.binary(min_size=1, max_size=3)
 _BATCH = st.tuples(st.lists(st.tuples(_KEYS, st.binary(max_size=6)), max_size=6), st.lists(_KEYS, max_size=4))
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(epochs=st.lists(st.lists(_BATCH, max_size=4), max_size=4), bounds=st.tuples(_KEYS, _KEYS), remote=st.booleans())
 def test_it_is_a_sorted_map_through_any_writes_and_snapshots(lineage, epochs, bounds, remote):
     model: Entries = {}

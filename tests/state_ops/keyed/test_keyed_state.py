@@ -325,7 +325,7 @@ OPERATIONS = st.lists(
 
 
 @given(st.lists(OPERATIONS, max_size=4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_sequence_gives_what_a_dict_gives(batches):
     handle, model = Handle(MemoryBackend()), {}
     for operations in batches:

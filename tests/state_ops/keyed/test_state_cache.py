@@ -107,7 +107,7 @@ _STEPS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(l1=st.integers(1, 3), l2=st.integers(0, 2), steps=_STEPS)
 def test_it_gets_and_puts_exactly_what_the_model_says_and_its_content_is_that_of_a_dict(l1, l2, steps) -> None:
     backend, model = Recorded(), Model(l1, l2)
@@ -144,7 +144,7 @@ def test_it_gets_and_puts_exactly_what_the_model_says_and_its_content_is_that_of
     assert backend.content() == model.truth
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     l1=st.integers(1, 4),
     l2=st.integers(0, 4),

@@ -85,7 +85,7 @@ steps = st.lists(
     pending_bytes=st.sampled_from([0, ROOMY]),
     at_once=st.sampled_from([2, ROOMY]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_is_pending_resident_or_stored_a_dict_says_the_same(
     modulus, steps, most_bytes, pending_bytes, at_once
 ):

@@ -47,7 +47,7 @@ def _sortable(row):
 
 
 @given(keys(), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_keys_come_back_and_sort_as_their_tuples(case, data):
     types, rows = case
     groups = np.array(data.draw(st.lists(st.integers(0, 32767), min_size=len(rows), max_size=len(rows))), np.uint16)
@@ -151,7 +151,7 @@ def test_every_key_cut_short_or_too_long_is_damage():
 
 
 @given(st.integers(0, len(KEY) - 1), st.integers(1, 255), st.binary(max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_byte_flipped_is_another_key_or_damage(offset, mask, noise):
     flipped = bytearray(KEY)
     flipped[offset] ^= mask

@@ -100,7 +100,6 @@ def test_key_groups_are_those_of_spark(spark):
 
 
 @given(st.lists(st.binary(max_size=100) | st.binary(min_size=500, max_size=530), min_size=1), st.integers(0, 3))
-@settings(deadline=None)
 def test_bytes_hash_as_in_the_reference_implementation(values, skip):
     column = pa.array([b"x" * skip, *values]).slice(1)
     assert xxhash64([column]).tolist() == [xxhash.xxh64_intdigest(value, seed=42) for value in values]
@@ -128,7 +127,7 @@ def test_floats_are_no_keys():
 
 
 @given(parallelisms)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_each_group_has_one_owner_and_owners_are_even(case):
     parallelism, most = case
     ranges = [group_range(subtask, parallelism, most) for subtask in range(parallelism)]

@@ -54,7 +54,7 @@ def tables(draw) -> tuple[StateSchema, pa.Table]:
 
 
 @given(tables())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_rows_come_back_as_they_went(case):
     schema, table = case
     values = encode_rows(schema, table)
@@ -209,7 +209,7 @@ def test_an_altered_value_is_damage_with_its_field(offset, byte, message):
 
 
 @given(st.integers(0, 53), st.integers(1, 255), st.binary(max_size=80))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_byte_flipped_is_another_sound_row_or_damage(offset, mask, noise):
     value = bytearray(encode_rows(SMALL, _small(price=Decimal("1.25")))[0])
     value[offset] ^= mask

@@ -198,7 +198,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(epochs=operations, first=st.sampled_from([50, 300, 3000]))
 def test_whatever_happens_the_state_reads_back_as_a_dict_would(tmp_path_factory, epochs, first):
     subtask = Subtask(tmp_path_factory.mktemp("compaction"), SMALL)
