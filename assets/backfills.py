@@ -15,7 +15,7 @@ import dagster as dg
 from dagster import BackfillPolicy
 from pydantic import Field
 
-from assets.coordination import failure
+from assets.coordination import failure, show
 from assets.jobs import job_of, to_accept
 from assets.names import BACKFILL, BESIDE, CHECKPOINT, AssetJob, key
 from configs.settings import BackfillSettings, Settings
@@ -42,8 +42,8 @@ class Promote(Enum):
 class Replaces(Enum):
     """As above."""
 
-    since = backfills.SINCE
-    range = backfills.RANGE
+    since = "since"
+    range = "range"
 
 
 # Dagster says which type a value is not of, and not which values that has: so its name says them.
@@ -198,7 +198,7 @@ def promote_job(pipeline: Pipeline, settings: Settings) -> dg.JobDefinition:
         if settings.pipelines[pipeline.name].backfill is not None and backfills.range_of(config.branch) is not None:
             said = f"promoted as checkpoint {done.id}"
             own = key(pipeline, BACKFILL)
-            context.log_event(dg.AssetCheckEvaluation(asset_key=own, check_name=SAME, passed=True, description=said))
+            show(context, [dg.AssetCheckEvaluation(asset_key=own, check_name=SAME, passed=True, description=said)])
         context.log.info(f"{pipeline.name} is at checkpoint {done.id}, {done.reason}")
 
     return job_of(

@@ -286,12 +286,12 @@ def answers(
     could not be restored."""
     given = []
     if red(instance, pipeline, LAST_RUN) is not None:
-        said = f"a run goes on since: checkpoint {row.id} is committed"
-        given.append(verdict(pipeline, LAST_RUN, True, said, {"checkpoint": int(row.id)}))
+        goes_on = f"a run goes on since: checkpoint {row.id} is committed"
+        given.append(verdict(pipeline, LAST_RUN, True, goes_on, {"checkpoint": int(row.id)}))
     damaged = red(instance, pipeline, RESTORABLE)
-    said = _no_longer_damaged(pipeline, settings, row, damaged) if damaged is not None else None
-    if said is not None:
-        given.append(verdict(pipeline, RESTORABLE, True, said, {"checkpoint": int(row.id)}))
+    repaired = _no_longer_damaged(pipeline, settings, row, damaged) if damaged is not None else None
+    if repaired is not None:
+        given.append(verdict(pipeline, RESTORABLE, True, repaired, {"checkpoint": int(row.id)}))
     return given
 
 

@@ -104,10 +104,10 @@ def left_alone(context: Context, pipeline: Pipeline, settings: Settings) -> bool
     return why is not None
 
 
-def show(context: Context, found: Iterable[dg.AssetCheckEvaluation]) -> None:
+def show(context: Context, verdicts: Iterable[dg.AssetCheckEvaluation]) -> None:
     """Show verdicts as this run's."""
-    for one in found:
-        context.log_event(one)
+    for verdict in verdicts:
+        context.log_event(verdict)  # type: ignore[arg-type]  # Dagster takes it and does not say so
 
 
 def told_of(context: Context, pipeline: Pipeline, error: WeirError) -> None:

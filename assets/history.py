@@ -114,20 +114,20 @@ def drills_plot(
 ) -> dg.MetadataValue:
     """How long recovery took in the last drills, and how old the oldest unread input was. now: of this drill, which is
     not recorded yet."""
-    found = []
+    drills = []
     for record in instance.fetch_materializations(drill, limit=_LAST).records:
         done = record.asset_materialization
-        shown = done.metadata if done is not None else {}
+        shown: Mapping[str, Any] = done.metadata if done is not None else {}
         if "recovery seconds" in shown:
             at = datetime.fromtimestamp(record.timestamp, UTC)
-            found.append((at, shown["recovery seconds"].value, shown["data-loss window seconds"].value))
-    found = [*reversed(found), now]
-    times = [at for at, _, _ in found]
+            drills.append((at, shown["recovery seconds"].value, shown["data-loss window seconds"].value))
+    drills = [*reversed(drills), now]
+    times = [at for at, _, _ in drills]
     return _picture(
         times,
         [
-            ("s to recover", [("", [took for _, took, _ in found])]),
-            ("s of input in no checkpoint", [("", [loss for _, _, loss in found])]),
+            ("s to recover", [("", [took for _, took, _ in drills])]),
+            ("s of input in no checkpoint", [("", [loss for _, _, loss in drills])]),
         ],
     )
 

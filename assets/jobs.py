@@ -11,7 +11,7 @@ Each is launched from the Launchpad with typed configuration; the first coordina
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
@@ -39,14 +39,15 @@ from state_ops.errors import ConfigurationError, DamageError, WeirError
 class RestoreConfig(dg.Config):
     """What the restore job does."""
 
-    resume: bool = Field(True, description="Then run epochs until caught up, as the pipeline's own job does.")
+    resume: bool = Field(default=True, description="Then run epochs until caught up, as the pipeline's own job does.")
     checkpoint: int | None = Field(
-        None,
+        default=None,
         description="Prove this checkpoint instead of the newest; without resume. To go on from it: the rewind job.",
     )
-    savepoint: str | None = Field(None, description="Prove the savepoint of this name instead; without resume.")
+    savepoint: str | None = Field(default=None, description="Prove the savepoint of this name instead; without resume.")
     generation: int | None = Field(
-        None, description="Do nothing unless this is still the newest generation. Sensors fill it in; leave it out."
+        default=None,
+        description="Do nothing unless this is still the newest generation. Sensors fill it in; leave it out.",
     )
 
 
@@ -175,7 +176,7 @@ def _prove(context: dg.OpExecutionContext, pipeline: Pipeline, settings: Setting
         context.log.info(f"{one.check_name}: {'passed' if one.passed else 'FAILED'}: {one.description}")
     proven = {one.check_name: one for one in found}
     if not proven[checks.RESTORABLE].passed and not (config.resume and settings.restore.on_invalid == "rewind"):
-        said: dict[str, Any] = proven[checks.RESTORABLE].metadata
+        said: Mapping[str, Any] = proven[checks.RESTORABLE].metadata
         text = {name: said[name].value for name in ("what", "where", "next") if name in said}
         damage = DamageError(text["what"], where=text.get("where"), next=text.get("next"))
         if config.resume:  # nobody runs the pipeline, and nobody is to try again before this has changed

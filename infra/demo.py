@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
+import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import polars as pl
 import pyarrow.compute as pc
@@ -145,7 +145,7 @@ def _dagster(watch: Watch) -> Iterator[Callable[[], None]]:
     with dagster_home.instance() as instance:
         if running is not None:
             _step(f"Dagster is running here already (process {running}): its sensor will do")
-            daemon = nullcontext(None)
+            daemon: AbstractContextManager[subprocess.Popen[bytes] | None] = nullcontext()
         else:
             holder = lease.read(watch.storage)
             lost = dagster_home.end_lost_runs(instance, holder.run_id if holder and lease.alive(holder) else None)
@@ -328,7 +328,7 @@ def _uploaded(head: Checkpoint) -> str:
         with dagster_home.instance() as instance:
             found = instance.fetch_observations(AssetKey([pipeline.name, "checkpoint"]), limit=1000)
             for record in found.records:
-                shown = record.asset_observation.metadata
+                shown: Mapping[str, Any] = record.asset_observation.metadata if record.asset_observation else {}
                 totals[shown["checkpoint"].value] = shown["state bytes"].value
     new = head.totals["bytes_new"]
     said = f"{new / 2**20:,.1f} MiB"
@@ -340,7 +340,7 @@ def _uploaded(head: Checkpoint) -> str:
 
 def _most_delayed(settings: Settings) -> Table:
     """From the state itself: the newest snapshot, read without Spark."""
-    state = pl.concat([pl.from_arrow(table) for table in state_reader.scan(pipeline, settings, aircraft_rotation.uid)])
+    state = pl.concat([pl.DataFrame(table) for table in state_reader.scan(pipeline, settings, aircraft_rotation.uid)])
     shown = Table(
         title=f"The three most delayed of {len(state):,} aircraft", title_justify="left", box=None, padding=(0, 2, 0, 0)
     )
@@ -428,4 +428,4 @@ def _clean() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(typer.run(main))
+    typer.run(main)
