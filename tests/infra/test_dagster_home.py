@@ -72,6 +72,7 @@ def test_a_port_in_use_is_refused_with_the_command_that_helps():
         ui._free_port("http")
 
 
+@pytest.mark.long
 def test_the_pages_have_a_code_server_that_is_begun_again_and_nothing_is_left_behind(tmp_path, monkeypatch):
     """With small programs in place of Dagster's: the first code server dies at once."""
     programs = tmp_path / "bin"

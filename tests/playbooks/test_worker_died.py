@@ -13,6 +13,7 @@ from tests.recovery import mortal
 from tests.recovery.harness import Site
 
 
+@pytest.mark.long
 def test_the_run_says_of_a_dead_worker_what_the_page_says(tmp_path, spark):
     site = Site(tmp_path / "site", {}, mortal.pipeline, "tests.recovery.mortal")
     site.landing.mkdir(parents=True)

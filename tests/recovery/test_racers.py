@@ -113,6 +113,7 @@ def test_two_that_delete_one_directory_both_succeed(tmp_path):
 # -- five processes
 
 
+@pytest.mark.long
 def test_case_16_five_processes_that_race_for_a_pipeline_read_every_file_once(tmp_path):
     files, racers = 25, 5
     site = a_site(tmp_path)

@@ -52,7 +52,7 @@ def landed_one_by_one(site: Site, parallelisms: tuple[int, ...], seed: int) -> l
     return history + every.epochs(at(site, parallelisms[-1]), drain=True)
 
 
-@pytest.fixture(params=["side by side", "folded"])
+@pytest.fixture(params=sampled(["side by side", "folded"]))
 def databases(request, monkeypatch) -> str:
     """Whether small databases stay beside each other, as large ones do."""
     if request.param == "side by side":

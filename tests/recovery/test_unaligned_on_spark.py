@@ -63,6 +63,7 @@ def site(tmp_path) -> Site:
     )
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark")
 def test_a_run_whose_second_stage_never_applies_all_is_exact(site, days):
     site.land(days[:_DAYS])

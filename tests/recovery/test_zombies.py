@@ -11,7 +11,7 @@ from pipelines.flights import pipeline
 from pipelines.runtime.epoch import transitions
 from pipelines.runtime.ownership import publish
 from pipelines.runtime.ownership.context import RunContext
-from pipelines.runtime.run.run import open_storage, readers
+from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from state_ops.checkpoints import retention
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import BusyError, FencedError, TransientError

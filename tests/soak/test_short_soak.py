@@ -32,7 +32,7 @@ _PLAN = (
 )
 
 
-@pytest.mark.parametrize(("lives", "epochs"), sampled([pytest.param(4, 10), pytest.param(8, 60)]))
+@pytest.mark.parametrize(("lives", "epochs"), sampled([pytest.param(5, 10), pytest.param(8, 60)]))
 def test_killed_frozen_and_stopped_coordinators_lose_and_double_nothing(tmp_path, lives, epochs):
     plan = _PLAN[:lives]
     outcome = soak(tmp_path, 7, epochs, chain(plan, repeat(Life("kill", 12))), print, least=lives + 2)
