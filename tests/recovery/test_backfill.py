@@ -433,6 +433,7 @@ def test_what_was_not_replayed_to_its_end_is_not_approved(plant):
         approved(plant, branch_name(day(4), day(7)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("replaces", sampled(["range", "since"]))
 def test_a_branch_of_an_earlier_release_replaces_what_its_backfill_has_noted(plant, monkeypatch, replaces):
     """Its rows say nothing of a range, and the range beside them may be that of a fork that was cut off."""
@@ -530,6 +531,7 @@ def test_a_range_that_was_promoted_since_a_branch_was_forked_is_not_taken_back_i
     assert set(seven.site.table("readings").query("value == 400")["value"]) == set(), "as it was told"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cut_off", sampled([False, True]))
 def test_what_is_promoted_between_a_branchs_pin_and_its_first_row_is_not_taken_back_in_silence(
     seven, monkeypatch, cut_off
@@ -694,6 +696,7 @@ def _with_times_of_some(_context, flight, _parent):
     return {name: {**position, "untold": True} for name, position in flight.source_offsets.offsets.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("positions", sampled([_without_times, _with_times_of_some]))
 def test_however_often_checkpoints_are_pruned_a_promised_days_base_stays(tmp_path, monkeypatch, positions):
     """Three files are a day, each of them an epoch that prunes, and of some rows nobody knows the event time."""
@@ -867,6 +870,7 @@ def test_a_correction_while_a_backfill_is_promoted_is_noticed(plant, replaces, c
     assert set(plant.site.table("readings")["value"]) == {1, 2, 3, 4, 5, 6, 7}, "untouched"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("meanwhile", sampled(["another file", "the same file again"]))
 def test_only_corrections_that_somebody_was_shown_are_accepted(tmp_path, meanwhile):
     """Not all files are named, and those that are named may be corrected once more."""

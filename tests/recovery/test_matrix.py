@@ -51,6 +51,7 @@ def _operation(trial: Trial) -> str:
     return trial.disturbance.at.operation
 
 
+@pytest.mark.long
 def test_what_storage_raises_outside_of_an_epoch_ends_the_run_with_a_typed_error(zygotes):
     blows = [
         ("EIO", "Storage.read_bytes coordinator/lease.json"),

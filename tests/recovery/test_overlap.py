@@ -31,6 +31,7 @@ from state_ops.errors import ConfigurationError, FencedError, GateError, InputEr
 from state_ops.snapshots import stage_upload
 from state_ops.storage.storage import Storage
 from tests.recovery.small import Bank, accounts, pipeline, until
+from tests.tools.sampling import sampled
 
 _HASTE = ("WEIR_CHECKPOINTS__TIMEOUT_SECONDS", "WEIR_CHECKPOINTS__INTERVAL_SECONDS")
 
@@ -784,11 +785,13 @@ def test_what_bounds_the_epochs_is_named(ms, named):
 
 @pytest.mark.parametrize(
     ("where", "name", "phase", "lane"),
-    [
-        (steps, "publish_missing", "publishing_before", "publishing"),
-        (steps, "prune", "pruning_before", "pruning"),
-        (steps.delta, "check", "seal", "commits"),
-    ],
+    sampled(
+        [
+            (steps, "publish_missing", "publishing_before", "publishing"),
+            (steps, "prune", "pruning_before", "pruning"),
+            (steps.delta, "check", "seal", "commits"),
+        ]
+    ),
 )
 def test_status_and_checkpoints_say_what_held_an_epoch_up(bank, weir, monkeypatch, where, name, phase, lane):
     real = getattr(where, name)

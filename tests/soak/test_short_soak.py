@@ -59,6 +59,7 @@ class CutOffError(BaseException):
     """What nobody catches, as if the process were gone."""
 
 
+@pytest.mark.long
 def test_a_table_that_is_ahead_of_the_ledger_when_a_coordinator_is_killed_is_no_violation(tmp_path, monkeypatch):
     """Tables are published beside each other."""
     site = Site(tmp_path, {"WEIR_EPOCH__MAX_FILES": "1"}, accounts.pipeline, "tests.soak.accounts")

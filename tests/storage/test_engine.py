@@ -123,6 +123,7 @@ def test_a_store_that_takes_a_second_conditional_put_is_refused(bucket: Bucket, 
     assert bucket.objects() == [], "the probe is gone, and there is no registry"
 
 
+@pytest.mark.long
 def test_delta_commits_by_conditional_puts(bucket: Bucket, misbehaving: Misbehaving):
     Registry(bucket.storage(), APP).take_over()
     with pytest.raises((CommitFailedError, FencedError)):

@@ -11,6 +11,7 @@ from tests.state_ops.checkpoints.test_registry import APP, a_file, put
 from tests.state_ops.checkpoints.test_registry_maintenance import TABLES, epochs, log_of, taken
 
 
+@pytest.mark.long
 def test_short_logs_mislead_neither_readers_nor_zombies(anywhere, monkeypatch):
     monkeypatch.setattr(log_cleanup, "INTERVAL", 4)
     zombie, reader = taken(anywhere()), Registry(anywhere(), APP)

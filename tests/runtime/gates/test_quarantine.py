@@ -397,6 +397,7 @@ def test_the_newest_event_time_of_what_is_left_is_known(tmp_path):
     assert reader.without(left, [LeftOut("s", "g", "0.parquet", 0, "")]).newest is None
 
 
+@pytest.mark.long
 def test_on_spark_the_same_rows_are_set_aside(tmp_path, spark, weir):
     site = site_at(tmp_path, **RETAINED)
     parts = landed(site, 4)
