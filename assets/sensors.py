@@ -188,9 +188,9 @@ def _answer_to_failure(
         return dg.SkipReason(f"it had not begun, so there is nothing to restore: {what}")
     if lease.watch(storage):
         return dg.SkipReason(f"the coordinator of generation {holder.generation} is alive")
-    halted = suspension.read(storage)
-    if halted is not None:
-        return dg.SkipReason(f"{halted.how} by a person ({halted.why})")
+    ended = suspension.read(storage)
+    if ended is not None:
+        return dg.SkipReason(f"{ended.how} by a person ({ended.why})")
     if holder.run_id != run.run_id:
         return dg.SkipReason(f"generation {holder.generation} was not its own: the checkpoint sensor sees to it")
     other = _answers(instance, run.run_id, _failure_sensor_name(pipeline))

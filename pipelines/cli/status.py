@@ -49,13 +49,13 @@ _ALIVE = {True: "running", False: "not running", None: "unknown (on another host
 
 def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The facts of `status_of` as a person reads them: what a line is about, and what there is to say."""
-    head, holder, halted = facts["last_checkpoint"], facts["coordinator"], facts["halted"]
+    head, holder, suspended = facts["last_checkpoint"], facts["coordinator"], facts["halted"]
     if facts["held"] is not None:
         yield "held", escape(_held(facts["held"]))
     where = f"  (process {holder['pid']} on {holder['host']})" if holder["alive"] else ""
     yield "coordinator", _ALIVE[holder["alive"]] + where
-    if halted is not None:
-        how = f"{halted['how']} by a person at {halted['when']} ({halted['why']})"
+    if suspended is not None:
+        how = f"{suspended['how']} by a person at {suspended['when']} ({suspended['why']})"
         yield "halted", f"{how}: weir resume {pipeline}"
     if head is None:
         yield "checkpoint", f"none yet: weir run {pipeline}"
@@ -106,7 +106,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
     storage, registry = open_storage(pipeline, settings)
     head, holder = registry.head(), lease.read(storage)
     sources = readers(pipeline, settings)
-    holds, halted = hold_causes.standing(storage, head, sources), suspension.read(storage)
+    holds, suspended = hold_causes.standing(storage, head, sources), suspension.read(storage)
     arrived = backlog.arrivals(pipeline, settings, head)
     waiting = {name: len(found.fresh) for name, found in arrived.items()}
     return {
@@ -120,7 +120,7 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
             "outcome": holder.outcome if holder else None,
             "generation": registry.generation(),
         },
-        "halted": None if halted is None else dataclasses.asdict(halted),
+        "halted": None if suspended is None else dataclasses.asdict(suspended),
         "last_checkpoint": None if head is None else _brief(head),
         "restoring": [one.to_dict() for one in _restoring(storage, head)],
         "held": None if holds is None else holds.to_dict(),

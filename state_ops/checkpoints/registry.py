@@ -466,13 +466,13 @@ class Registry:
         return [path for paths in unnamed for path in paths or ()]
 
     @property
-    def upkeep_due(self) -> bool:
+    def cleanup_due(self) -> bool:
         """Whether a table's log is to be shortened, after so many commits of this object."""
-        return any(table.upkeep_due for table in self._tables)
+        return any(table.cleanup_due for table in self._tables)
 
     def keep_up(self, generation: Generation) -> None:
         """Shorten the tables' logs where that is due. For the owner, now and then, beside its commits."""
-        at_once([partial(table.keep_up, generation) for table in self._tables if table.upkeep_due])
+        at_once([partial(table.keep_up, generation) for table in self._tables if table.cleanup_due])
 
     def remove_unnamed(self, generation: Generation) -> None:
         """Delete files in the registry's directories that no table names: left by a crash beside a commit, or by a

@@ -4,7 +4,7 @@
 version whose recorded transaction version equals our generation, with the same app id, and is put only if no entry is
 there (`log_entries`). So the check and the commit share one version of the table, every time, retries included. And a
 commit counts only when the version before it is there still: a coordinator that stood still in the middle of a commit
-may put its entry where upkeep has cleaned one away. Claims and changes of the table itself, once a run, are delta-rs'
+may put its entry where a cleanup has removed one. Claims and changes of the table itself, once a run, are delta-rs'
 commits, on the handle that read the old generation. delta-rs lets a refreshed handle commit an equal or lower version,
 rebases a commit with another app id or none, and does not refresh a handle by its own commit.
 """
@@ -41,7 +41,7 @@ _MAX_OPENS = 3
 _MAX_CREATES = 5
 PROBE = ".probe-"
 _CONFIGURATION = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "100"}
-_NO_UPKEEP = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+_NO_CLEANUP = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _TRY = "weir.try"
 _FORGETS = "delta.setTransactionRetentionDuration"
 
@@ -144,11 +144,11 @@ def commit(
     adds: Sequence[DataFile] = (),
     removes: Sequence[DataFile] = (),
     metadata: dict[str, str] | None = None,
-    upkeep: PostCommitHookProperties | None = None,
+    cleanup: PostCommitHookProperties | None = None,
 ) -> None:
     """One commit on exactly this handle; raises CommitFailedError when another commit with this app id came between.
 
-    upkeep: what delta-rs itself does to the log afterwards; by default nothing.
+    cleanup: what delta-rs itself does to the log afterwards; by default nothing.
     """
     with _committing():
         handle.create_write_transaction(
@@ -157,7 +157,7 @@ def commit(
             schema=handle.schema(),
             partition_by=handle.metadata().partition_columns or None,
             commit_properties=_properties(app_id, version, metadata),
-            post_commithook_properties=upkeep or _NO_UPKEEP,
+            post_commithook_properties=cleanup or _NO_CLEANUP,
         )
 
 
@@ -248,7 +248,7 @@ class FencedTable(TableFiles):
         self.app_id = app_id
         self._known: Known | None = None
         self._lock = RLock()
-        self.upkeep_due = False  # by a commit of this object
+        self.cleanup_due = False  # by a commit of this object
 
     def ensure(self) -> None:
         ensure_table(self.storage, self.path, self.schema, self._partition_by, log_cleanup.PROPERTIES)
@@ -267,7 +267,7 @@ class FencedTable(TableFiles):
                 self._known = self._opened()
             except TableNotFoundError:
                 return None
-            except (DeltaError, FileNotFoundError) as error:  # upkeep may overtake a slow opener, but not for ever
+            except (DeltaError, FileNotFoundError) as error:  # a cleanup may overtake a slow opener, but not for ever
                 if not left:
                     raise self._unreadable(error) from error
         return self._known
@@ -293,7 +293,7 @@ class FencedTable(TableFiles):
     def look(self, see: Callable[[Known], T]) -> T | None:
         """What `see` makes of the newest version; None if there is no table.
 
-        Pruning deletes files and upkeep log entries at once, so a reader that loses that race looks again. Raises
+        Pruning deletes files and log cleanup entries at once, so a reader that loses that race looks again. Raises
         DamageError when something is missing although nobody has committed meanwhile.
         """
         while True:
@@ -344,7 +344,7 @@ class FencedTable(TableFiles):
         FencedError.
 
         A claim is ours only if the newest version is the very one that we made: a taker that stood still meanwhile may
-        have put it where the winner's upkeep had cleaned one away, and both would go by the same number.
+        have put it where the winner's cleanup had removed one, and both would go by the same number.
 
         Each try has an id in its entry. A store that reports an error may have put the entry all the same, and what is
         put again, by delta-rs or by whoever retries, then meets it: the id says that it is ours.
@@ -400,7 +400,7 @@ class FencedTable(TableFiles):
         Raises FencedError when a higher generation owns the table. Any other exception means: outcome unknown.
         """
         version = self._appended(generation, adds, removes, check)
-        self.upkeep_due = self.upkeep_due or log_cleanup.is_due(version.number)
+        self.cleanup_due = self.cleanup_due or log_cleanup.is_due(version.number)
 
     def _appended(
         self,
@@ -464,14 +464,14 @@ class FencedTable(TableFiles):
             return
         raise self._raced()
 
-    # -- upkeep, by the owner
+    # -- log cleanup, by the owner
 
     def keep_up(self, generation: Generation) -> None:
-        """Shorten the log, beside commits. Whatever fails in it is done by the next upkeep. Raises FencedError when a
+        """Shorten the log, beside commits. Whatever fails in it is done by the next cleanup. Raises FencedError when a
         higher generation owns the table."""
         try:
             with self._lock:
-                self.upkeep_due = False
+                self.cleanup_due = False
                 newest = self.newest()
                 assert newest is not None, f"{self.path} was not ensured"
                 self._check_owner(newest, generation)
@@ -481,7 +481,7 @@ class FencedTable(TableFiles):
             log.warning("the log of a registry table was not cleaned up", table=self.path, error=plainly(error))
 
     def upgrade(self, generation: Generation) -> None:
-        """Give a table of an older release this one's properties and columns, and its log the upkeep that it lacks."""
+        """Give a table of an older release this one's properties and columns, and its log the cleanup that it lacks."""
         handle = open_table(self.storage, self.path)
         properties = handle.metadata().configuration
         if properties.get(_FORGETS):
@@ -526,14 +526,14 @@ def _set_properties(handle: DeltaTable, app_id: str, generation: Generation) -> 
     handle.alter.set_table_properties(
         log_cleanup.PROPERTIES,
         commit_properties=_properties(app_id, generation),
-        post_commithook_properties=_NO_UPKEEP,
+        post_commithook_properties=_NO_CLEANUP,
     )
 
 
 @_committing()
 def _add_columns(handle: DeltaTable, app_id: str, generation: Generation, columns: list[Field]) -> None:
     handle.alter.add_columns(
-        columns, commit_properties=_properties(app_id, generation), post_commithook_properties=_NO_UPKEEP
+        columns, commit_properties=_properties(app_id, generation), post_commithook_properties=_NO_CLEANUP
     )
 
 

@@ -34,12 +34,12 @@ PROPERTIES = {
 
 
 def is_due(version: int) -> bool:
-    """Whether the table needs upkeep once it has this version."""
+    """Whether the table needs a cleanup once it has this version."""
     return version % INTERVAL == 0
 
 
 def is_overdue(names: Iterable[str]) -> bool:
-    """Whether a log of these names was left without upkeep, by crashes or by an older release."""
+    """Whether a log of these names was left without a cleanup, by crashes or by an older release."""
     listed = list(names)
     newest = max(_checkpoints(listed), default=-1)
     behind = len(superseded(listed))

@@ -149,14 +149,14 @@ def _take_stripes(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, see
     runner = [seed + _P1 + _P2, seed + _P2, seed.copy(), seed - _P1]
     for stripe in range(int(lengths.max(initial=0)) // 32):
         rows = np.flatnonzero(lengths >= 32 * (stripe + 1))
-        for i, lane in enumerate(runner):
+        for i, accumulator in enumerate(runner):
             word = words[starts[rows] + 32 * stripe + 8 * i].view("<u8")
-            lane[rows] = _rotated(lane[rows] + word * _P2, 31) * _P1
+            accumulator[rows] = _rotated(accumulator[rows] + word * _P2, 31) * _P1
     hashes: np.ndarray = (
         _rotated(runner[0], 1) + _rotated(runner[1], 7) + _rotated(runner[2], 12) + _rotated(runner[3], 18)
     )
-    for lane in runner:
-        hashes = (hashes ^ _rotated(lane * _P2, 31) * _P1) * _P1 + _P4
+    for accumulator in runner:
+        hashes = (hashes ^ _rotated(accumulator * _P2, 31) * _P1) * _P1 + _P4
     return hashes
 
 

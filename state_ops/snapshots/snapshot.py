@@ -5,7 +5,7 @@
             db/                      working copy: hard links of the base's immutable files, copies of the others
             snapshot/                the files that the backend made at the barrier; RocksDB's are hard links
             .snapshot/, .writing     while an asynchronous snapshot is written (`writing`)
-            manifest.json            snapshot file -> object in storage; written last, so it vouches for the rest
+            manifest.json            snapshot file -> object in storage; written last, so that it proves the rest
         .restoring-<attempt>/        a snapshot that is being fetched; what is there is not fetched again if that breaks
                                      off
 
@@ -178,7 +178,7 @@ def fetch(
     fetched again.
 
     objects: this host's, where immutable files are looked for and left. operator: the local directory of the operator's
-    subtasks, whose snapshots are linked, as in a fork, where they vouch for the very object. arrived: is told of all
+    subtasks, whose snapshots are linked, as in a fork, where they prove the very object. arrived: is told of all
     bytes as they come, wherever from."""
     copies = dict(_copies(operator)) if operator is not None else {}
     count: Arrived = arrived or (lambda _: None)
@@ -214,7 +214,7 @@ def fetch(
 
 
 def _copies(operator: Path) -> Iterator[tuple[tuple[str, str], Path]]:
-    """The files of all local snapshots of an operator that vouch for objects, each with its object and digest."""
+    """The files of all local snapshots of an operator that prove objects, each with its object and digest."""
     for home in directories(operator):
         for directory in attempts(home):
             manifest = _read_manifest(directory)
@@ -319,7 +319,7 @@ def bring_home(
     """Leave a snapshot in a subtask's home as if it had been taken here, for the next fork.
 
     epoch: name for the directory's beginning, as of an attempt. check: called with a working copy, before anything
-    vouches for it. Raises what `fetch` and `check` raise. What is whole by then is not fetched again, unless something
+    proves it. Raises what `fetch` and `check` raise. What is whole by then is not fetched again, unless something
     is damaged."""
     for again in (False, True):
         try:
@@ -557,7 +557,7 @@ def sent(
     path = f"{attempt.prefix}/{file.name}"
     size, digest = storage.put_file(local, path, cancelled=cancelled)
     expected = known.digest if known else file.digest
-    if expected is not None and digest != expected:  # else rot on the local disk would get a digest that vouches for it
+    if expected is not None and digest != expected:  # else rot on the local disk would get a digest that proves it
         raise DamageError("A local state file is not what it was when it was new.", where=str(local))
     return StateFile(
         attempt.operator, attempt.subtask, STATE, file.name, path, size, digest, True, attempt.id, attempt.id

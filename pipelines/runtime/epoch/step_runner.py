@@ -36,7 +36,7 @@ class StepRunner(Protocol):
 
 
 class Threads:
-    """Lanes as daemon threads of this process: one that hangs in a client library must not keep the process alive."""
+    """Slots as daemon threads of this process: one that hangs in a client library must not keep the process alive."""
 
     def __init__(self) -> None:
         self._ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()

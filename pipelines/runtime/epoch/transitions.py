@@ -315,7 +315,7 @@ class Transitions:
         self._ms["pruning_before"] = report.ms["prune"]
         epochs.epochs.remove(epoch)
         epochs.reports.append(report)
-        if self._context.registry.upkeep_due and _LOG_CLEANUP not in epochs.running:
+        if self._context.registry.cleanup_due and _LOG_CLEANUP not in epochs.running:
             call = partial(steps.keep_up, self._context)
             self._start(_LOG_CLEANUP, epoch, call, lambda *_: None, self._log_cleanup_failed)
 

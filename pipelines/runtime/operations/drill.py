@@ -274,9 +274,9 @@ def _replayed(
     """The newest checkpoint's epoch once more, under its own id and at its own time, and the seconds that it took."""
     aligned = there.checkpoints.model_copy(update={"alignment_timeout_seconds": None})
     there = there.model_copy(update={"checkpoints": aligned})
-    frontier = SourceOffsets.at(parent)
+    offsets = SourceOffsets.at(parent)
     slices = {
-        name: reader.plan_again(head.slice[name], frontier.expected.get(name))
+        name: reader.plan_again(head.slice[name], offsets.expected.get(name))
         for name, reader in readers(pipeline, there).items()
         if name in head.slice
     }

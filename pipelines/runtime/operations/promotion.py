@@ -406,7 +406,7 @@ def promote(
     continues.
 
     The branch catches up first, beside a running coordinator; then that one is stopped at its next barrier and the
-    branch reads what came meanwhile. executor, lanes: as `run` takes them. accepted: the obstacles that somebody was
+    branch reads what came meanwhile. executor, runner: as `run` takes them. accepted: the obstacles that somebody was
     shown and does it in spite of. Raises WeirError for all others, also for those that come up meanwhile, and where the
     branch is of another history; nothing is changed then. planner: what looks for obstacles, before the branch catches
     up and once more under ownership."""

@@ -110,7 +110,9 @@ def commit(
         metadata = {CHECKPOINT: str(checkpoint.id), **(change.metadata or {})}
         before = handle.version()
         try:
-            fenced_table.commit(handle, sink_app, checkpoint.id, change.adds, change.removes, metadata, _upkeep(handle))
+            fenced_table.commit(
+                handle, sink_app, checkpoint.id, change.adds, change.removes, metadata, _log_cleanup(handle)
+            )
         except CommitFailedError as error:
             last = plainly(error)
             continue
@@ -138,7 +140,7 @@ def is_due(version: int, interval: int) -> bool:
     return (version + 2) % interval == 0
 
 
-def _upkeep(handle: DeltaTable) -> PostCommitHookProperties:
+def _log_cleanup(handle: DeltaTable) -> PostCommitHookProperties:
     """Delta checkpoints as the table's properties say. Expired entries are looked for only when one is written: it
     takes a listing of the whole log, which has every version of a month."""
     due = is_due(handle.version(), interval(handle))
