@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -64,6 +65,7 @@ _FOR_A_PERSON = {
     "StageError": "correct the stage's function",
     "StateSizeError": "choose another backend",
 }
+_BESIDE_SECONDS = 0.3  # between a sensor's look at a run and its mark on it, at most
 _ELSEWHERE = ("BusyError", "FencedError")
 
 
@@ -326,17 +328,22 @@ def _newest(instance: dg.DagsterInstance, pipeline: Pipeline, keys: set[dg.Asset
 def _answers(instance: dg.DagsterInstance, run_id: str, sensor: str) -> str | None:
     """Who asks for what follows a run that did not end well: None if this sensor does, else the one that does already.
 
-    Sensors tick beside each other, and what one asks for is a run only once its tick is over. Two that look within the
-    same few milliseconds both ask; the second run then finds that the first one was there.
+    Sensors tick beside each other, and what one asks for is a run only once its tick is over. Where two have looked
+    before either wrote its name, both find the same name a moment later, the last one written.
     """
     run = instance.get_run_by_id(run_id)
-    if run is None:
-        return None
-    other, _, answered = run.tags.get(ANSWERED_BY, "").partition("|")
-    if answered != run_id:
+    if run is not None and _answered_by(run) is None:
         instance.add_run_tags(run_id, {ANSWERED_BY: f"{sensor}|{run_id}"})
-        return None
+        time.sleep(_BESIDE_SECONDS)
+        run = instance.get_run_by_id(run_id)
+    other = _answered_by(run) if run is not None else None
     return None if other == sensor else other
+
+
+def _answered_by(run: dg.DagsterRun) -> str | None:
+    """The sensor that answers a run; what a run has of another one that it repeats does not count."""
+    sensor, _, answered = run.tags.get(ANSWERED_BY, "").partition("|")
+    return sensor if answered == run.run_id else None
 
 
 def _end_dead(context: dg.SensorEvaluationContext, run_ids: Sequence[str]) -> Iterator[str]:

@@ -104,6 +104,24 @@ def test_one_of_two_sensors_that_tick_beside_each_other_asks_for_what_follows(ho
     assert len(house.tick("checkpoint_sensor", cursor)[0]) == 1
 
 
+@pytest.mark.parametrize("last", ["checkpoint", "run_failure"])
+def test_of_two_sensors_that_looked_before_either_marked_the_run_one_asks(house, monkeypatch, last):
+    house.bank.land(4)
+    run = failed_run(house)
+    dead_holder(house, run.run_id)
+    mark = house.instance.add_run_tags
+
+    def both(run_id, tags):
+        sensors = {"checkpoint": tags, "run_failure": dict.fromkeys(tags, f"small_run_failure_sensor|{run_id}")}
+        for name in sorted(sensors, key=last.__eq__):
+            mark(run_id, sensors[name])
+
+    monkeypatch.setattr(house.instance, "add_run_tags", both)
+    runs, said, _ = house.tick("checkpoint_sensor")
+    assert len(runs) == (last == "checkpoint")
+    assert runs or f"small_run_failure_sensor sees to run {run.run_id[:8]}" in said
+
+
 def test_a_run_that_ended_well_is_not_marked_as_answered(house):
     assert house.execute("small_job").success
     house.bank.land(4)
