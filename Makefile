@@ -26,10 +26,10 @@ demo: $(STAMP) ## Run the flights pipeline on real data
 demo-clean: $(STAMP) ## Remove what the demo left
 	@$(PY) -m infra.demo --clean
 
-test: $(STAMP) ## Run the tests, of those that take long a sample (10 minutes)
+test: $(STAMP) ## Run the tests, of those that take long a sample (13 minutes on two cores)
 	@$(PY) -m pytest tests -m "not s3 and not long" -n 2 --pin-workers --dist loadfile --no-loadscope-reorder
 
-test-long: $(STAMP) ## Run the rest of those that take long: whole days at Dagster's pages, all kills, all playbooks
+test-long: $(STAMP) ## Run the rest of those that take long: whole days at Dagster's pages, all kills, all playbooks (16 minutes)
 	@$(PY) -m pytest tests -m long -n 2 --dist loadfile --no-loadscope-reorder
 
 s3: $(STAMP) ## Run a pipeline with Spark on S3 (moto's server)
