@@ -34,7 +34,7 @@ FIRST = Stage(uid="first", input=FileSource("{landing}/*.parquet", name="landing
 SECOND = Stage(uid="second", input=FIRST, key=("id",))
 STAGES = (FIRST, SECOND)
 LIMITS = CheckpointSettings(max_concurrent=3, max_pending_mb=1)
-ROWS = StagedFile(CHANNEL, "next", "/work/rows", "channels/first/rows", 2 << 20, None, 5)
+ROWS = StagedFile(CHANNEL, "next", "/local/rows", "channels/first/rows", 2 << 20, None, 5)
 
 
 def ack(stage: Stage, number: int, **fields: object) -> Ack:
