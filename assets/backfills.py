@@ -42,8 +42,8 @@ class Promote(Enum):
 class Replaces(Enum):
     """As above."""
 
-    since = "since"
-    range = "range"
+    since = backfills.SINCE
+    range = backfills.RANGE
 
 
 # Dagster says which type a value is not of, and not which values that has: so its name says them.

@@ -143,8 +143,7 @@ def run_failure_sensor(
             kind = str(told.metadata[KIND].value) if told is not None and KIND in told.metadata else kind
             what = (told.description or what) if told is not None else what
         what = what.splitlines()[0]
-        others = [one for one in _unfinished(context.instance, pipeline, set(keys)) if one != run.run_id]
-        answer = _answer_to_failure(pipeline, settings, context.instance, run, others, kind, what)
+        answer = _answer_to_failure(pipeline, settings, context.instance, run, set(keys), kind, what)
         newest = _newest(context.instance, pipeline, set(keys))
         if kind is None and newest is not None and newest.run_id == run.run_id:  # it could not say so itself any more
             asked = f"{answer.job_name} was asked for" if isinstance(answer, dg.RunRequest) else answer.skip_message
@@ -162,14 +161,14 @@ def _answer_to_failure(
     settings: Settings,
     instance: dg.DagsterInstance,
     run: dg.DagsterRun,
-    others: Sequence[str],
+    keys: set[dg.AssetKey],
     kind: str | None,
     what: str,
 ) -> dg.RunRequest | dg.SkipReason:
     """A restore, or the reason why a run of the pipeline that failed gets none.
 
     Args:
-        others: The pipeline's other runs that are not finished, by id.
+        keys: The pipeline's assets, by which its other runs are told.
         kind: The class of the error, where the run could report it.
         what: What happened, on one line.
     """
@@ -184,6 +183,7 @@ def _answer_to_failure(
         return dg.SkipReason(f"the pipeline is held, a person has to repair or rewind: {what}")
     if run.job_name == restore_job_name(pipeline):
         return dg.SkipReason(f"the restore itself failed; the checkpoint sensor tries again, ever more rarely: {what}")
+    others = [other for other in _unfinished(instance, pipeline, keys) if other != run.run_id]
     if others:
         return dg.SkipReason(f"run {others[0][:8]} follows already")
     if holder is None:

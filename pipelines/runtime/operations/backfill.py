@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import structlog
 
@@ -50,7 +50,8 @@ from state_ops.storage.storage import Storage
 
 log = structlog.get_logger("weir.backfill")
 
-SINCE, RANGE = "since", forks.RANGE
+SINCE: Final = "since"
+RANGE: Final = forks.RANGE
 REPLAYING, WAITING = "replaying", "waiting"
 _PREFIX = "backfill-"
 _HOUR = "%Y%m%dT%H"

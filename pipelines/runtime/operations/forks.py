@@ -17,7 +17,7 @@ import shutil
 import uuid
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -44,7 +44,7 @@ log = structlog.get_logger("weir.fork")
 
 # In a branch's storage: how far its backfill is, and what it replaces; written after its first checkpoint.
 NOTE = "backfill.json"
-RANGE = "range"  # what a backfill replaces that leaves state and all other rows alone
+RANGE: Final = "range"  # what a backfill replaces that leaves state and all other rows alone
 # In a branch's storage: the same as its checkpoints' totals say, for earlier releases and of branches of theirs.
 _ONLY = "promotes.json"
 
