@@ -72,8 +72,9 @@ def answer(json: bool, facts: Any, *sentences: str) -> None:
     """Print what a command has found or done: its facts as one JSON document, or sentences for people."""
     if json:
         print_json(facts)
-    for sentence in () if json else sentences:
-        out.print(sentence)
+    else:
+        for sentence in sentences:
+            out.print(sentence)
 
 
 def print_table(rows: Iterable[Sequence[str]], titles: Sequence[str] = (), right: Collection[str] = ()) -> None:
