@@ -10,6 +10,7 @@ from configs.settings import (
     PROJECT,
     BackfillSettings,
     CacheSettings,
+    ConnectionSettings,
     GateSettings,
     PipelineSettings,
     RestoreGateSettings,
@@ -44,6 +45,8 @@ def page() -> str:
             parts.append(_section("pipelines.<name>.gates.<uid>[]", GateSettings))
             parts.append(_section("pipelines.<name>.on_restore[]", RestoreGateSettings))
             parts.append(_section("pipelines.<name>.backfill", BackfillSettings))
+        elif name == "connections":
+            parts.append(_section("connections.<name>", ConnectionSettings))
         elif isinstance(model, type) and issubclass(model, BaseModel):
             parts.append(_section(name, model))
         if name == "state":

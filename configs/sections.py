@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import date
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+from configs.errors import ConfigurationError
+from configs.redaction import remember_variable
 
 # A name, and no key's id that was put there by mistake.
 _VARIABLE = re.compile(r"(?!A[KS]IA[A-Z0-9]{16}$)[A-Z_][A-Z0-9_]{0,99}")
@@ -38,6 +42,18 @@ class SecretReference(Section):
             raise ValueError(
                 "must be a reference to an environment variable, {env: NAME} in capitals; the secret itself never "
                 "stands in a configuration"
+            )
+        return value
+
+    def secret(self, where: str) -> str:
+        """What the variable holds, which is redacted from now on. Raises ConfigurationError. where: the key, for it."""
+        remember_variable(self.env)
+        value = os.environ.get(self.env)
+        if not value:
+            raise ConfigurationError(
+                f"The environment variable {self.env} is not set in this process.",
+                where=where,
+                next="Set it where this runs; on a cluster that is each executor's environment too.",
             )
         return value
 
@@ -591,6 +607,18 @@ class PipelineSettings(Section):
         None,
         description=(
             "Backfills by days or hours of event time; null: none from Dagster, and no checkpoint is kept for them."
+        ),
+    )
+
+
+class ConnectionSettings(Section):
+    """How one server is reached, for the sources and sinks that name it with `connection=`."""
+
+    options: dict[str, str | int | float | bool | SecretReference] = Field(
+        default_factory=dict,
+        description=(
+            "The client library's own options, e.g. `sasl.username`; what is secret as `{env: NAME}`. They are handed "
+            "to the client as they are, and never recorded or shown."
         ),
     )
 

@@ -22,6 +22,7 @@ from configs.sections import (
     BackfillSettings,
     CacheSettings,
     CheckpointSettings,
+    ConnectionSettings,
     DagsterSettings,
     EpochSettings,
     GateSettings,
@@ -44,6 +45,7 @@ __all__ = [  # what the rest of the house imports from here
     "BackfillSettings",
     "CacheSettings",
     "CheckpointSettings",
+    "ConnectionSettings",
     "DagsterSettings",
     "EpochSettings",
     "GateSettings",
@@ -95,6 +97,7 @@ class Settings(Section):
     state: StateSettings = StateSettings()
     dagster: DagsterSettings = DagsterSettings()
     pipelines: dict[str, PipelineSettings] = Field(default_factory=dict)
+    connections: dict[str, ConnectionSettings] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _combinations(self) -> Settings:
@@ -128,6 +131,30 @@ class Settings(Section):
                 next=f"Add it to the configuration, or set WEIR_PIPELINES__{pipeline.upper()}__PARAMS.",
             ) from error
         return filled if "://" in filled else str(_absolute(filled))
+
+    def connection(self, name: str | None) -> dict[str, str]:
+        """The options of a connection, as texts, with its secrets. None: none.
+
+        Raises:
+            ConfigurationError: There is no such connection, or a variable that it refers to is not set.
+        """
+        if name is None:
+            return {}
+        if name not in self.connections:
+            raise ConfigurationError(
+                f"There is no connection {name!r} in the configuration.",
+                where=f"connections.{name}",
+                next=f"Add it, e.g. connections: {{{name}: {{options: {{...}}}}}}"
+                + (f"; there are: {', '.join(self.connections)}." if self.connections else "."),
+            )
+        options = self.connections[name].options
+        return {key: _text(value, f"connections.{name}.options.{key}") for key, value in options.items()}
+
+
+def _text(value: str | int | float | bool | SecretReference, where: str) -> str:
+    if isinstance(value, SecretReference):
+        return value.secret(where)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _absolute(path: str) -> Path:

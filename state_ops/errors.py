@@ -19,6 +19,7 @@ __all__ = [
     "GateError",
     "HoldingError",
     "InputError",
+    "LostError",
     "MissingError",
     "PipelineError",
     "PrunedError",
@@ -76,6 +77,10 @@ class InputError(HoldingError):
 class VanishedError(InputError):
     """Run again, which plans anew: what an epoch was to read is not there any more, or not where an executor looks.
     Nobody waits for it."""
+
+
+class LostError(InputError):
+    """Bring the data back, or accept the loss with on_lost="skip": what a source still had to be read from is gone."""
 
 
 class GateError(HoldingError):

@@ -14,8 +14,7 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from configs.redaction import remember_variable
-from configs.settings import S3Settings, SecretReference
+from configs.settings import S3Settings
 from state_ops.errors import ConfigurationError
 
 SCHEMES = ("s3://", "s3a://")
@@ -64,22 +63,12 @@ def credentials(s3: S3Settings) -> Credentials | None:
             where="storage.s3",
             next="Unset it, or add session_token: {env: AWS_SESSION_TOKEN}.",
         )
-    token = _value(s3.session_token, "session_token") if s3.session_token else None
+    token = s3.session_token.secret("storage.s3.session_token") if s3.session_token else None
     return Credentials(
-        _value(s3.access_key_id, "access_key_id"), _value(s3.secret_access_key, "secret_access_key"), token
+        s3.access_key_id.secret("storage.s3.access_key_id"),
+        s3.secret_access_key.secret("storage.s3.secret_access_key"),
+        token,
     )
-
-
-def _value(reference: SecretReference, key: str) -> str:
-    remember_variable(reference.env)
-    value = os.environ.get(reference.env)
-    if not value:
-        raise ConfigurationError(
-            f"The environment variable {reference.env} is not set in this process.",
-            where=f"storage.s3.{key}",
-            next="Set it where this runs; on a cluster that is each executor's environment too.",
-        )
-    return value
 
 
 def obstore_arguments(s3: S3Settings, retries: int) -> dict[str, Any]:

@@ -1,0 +1,147 @@
+"""The Protocol of a sink: a definition that authors write, and the publisher that it opens.
+
+A checkpoint's rows are staged as Parquet files in the pipeline's storage and named by the commit, so they outlive any
+crash. After the commit the publisher brings them into the sink: **one compare-and-set within one transaction of the
+sink**, its marker going from the checkpoint that the registry says was published last to this one. Whoever comes after
+a crash publishes again what the sink lacks, oldest first; a marker at or above a checkpoint makes that nothing. A
+rewind moves the marker too, so that no abandoned checkpoint can be published by a process that has not heard of it
+(docs/adr/0061-a-marker-in-every-sink.md). Third parties write both classes with what `pipelines.api` exports, and test
+them with `pipelines.testing.SinkContract`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+
+class Rows(Protocol):
+    """What a checkpoint hands to one sink: committed, and the same each time. No rows: the marker alone moves."""
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Their columns in canonical types; None where there are no rows."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows in bounded batches. Rows of one key come in the order in which its stage handed them out."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What one publish did. version: the sink's own number of it, if it has any; rows: that it changed."""
+
+    rows: int
+    version: int | None = None
+
+
+class Publisher(Protocol):
+    """One sink, opened by the process that owns the pipeline.
+
+    Each method may raise ConfigurationError (wrong address, refused password: which never stands in the message),
+    PipelineError (the sink does not take such rows), DamageError (it is not where the registry says) and TransientError
+    (try again: nothing, or the whole, has been done).
+    """
+
+    def check(self, schema: pa.Schema) -> None:
+        """Whether the sink takes rows of these columns: before the first of them, and before each commit. Nothing is
+        created. Raises PipelineError."""
+        ...
+
+    def prepare(self, schema: pa.Schema) -> None:
+        """Create what is not there (table, topic). Right before a commit, so that a declined epoch leaves nothing."""
+        ...
+
+    def marker(self) -> int | None:
+        """The newest checkpoint that the sink has; None if it has never had one."""
+        ...
+
+    def publish(self, previous: int | None, checkpoint: int, rows: Rows) -> Published:
+        """Bring rows in and move the marker from `previous` to `checkpoint`, both or neither.
+
+        Args:
+            previous: The checkpoint that the registry says was published last; None: there was none.
+            checkpoint: The one that is published. A marker at or above it makes this a no-op.
+            rows: Possibly none.
+
+        Raises:
+            DamageError: The marker is neither `previous` nor at or above `checkpoint`.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back connections."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOpening:
+    """What a definition is opened with.
+
+    Attributes:
+        app_id: `<pipeline>/<branch>/<sink>`, stable for ever: whose marker it is.
+        resolve: Fills {placeholders} from the configuration.
+        options: What the configuration says under `connections.<name>`, secrets resolved; never recorded or shown.
+        prove: Raises FencedError unless this process still owns the pipeline. Call it before a transaction that could
+            fence the owner's, and again when one's own was fenced.
+    """
+
+    app_id: str
+    resolve: Callable[[str], str]
+    options: Mapping[str, str]
+    prove: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sink:
+    """What every sink says of itself. Frozen values, compared by all of them.
+
+    Attributes:
+        name: By which checkpoints know it; unique in a pipeline.
+        connection: The name below `connections` of the configuration.
+    """
+
+    name: str
+    connection: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """What Dagster and messages call it: "kafka", "postgres"."""
+        return type(self).__name__.removesuffix("Sink").lower()
+
+    @property
+    def exactly_once(self) -> bool:
+        """Whether its publish is a compare-and-set; else rows may come twice after a crash."""
+        return True
+
+    @property
+    def stays(self) -> str | None:
+        """Why rows cannot be taken back by a rewind, as a clause; None where they can."""
+        return f"what {self.kind} has been given cannot be taken back"
+
+    def open(self, opening: SinkOpening) -> Publisher:
+        """The publisher of this sink."""
+        raise NotImplementedError(f"{type(self).__name__}.open")
+
+
+def no_rows() -> Rows:
+    """Rows of a checkpoint that has none for a sink."""
+    return _NoRows()
+
+
+@dataclass(frozen=True, slots=True)
+class _NoRows:
+    schema: Any = None
+    count: int = 0
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        return iter(())

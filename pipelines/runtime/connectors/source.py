@@ -1,0 +1,250 @@
+"""The Protocol of a source: a definition that authors write, and the connector that it opens.
+
+    definition (`Source`) -> open -> connector: plan -> parts -> read, as often as asked -> verify
+
+A connector plans bounded parts after a position, and reads each part again with the same rows in the same order, from
+any thread. It knows nothing of epochs: Weir lands what it reads as Parquet before an epoch begins, so that gates, event
+time, replays and branches treat every source alike (docs/adr/0060-what-is-not-parquet-lands-as-parquet.md). Third
+parties write both classes with what `pipelines.api` exports, and test them with `pipelines.testing.SourceContract`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+Json = Mapping[str, Any]
+Position = Mapping[str, Any]
+"""How far a source has been read, as JSON. Its connector alone knows what is in it; it must not grow without bound."""
+
+FAIL, QUARANTINE, SKIP = "fail", "quarantine", "skip"
+EARLIEST, LATEST = "earliest", "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one slice may hold.
+
+    Attributes:
+        parts: Parts, at least one.
+        rows: Rows; a connector that does not know them counts what comes nearest (a range of offsets).
+        bytes: Bytes as the source counts them.
+    """
+
+    parts: int
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A bounded piece of one partition of a source, which can be read again.
+
+    Attributes:
+        name: Of these rows alone: no other rows of the source ever have it. It has no slash.
+        partition: Whose part it is. Event time of a source is the least over its partitions.
+        place: What `read` has to know beside the name, as JSON; without secrets.
+        rows: How many it has at most, if that is known.
+        bytes: As the source counts them, if that is known.
+    """
+
+    name: str
+    partition: str
+    place: Json = field(default_factory=dict)
+    rows: int | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What cannot be read any more and is left out, since the source says `on_lost="skip"`.
+
+    Attributes:
+        where: The partition, file or version.
+        what: What is lost, with numbers, in one sentence.
+    """
+
+    where: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The next parts of a source.
+
+    Attributes:
+        parts: In the order in which they are read.
+        position: Behind them.
+        limited: A limit ended it, so there is more.
+        ends: By partition, whether this plan reaches its end: nothing that is there now stays unread, and nothing is
+            about to become readable. Every partition that the source has is named.
+        lost: What was left out.
+    """
+
+    parts: tuple[Part, ...]
+    position: Position
+    limited: bool = False
+    ends: Mapping[str, bool] = field(default_factory=dict)
+    lost: tuple[Lost, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A row that cannot be decoded.
+
+    Attributes:
+        number: Where it is in its part: the line of a file from 1, the offset in a partition.
+        reason: Why, on one line; without the row itself.
+        raw: What stands there, as far as it is text; at most some kilobytes.
+    """
+
+    number: int
+    reason: str
+    raw: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of a part, in its order. rows: decoded. rejected: those among them that cannot be."""
+
+    rows: pa.Table
+    rejected: tuple[Rejected, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """What waits behind a position; None where nobody knows.
+
+    Attributes:
+        rows: Rows, or what comes nearest.
+        bytes: As the source counts them.
+        newest: Event time or time of arrival of the newest of them, in microseconds since 1970 UTC.
+        is_estimate: The numbers are no counts.
+    """
+
+    rows: int | None = None
+    bytes: int | None = None
+    newest: int | None = None
+    is_estimate: bool = False
+
+
+class Connector(Protocol):
+    """One source, opened by a process. Every call may be the first one after a restart: what it must know is in its
+    arguments.
+
+    Each method may raise ConfigurationError (wrong address, refused password: which never stands in the message),
+    InputError (the source is not what it was, data cannot be read), LostError (data that were there are gone) and
+    TransientError (try again later).
+    """
+
+    def begin(self, start: str | datetime | Position) -> Position:
+        """The position from which to read.
+
+        Args:
+            start: "earliest", "latest", a time from which on rows are wanted, or a position as of `Planned`.
+        """
+        ...
+
+    def plan(self, position: Position, limits: Limits, upto: Position | None = None) -> Planned:
+        """The next parts behind a position; none if nothing has come.
+
+        Args:
+            position: As `begin` or an earlier plan says.
+            limits: How much may come at most; one part may exceed them where it cannot be cut.
+            upto: A position that must not be passed: a branch reads no further than its pipeline.
+        """
+        ...
+
+    def read(self, part: Part) -> Iterator[Batch]:
+        """All rows of a part, the same each time. Batches have bounded size, and the same columns."""
+        ...
+
+    def verify(self, parts: Sequence[Part]) -> None:
+        """Before an epoch is committed: these parts are still there, and still what was read."""
+        ...
+
+    def lag(self, position: Position) -> Lag:
+        """What waits behind a position."""
+        ...
+
+    def where(self, part: Part) -> str:
+        """The part's place as people know it, for errors."""
+        ...
+
+    def committed(self, position: Position) -> None:
+        """A checkpoint with this position is committed: for people's own tools, which may be told; nothing is read
+        back. It must not raise for a server that is away."""
+        ...
+
+    def close(self) -> None:
+        """Give back connections."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a definition is opened with.
+
+    Attributes:
+        pipeline: The pipeline's title.
+        resolve: Fills {placeholders} from the configuration.
+        options: What the configuration says under `connections.<name>` for the definition's connection, secrets
+            resolved. They are handed to the client as they are, and are never recorded or shown.
+        s3: Settings of S3, as `configs.settings.S3Settings`.
+    """
+
+    pipeline: str
+    resolve: Callable[[str], str]
+    options: Mapping[str, str]
+    s3: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What every source says of itself. Frozen values, compared by all of them.
+
+    Attributes:
+        name: By which checkpoints record how far it has been read.
+        event_time: The timestamp column that drives the watermark.
+        start: Where a pipeline begins that has not read the source yet.
+        on_bad: A row that cannot be decoded fails the epoch ("fail") or goes to the stage's quarantine table
+            ("quarantine").
+        on_lost: Data that are gone before they were read fail the run ("fail") or are left out and recorded ("skip").
+        idle_after: Microseconds of processing time after which a partition whose end is reached holds nothing back.
+        max_ahead: Microseconds of event time that a partition may be read before the slowest one. None: any.
+        max_future: Microseconds that an event time may lie ahead of processing time; a later one is a bad row. None:
+            any.
+        connection: The name below `connections` of the configuration.
+        archive: What is read is kept in the pipeline's storage as long as a checkpoint needs it.
+        evolve: New columns are read from where they first appear ("add"), or counted and reported ("fix").
+    """
+
+    name: str
+    event_time: str | None = None
+    start: str | datetime | tuple[tuple[str, Any], ...] = EARLIEST
+    on_bad: str = FAIL
+    on_lost: str = FAIL
+    idle_after: int | None = None
+    max_ahead: int | None = None
+    max_future: int | None = None
+    connection: str | None = None
+    archive: bool = False
+    evolve: str = "fix"
+
+    @property
+    def kind(self) -> str:
+        """What Dagster and messages call it: "kafka", "postgres"."""
+        return type(self).__name__.removesuffix("Source").lower()
+
+    @property
+    def replayable(self) -> bool:
+        """Whether a part can be read again after a crash, so that exactly once can hold."""
+        return True
+
+    def open(self, opening: Opening) -> Connector:
+        """The connector of this source."""
+        raise NotImplementedError(f"{type(self).__name__}.open")
