@@ -11,12 +11,40 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipelines.api.connectors import (
+    Batch,
+    ConfigurationError,
+    Connector,
+    DamageError,
+    FencedError,
+    InputError,
+    Lag,
+    Limits,
+    Lost,
+    LostError,
+    Opening,
+    Part,
+    PipelineError,
+    Planned,
+    Position,
+    Published,
+    Publisher,
+    Rejected,
+    Rows,
+    Sink,
+    SinkOpening,
+    Source,
+    TransientError,
+    WeirError,
+    no_rows,
+    sink,
+    source,
+)
 from pipelines.api.operators import aggregate, deduplicate, window
 from pipelines.runtime.definition import DeltaSink, Epoch, Expected, FileSource, Gate, Pipeline, Stage
 from pipelines.runtime.operators.per_key import Fired, check_parameters, slicer_of
 from state_ops.arrow import frames
 from state_ops.durations import micros
-from state_ops.errors import PipelineError
 from state_ops.keyed.key_state import KeyState
 from state_ops.keyed.keyed_state import KeyedState, ValueState
 from state_ops.keyed.ttl import READ_AND_WRITE, WRITE, Ttl
@@ -26,26 +54,53 @@ from state_ops.schema.descriptors import ListOf, MapOf
 from state_ops.schema.state_class import State, Timestamp
 
 __all__ = [
+    "Batch",
+    "ConfigurationError",
+    "Connector",
+    "DamageError",
     "Epoch",
+    "FencedError",
     "Fired",
+    "InputError",
     "KeyState",
     "KeyedState",
+    "Lag",
+    "Limits",
     "ListOf",
+    "Lost",
+    "LostError",
     "MapOf",
+    "Opening",
+    "Part",
     "Pipeline",
+    "PipelineError",
+    "Planned",
+    "Position",
+    "Published",
+    "Publisher",
+    "Rejected",
+    "Rows",
+    "Sink",
+    "SinkOpening",
+    "Source",
     "Stage",
     "State",
     "Timestamp",
+    "TransientError",
     "ValueState",
+    "WeirError",
     "agg",
     "aggregate",
     "deduplicate",
     "delta",
     "expect",
     "files",
+    "no_rows",
     "on_state",
     "on_table",
     "renamed_from",
+    "sink",
+    "source",
     "stage",
     "window",
 ]

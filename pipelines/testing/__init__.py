@@ -14,6 +14,9 @@ and sorted as Spark does it. Three parts of a stage need more than that:
   would convert by itself (`v = '3'`).
 - `transform` is not applied: give `run` rows as the transform returns them. A pipeline with one needs Spark.
 - Gates are not evaluated.
+
+`SourceContract` and `SinkContract` are what every source and sink keeps to, as tests to subclass:
+docs/how-to/connectors.md.
 """
 
 from __future__ import annotations
@@ -26,11 +29,24 @@ import pyarrow as pa
 from pipelines.runtime.definition import MAX_PARALLELISM, Pipeline, Stage
 from pipelines.testing.epochs import Epochs
 from pipelines.testing.rows import Rows
+from pipelines.testing.sink_contract import SinkContract, SinkSystem
 from pipelines.testing.slicing import assert_slicing_does_not_matter
+from pipelines.testing.source_contract import SourceContract, SourceSystem
 from pipelines.testing.stage_run import PipelineRun, StageRun
 from state_ops.schema.state_class import State
 
-__all__ = ["PipelineRun", "Rows", "StageRun", "assert_slicing_does_not_matter", "run", "run_pipeline"]
+__all__ = [
+    "PipelineRun",
+    "Rows",
+    "SinkContract",
+    "SinkSystem",
+    "SourceContract",
+    "SourceSystem",
+    "StageRun",
+    "assert_slicing_does_not_matter",
+    "run",
+    "run_pipeline",
+]
 
 
 def run(

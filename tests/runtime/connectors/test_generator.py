@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pipelines.runtime.connectors.generator import FIRST, GeneratorSource, _Generator
 from pipelines.runtime.connectors.source import Limits, Opening, Part
+from pipelines.testing import SourceContract, SourceSystem
 from state_ops.errors import InputError, PipelineError
 
 OPENING = Opening("a pipeline", str, {})
@@ -136,3 +137,23 @@ def test_a_part_of_another_definition_is_refused():
 def test_arguments_that_do_not_fit_are_named(wrong):
     with pytest.raises(PipelineError, match=next(iter(wrong))):
         GeneratorSource(**wrong)
+
+
+class GeneratorSystem(SourceSystem):
+    number = "seq"
+
+    def __init__(self) -> None:
+        self._end = 0
+
+    @property
+    def source(self) -> GeneratorSource:
+        return GeneratorSource(end=self._end, late=0.1, seed=5)
+
+    def append(self, count: int) -> None:
+        self._end += count
+
+
+class TestGenerator(SourceContract):
+    @pytest.fixture
+    def system(self) -> GeneratorSystem:
+        return GeneratorSystem()

@@ -1,0 +1,119 @@
+"""What those import who write a source or a sink of their own, and how a pipeline takes it by name.
+
+docs/how-to/connectors.md shows both, and `pipelines.testing` has the suites that they must pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from pipelines.runtime.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening, no_rows
+from pipelines.runtime.connectors.source import (
+    Batch,
+    Connector,
+    Lag,
+    Limits,
+    Lost,
+    Opening,
+    Part,
+    Planned,
+    Position,
+    Rejected,
+    Source,
+)
+from state_ops.errors import (
+    ConfigurationError,
+    DamageError,
+    FencedError,
+    InputError,
+    LostError,
+    PipelineError,
+    TransientError,
+    WeirError,
+)
+
+__all__ = [
+    "Batch",
+    "ConfigurationError",
+    "Connector",
+    "DamageError",
+    "FencedError",
+    "InputError",
+    "Lag",
+    "Limits",
+    "Lost",
+    "LostError",
+    "Opening",
+    "Part",
+    "PipelineError",
+    "Planned",
+    "Position",
+    "Published",
+    "Publisher",
+    "Rejected",
+    "Rows",
+    "Sink",
+    "SinkOpening",
+    "Source",
+    "TransientError",
+    "WeirError",
+    "no_rows",
+    "sink",
+    "source",
+]
+
+Definition = TypeVar("Definition")
+
+
+def source(kind: str, **arguments: Any) -> Source:
+    """A source that an installed package brings.
+
+    Args:
+        kind: The name of its entry point in the group `weir.sources`.
+        **arguments: Its own, and those of every source: name, event_time, start, on_bad, on_lost, connection, ...
+    """
+    return _made("weir.sources", kind, arguments, Source)
+
+
+def sink(kind: str, **arguments: Any) -> Sink:
+    """A sink that an installed package brings.
+
+    Args:
+        kind: The name of its entry point in the group `weir.sinks`.
+        **arguments: Its own, and those of every sink: name, connection.
+    """
+    return _made("weir.sinks", kind, arguments, Sink)
+
+
+def _made(group: str, name: str, arguments: Mapping[str, Any], expected: type[Definition]) -> Definition:
+    """What the entry point makes of the arguments: it leads to the definition's class, or to a function.
+
+    Raises:
+        ConfigurationError: No installed package brings it, or it cannot be imported.
+        PipelineError: It does not take these arguments, or makes something else.
+    """
+    installed = entry_points(group=group)
+    if name not in installed.names:
+        raise ConfigurationError(
+            f"No installed package brings {name!r}.",
+            where=f"entry points {group}",
+            next=f"Install the package that has it; there are: {', '.join(sorted(installed.names)) or 'none'}.",
+        )
+    where = f"{group}: {name} = {installed[name].value}"
+    try:
+        make = installed[name].load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{name!r} cannot be imported: {error}", where=where, next="Install its package anew."
+        ) from error
+    try:
+        definition = make(**arguments)
+    except TypeError as error:
+        raise PipelineError(f"{name!r} does not take these arguments: {error}", where=where) from error
+    if not isinstance(definition, expected):
+        raise PipelineError(
+            f"{name!r} makes a {type(definition).__name__}, which is no {expected.__name__}.", where=where
+        )
+    return definition

@@ -1,0 +1,349 @@
+"""What every sink keeps to, as tests: `SinkContract`, for the sinks of this project and of third parties.
+
+    class TestShelf(SinkContract):
+        @pytest.fixture
+        def system(self, tmp_path):
+            return ShelfSystem(tmp_path)
+
+`system` is a `SinkSystem`: the definition under test, and how the suite looks into the system behind it. Each publish
+is by a publisher of its own, as after a restart, where a test does not say otherwise. A sink that says of itself that
+it is not `exactly_once` is only asked to take every row at least once.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from pipelines.runtime.connectors.sink import Published, Publisher, Rows, Sink, SinkOpening, no_rows
+from pipelines.testing.expected import able, is_clear, raises, without_secrets
+from state_ops.errors import ConfigurationError, DamageError, FencedError, PipelineError, TransientError, WeirError
+
+SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string()), ("at", pa.timestamp("us", "UTC"))])
+Row = tuple[int, str]
+
+
+class SinkSystem:
+    """The sink under test and the system that it writes to.
+
+    Attributes:
+        keyed: The sink keeps one row for each `id`, the last one.
+        refuses_types: The sink says before a commit which types it does not take.
+        secrets: What must stand in no message.
+    """
+
+    keyed = False
+    refuses_types = True
+    secrets: tuple[str, ...] = ()
+
+    @property
+    def sink(self) -> Sink:
+        """The definition, for rows of `SCHEMA`; its key, if it has one, is `id`."""
+        raise NotImplementedError
+
+    @property
+    def opening(self) -> SinkOpening:
+        """What it is opened with."""
+        return SinkOpening("contract/main/out", str, {}, lambda: None)
+
+    def contents(self) -> Iterable[Row]:
+        """The columns id and text of all rows that a reader sees, in any order; nothing where nothing was prepared."""
+        raise NotImplementedError
+
+    def break_marker(self) -> None:
+        """Remove the sink's marker, and nothing else."""
+        raise NotImplementedError
+
+    def unreachable(self) -> SinkOpening:
+        """An opening that leads to a place where nobody answers."""
+        raise NotImplementedError
+
+    def refused(self) -> SinkOpening:
+        """An opening with a wrong password."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class GivenRows:
+    """Rows of a test, in batches of two. after: called when that many batches have been handed out."""
+
+    rows: Sequence[Row]
+    after: tuple[int, Callable[[], None]] | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        return SCHEMA
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        for number, start in enumerate(range(0, len(self.rows), 2)):
+            if self.after is not None and self.after[0] == number:
+                self.after[1]()
+            ids, texts = zip(*self.rows[start : start + 2], strict=True)
+            yield pa.record_batch(
+                [pa.array(ids, pa.int64()), pa.array(texts), pa.nulls(len(ids), SCHEMA.field(2).type)], schema=SCHEMA
+            )
+
+
+def given(*ids: int, text: str = "a") -> GivenRows:
+    """Rows with these ids."""
+    return GivenRows([(id, f"{text}{id}") for id in ids])
+
+
+class SinkContract:
+    """The tests. What a system cannot do raises NotImplementedError and is skipped."""
+
+    def test_rows_and_marker_come_together(self, system: SinkSystem) -> None:
+        with publisher(system) as first:
+            assert first.marker() is None
+        published = publish(system, None, 1, given(1, 2, 3))
+        assert published.rows == 3
+        expect(system, given(1, 2, 3), marker=1)
+        publish(system, 1, 5, given(4, 5))
+        expect(system, given(1, 2, 3, 4, 5), marker=5)
+
+    def test_one_publisher_goes_on(self, system: SinkSystem) -> None:
+        with publisher(system) as one:
+            for checkpoint in range(1, 5):
+                one.check(SCHEMA)
+                one.prepare(SCHEMA)
+                one.publish(checkpoint - 1 or None, checkpoint, given(checkpoint))
+                assert one.marker() == (checkpoint if system.sink.exactly_once else None)
+        expect(system, given(1, 2, 3, 4), marker=4)
+
+    def test_publishing_again_changes_nothing(self, system: SinkSystem) -> None:
+        exactly_once(system)
+        publish(system, None, 3, given(1, 2))
+        for previous, checkpoint in ((None, 3), (None, 2), (1, 2), (2, 3)):
+            assert publish(system, previous, checkpoint, given(8, 9)).rows == 0
+            expect(system, given(1, 2), marker=3)
+
+    def test_another_previous_is_damage(self, system: SinkSystem) -> None:
+        exactly_once(system)
+        publish(system, None, 3, given(1))
+        for previous in (None, 2, 4):
+            with raises(DamageError) as caught:
+                publish(system, previous, 5, given(9))
+            is_clear(caught.error, system.secrets)
+            expect(system, given(1), marker=3)
+        publish(system, 3, 5, given(2))
+        expect(system, given(1, 2), marker=5)
+
+    def test_an_absent_marker_is_the_beginning_alone(self, system: SinkSystem) -> None:
+        exactly_once(system)
+        with raises(DamageError):
+            publish(system, 2, 3, given(9))
+        expect(system, given(), marker=None)
+        publish(system, None, 3, given(1))
+        able(system.break_marker)
+        with raises(DamageError) as caught:
+            publish(system, 3, 4, given(9))
+        is_clear(caught.error, system.secrets)
+        expect(system, given(1), marker=None)
+
+    def test_no_rows_move_the_marker(self, system: SinkSystem) -> None:
+        exactly_once(system)
+        publish(system, None, 1, no_rows())
+        expect(system, given(), marker=1)
+        publish(system, 1, 2, given(1))
+        assert publish(system, 2, 3, no_rows()).rows == 0
+        expect(system, given(1), marker=3)
+
+    def test_each_pipeline_has_its_marker(self, system: SinkSystem) -> None:
+        exactly_once(system)
+        publish(system, None, 7, given(1))
+        with publisher(system, replace(system.opening, app_id="contract/fix/out")) as other:
+            assert other.marker() is None
+
+    def test_what_fails_half_way_has_done_nothing(self, system: SinkSystem) -> None:
+        exactly_once(system)
+
+        class PowerCut(Exception):
+            pass
+
+        def fail() -> None:
+            raise PowerCut
+
+        publish(system, None, 1, given(1))
+        rows = given(2, 3, 4, 5, 6)
+        for batches in range(3):
+            try:
+                publish(system, 1, 2, replace(rows, after=(batches, fail)))
+            except PowerCut:
+                expect(system, given(1), marker=1)
+            else:
+                raise AssertionError("an error of the rows must not be swallowed")
+        publish(system, 1, 2, rows)
+        expect(system, given(1, 2, 3, 4, 5, 6), marker=2)
+
+    def test_a_sink_that_may_repeat_takes_every_row(self, system: SinkSystem) -> None:
+        publish(system, None, 1, given(1, 2))
+        if not system.sink.exactly_once:
+            publish(system, None, 1, given(1, 2))
+            publish(system, 1, 2, no_rows())
+        assert set(system.contents()) == set(given(1, 2).rows)
+
+    def test_publishers_side_by_side_publish_once(self, system: SinkSystem) -> None:
+        exactly_once(system)
+        publish(system, None, 1, given(1))
+
+        def try_to_publish(_: int) -> Published | WeirError:
+            for _attempt in range(20):
+                try:
+                    return publish(system, 1, 2, given(2, 3, 4))
+                except TransientError as error:
+                    last = error
+            return last
+
+        with ThreadPoolExecutor(4) as pool:
+            outcomes = list(pool.map(try_to_publish, range(4)))
+        assert sum(outcome.rows for outcome in outcomes if isinstance(outcome, Published)) == 3, outcomes
+        expect(system, given(1, 2, 3, 4), marker=2)
+
+    def test_a_zombie_publishes_what_the_owner_would(self, system: SinkSystem) -> None:
+        """It was taken over before it had published; whoever comes second finds the marker."""
+        exactly_once(system)
+        publish(system, None, 1, given(1))
+        with publisher(system) as zombie:
+            assert zombie.marker() == 1
+            publish(system, 1, 2, given(2))
+            assert _unless_fenced(lambda: zombie.publish(1, 2, given(2))) in (None, 0)
+        publish(system, 2, 3, given(3))
+        expect(system, given(1, 2, 3), marker=3)
+
+    def test_after_a_rewind_a_zombie_publishes_nothing(self, system: SinkSystem) -> None:
+        exactly_once(system)
+        publish(system, None, 3, given(1))
+        with publisher(system) as zombie:
+            zombie.prepare(SCHEMA)
+            publish(system, 3, 7, no_rows())  # the rewind's checkpoint
+            assert _unless_fenced(lambda: zombie.publish(3, 4, given(4))) in (None, 0)
+            expect(system, given(1), marker=7)
+            publish(system, 7, 8, given(8))
+            assert _unless_fenced(lambda: zombie.publish(4, 5, given(5))) in (None, 0)
+        expect(system, given(1, 8), marker=8)
+
+    def test_a_zombie_in_the_middle_publishes_nothing_after_a_rewind(self, system: SinkSystem) -> None:
+        """The rewind comes while a zombie's rows are under way. Either it waits for them, or they are nothing."""
+        exactly_once(system)
+        publish(system, None, 3, given(1))
+        with ThreadPoolExecutor(1) as pool:
+            rewinds = []
+
+            def rewind() -> None:
+                rewinds.append(pool.submit(_rewind, system))
+
+            _unless_fenced(lambda: publish(system, 3, 4, replace(given(4, 5, 6), after=(1, rewind))))
+            rewinds[0].result()
+        ids = {id for id, _ in system.contents()}
+        assert ids in ({1}, {1, 4, 5, 6}), "a checkpoint's rows are all there, or none"
+        with publisher(system) as one:
+            assert one.marker() == 7
+
+    def test_the_last_row_of_a_key_stays(self, system: SinkSystem) -> None:
+        rows = GivenRows([(1, "first"), (2, "a"), (1, "second"), (1, "third"), (2, "b"), (3, "c")])
+        publish(system, None, 1, rows)
+        if not system.keyed:
+            assert sorted(system.contents()) == sorted(rows.rows)
+            return
+        assert sorted(system.contents()) == [(1, "third"), (2, "b"), (3, "c")]
+        publish(system, 1, 2, GivenRows([(2, "later"), (4, "d")]))
+        assert sorted(system.contents()) == [(1, "third"), (2, "later"), (3, "c"), (4, "d")]
+
+    def test_many_rows(self, system: SinkSystem) -> None:
+        publish(system, None, 1, given(*range(501)))
+        assert sorted(system.contents()) == sorted(given(*range(501)).rows)
+
+    def test_rows_of_other_types_are_refused_before_they_come(self, system: SinkSystem) -> None:
+        publish(system, None, 1, given(1))
+        other = SCHEMA.set(1, pa.field("text", pa.list_(pa.map_(pa.string(), pa.date32()))))
+        with publisher(system) as one:
+            one.check(SCHEMA)
+            if system.refuses_types:
+                with raises(PipelineError, ConfigurationError) as caught:
+                    one.check(other)
+                is_clear(caught.error, system.secrets)
+                assert "text" in str(caught.error), "the column is named"
+
+    def test_definitions_are_values(self, system: SinkSystem) -> None:
+        sink = system.sink
+        assert pickle.loads(pickle.dumps(sink)) == sink == replace(sink)
+        assert hash(sink) == hash(replace(sink)) and sink != replace(sink, name="another")
+        assert sink.kind
+        without_secrets(system.secrets, repr(sink))
+
+    def test_a_server_that_is_away_is_named(self, system: SinkSystem) -> None:
+        opening = able(system.unreachable)
+        with raises(ConfigurationError, TransientError) as caught:
+            publish(system, None, 1, given(1), opening)
+        is_clear(caught.error, system.secrets)
+
+    def test_a_refused_password_is_not_shown(self, system: SinkSystem) -> None:
+        opening = able(system.refused)
+        with raises(ConfigurationError) as caught:
+            publish(system, None, 1, given(1), opening)
+        is_clear(caught.error, (*system.secrets, *opening.options.get("password", "").split()))
+
+
+@contextmanager
+def publisher(system: SinkSystem, opening: SinkOpening | None = None) -> Iterator[Publisher]:
+    """A new publisher."""
+    opened = system.sink.open(opening or system.opening)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def publish(
+    system: SinkSystem, previous: int | None, checkpoint: int, rows: Rows, opening: SinkOpening | None = None
+) -> Published:
+    """Publish with a publisher of its own, as the engine does."""
+    with publisher(system, opening) as one:
+        if rows.schema is not None:
+            one.check(rows.schema)
+            one.prepare(rows.schema)
+        return one.publish(previous, checkpoint, rows)
+
+
+def expect(system: SinkSystem, rows: GivenRows, marker: int | None) -> None:
+    """What readers and the registry see."""
+    assert sorted(system.contents()) == sorted(rows.rows)
+    if system.sink.exactly_once:
+        with publisher(system) as one:
+            assert one.marker() == marker
+
+
+def exactly_once(system: SinkSystem) -> None:
+    """Skip the test where the sink promises less."""
+    if not system.sink.exactly_once:
+        import pytest
+
+        pytest.skip("the sink may take rows twice")
+
+
+def _rewind(system: SinkSystem) -> None:
+    """As after a rewind: what an abandoned checkpoint has published counts as what was published last."""
+    for previous in (3, 4, 3, 4):
+        try:
+            publish(system, previous, 7, no_rows())
+            return
+        except DamageError:
+            continue
+    raise AssertionError("the marker is neither where it was nor where the abandoned checkpoint has brought it")
+
+
+def _unless_fenced(action: Callable[[], Published]) -> int | None:
+    """How many rows it has published; None if it was told that it is a zombie."""
+    try:
+        return action().rows
+    except (FencedError, TransientError):
+        return None
