@@ -20,7 +20,7 @@ from pipelines.runtime.ownership import backlog
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.restore import restore
 from pipelines.runtime.run import fsck
-from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.coordination import gate_hold, lease
 from state_ops.errors import WeirError
 from state_ops.fsck.findings import Report
@@ -207,9 +207,7 @@ def _of_gate(
 def recorded(pipeline: Pipeline, settings: Settings, stage: Stage) -> list[dg.AssetCheckEvaluation]:
     """What the newest checkpoint recorded of a stage's gates."""
     _, registry = open_storage(pipeline, settings)
-    head = registry.head()
-    figures = head.operators.get(stage.uid) if head is not None else None
-    verdicts = [Verdict.from_dict(stage.uid, raw) for raw in (figures or {}).get("gates") or ()]
+    verdicts = [Verdict.from_dict(stage.uid, raw) for raw in stats_of(registry.head(), stage.uid).gates]
     return of_gates(pipeline, stage, verdicts)
 
 

@@ -90,10 +90,10 @@ class Tally:
         self.bytes_new += row.bytes_new
         self.bytes_full += row.bytes_total
         self.slowest_ms = max(self.slowest_ms, row.ms["to_commit"])
-        for uid, figures in row.operators.items():
-            self.stages.setdefault(uid, Counter()).update({name: figures.get(name, 0) for name in _SUMMED.values()})
-            if figures.get("cache"):
-                self.caches.setdefault(uid, Counter()).update(figures["cache"])
+        for uid, stats in row.operators.items():
+            self.stages.setdefault(uid, Counter()).update({name: getattr(stats, name) for name in _SUMMED.values()})
+            if stats.cache:
+                self.caches.setdefault(uid, Counter()).update(stats.cache)
         self.tables.update({item.sink: item.rows for item in report.publications})
 
 
@@ -140,9 +140,9 @@ def of_epochs(tally: Tally, lag: Mapping[str, int]) -> dict[str, Any]:
         "stages": _stages(tally, row),
         "generation": int(row.generation),
     }
-    for uid, figures in row.operators.items():
+    for uid, stats in row.operators.items():
         rows_late = tally.stages[uid]["rows_late"]
-        if rows_late or figures.get("lateness") is not None or figures.get("forgets") is not None:
+        if rows_late or stats.lateness is not None or stats.forgets is not None:
             shown[LATE_IN + uid] = rows_late
     for name, count in lag.items():
         shown[f"files waiting in {name}"] = count
@@ -163,8 +163,8 @@ def of_epochs(tally: Tally, lag: Mapping[str, int]) -> dict[str, Any]:
 
 def _stages(tally: Tally, row: Checkpoint) -> dg.MetadataValue:
     titles = ("rows in", "rows out", "rows late", "state bytes new")
-    lines = [
-        [uid, *[sums[_SUMMED[title]] for title in titles], row.operators[uid]["bytes_total"]]
+    lines: list[list[str | int]] = [
+        [uid, *[sums[_SUMMED[title]] for title in titles], row.operators[uid].bytes_total]
         for uid, sums in tally.stages.items()
         if uid in row.operators
     ]
@@ -193,11 +193,11 @@ def of_stage(tally: Tally, uid: str) -> dict[str, Any]:
     newest = row.operators[uid]
     shown: dict[str, Any] = {"checkpoint": int(row.id), "epochs": tally.epochs}
     shown |= {title: tally.stages[uid][name] for title, name in _SUMMED.items()}
-    shown |= {"rows not applied yet": newest["rows_waiting"], "state bytes": newest["bytes_total"]}
-    if newest.get("entries") is not None:
-        shown["state entries (estimate)"] = newest["entries"]
-    if newest["ms"]:
-        slowest = [(name, round(ms, 1)) for name, ms in newest["ms"].items()]
+    shown |= {"rows not applied yet": newest.rows_waiting, "state bytes": newest.bytes_total}
+    if newest.entries is not None:
+        shown["state entries (estimate)"] = newest.entries
+    if newest.ms:
+        slowest = [(name, round(ms, 1)) for name, ms in newest.ms.items()]
         shown["ms of the slowest subtask"] = _table(("phase", "ms"), slowest)
     if uid in tally.caches:
         shown["state cache"] = _table(("figure", "count"), list(tally.caches[uid].items()))

@@ -94,7 +94,7 @@ def measure(root: Path, factor: int, alignment: float | None, epochs: int) -> di
         "median": counted.median(),
         "longest": counted.max(),
         "rows waiting at most": max(
-            sum(figures["rows_waiting"] for figures in checkpoint.operators.values()) for checkpoint in reports
+            sum(stats.rows_waiting for stats in checkpoint.operators.values()) for checkpoint in reports
         ),
         "seconds in all": clock.ms / 1e3,
         "result": "equal to DuckDB's" if same else "WRONG",

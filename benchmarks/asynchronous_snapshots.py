@@ -51,7 +51,7 @@ def measure(root: Path, name: str, keys: int, asynchronous: bool) -> dict[str, f
     epochs = list(harness.epochs(PIPELINES[name], settings))
     assert len(epochs) == 1 + WARM + COUNTED, epochs
     counted = epochs[-COUNTED:]
-    phases = harness.medians([epoch.report.checkpoint.operators["totals"]["ms"] for epoch in reversed(counted)])
+    phases = harness.medians([epoch.report.checkpoint.operators["totals"].ms for epoch in reversed(counted)])
     return {"epoch": sum(epoch.wall for epoch in counted) / COUNTED, **phases}
 
 

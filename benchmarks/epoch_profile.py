@@ -23,7 +23,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -33,6 +33,7 @@ from benchmarks.state import workload as work
 from benchmarks.state.workload import Slices, Workload
 from pipelines.api import Pipeline, agg, aggregate, delta, files
 from pipelines.runtime.ownership.pipeline_storage import open_storage
+from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.coordination import requests
 from state_ops.coordination.requests import Request
 
@@ -96,12 +97,12 @@ def _epochs(pipeline: Pipeline, landing: Path, scratch: Path, full: int, empty: 
     assert not list(reports), "an epoch that nobody asked for"
 
 
-def _phases(driver: dict[str, float], operators: dict[str, Any]) -> dict[str, float]:
+def _phases(driver: dict[str, float], operators: dict[str, OperatorStats]) -> dict[str, float]:
     """By phase, over all stages. driver: ms that the coordinator noted; operators: a checkpoint's, with the tasks'
     ms."""
     inside: dict[str, float] = {}
-    for figures in operators.values():
-        for phase, ms in figures["ms"].items():
+    for stats in operators.values():
+        for phase, ms in stats.ms.items():
             inside[f"task:{phase}"] = inside.get(f"task:{phase}", 0.0) + ms
     stages = sum(ms for phase, ms in driver.items() if phase.startswith("stage:"))
     tasks = sum(inside.values())

@@ -104,7 +104,7 @@ def _run(pipeline: Pipeline, landing: Path, scratch: Path) -> list[dict[str, flo
                 "cpu": cpu,
                 "to_commit": report.checkpoint.ms["to_commit"],
                 "gates": sum(ms for phase, ms in report.ms.items() if phase.startswith(("gate:", "seal:gates"))),
-                "rows_out": report.checkpoint.operators["totals"]["rows_out"],
+                "rows_out": report.checkpoint.operators["totals"].rows_out,
             }
             for wall, cpu, report in harness.epochs(pipeline, settings, executor)
         ]

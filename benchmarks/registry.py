@@ -25,6 +25,7 @@ import typer
 from benchmarks import harness
 from benchmarks.harness import Row, Stopwatch, seconds
 from state_ops.checkpoints.checkpoint import STATE, Checkpoint, StateFile
+from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.registry import Publication, Registry
 from state_ops.ids import AttemptId, CheckpointId, Generation
 from state_ops.storage.storage import Storage
@@ -71,7 +72,7 @@ def checkpoint_of(id: int, files: tuple[StateFile, ...]) -> Checkpoint:
         offsets={"landing": {"files": id, "last": f"{id:08d}.parquet", "seen": [], "floor": None}},
         slice={"landing": {"rows": 1000, "files": [{"name": f"{id:08d}.parquet", "bytes": 4096}]}},
         watermarks={"counts": 1_700_000_000_000_000 + id},
-        operators={"counts": {"parallelism": 100, "files_total": len(files)}},
+        operators={"counts": OperatorStats(parallelism=100, files_total=len(files))},
         sinks={"counts": {"id": id, "before": id - 1 or None}},
         inputs={},
         ms={"stage:counts": 1.5},

@@ -288,9 +288,8 @@ def _summary(settings: Settings, landing: Path, watch: Watch, begun: float) -> N
     out.print()
     _fact("epochs", f"{totals['epochs']}, of which {len(watch.shown)} shown now; the newest checkpoint is {head.id}")
     _fact("rows read", f"{totals['rows_read']:,} from {head.offsets['landing']['files']} files")
-    _fact(
-        "state", f"{head.bytes_total / 1024:,.0f} KiB in {sum(f['files_total'] for f in head.operators.values())} files"
-    )
+    files = sum(stats.files_total for stats in head.operators.values())
+    _fact("state", f"{head.bytes_total / 1024:,.0f} KiB in {files} files")
     _fact("uploaded", _uploaded(head))
     for name, count in counts.items():
         _fact(name, count)

@@ -384,8 +384,7 @@ def test_testing_equals_spark(tmp_path):
         (key,): value.as_dict() for key, value in here.states["aircraft_rotation"].items()
     }
     for uid, one in here.stages.items():
-        figures = newest.operators[uid]
-        assert figures["rows_in"] == sum(ack.rows_in for ack in one.acks)
+        assert newest.operators[uid].rows_in == sum(ack.rows_in for ack in one.acks)
         assert newest.watermarks[uid] == to_micros(one.watermark)
 
 

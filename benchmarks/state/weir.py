@@ -33,7 +33,7 @@ def run(task: Task, result: Result) -> None:
             done += sum(slice["rows"] for slice in report.checkpoint.slice.values())
             result.progress.append((time.time(), done))
             uid = pipeline.stages[0].uid
-            inside = {f"task:{phase}": ms for phase, ms in report.checkpoint.operators[uid]["ms"].items()}
+            inside = {f"task:{phase}": ms for phase, ms in report.checkpoint.operators[uid].ms.items()}
             result.phases.append({**report.ms, **inside})
             triggered.append(report.checkpoint.triggered_at.timestamp())
             result.figures = {

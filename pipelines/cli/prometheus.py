@@ -13,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -29,6 +28,7 @@ from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import SourceFile
 from state_ops.checkpoints import restore_log
 from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.registry import SAVEPOINT, Publication, Registry
 from state_ops.checkpoints.restore_log import Restored
 from state_ops.coordination import lease
@@ -291,19 +291,18 @@ def _of_head(head: Checkpoint) -> Iterator[Sample]:
     for table, ids in head.sinks.items():
         if ids.get("id") is not None:
             yield "weir_sink_checkpoint_id", (table,), float(ids["id"] or 0)
-    for uid, figures in head.operators.items():
-        yield from _of_stage(uid, figures)
+    for uid, stats in head.operators.items():
+        yield from _of_stage(uid, stats)
 
 
-def _of_stage(uid: str, figures: Mapping[str, Any]) -> Iterator[Sample]:
-    yield "weir_state_bytes", (uid,), float(figures.get("bytes_total", 0))
-    yield "weir_state_files", (uid,), float(figures.get("files_total", 0))
+def _of_stage(uid: str, stats: OperatorStats) -> Iterator[Sample]:
+    yield "weir_state_bytes", (uid,), float(stats.bytes_total)
+    yield "weir_state_files", (uid,), float(stats.files_total)
     for kind in _ROWS:
-        yield "weir_stage_rows", (uid, kind), float(figures.get(f"rows_{kind}", 0))
-    for phase, ms in (figures.get("ms") or {}).items():
+        yield "weir_stage_rows", (uid, kind), float(getattr(stats, f"rows_{kind}"))
+    for phase, ms in stats.ms.items():
         yield "weir_stage_phase_seconds", (uid, phase), ms / 1000
-    cache = figures.get("cache_totals")
-    if cache:
+    if cache := stats.cache_totals:
         yield "weir_cache_hits_total", (uid, "l1"), float(cache["l1_hits"])
         yield "weir_cache_hits_total", (uid, "l2"), float(cache["l2_hits"])
         yield "weir_cache_misses_total", (uid,), float(cache["misses"])

@@ -197,7 +197,7 @@ def _cells(checkpoint: Checkpoint, names: list[str]) -> tuple[str, ...]:
         f"{checkpoint.completed_at:%Y-%m-%d %H:%M:%S}",
         checkpoint.trigger,
         f"{sum(part['rows'] for part in checkpoint.slice.values()):,}",
-        f"{sum(stage['files_new'] for stage in stages)}/{sum(stage['files_total'] for stage in stages)}",
+        f"{sum(stage.files_new for stage in stages)}/{sum(stage.files_total for stage in stages)}",
         f"{checkpoint.bytes_new:,}/{checkpoint.bytes_total:,}",
         f"{checkpoint.ms.get('to_commit', 0):.0f}",
         bottleneck(checkpoint.ms) or "-",

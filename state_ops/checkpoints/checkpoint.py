@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from state_ops.checkpoints.operator_stats import NOTHING, OperatorStats
 from state_ops.ids import AttemptId, CheckpointId, Generation
 
 FORMAT_VERSION = 1
@@ -201,7 +202,7 @@ class Checkpoint:
     """A completed checkpoint: one row of `registry/checkpoints`. Immutable.
 
     offsets: by source, its position after this epoch. slice: by source, what this epoch read.
-    watermarks: by stage, microseconds since 1970 UTC. operators: by stage uid, figures and schemas.
+    watermarks: by stage, microseconds since 1970 UTC. operators: by stage uid, what is recorded of it.
     kind: checkpoint, start (of a pipeline, from another one's savepoint), rewind (to its parent; what lies between is
     abandoned), edit (of one stage's state, by hand), fork (the first of a branch) or promotion (a branch's state and
     rows instead of what followed its parent).
@@ -228,7 +229,7 @@ class Checkpoint:
     offsets: dict[str, Any]
     slice: dict[str, Any]
     watermarks: dict[str, int]
-    operators: dict[str, Any]
+    operators: dict[str, OperatorStats]
     sinks: dict[str, dict[str, Any]]
     inputs: dict[str, Any]
     ms: dict[str, float]
@@ -246,14 +247,24 @@ class Checkpoint:
         """In this epoch, of all sources."""
         return sum(int(part["rows"]) for part in self.slice.values())
 
+    @property
+    def stages_with_state(self) -> list[str]:
+        """The uids of the stages that have state."""
+        return [uid for uid, stats in self.operators.items() if stats.has_state]
+
     def published(self, sink: str) -> CheckpointId | None:
         """The newest checkpoint up to this one that has output for a sink; None if there is none."""
         return (self.sinks.get(sink) or {}).get("id")
 
     def to_dict(self) -> dict[str, Any]:
         """For people and programs: JSON-ready, times in ISO 8601 UTC."""
-        raw = dataclasses.asdict(self)
+        raw = dataclasses.asdict(self) | {"operators": {uid: stats.to_json() for uid, stats in self.operators.items()}}
         return {key: value.isoformat() if isinstance(value, datetime) else value for key, value in raw.items()}
+
+
+def stats_of(checkpoint: Checkpoint | None, uid: str) -> OperatorStats:
+    """What a checkpoint records of an operator; `NOTHING` where it has no such operator, or there is no checkpoint."""
+    return checkpoint.operators.get(uid, NOTHING) if checkpoint else NOTHING
 
 
 def began(parent: Checkpoint | None) -> dict[str, int]:

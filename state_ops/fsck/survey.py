@@ -210,7 +210,7 @@ def _listing_problems(row: Checkpoint, listing: tuple[StateFile, ...], branch: b
     state = [file for file in listing if file.kind == STATE]
     yield from _drift(row, "bytes_total", row.bytes_total, sum(file.bytes for file in state))
     yield from _drift(row, "bytes_new", row.bytes_new, sum(file.bytes for file in state if file.new))
-    for uid, figures in row.operators.items():
+    for uid, stats in row.operators.items():
         of_stage = [file for file in state if file.operator == uid]
         new = [file for file in of_stage if file.new]
         recount = {"files_total": len(of_stage), "bytes_total": sum(file.bytes for file in of_stage)}
@@ -219,7 +219,7 @@ def _listing_problems(row: Checkpoint, listing: tuple[StateFile, ...], branch: b
         ):  # the first checkpoint of a pipeline that started from another's has that one's figures
             recount |= {"files_new": len(new), "bytes_new": sum(file.bytes for file in new)}
         for name, counted in recount.items():
-            yield from _drift(row, f"operators.{uid}.{name}", figures.get(name, counted), counted)
+            yield from _drift(row, f"operators.{uid}.{name}", stats.to_json().get(name, counted), counted)
     listed = {file.sink for file in listing if file.kind == OUTPUT}
     claimed = {sink for sink, ids in row.sinks.items() if ids["id"] == row.id}
     for sink in sorted(claimed ^ listed, key=str) if row.kind not in TAKES_BACK else ():  # which takes rows back

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -23,6 +22,7 @@ import pyarrow as pa
 
 from state_ops.arrow import frames
 from state_ops.backends.base import Backend
+from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.rows.row_store import defaults
 from state_ops.schema.descriptors import LIST_ENDS, LIST_STATE, MAP_STATE, VALUE_STATE
 from state_ops.schema.key_codec import group_prefix
@@ -75,21 +75,20 @@ def forgotten_after(before: Forgotten | None, ttl: Ttl | None, now: int) -> Forg
     return Forgotten(upto, now if record.unstamped is None else record.unstamped)
 
 
-def forgotten_in(figures: Mapping[str, Any], epoch_now: int) -> Forgotten | None:
+def forgotten_in(stats: OperatorStats, epoch_now: int) -> Forgotten | None:
     """What a stage had forgotten by a checkpoint.
 
     Args:
-        figures: What the checkpoint's row says of the stage.
+        stats: What the checkpoint records of the stage.
         epoch_now: The checkpoint's processing time, in microseconds since 1970 UTC: rows of earlier releases say what
             is forgotten by their TTL alone.
     """
-    if "forgotten" in figures:
-        return Forgotten(**figures["forgotten"]) if figures["forgotten"] else None
-    if not figures.get("ttl"):
+    if "forgotten" in stats.names:
+        return Forgotten(**stats.forgotten) if stats.forgotten else None
+    if not stats.ttl:
         return None
-    waiting = figures.get("waiting") or ()
-    applied = waiting[0]["now"] if waiting else epoch_now  # what waits is applied by its own epoch's clock
-    return Forgotten(applied - Ttl(**figures["ttl"]).micros)
+    applied = stats.waiting[0]["now"] if stats.waiting else epoch_now  # what waits is applied by its own epoch's clock
+    return Forgotten(applied - Ttl(**stats.ttl).micros)
 
 
 @dataclass(frozen=True, slots=True)

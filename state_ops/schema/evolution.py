@@ -300,18 +300,15 @@ def recorded(schema: StateSchema) -> list[dict[str, Any]]:
     ]
 
 
-def from_record(figures: Mapping[str, Any]) -> StateSchema:
-    """The schema of a checkpoint's state, from its operator's figures. Raises DamageError if they cannot be read.
-
-    Records that know of no older schemas have the newest alone.
-    """
-    chain = [_one(entry) for entry in figures.get("schemas") or [{"schema": figures["schema"]}]]
+def from_record(record: Sequence[Mapping[str, Any]]) -> StateSchema:
+    """The schema that a checkpoint has on record, as `recorded` gives it. Raises DamageError if it cannot be read."""
+    chain = [_one(entry) for entry in record]
     return chain[-1].reading(chain[:-1])
 
 
-def successor(figures: Mapping[str, Any], new: StateSchema) -> StateSchema:
-    """`new`, reading also the rows of the state that was recorded in `figures`."""
-    was = from_record(figures)
+def successor(record: Sequence[Mapping[str, Any]], new: StateSchema) -> StateSchema:
+    """`new`, reading also the rows of the schema that is on record."""
+    was = from_record(record)
     return new.reading(was.older if was == new else (*was.older, was))
 
 

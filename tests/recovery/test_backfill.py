@@ -351,9 +351,9 @@ def test_a_range_is_not_replaced_while_rows_wait_in_front_of_a_stage(tmp_path):
     plant.land(1, 2, 3, 4)
     reports = run(plant.site.pipeline, plant.site.settings, RunOptions(until_caught_up=True), InMemoryExecutor(8))
     rows = [report.checkpoint for report in reports]
-    waits = [row for row in rows if any(one.get("waiting") for one in row.operators.values())]
+    waits = [row for row in rows if any(stats.waiting for stats in row.operators.values())]
     maintenance.rewind(plant.site.pipeline, plant.site.settings, int(waits[-1].id))
-    assert any(one.get("waiting") for one in plant.head.operators.values())
+    assert any(stats.waiting for stats in plant.head.operators.values())
     with pytest.raises(WeirError, match="rows wait in front of a stage"):
         plant.backfill(3, 4, replaces="range", promote=True)
     plant.run()

@@ -175,15 +175,15 @@ def test_add_drop_widen_rename_and_reorder_over_three_classes(tmp_path):
         "rows of all three classes, each read through all changes since it was written"
     )
     recorded = _head(site).operators["legs"]
-    assert [StateSchema.from_json(entry["schema"]) for entry in recorded["schemas"]] == [
+    assert [StateSchema.from_json(entry["schema"]) for entry in recorded.schemas] == [
         StateSchema.of(state) for state in (First, Second, Third)
     ]
-    assert recorded["schema"] == StateSchema.of(Third).to_json()
+    assert recorded.schema == StateSchema.of(Third).to_json()
 
     # Once more: the chain comes from the checkpoint now, not from the classes.
     _epoch(site, "5", KEYS[3])
     assert _state(site)[KEYS[3]] == _replayed(KEYS[:4], [], [KEYS[3]])[KEYS[3]]
-    assert len(_head(site).operators["legs"]["schemas"]) == 3
+    assert len(_head(site).operators["legs"].schemas) == 3
 
 
 def test_a_class_that_comes_back_reads_its_rows_of_both_times(tmp_path):

@@ -527,7 +527,7 @@ def test_the_next_epoch_is_worked_on_beside_the_gates_and_nothing_is_committed_b
     gate.open()
     thread.join(60)
     assert [report.checkpoint.id for report in reports] == [1, 2, 3]
-    assert all(len(report.checkpoint.operators["accounts"]["gates"]) == 1 for report in reports)
+    assert all(len(report.checkpoint.operators["accounts"].gates) == 1 for report in reports)
     bank.assert_exact(1, 2, 3)
 
 
@@ -673,7 +673,7 @@ def test_rows_that_a_stage_has_left_hold_the_source_back_too_but_not_for_ever(ba
     commit.open()
     thread.join(60)
     assert held == [(accounts.uid, 1), (slow_reader.uid, 1)]
-    left = [report.checkpoint.operators[slow_reader.uid]["rows_waiting"] for report in reports]
+    left = [report.checkpoint.operators[slow_reader.uid].rows_waiting for report in reports]
     assert left[0] > 0 and left[-1] == 0
     bank.assert_exact(1, 2)
     assert sorted(bank.site.table("behind")["amount"]) == [1] * 10 + [2] * 10

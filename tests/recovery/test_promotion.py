@@ -186,7 +186,7 @@ def test_blue_green_with_another_schema_another_parallelism_and_a_new_table(tmp_
     after.epochs(4)
     bank.assert_exact(1, 2, 3, 4)
     assert len(after.site.table("large")) == 20
-    assert (made.operators["accounts"]["parallelism"], set(made.sinks)) == (4, {"booked", "large"})
+    assert (made.operators["accounts"].parallelism, set(made.sinks)) == (4, {"booked", "large"})
     maintenance.rewind(pipeline, bank.site.settings, 3)
     bank.assert_exact(1, 2, 3)
     bank.epochs()

@@ -91,12 +91,11 @@ def owners(site: Site, checkpoint: Checkpoint) -> dict[str, list[tuple[int, int]
     storage, registry = open_storage(site.pipeline, site.settings)
     found = {}
     for stage in site.pipeline.stages:
-        figures = checkpoint.operators[stage.uid]
         found[stage.uid] = [
             (subtask, int.from_bytes(key[:2], "big"))
             for subtask, key in keys_of(storage, registry, checkpoint, stage.uid)
         ]
-        assert figures["parallelism"] == int(site.options["WEIR_SPARK__PARALLELISM"])
+        assert checkpoint.operators[stage.uid].parallelism == int(site.options["WEIR_SPARK__PARALLELISM"])
     return found
 
 

@@ -157,8 +157,8 @@ def _land(site: Site, chance: random.Random) -> pd.DataFrame:
 def _assert_state_is_replay(site: Site, rows: pd.DataFrame, checkpoint: Checkpoint) -> None:
     """It is that of the files that it has read, without the rows that it says the ledger has not applied."""
     for one in site.pipeline.stages:
-        verdicts = checkpoint.operators[one.uid]["gates"]
-        assert len(verdicts) == len(one.gates) or not checkpoint.operators[one.uid]["rows_out"], "each gate was asked"
+        verdicts = checkpoint.operators[one.uid].gates
+        assert len(verdicts) == len(one.gates) or not checkpoint.operators[one.uid].rows_out, "each gate was asked"
     seen, applied = _applied(site, rows, checkpoint)
     for uid, columns, counted in (("tallied", ["rows"], seen), ("ledger", ["rows", "total"], applied)):
         wanted = counted.groupby("id")[["rows", "total"]].last()
@@ -176,7 +176,7 @@ def _assert_table_is_replay(site: Site, rows: pd.DataFrame, published: Checkpoin
 def _applied(site: Site, rows: pd.DataFrame, checkpoint: Checkpoint) -> tuple[pd.DataFrame, pd.DataFrame]:
     """What it has read, and what the ledger has applied of that."""
     seen = rows[rows["file"] < checkpoint.offsets["landing"]["files"]]
-    waiting = checkpoint.operators["ledger"]["waiting"]
+    waiting = checkpoint.operators["ledger"].waiting
     paths = [site.storage / path for one in waiting for layer in one["layers"] for path in layer]
     left = {(row["id"], row["file"]) for path in paths for row in pq.read_table(path).to_pylist()}
     applied = seen[[pair not in left for pair in zip(seen["id"], seen["file"], strict=True)]]

@@ -25,6 +25,7 @@ from pipelines.runtime.operations import forks, promotion
 from pipelines.runtime.operators import function
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.run.run import RunOptions, open_storage, run
+from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.errors import PipelineError, StageError
 from tests.recovery.harness import Site
 from tests.tools.sampling import sampled
@@ -143,7 +144,7 @@ class Parking:
         asked = RunOptions(until_caught_up=True, drain=drain, start_from=start_from)
         list(run(self.site.pipeline, self.site.settings, asked, InMemoryExecutor()))
 
-    def figures(self) -> dict:
+    def stats(self) -> OperatorStats:
         head = open_storage(self.site.pipeline, self.site.settings)[1].head()
         assert head is not None
         return head.operators["parking"]
@@ -208,15 +209,15 @@ def test_timers_fire_once_although_the_run_fails_is_killed_and_goes_on(tmp_path,
     lot.assert_exact(5, drained=False)
     assert state_reader.get(lot.site.pipeline, lot.site.settings, "parking", ["k0"])[0]["stops"] == [1, 2, 3, 4, 5]
 
-    before = lot.figures()
-    assert before["swept"] and set(before["collections"]) == {"stops", "fees"}
+    before = lot.stats()
+    assert before.swept and set(before.collections) == {"stops", "fees"}
     lot.epochs(drain=True)
     lot.assert_exact(5, drained=True)
     lot.epochs(drain=True)
     lot.assert_exact(5, drained=True)
-    after = lot.figures()
-    assert after["swept"] != before["swept"], "the sweep goes on from epoch to epoch"
-    assert not after["files_new"], "where nothing has expired, that it was looked at changes nothing"
+    after = lot.stats()
+    assert after.swept != before.swept, "the sweep goes on from epoch to epoch"
+    assert not after.files_new, "where nothing has expired, that it was looked at changes nothing"
 
 
 class Less(State):

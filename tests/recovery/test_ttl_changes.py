@@ -37,7 +37,9 @@ from pipelines.runtime.operations.state_import import import_rows
 from pipelines.runtime.operators import deduplication, function
 from pipelines.runtime.run import maintenance
 from pipelines.runtime.run.run import RunOptions, run
+from state_ops.checkpoints.operator_stats import OperatorStats
 from tests.recovery.harness import Site
+from tests.tools.reading import without
 from tests.tools.sampling import sampled
 
 START = datetime(2024, 5, 1, tzinfo=UTC)
@@ -307,12 +309,12 @@ def test_a_checkpoint_of_an_earlier_release_says_by_its_ttl_what_is_forgotten(tm
         monkeypatch.setattr(function, "_SWEEP_ENTRIES", most)
         played = Played(tmp_path / str(most), monkeypatch)
         with monkeypatch.context() as earlier:
-            figures = steps._figures
+            stats = steps._stats
 
-            def without(*arguments: Any, figures: Any = figures) -> dict[str, Any]:
-                return {name: value for name, value in figures(*arguments).items() if name != "forgotten"}
+            def unaware(*arguments: Any, stats: Any = stats) -> OperatorStats:
+                return without(stats(*arguments), "forgotten")
 
-            earlier.setattr(steps, "_figures", without)
+            earlier.setattr(steps, "_stats", unaware)
             played.epoch(visited("1h"), 0, KEYS)
             played.epoch(visited("1h"), 5, ["x"])
         played.epoch(visited(None), 5, KEYS)

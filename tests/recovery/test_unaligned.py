@@ -164,7 +164,7 @@ ONE_BY_ONE = {"WEIR_CHECKPOINTS__MAX_CONCURRENT": "1"}  # when a report comes, n
 
 
 def waiting(checkpoint: Checkpoint) -> int:
-    return sum(figures["rows_waiting"] for figures in checkpoint.operators.values())
+    return sum(stats.rows_waiting for stats in checkpoint.operators.values())
 
 
 def state_of(site: Site) -> list[dict[str, object]]:
@@ -230,8 +230,8 @@ def test_rows_that_wait_are_named_like_state_and_go_when_they_are_applied(tmp_pa
         channels = {file.path for file in registry.files(report.checkpoint) if file.kind == CHANNEL}
         wanted = {
             path
-            for figures in report.checkpoint.operators.values()
-            for one in figures["waiting"]
+            for stats in report.checkpoint.operators.values()
+            for one in stats.waiting
             for layer in one["layers"]
             for path in layer
         }
@@ -246,7 +246,7 @@ def test_no_further_slice_is_read_while_a_stage_is_too_far_behind(tmp_path):
     )
     land(site, 2)
     history = epochs(site)
-    behind = [max(sum(bool(one["layers"]) for one in f["waiting"]) for f in c.operators.values()) for c in history]
+    behind = [max(sum(bool(one["layers"]) for one in stats.waiting) for stats in c.operators.values()) for c in history]
     assert max(behind) <= 2 + 3 - 1, "what is in flight when the bound is reached may add to it"
     assert any(not one.slice for one in history), "it has held back"
 
@@ -279,8 +279,8 @@ def test_a_stop_that_drains_or_names_lets_stages_apply_all_rows_first(drain, tmp
 
 
 def first_waiting(site: Site, checkpoint: Checkpoint, begun: bool) -> Path:
-    for figures in checkpoint.operators.values():
-        for one in figures["waiting"]:
+    for stats in checkpoint.operators.values():
+        for one in stats.waiting:
             if one["begun"] == begun and one["layers"]:
                 return site.storage / one["layers"][0][0]
     raise AssertionError("nothing waits")
@@ -425,7 +425,7 @@ def test_a_run_does_not_go_on_from_rows_that_are_gone_behind_others(tmp_path):
     site = left_waiting(tmp_path / "site")
     head = run.open_storage(site.pipeline, site.settings)[1].head()
     assert head is not None
-    *_, last = (path for one in head.operators["timed"]["waiting"] for layer in one["layers"] for path in layer)
+    *_, last = (path for one in head.operators["timed"].waiting for layer in one["layers"] for path in layer)
     (site.storage / last).unlink()
     before = site.objects()
     with pytest.raises(DamageError, match="is missing"):

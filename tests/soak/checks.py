@@ -221,7 +221,7 @@ class Verifier:
             )
         if self.replay.files != position:
             raise Violation(f"checkpoint {head.id} has read {position} files, the ledger shows {self.replay.files}")
-        if not head.operators["accounts"]["schema"]:
+        if not head.operators["accounts"].schema:
             return
         found = {key[0]: row for key, row in state_at(self._storage, self._registry, head, accounts).items()}
         if found != self.replay.accounts:

@@ -17,8 +17,9 @@ from pipelines.runtime.operators import open_windows
 from state_ops.arrow.types import type_named
 from state_ops.backends import composite
 from state_ops.backends.base import BackendOptions
-from state_ops.backends.loader import DEFAULT, named
+from state_ops.backends.loader import named
 from state_ops.checkpoints.checkpoint import Checkpoint, snapshots_of
+from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.registry import Registry
 from state_ops.keyed.keyed_state import scan_values
 from state_ops.schema import evolution
@@ -38,9 +39,14 @@ def table_at(storage: Storage, table: str, version: int | None = None) -> pl.Dat
     return pl.from_arrow(pa.concat_tables(parts))  # type: ignore[return-value]
 
 
+def without(stats: OperatorStats, name: str) -> OperatorStats:
+    """What a checkpoint of a release records that did not know this field."""
+    return OperatorStats.from_json({other: value for other, value in stats.to_json().items() if other != name})
+
+
 def keys_of(storage: Storage, registry: Registry, checkpoint: Checkpoint, uid: str) -> Iterator[tuple[int, bytes]]:
     """Subtask and raw key of every entry that a stage's snapshots hold, whether they are the subtask's or not."""
-    kind = named(checkpoint.operators[uid].get("backend", DEFAULT))
+    kind = named(checkpoint.operators[uid].backend)
     for subtask, one in snapshots_of(registry.files(checkpoint), uid).items():
         with tempfile.TemporaryDirectory() as scratch:
             snapshot.fetch(storage, one, Path(scratch))
@@ -54,15 +60,15 @@ def keys_of(storage: Storage, registry: Registry, checkpoint: Checkpoint, uid: s
 def state_at(storage: Storage, registry: Registry, checkpoint: Checkpoint, stage: Stage) -> dict[tuple, dict[str, Any]]:
     """A stage's state in a checkpoint by key: fields by name, or of a window by (key, window_start) its aggregates so
     far."""
-    figures = checkpoint.operators[stage.uid]
-    keys = pa.schema([(name, type_named(kind)) for name, kind in figures["keys"]])
-    schema = evolution.from_record(figures)
+    stats = checkpoint.operators[stage.uid]
+    keys = pa.schema([(name, type_named(kind)) for name, kind in stats.keys])
+    schema = evolution.from_record(stats.schema_history)
     found: dict[tuple, dict[str, Any]] = {}
     for subtask, one in snapshots_of(registry.files(checkpoint), stage.uid).items():
-        groups = group_range(subtask, figures["parallelism"], figures["max_parallelism"])
+        groups = group_range(subtask, stats.parallelism, stats.max_parallelism)
         with tempfile.TemporaryDirectory() as scratch:
             snapshot.fetch(storage, one, Path(scratch))
-            kind = named(figures.get("backend", DEFAULT))
+            kind = named(stats.backend)
             backend = composite.opened(kind, Path(scratch), BackendOptions(memory_mb=16))
             try:
                 if stage.window is None:

@@ -264,7 +264,7 @@ class Failover:
         context.head = head
         epochs.offsets = SourceOffsets.at(head)
         files = context.registry.files(head) if head else ()
-        recorded = {uid for uid, figures in head.operators.items() if figures["schema"]} if head else set()
+        recorded = set(head.stages_with_state) if head else set()
         # What rows that were discarded looked like binds nobody.
         for schemas in (context.shapes, context.inputs, context.reads):
             for uid in schemas.keys() - recorded:

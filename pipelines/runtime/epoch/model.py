@@ -31,6 +31,7 @@ from state_ops.checkpoints.checkpoint import (
     StagedFile,
     StateFile,
     snapshots_of,
+    stats_of,
     to_micros,
 )
 from state_ops.checkpoints.pending_checkpoint import PendingCheckpoint
@@ -107,8 +108,8 @@ class StageProgress:
         Raises:
             DamageError: A file of rows that wait for the stage is missing.
         """
-        recorded = (head.operators.get(stage) or {}) if head else {}
-        swept = {int(subtask): position for subtask, position in (recorded.get("swept") or {}).items()}
+        recorded = stats_of(head, stage)
+        swept = {int(subtask): position for subtask, position in recorded.swept.items()}
         if any(base.rescaled for base in bases.values()):
             swept = {}  # a hint, for other key groups than these
 
@@ -121,7 +122,7 @@ class StageProgress:
                 )
             return channels[path]
 
-        waiting = tuple(InFlightData.from_json(raw, file_of) for raw in recorded.get("waiting") or ())
+        waiting = tuple(InFlightData.from_json(raw, file_of) for raw in recorded.waiting)
         forgotten = forgotten_in(recorded, to_micros(head.epoch_now)) if head else None
         return cls(head.watermarks.get(stage) if head else None, swept, bases, waiting=waiting, forgotten=forgotten)
 

@@ -28,7 +28,16 @@ from pipelines.runtime.sinks import delta
 from pipelines.runtime.task.run_task import KeyedTask
 from pipelines.runtime.timings import record_ms
 from state_ops.backends import loader as backends
-from state_ops.checkpoints.checkpoint import Ack, Checkpoint, PendingUpload, Snapshot, StagedFile, StateFile, to_micros
+from state_ops.checkpoints.checkpoint import (
+    Ack,
+    Checkpoint,
+    PendingUpload,
+    Snapshot,
+    StagedFile,
+    StateFile,
+    stats_of,
+    to_micros,
+)
 from state_ops.checkpoints.pending_checkpoint import Trigger
 from state_ops.errors import (
     ConfigurationError,
@@ -64,11 +73,10 @@ def plan(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: Stag
 def bases(context: RunContext, head: Checkpoint | None, files: Sequence[StateFile], uid: str) -> dict[int, Snapshot]:
     """What the subtasks of a stage build on, from the newest checkpoint and its listing, whatever their number was
     then."""
-    recorded = head.operators.get(uid) if head else None
-    if head is None or not recorded:
+    if head is None or uid not in head.operators:
         return {}
-    now, groups = context.settings.spark.parallelism, recorded["max_parallelism"]
-    return rescale.bases(files, uid, recorded["parallelism"], now, groups, head.commit_id)
+    recorded, now = head.operators[uid], context.settings.spark.parallelism
+    return rescale.bases(files, uid, recorded.parallelism, now, recorded.max_parallelism, head.commit_id)
 
 
 def run_stage(
@@ -348,11 +356,10 @@ def _check_backend(context: RunContext, stage: Stage) -> None:
     """Refuse, before the first row, a backend that is not there or cannot read the state in the newest checkpoint."""
     configured = context.settings.state.backend
     backends.named(configured)
-    head = context.head
-    recorded = head.operators.get(stage.uid) if head else None
-    if head is None or not recorded or not recorded.get("schema"):
+    head, recorded = context.head, stats_of(context.head, stage.uid)
+    if head is None or not recorded.has_state:
         return
-    problem = backends.misfit(recorded.get("backend", backends.DEFAULT), configured)
+    problem = backends.misfit(recorded.backend, configured)
     if problem is not None:
         raise ConfigurationError(
             f"The state of {stage.uid} cannot be opened: {problem}.",
@@ -364,11 +371,9 @@ def _check_backend(context: RunContext, stage: Stage) -> None:
 def _fitted_to_head(context: RunContext, stage: Stage, fixed: Shapes) -> Shapes:
     """The shapes with a state schema that also reads the rows in the newest checkpoint; refuses, before the first row,
     code that does not fit them."""
-    head = context.head
-    recorded = head.operators.get(stage.uid) if head else None
-    if not recorded or not recorded.get("schema"):
+    head, recorded = context.head, stats_of(context.head, stage.uid)
+    if head is None or not recorded.has_state:
         return fixed
-    assert head is not None
     fitted = fit(stage, fixed, recorded, context.pipeline)
     if fitted.problems:
         raise PipelineError(
@@ -427,8 +432,8 @@ def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes
 
 def _untold(head: Checkpoint | None, stage: Stage) -> bool:
     """Whether a stage has state of which an earlier release did not record whether timers are set in it."""
-    recorded = head.operators.get(stage.uid) if head else None
-    return recorded is not None and bool(recorded.get("schema")) and recorded.get("timers") is None
+    recorded = stats_of(head, stage.uid)
+    return recorded.has_state and recorded.timers is None
 
 
 def cache_sizes(settings: Settings, stage: Stage) -> CacheSizes | None:
@@ -505,11 +510,9 @@ def _idle(context: RunContext, epoch: InFlightEpoch, stage: Stage, progress: Sta
 
 
 def _nothing(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> tuple[Ack, ...]:
-    recorded = context.head.operators.get(stage.uid) if context.head else None
-    if recorded and recorded["schema"]:
+    if context.head is not None and stats_of(context.head, stage.uid).has_state:
         raise DamageError(
-            f"Checkpoint {context.head.id if context.head else '?'} has state of {stage.uid}, but not what its input"
-            " looks like.",
+            f"Checkpoint {context.head.id} has state of {stage.uid}, but not what its input looks like.",
             where=f"stage {stage.uid}",
             next="Nothing was changed. Let a file arrive and run again.",
         )

@@ -29,7 +29,7 @@ from pipelines.runtime.epoch.stage_job import tables_of
 from pipelines.runtime.execution import spark_errors
 from pipelines.runtime.gates import epoch_gates, evaluation
 from pipelines.runtime.operators import duplicates
-from pipelines.runtime.operators.compatibility import changeable, meaning, stored_collections
+from pipelines.runtime.operators.compatibility import changeable, meaning, stored_collections, stored_keys
 from pipelines.runtime.ownership import savepoints
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.fencing import as_owner
@@ -39,7 +39,6 @@ from pipelines.runtime.ownership.publish import publish_missing
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.timings import record_ms
 from state_ops.arrow.frames import schema_to_json
-from state_ops.arrow.types import type_name
 from state_ops.backends import composite
 from state_ops.checkpoints.checkpoint import (
     CHANNEL,
@@ -57,8 +56,10 @@ from state_ops.checkpoints.checkpoint import (
     began,
     is_untold,
     spans_with,
+    stats_of,
     told_times,
 )
+from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.registry import Publication
 from state_ops.coordination import gate_hold, requests
 from state_ops.coordination.requests import Request
@@ -253,8 +254,8 @@ def _judged(
         evaluation.refuse(uid, [verdict for verdict in verdicts if verdict.stage == uid])
     epoch.verdicts += verdicts
     operators = {
-        uid: {**figures, "gates": [verdict.to_dict() for verdict in epoch.verdicts if verdict.stage == uid]}
-        for uid, figures in checkpoint.operators.items()
+        uid: replace(stats, gates=[verdict.to_dict() for verdict in epoch.verdicts if verdict.stage == uid])
+        for uid, stats in checkpoint.operators.items()
     }
     return replace(checkpoint, operators=operators)
 
@@ -266,13 +267,6 @@ def _row(
     sinks = dict(parent.sinks) if parent else {}
     for name in {file.sink for file in files if file.kind == OUTPUT and file.sink}:
         sinks[name] = {"id": int(pending.id), "before": sinks[name]["id"] if name in sinks else None}
-    operators = {stage.uid: _figures(context, epoch, stage) for stage in context.pipeline.stages}
-    for uid, figures in operators.items():
-        past = (parent.operators.get(uid) or {}) if parent else {}
-        figures["cache_totals"] = _added(past.get("cache_totals"), figures["cache"])
-        for name in ("entries", "timers"):
-            if figures[name] is None:  # not all of its subtasks had anything to do
-                figures[name] = past.get(name)
     state = [file for file in files if file.kind == STATE]
     before = parent.totals if parent else dict.fromkeys(_TOTALS, 0)
     new = [file for file in state if file.new]
@@ -296,7 +290,9 @@ def _row(
         offsets=_positions(context, epoch, parent),
         slice={name: planned.to_dict() for name, planned in epoch.plan.slices.items()},
         watermarks={**(parent.watermarks if parent else {}), **epoch.watermarks},
-        operators=operators,
+        operators={
+            stage.uid: _stats(context, epoch, stage, stats_of(parent, stage.uid)) for stage in context.pipeline.stages
+        },
         sinks=sinks,
         inputs={name: schema_to_json(schema) for name, schema in epoch.source_offsets.expected.items()},
         ms={},
@@ -368,43 +364,46 @@ def _carried(
     return tuple(replace(channels[path], new=False) for path in sorted(waiting))
 
 
-def _figures(context: RunContext, epoch: InFlightEpoch, stage: Stage) -> dict[str, Any]:
+def _stats(context: RunContext, epoch: InFlightEpoch, stage: Stage, before: OperatorStats) -> OperatorStats:
+    """What the checkpoint records of a stage. before: what its parent does."""
     acks = epoch.pending.acks_of(stage.uid)
     state = [file for ack in acks for file in ack.files if file.kind == STATE]
     fixed = epoch.shapes.get(stage.uid)
     new = [file for file in state if file.new]
     phases = sorted({phase for ack in acks for phase in ack.ms})
-    return {
-        "parallelism": context.settings.spark.parallelism,
-        "max_parallelism": context.pipeline.max_parallelism,
-        "schema": fixed.state.to_json() if fixed else None,
-        "schemas": evolution.recorded(fixed.state) if fixed else [],
-        "keys": [[key.name, type_name(key.type)] for key in fixed.keys] if fixed else [],
-        "backend": context.settings.state.backend,
-        "collections": stored_collections(fixed),
-        "swept": {str(ack.subtask): ack.swept for ack in acks if ack.swept is not None},
-        "window": meaning(stage),
-        "ttl": asdict(stage.ttl) if stage.ttl else None,
-        "forgotten": asdict(forgotten) if (forgotten := epoch.forgotten.get(stage.uid)) else None,
+    entries, timers, cache = _entries(acks), _timers(stage, acks), _cache_figures(stage, epoch.pending.id, acks)
+    return OperatorStats(
+        parallelism=context.settings.spark.parallelism,
+        max_parallelism=context.pipeline.max_parallelism,
+        schema=fixed.state.to_json() if fixed else None,
+        schemas=evolution.recorded(fixed.state) if fixed else [],
+        keys=stored_keys(fixed),
+        backend=context.settings.state.backend,
+        collections=stored_collections(fixed),
+        swept={str(ack.subtask): ack.swept for ack in acks if ack.swept is not None},
+        window=meaning(stage),
+        ttl=asdict(stage.ttl) if stage.ttl else None,
+        forgotten=asdict(forgotten) if (forgotten := epoch.forgotten.get(stage.uid)) else None,
         **changeable(stage),
-        "files_total": len(state),
-        "files_new": len(new),
-        "bytes_total": sum(file.bytes for file in state),
-        "bytes_new": sum(file.bytes for file in new),
-        "rows_in": sum(ack.rows_in for ack in acks),
-        "rows_out": sum(ack.rows_out for ack in acks),
-        "rows_late": sum(ack.rows_late for ack in acks),
-        "rows_duplicate": duplicates(acks) if stage.deduplication else 0,
-        "rows_null_key": sum(ack.rows_null_key for ack in acks),
-        "rows_dropped": epoch.dropped.get(stage.uid, 0),
-        "entries": _entries(acks),
-        "timers": _timers(stage, acks),
-        "rows_quarantined": _left_out(epoch, stage),
-        "rows_waiting": sum(unapplied.rows for unapplied in epoch.waiting.get(stage.uid, ())),
-        "waiting": [unapplied.to_json() for unapplied in epoch.waiting.get(stage.uid, ())],
-        "ms": {phase: max(ack.ms.get(phase, 0.0) for ack in acks) for phase in phases},
-        "cache": _cache_figures(stage, epoch.pending.id, acks),
-    }
+        files_total=len(state),
+        files_new=len(new),
+        bytes_total=sum(file.bytes for file in state),
+        bytes_new=sum(file.bytes for file in new),
+        rows_in=sum(ack.rows_in for ack in acks),
+        rows_out=sum(ack.rows_out for ack in acks),
+        rows_late=sum(ack.rows_late for ack in acks),
+        rows_duplicate=duplicates(acks) if stage.deduplication else 0,
+        rows_null_key=sum(ack.rows_null_key for ack in acks),
+        rows_dropped=epoch.dropped.get(stage.uid, 0),
+        entries=before.entries if entries is None else entries,  # not all of its subtasks had anything to do
+        timers=before.timers if timers is None else timers,
+        rows_quarantined=_left_out(epoch, stage),
+        rows_waiting=sum(unapplied.rows for unapplied in epoch.waiting.get(stage.uid, ())),
+        waiting=[unapplied.to_json() for unapplied in epoch.waiting.get(stage.uid, ())],
+        ms={phase: max(ack.ms.get(phase, 0.0) for ack in acks) for phase in phases},
+        cache=cache,
+        cache_totals=_added(before.cache_totals, cache),
+    )
 
 
 def _added(before: Mapping[str, int] | None, now: Mapping[str, int] | None) -> dict[str, int] | None:

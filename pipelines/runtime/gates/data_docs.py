@@ -32,9 +32,8 @@ from pipelines.runtime.definition import FIGURES, ROWS, STATE, Gate, Pipeline
 from pipelines.runtime.gates import epoch_gates, evaluation, restore_gates
 from pipelines.runtime.gates.evaluation import Verdict
 from pipelines.runtime.inspection import state_reader
-from pipelines.runtime.inspection.view import stages_with_state
 from pipelines.runtime.ownership.pipeline_storage import open_storage
-from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.errors import ConfigurationError, PipelineError, TransientError
 from state_ops.storage.storage import Storage
 
@@ -172,9 +171,9 @@ def _rows(
     if of == ROWS:
         return restore_gates.sample(restore_gates.newest_rows(storage, name))
     if of == FIGURES:
-        rows = [figures for row in retained if epoch_gates.has_rows(figures := row.operators.get(name) or {})]
+        rows = [stats for row in retained if epoch_gates.has_rows(stats := stats_of(row, name))]
         return pa.concat_tables(map(epoch_gates.figures_row, rows), promote_options="default") if rows else None
-    if head is None or name not in stages_with_state(head):
+    if head is None or name not in head.stages_with_state:
         return None
     return restore_gates.sample(state_reader.scan(pipeline, settings, name))
 

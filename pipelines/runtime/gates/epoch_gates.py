@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import pyarrow as pa
 
@@ -24,12 +23,11 @@ from state_ops.backends.base import Backend
 from state_ops.backends.loader import named
 from state_ops.checkpoints import checkpoint as kinds
 from state_ops.checkpoints.checkpoint import Checkpoint, Snapshot, StateFile, snapshots_of
+from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.errors import DamageError
 from state_ops.schema.key_groups import group_range
 from state_ops.snapshots import snapshot
 from state_ops.storage.temp_dirs import scratch
-
-_APPLIED = ("rows_in", "rows_null_key", "rows_dropped", "rows_quarantined")
 
 
 def verdicts(context: RunContext, deadline: float, checkpoint: Checkpoint, files: Sequence[StateFile]) -> list[Verdict]:
@@ -42,27 +40,27 @@ def verdicts(context: RunContext, deadline: float, checkpoint: Checkpoint, files
     """
     verdicts: list[Verdict] = []
     for stage in context.pipeline.stages:
-        figures, uid = checkpoint.operators[stage.uid], stage.uid
+        stats, uid = checkpoint.operators[stage.uid], stage.uid
         asked = [gate for gate in stage.gates if gate.of == FIGURES]
-        if asked and has_rows(figures):
-            verdicts += evaluation.evaluated(f"figures of {uid}", uid, asked, figures_row(figures))
+        if asked and has_rows(stats):
+            verdicts += evaluation.evaluated(f"figures of {uid}", uid, asked, figures_row(stats))
         asked = [gate for gate in stage.gates if gate.of == STATE]
         new = any(file.new and file.operator == uid and file.kind == kinds.STATE for file in files)
-        if asked and new and figures["schema"]:
+        if asked and new and stats.has_state:
             rows = _sample(context, deadline, checkpoint, stage, snapshots_of(tuple(files), uid))
             judged = evaluation.evaluated(f"state of {uid}", uid, asked, rows)
             verdicts += evaluation.with_keys(judged, stage.key, rows.combine_chunks)
     return verdicts
 
 
-def has_rows(figures: Mapping[str, Any]) -> bool:
-    """Whether rows came for a stage, by its figures in a checkpoint's row."""
-    return any(figures.get(name) for name in _APPLIED)
+def has_rows(stats: OperatorStats) -> bool:
+    """Whether rows came for a stage, by what a checkpoint records of it."""
+    return any((stats.rows_in, stats.rows_null_key, stats.rows_dropped, stats.rows_quarantined))
 
 
-def figures_row(figures: Mapping[str, Any]) -> pa.Table:
-    """A stage's figures in a checkpoint's row, as one row with a column for each number."""
-    numbers = {name: [value] for name, value in figures.items() if type(value) is int}
+def figures_row(stats: OperatorStats) -> pa.Table:
+    """What a checkpoint records of a stage, as one row with a column for each number."""
+    numbers = {name: [value] for name, value in stats.to_json().items() if type(value) is int}
     return pa.table(numbers, schema=pa.schema([(name, pa.int64()) for name in numbers]))
 
 

@@ -16,7 +16,7 @@ from pipelines.runtime.gates import evaluation
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.sinks.table_commit import file_path, table_path
 from state_ops.arrow import frames
-from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.delta import fenced_table
 from state_ops.delta.log_entries import active_files
 from state_ops.errors import DamageError, GateError, plainly
@@ -66,7 +66,7 @@ def sample(tables: Iterator[pa.Table]) -> pa.Table | None:
 
 
 def _state(pipeline: Pipeline, settings: Settings, checkpoint: Checkpoint, uid: str) -> Iterator[pa.Table]:
-    if (checkpoint.operators.get(uid) or {}).get("schema"):
+    if stats_of(checkpoint, uid).has_state:
         yield from state_reader.scan(pipeline, settings, uid, int(checkpoint.id))
 
 

@@ -28,7 +28,7 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.database import asked, database, load, quoted, seal, tables_of
 from pipelines.runtime.inspection.state_reader import At, chain, held, view_at
 from pipelines.runtime.inspection.value_text import as_json
-from pipelines.runtime.inspection.view import View, stages_with_state
+from pipelines.runtime.inspection.view import View
 from pipelines.runtime.sinks.table_commit import table_path
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.checkpoints.registry import CHECKPOINTS, PINS, PUBLICATIONS, STATE_FILES, Registry
@@ -90,7 +90,7 @@ def answered(
 def _catalog(source: _Source) -> Catalog:
     """What there is to be named, and what makes it."""
     catalog: dict[tuple[str, str], Callable[[Connection], None]] = {}
-    uids = stages_with_state(source.checkpoint)
+    uids = source.checkpoint.stages_with_state
     for uid in uids:
         catalog[STATE, f"{uid}_history"] = partial(_load_history, source, uid)
         catalog[STATE, f"{uid}_changes"] = partial(_load_changes, source, uid)

@@ -18,10 +18,10 @@ import pyarrow as pa
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.snapshot_files import SnapshotCache, opened
-from pipelines.runtime.inspection.view import View, figures_of, parsed, stages_with_state, view_of
+from pipelines.runtime.inspection.view import View, parsed, state_stats, view_of
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from state_ops.backends.base import Backend, BackendOptions
-from state_ops.checkpoints.checkpoint import Checkpoint, Snapshot, snapshots_of
+from state_ops.checkpoints.checkpoint import Checkpoint, Snapshot, snapshots_of, stats_of
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import SAVEPOINT, Registry
 from state_ops.errors import DamageError, PrunedError, WeirError
@@ -47,7 +47,7 @@ def get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str], at
 def _get(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str], at: At) -> list[dict[str, Any]]:
     storage, registry = open_storage(pipeline, settings)
     checkpoint = chosen(pipeline, registry, at)
-    figures_of(pipeline, checkpoint, uid)
+    state_stats(pipeline, checkpoint, uid)
     with _retained(registry, checkpoint):
         view = view_of(pipeline, settings, storage, checkpoint, uid, _snapshots(registry, checkpoint, uid))
         return _rows(view, key, opened)
@@ -71,7 +71,7 @@ def count(pipeline: Pipeline, settings: Settings, uid: str, at: At = None) -> tu
 def viewed(pipeline: Pipeline, settings: Settings, uid: str, at: At, purpose: str) -> Iterator[View]:
     """One stage's state in a checkpoint, which is not pruned for as long as the `with` block lasts."""
     with held(pipeline, settings, at, purpose) as (storage, registry, checkpoint):
-        figures_of(pipeline, checkpoint, uid)
+        state_stats(pipeline, checkpoint, uid)
         yield view_of(pipeline, settings, storage, checkpoint, uid, _snapshots(registry, checkpoint, uid))
 
 
@@ -165,7 +165,7 @@ def history(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]
     """
     storage, registry = open_storage(pipeline, settings)
     last = chosen(pipeline, registry, at)
-    figures_of(pipeline, last, uid)
+    state_stats(pipeline, last, uid)
     published: dict[int, dict[str, int]] = {}
     for publication in registry.publications():
         published.setdefault(publication.checkpoint_id, {})[publication.sink] = publication.delta_version
@@ -182,8 +182,7 @@ def history(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]
             if current != rows:
                 adjoins = row.parent_id == (before.id if before else None)
                 since = row.id if adjoins else before.id + 1 if before else None
-                waited = (before.operators.get(uid) or {}).get("waiting") if before else None
-                carried = tuple(sorted({batch["epoch"] for batch in waited or ()}))
+                carried = tuple(sorted({batch["epoch"] for batch in stats_of(before, uid).waiting}))
                 yield Change(row, current, since, carried, published.get(row.id, {}))
             before, rows = row, current
 
@@ -227,7 +226,7 @@ def view_at(
 ) -> Iterator[View | None]:
     """As `viewed`, of one checkpoint that was retained a moment ago; None where the stage has no state. Raises
     PrunedError."""
-    if uid not in stages_with_state(checkpoint):
+    if uid not in checkpoint.stages_with_state:
         yield None
         return
     with (

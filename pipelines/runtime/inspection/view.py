@@ -23,8 +23,8 @@ from pipelines.runtime.ownership.local_paths import backend_options
 from state_ops.arrow import frames
 from state_ops.arrow.types import type_named
 from state_ops.backends.base import Backend, BackendOptions
-from state_ops.backends.loader import DEFAULT
-from state_ops.checkpoints.checkpoint import Checkpoint, Snapshot, to_micros
+from state_ops.checkpoints.checkpoint import Checkpoint, Snapshot, stats_of, to_micros
+from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.errors import ConfigurationError, PipelineError, WeirError
 from state_ops.ids import CheckpointId
 from state_ops.keyed.scan import scan_state
@@ -127,18 +127,12 @@ def parsed(keys: pa.Schema, key: Sequence[str], uid: str) -> list[pa.Array]:
 # -- from the record
 
 
-def stages_with_state(checkpoint: Checkpoint) -> list[str]:
-    """Uids of the stages that have state in a checkpoint."""
-    return [uid for uid, figures in checkpoint.operators.items() if figures.get("schema")]
-
-
-def figures_of(pipeline: Pipeline, checkpoint: Checkpoint, uid: str) -> dict[str, Any]:
-    """What a checkpoint's row says of a stage that has state. Raises PipelineError for a stage that nobody knows,
+def state_stats(pipeline: Pipeline, checkpoint: Checkpoint, uid: str) -> OperatorStats:
+    """What a checkpoint records of a stage that has state. Raises PipelineError for a stage that nobody knows,
     WeirError for one without state."""
-    with_state = stages_with_state(checkpoint)
-    if uid in with_state:
-        figures: dict[str, Any] = checkpoint.operators[uid]
-        return figures
+    stats = stats_of(checkpoint, uid)
+    if stats.has_state:
+        return stats
     stages = list(dict.fromkeys([*(stage.uid for stage in pipeline.stages), *checkpoint.operators]))
     if uid not in stages:
         raise PipelineError(
@@ -146,7 +140,7 @@ def figures_of(pipeline: Pipeline, checkpoint: Checkpoint, uid: str) -> dict[str
         )
     raise WeirError(
         f"The stage {uid} of {pipeline.title} has no state in checkpoint {checkpoint.id}.",
-        next=f"Stages that have some there: {', '.join(with_state) or 'none'}.",
+        next=f"Stages that have some there: {', '.join(checkpoint.stages_with_state) or 'none'}.",
     )
 
 
@@ -159,11 +153,11 @@ def view_of(
     snapshots: Mapping[int, Snapshot],
 ) -> View:
     """How a stage's state in a checkpoint is read. snapshots: from its listing, by subtask."""
-    figures = figures_of(pipeline, checkpoint, uid)
-    keys = pa.schema([(name, type_named(kind)) for name, kind in figures["keys"]])
-    state, collections = evolution.from_record(figures), _collections(figures)
-    stage = _windows(pipeline, figures, uid, keys)
-    ttl = _ttl(pipeline, figures, uid, checkpoint, state, collections)
+    stats = state_stats(pipeline, checkpoint, uid)
+    keys = pa.schema([(name, type_named(kind)) for name, kind in stats.keys])
+    state, collections = evolution.from_record(stats.schema_history), _collections(stats)
+    stage = _windows(pipeline, stats, uid, keys)
+    ttl = _ttl(pipeline, stats, uid, checkpoint, state, collections)
     identity, now = tuple(keys.names), to_micros(checkpoint.epoch_now)
     if stage is not None:
         schema = open_windows_schema(stage, keys, state)
@@ -176,31 +170,31 @@ def view_of(
         checkpoint=checkpoint.id,
         storage=storage,
         options=backend_options(settings),
-        backend=figures.get("backend", DEFAULT),
+        backend=stats.backend,
         keys=keys,
         state=state,
         collections=collections,
         stage=stage,
-        expiry=expiry_of(state, ttl, now, forgotten_in(figures, now)),
-        parallelism=figures["parallelism"],
-        max_parallelism=figures["max_parallelism"],
+        expiry=expiry_of(state, ttl, now, forgotten_in(stats, now)),
+        parallelism=stats.parallelism,
+        max_parallelism=stats.max_parallelism,
         snapshots=snapshots,
         schema=schema,
         identity=identity,
-        due=_due(figures, checkpoint, uid),
+        due=_due(stats, checkpoint, uid),
     )
 
 
-def _collections(figures: Mapping[str, Any]) -> tuple[Collection, ...]:
+def _collections(stats: OperatorStats) -> tuple[Collection, ...]:
     return tuple(
         Collection(
             name,
             record["kind"],
             type_named(record["key"]) if record["key"] else None,
-            evolution.from_record(record),
+            evolution.from_record(record["schemas"]),
             None,
         )
-        for name, record in (figures.get("collections") or {}).items()
+        for name, record in stats.collections.items()
     )
 
 
@@ -224,13 +218,13 @@ def _through_polars(schema: pa.Schema) -> pa.Schema:
     return frames.arrow(frames.from_arrow(schema.empty_table())).schema
 
 
-def _windows(pipeline: Pipeline, figures: Mapping[str, Any], uid: str, keys: pa.Schema) -> Stage | None:
+def _windows(pipeline: Pipeline, stats: OperatorStats, uid: str, keys: pa.Schema) -> Stage | None:
     """A stage that has the windows of then; None where its state is no windows. Older records leave it to the
     definition."""
-    if "window" not in figures:
+    if "window" not in stats.names:
         stage = next((stage for stage in pipeline.stages if stage.uid == uid), None)
         return stage if stage is not None and stage.window is not None else None
-    window_then = figures["window"] or {}
+    window_then = stats.window or {}
     listed = [
         (name, Agg(kind, column, tuple(by[0]) if by else ()))
         for name, kind, column, *by in window_then.get("aggregates", ())
@@ -246,25 +240,25 @@ def _windows(pipeline: Pipeline, figures: Mapping[str, Any], uid: str, keys: pa.
     return Stage(uid, _READ_ELSEWHERE, tuple(keys.names), window=window)
 
 
-def _due(figures: Mapping[str, Any], checkpoint: Checkpoint, uid: str) -> int | None:
+def _due(stats: OperatorStats, checkpoint: Checkpoint, uid: str) -> int | None:
     """By what the next epoch would have judged which keys of a deduplication have expired: event time, or its own."""
-    if not is_deduplication(figures):
+    if stats.window is None or not is_deduplication(stats):
         return None
-    by_event_time = figures["window"]["on"] is not None
+    by_event_time = stats.window["on"] is not None
     return checkpoint.watermarks.get(uid) if by_event_time else to_micros(checkpoint.epoch_now)
 
 
 def _ttl(
     pipeline: Pipeline,
-    figures: Mapping[str, Any],
+    stats: OperatorStats,
     uid: str,
     checkpoint: Checkpoint,
     state: StateSchema,
     collections: Sequence[Collection],
 ) -> Ttl | None:
     """The time to live of then. Records of earlier releases do not have it: then it is that of the definition."""
-    if "ttl" in figures:
-        return Ttl(**figures["ttl"]) if figures["ttl"] else None
+    if "ttl" in stats.names:
+        return Ttl(**stats.ttl) if stats.ttl else None
     if not any(TOUCHED in schema.arrow.names for schema in (state, *(declared.schema for declared in collections))):
         return None
     stage = next((stage for stage in pipeline.stages if stage.uid == uid), None)

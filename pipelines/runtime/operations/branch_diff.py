@@ -22,7 +22,6 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.database import asked, database, load, quoted
 from pipelines.runtime.inspection.diff import ADDED, CHANGED, REMOVED, compared
 from pipelines.runtime.inspection.value_text import text_of
-from pipelines.runtime.inspection.view import stages_with_state
 from pipelines.runtime.operations import promotion
 from pipelines.runtime.operations.forks import branched
 from pipelines.runtime.operators import clocked_output, clocked_state
@@ -324,7 +323,7 @@ def _states(
     pipeline: Pipeline, here: Pipeline, settings: Settings, decided: promotion.PromotionPlan
 ) -> Iterator[StateDiff]:
     """Of every stage that has state on either side."""
-    ours, theirs = stages_with_state(decided.head), stages_with_state(decided.tip)
+    ours, theirs = decided.head.stages_with_state, decided.tip.stages_with_state
     for uid in dict.fromkeys([*ours, *theirs]):
         if uid not in ours or uid not in theirs:
             yield StateDiff(uid, None, why=f"only the {'branch' if uid in theirs else 'pipeline'} has it")

@@ -37,7 +37,7 @@ from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.inspection import state_reader
 from pipelines.runtime.inspection.diff import ADDED, CHANGED, REMOVED, compared
 from pipelines.runtime.inspection.snapshot_files import opened
-from pipelines.runtime.inspection.view import View, stages_with_state
+from pipelines.runtime.inspection.view import View
 from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.ownership.ownership import claimed
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
@@ -257,7 +257,7 @@ def _not_comparable(head: Checkpoint, parent: Checkpoint | None) -> str | None:
             "set checkpoints.num_retained to 2 or more"
         )
     for row in (head, parent):
-        if any(figures.get("waiting") for figures in row.operators.values()):
+        if any(stats.waiting for stats in row.operators.values()):
             return f"checkpoint {row.id} is unaligned: how far its stages came depended on the clock"
     return None
 
@@ -316,20 +316,20 @@ def _compared(
 ) -> tuple[int, list[str]]:
     """How many entries of state were compared, and in what the replay differs from the checkpoint."""
     problems, entries = [], 0
-    for uid, figures in head.operators.items():
+    for uid, stats in head.operators.items():
         again = replayed.operators.get(uid)
         if again is None:
             problems.append(f"{uid} is no longer in the pipeline, so it was not replayed")
             continue
         other = [
-            f"{name} {figures.get(name, 0)}, then {again.get(name, 0)}"
+            f"{name} {getattr(stats, name)}, then {getattr(again, name)}"
             for name in _COUNTED
-            if figures.get(name, 0) != again.get(name, 0)
+            if getattr(stats, name) != getattr(again, name)
         ]
         if other:
             problems.append(f"{uid} handled other rows: {'; '.join(other)}")
-    for uid in stages_with_state(head):
-        if uid not in stages_with_state(replayed):
+    for uid in head.stages_with_state:
+        if uid not in replayed.stages_with_state:
             continue
         with (
             state_reader.viewed(pipeline, settings, uid, int(head.id), "weir drill") as was,

@@ -6,7 +6,7 @@ rows are read with today's schema."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -32,7 +32,8 @@ from pipelines.runtime.sources.files import DELIVERED_AGAIN, named
 from state_ops.arrow.frames import canonical_schema, schema_from_json
 from state_ops.backends import loader as backends
 from state_ops.backends.base import Backend
-from state_ops.checkpoints.checkpoint import Checkpoint, snapshots_of, to_micros
+from state_ops.checkpoints.checkpoint import Checkpoint, snapshots_of, stats_of, to_micros
+from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import PipelineError, WeirError
 from state_ops.keyed.scan import scan_state
@@ -203,11 +204,6 @@ class PlanBuilder:
     def _refuse(self, kind: str, name: str, aspect: str, error: WeirError) -> None:
         self._report(kind, name, aspect, Verdict.REFUSED, error.what, error.next)
 
-    def _recorded(self, uid: str) -> Mapping[str, Any] | None:
-        """What the checkpoint says of a stage that has state there."""
-        figures = self._head.operators.get(uid) if self._head else None
-        return figures if figures and figures.get("schema") else None
-
     # -- columns
 
     def _look_at_sources(self) -> None:
@@ -264,7 +260,7 @@ class PlanBuilder:
     # -- stages
 
     def _look_at(self, stage: Stage) -> None:
-        recorded, before = self._recorded(stage.uid), len(self.findings)
+        recorded, before = stats_of(self._head, stage.uid), len(self.findings)
         try:
             columns = self._columns(stage)
             fixed = None if columns is None else shapes_of(stage, columns, self._files(stage) or columns)
@@ -284,11 +280,11 @@ class PlanBuilder:
             cache_sizes(self._settings, stage)
         except WeirError as error:
             self._refuse("stage", stage.uid, "cache", error)
-        if recorded is not None:
+        if recorded.has_state:
             self._look_at_state(stage, fixed, recorded)
         self._look_at_waiting(stage)
         self._look_at_tables(stage, fixed)
-        if recorded is not None and all(finding.kind != "stage" for finding in self.findings[before:]):
+        if recorded.has_state and all(finding.kind != "stage" for finding in self.findings[before:]):
             self._allow("stage", stage.uid, "stage", "its state is used as it is")
 
     def _refused_before(self, stage: Stage) -> str | None:
@@ -302,9 +298,9 @@ class PlanBuilder:
         name = stage.input.name
         return f"the source {name}" if ("source", name) in refused else None
 
-    def _look_at_state(self, stage: Stage, fixed: Shapes, recorded: Mapping[str, Any]) -> None:
+    def _look_at_state(self, stage: Stage, fixed: Shapes, recorded: OperatorStats) -> None:
         fitted = fit(stage, fixed, recorded, self._pipeline)
-        was, now = recorded.get("backend", backends.DEFAULT), self._settings.state.backend
+        was, now = recorded.backend, self._settings.state.backend
         problem = backends.misfit(was, now)
         opens = not fitted.problems and problem is None
         self.findings += self._counted(stage, fitted, recorded) if opens else fitted.findings
@@ -314,16 +310,16 @@ class PlanBuilder:
         elif was != now:
             self._allow("stage", stage.uid, "backend", f"the backend was {was}, is {now}, which reads what it wrote")
         subtasks = self._settings.spark.parallelism
-        if recorded["parallelism"] != subtasks:
+        if recorded.parallelism != subtasks:
             self._allow(
                 "stage",
                 stage.uid,
                 "parallelism",
-                f"rescales from {recorded['parallelism']} to {subtasks} subtasks, in the first epoch",
+                f"rescales from {recorded.parallelism} to {subtasks} subtasks, in the first epoch",
             )
         if opens and fitted.migrations:
             self._try(stage, fitted)
-        if opens and stage.function is not None and stage.on_timer is None and recorded.get("timers") is None:
+        if opens and stage.function is not None and stage.on_timer is None and recorded.timers is None:
             self._look_for_timers(stage)
 
     def _taken(self, stage: Stage) -> tuple[View, list[int]]:
@@ -377,13 +373,13 @@ class PlanBuilder:
                 self.findings.append(timers_left(stage.uid))
                 return
 
-    def _counted(self, stage: Stage, fitted: Fit, recorded: Mapping[str, Any]) -> list[Finding]:
+    def _counted(self, stage: Stage, fitted: Fit, recorded: OperatorStats) -> list[Finding]:
         """What is to be said of a stage's state, and of a time to live that is shorter or comes back how much it
         deletes at once."""
         if not fitted.losses:
             return list(fitted.findings)
         try:
-            counted = self._count_expired(stage, fitted, Ttl(**recorded["ttl"]) if recorded["ttl"] else None)
+            counted = self._count_expired(stage, fitted, Ttl(**recorded.ttl) if recorded.ttl else None)
         except WeirError as error:
             counted = f"how much that is cannot be told: {error.what}"
         return [
@@ -416,14 +412,14 @@ class PlanBuilder:
 
     def _look_at_waiting(self, stage: Stage) -> None:
         """Rows that a checkpoint has left in front of the stage have the columns of then: see `stage_job`."""
-        figures = (self._head.operators.get(stage.uid) if self._head else None) or {}
-        first = next(iter(figures.get("waiting") or ()), None)
+        recorded = stats_of(self._head, stage.uid)
+        first = next(iter(recorded.waiting), None)
         if first is None or first["schema"] is None or not isinstance(stage.input, Stage):
             return
         then = schema_from_json(first["schema"])
         now = self._inputs[stage.uid] if first["begun"] else self.shapes[stage.input.uid].outputs[MAIN]
         if not then.equals(now):
-            what = f"{figures['rows_waiting']} rows wait for it with other columns than it has now"
+            what = f"{recorded.rows_waiting} rows wait for it with other columns than it has now"
             advice = (
                 f"Put the definition back and let the run catch up, or end it with `weir stop {self._pipeline.title} "
                 "--savepoint NAME`,"

@@ -289,7 +289,7 @@ def _check_range(here: Pipeline, head: Checkpoint, tip: Checkpoint) -> None:
     why = None
     if head.watermarks != tip.watermarks:
         why = "windows are closed in one and open in the other: the pipeline was drained, or the newest rows differ"
-    if any(figures.get("waiting") for row in (head, tip) for figures in row.operators.values()):
+    if any(stats.waiting for row in (head, tip) for stats in row.operators.values()):
         why = "rows wait in front of a stage (unaligned checkpoints); `weir savepoint` lets stages apply them"
     for name, position in tip.offsets.items():
         read = has_read(head.offsets.get(name))

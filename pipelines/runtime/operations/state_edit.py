@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.restore.derived_checkpoint import commit, unchanged
 from state_ops.arrow import frames
 from state_ops.backends import composite
-from state_ops.backends.loader import DEFAULT, named
+from state_ops.backends.loader import named
 from state_ops.checkpoints.checkpoint import (
     EDIT,
     EDITED,
@@ -31,8 +31,10 @@ from state_ops.checkpoints.checkpoint import (
     Snapshot,
     StateFile,
     snapshots_of,
+    stats_of,
     to_micros,
 )
+from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.errors import WeirError
 from state_ops.ids import CheckpointId, epoch_dir, new_attempt_id
 from state_ops.rows.row_store import Rows
@@ -51,20 +53,20 @@ IDLE = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The stage's state that is edited. figures: what a checkpoint's row says of it; inputs: the sources' columns, of a
+    """The stage's state that is edited. stats: what a checkpoint records of it; inputs: the sources' columns, of a
     first one."""
 
     uid: str
     keys: pa.Schema
     state: StateSchema
-    figures: dict[str, Any]
+    stats: OperatorStats
     inputs: dict[str, Any]
     head: Checkpoint | None
 
     @property
     def is_there(self) -> bool:
         """Whether the newest checkpoint has state of it."""
-        return self.head is not None and bool((self.head.operators.get(self.uid) or {}).get("schema"))
+        return stats_of(self.head, self.uid).has_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ def carry_out(owner: Ownership, target: Target, routed: Routed, replaces: bool, 
     place = f"state/{target.uid}/{epoch_dir(context.generation, id)}"
     state: list[StateFile] = []
     try:
-        for subtask in range(target.figures["parallelism"]):
+        for subtask in range(target.stats.parallelism):
             chosen = np.flatnonzero(routed.owners == subtask)
             if len(chosen):
                 now = to_micros(before.epoch_now)
@@ -141,7 +143,7 @@ def _written(
     context = owner.context
     home = local_directory(context.settings, context.pipeline, context.storage) / target.uid / str(subtask)
     attempt = Attempt(target.uid, subtask, context.generation, id, new_attempt_id(), home)
-    kind = named(target.figures.get("backend", DEFAULT))
+    kind = named(target.stats.backend)
     is_immutable = composite.is_immutable(kind)
     where = f"stage {target.uid}, import {id}, subtask {subtask}"
     try:
@@ -153,7 +155,7 @@ def _written(
                 for start in range(0, len(chosen), _BATCH_ROWS):
                     some = chosen[start : start + _BATCH_ROWS]
                     keys, fields, there = _frames(target, routed.rows.take(pa.array(some)), routed.groups[some], now)
-                    if is_deduplication(target.figures):  # what says when a key is over stands beside its row
+                    if is_deduplication(target.stats):  # what says when a key is over stands beside its row
                         backend.write(*index_changes(keys, target.keys, rows.get(keys)[0], fields))
                     rows.put(keys, fields, there)
                 rows.barrier()
@@ -185,7 +187,7 @@ def _edited(
     id: CheckpointId,
     replaces: bool,
 ) -> Checkpoint:
-    """What the edit's checkpoint is made of: the newest one, with the edited stage's figures and all other stages idle.
+    """What the edit's checkpoint is made of: the newest one, with the edited stage's state and all other stages idle.
 
     Args:
         others: The files of other stages, and of rows that wait.
@@ -194,14 +196,10 @@ def _edited(
     new = [file for file in state if file.new]
     added = {"files_new": len(new), "bytes_new": sum(file.bytes for file in new)}
     bytes_total = sum(file.bytes for file in state)
-    operators = {uid: _idle(figures) for uid, figures in before.operators.items()}
-    operators[target.uid] = {
-        **_idle(target.figures),
-        "swept": {} if replaces else target.figures.get("swept", {}),
-        "files_total": len(state),
-        "bytes_total": bytes_total,
-        **added,
-    }
+    operators = {uid: _idle(stats) for uid, stats in before.operators.items()}
+    operators[target.uid] = _idle(target.stats).updated(
+        swept={} if replaces else target.stats.swept, files_total=len(state), bytes_total=bytes_total, **added
+    )
     sums = {name: before.totals.get(name, 0) + count for name, count in added.items()}
     return replace(
         before,
@@ -240,6 +238,6 @@ def _without_epochs(context: RunContext, id: CheckpointId) -> Checkpoint:
     )
 
 
-def _idle(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """A stage's figures in a checkpoint in which it has done nothing."""
-    return {**figures, **IDLE, "files_new": 0, "bytes_new": 0, "ms": {}, "cache": None}
+def _idle(stats: OperatorStats) -> OperatorStats:
+    """What is recorded of a stage in a checkpoint in which it has done nothing."""
+    return stats.updated(**IDLE, files_new=0, bytes_new=0, ms={}, cache=None)

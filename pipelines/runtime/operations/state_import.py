@@ -25,15 +25,15 @@ from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.spark_executor import SparkExecutor
 from pipelines.runtime.operations.plan import today
 from pipelines.runtime.operations.state_edit import IDLE, Routed, Target, carry_out
-from pipelines.runtime.operators.compatibility import changeable, meaning, stored_collections
+from pipelines.runtime.operators.compatibility import changeable, meaning, stored_collections, stored_keys
 from pipelines.runtime.ownership import savepoints
 from pipelines.runtime.ownership.pipeline_storage import open_storage
 from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.restore import restore
 from pipelines.runtime.restore.recovery import owning
 from state_ops.arrow.frames import schema_to_json
-from state_ops.arrow.types import type_name, type_named
-from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.arrow.types import type_named
+from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import PipelineError
 from state_ops.ids import CheckpointId
@@ -122,46 +122,43 @@ def _target(
     replaces: bool,
 ) -> Target:
     stage = pipeline.stage(uid)
-    figures = (head.operators.get(uid) if head else None) or {}
-    if not figures.get("schema"):
+    stats = stats_of(head, uid)
+    if not stats.has_state:
         fixed, inputs = today(pipeline, settings, storage, registry, head, executor, uid)
         recorded = {name: schema_to_json(schema) for name, schema in inputs.items()}
-        keys = [[key.name, type_name(key.type)] for key in fixed.keys]
-        figures = {
-            **figures,
+        stats = stats.updated(
             **IDLE,
-            "parallelism": settings.spark.parallelism,
-            "max_parallelism": pipeline.max_parallelism,
-            "schema": fixed.state.to_json(),
-            "schemas": evolution.recorded(fixed.state),
-            "keys": keys,
-            "backend": settings.state.backend,
-            "collections": stored_collections(fixed),
-            "swept": {},
-            "window": meaning(stage),
-            "ttl": asdict(stage.ttl) if stage.ttl else None,
+            parallelism=settings.spark.parallelism,
+            max_parallelism=pipeline.max_parallelism,
+            schema=fixed.state.to_json(),
+            schemas=evolution.recorded(fixed.state),
+            keys=stored_keys(fixed),
+            backend=settings.state.backend,
+            collections=stored_collections(fixed),
+            swept={},
+            window=meaning(stage),
+            ttl=asdict(stage.ttl) if stage.ttl else None,
             **changeable(stage),
-            "timers": False,
-            "rows_waiting": figures.get("rows_waiting", 0),
-            "waiting": figures.get("waiting", []),
-            "ms": {},
-            "cache": None,
-        }
-        target = Target(uid, fixed.keys, fixed.state, figures, recorded, head)
+            timers=False,
+            rows_waiting=stats.rows_waiting,
+            waiting=stats.waiting,
+            ms={},
+            cache=None,
+        )
+        target = Target(uid, fixed.keys, fixed.state, stats, recorded, head)
     else:
-        schema = pa.schema([(name, type_named(kind)) for name, kind in figures["keys"]])
-        target = Target(uid, schema, evolution.from_record(figures), dict(figures), {}, head)
+        schema = pa.schema([(name, type_named(kind)) for name, kind in stats.keys])
+        target = Target(uid, schema, evolution.from_record(stats.schema_history), stats, {}, head)
     _refuse(stage, target, replaces)
     return target
 
 
 def _refuse(stage: Stage, target: Target, replaces: bool) -> None:
     """Raises PipelineError for state that is more than a row for each key."""
-    collections = target.figures.get("collections") or {}
     if stage.window is not None:
         why = "it has windows, whose state is more than a row for each key"
-    elif collections:
-        names = ", ".join(f"{one['kind']} {name}" for name, one in collections.items())
+    elif target.stats.collections:
+        names = ", ".join(f"{record['kind']} {name}" for name, record in target.stats.collections.items())
         why = f"it has elements beside its rows ({names}), which cannot be imported yet"
     elif stage.on_timer is not None and (replaces or not target.is_there):
         why = "it has timers, which rows do not tell of; with --merge, existing keys keep theirs"
@@ -178,7 +175,7 @@ def _refuse(stage: Stage, target: Target, replaces: bool) -> None:
 def _routed(target: Target, rows: pa.Table) -> Routed:
     where = f"stage {target.uid}" + (f", checkpoint {target.head.id}" if target.head else "")
     fit = fitting(rows, target.keys, target.state, where).combine_chunks()
-    most, parallelism = target.figures["max_parallelism"], target.figures["parallelism"]
+    most, parallelism = target.stats.max_parallelism, target.stats.parallelism
     if not fit.num_rows:
         return Routed(fit, np.empty(0, np.uint16), np.empty(0, np.int64))
     groups = key_groups([fit.column(name) for name in target.keys.names], most)

@@ -16,7 +16,8 @@ from pipelines.runtime.definition import Pipeline, SessionWindow, Stage, source_
 from pipelines.runtime.operators import Shapes
 from pipelines.runtime.operators.timer_use import uses_timers
 from state_ops.arrow.types import type_name
-from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.checkpoints.checkpoint import Checkpoint, stats_of
+from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.durations import shown
 from state_ops.keyed import ttl
 from state_ops.rows.aggregates import Agg
@@ -104,28 +105,29 @@ def advice(findings: Iterable[Finding]) -> str:
 # -- one stage
 
 
-def fit(stage: Stage, fixed: Shapes, recorded: Mapping[str, Any], pipeline: Pipeline) -> Fit:
+def fit(stage: Stage, fixed: Shapes, recorded: OperatorStats, pipeline: Pipeline) -> Fit:
     """A stage of a pipeline as it is now against what a checkpoint recorded of its state.
 
-    recorded: its operator's figures, with a schema.
+    recorded: of a stage that has state.
     """
-    was_state, retired = evolution.from_record(recorded), pipeline.retired
+    was_state, retired = evolution.from_record(recorded.schema_history), pipeline.retired
     if TOUCHED in was_state.arrow.names:  # also without a TTL now: what the old one has let expire is told by its stamp
         fixed = fixed.with_stamps
-    uid, kind, keys = stage.uid, _kind(stage), [[field.name, type_name(field.type)] for field in fixed.keys]
-    collections, of_collections = _collections_fitted(uid, recorded.get("collections") or {}, fixed, retired)
-    groups = recorded["max_parallelism"], pipeline.max_parallelism
+    uid, kind = stage.uid, _kind(stage)
+    collections, of_collections = _collections_fitted(uid, recorded.collections, fixed, retired)
+    groups = recorded.max_parallelism, pipeline.max_parallelism
     findings = (
         *_schema_findings(uid, "state", None, was_state, fixed.state, retired),
-        *_changed(uid, "key", recorded["keys"], keys, _key_shown, "the key was {}, is {}"),
-        *_changed(uid, kind, recorded.get("window"), meaning(stage), _meaning_shown, f"its {kind} were {{}}, are {{}}"),
+        *_changed(uid, "key", recorded.keys, stored_keys(fixed), _key_shown, "the key was {}, is {}"),
+        *_changed(uid, kind, recorded.window, meaning(stage), _meaning_shown, f"its {kind} were {{}}, are {{}}"),
         *of_collections,
         *_changed(uid, "max_parallelism", *groups, str, "max_parallelism was {}, is {}"),
         *_timer_findings(stage, recorded),
         *_ttl_findings(stage, recorded, TOUCHED in was_state.arrow.names),
         *_lateness_findings(stage, recorded),
     )
-    return Fit(replace(fixed, state=evolution.successor(recorded, fixed.state), collections=collections), findings)
+    state = evolution.successor(recorded.schema_history, fixed.state)
+    return Fit(replace(fixed, state=state, collections=collections), findings)
 
 
 def _changed(uid: str, aspect: str, was: Any, now: Any, shown: Callable[[Any], str], what: str) -> Iterator[Finding]:
@@ -138,11 +140,11 @@ def _refused(uid: str, aspect: str, what: str) -> Finding:
     return Finding("stage", uid, aspect, Verdict.REFUSED, what, ANOTHER_UID)
 
 
-def _timer_findings(stage: Stage, recorded: Mapping[str, Any]) -> Iterator[Finding]:
+def _timer_findings(stage: Stage, recorded: OperatorStats) -> Iterator[Finding]:
     """Whether timers that are set, or will be, still have a function that is called when they fire."""
-    if stage.on_timer is None and recorded.get("timers"):
+    if stage.on_timer is None and recorded.timers:
         yield timers_left(stage.uid)
-    elif stage.on_timer is None and recorded.get("on_timer") and stage.function and uses_timers(stage.function):
+    elif stage.on_timer is None and recorded.on_timer and stage.function and uses_timers(stage.function):
         what = "on_timer is gone, while the function uses timers: nothing would be called when one fires"
         next = "Put on_timer back, or take state.timers out of the function."
         yield Finding("stage", stage.uid, "timers", Verdict.REFUSED, what, next)
@@ -225,18 +227,19 @@ def _collections_fitted(
             findings.append(Finding("stage", uid, collection.kind, Verdict.COMPATIBLE, what))
             fitted.append(collection)
             continue
-        was = evolution.from_record(recorded[collection.name])
+        was = evolution.from_record(recorded[collection.name]["schemas"])
         findings += _schema_findings(uid, collection.kind, collection.name, was, collection.schema, retired)
-        fitted.append(replace(collection, schema=evolution.successor(recorded[collection.name], collection.schema)))
+        schema = evolution.successor(recorded[collection.name]["schemas"], collection.schema)
+        fitted.append(replace(collection, schema=schema))
     return tuple(fitted), findings
 
 
-def _ttl_findings(stage: Stage, recorded: Mapping[str, Any], stamped: bool) -> Iterator[Finding]:
+def _ttl_findings(stage: Stage, recorded: OperatorStats, stamped: bool) -> Iterator[Finding]:
     """A time to live may come, go and change: rows without a stamp count as touched when they are first seen. A shorter
     one deletes at once what is older than it, and so does one that comes back. stamped: rows tell when they were
     touched."""
-    was, now = recorded.get("ttl"), asdict(stage.ttl) if stage.ttl else None
-    if "ttl" in recorded and was != now:
+    was, now = recorded.ttl, asdict(stage.ttl) if stage.ttl else None
+    if "ttl" in recorded.names and was != now:
         what = f"the time to live was {_lifetime(was)}, is {_lifetime(now)}"
         if now is not None and (now["micros"] < was["micros"] if was is not None else stamped):
             what += (
@@ -251,8 +254,8 @@ def _ttl_findings(stage: Stage, recorded: Mapping[str, Any], stamped: bool) -> I
             return
         verdict = Verdict.MIGRATES if was is None else Verdict.COMPATIBLE
         yield Finding("stage", stage.uid, "ttl", verdict, what)
-    if stage.deduplication is not None and "forgets" in recorded:
-        before, after = recorded["forgets"], stage.deduplication.ttl
+    if stage.deduplication is not None and "forgets" in recorded.names:
+        before, after = recorded.forgets, stage.deduplication.ttl
         if before != after:
             late = ", and rows that are further than that behind the watermark are late" if stage.on is not None else ""
             what = (
@@ -273,9 +276,9 @@ def _lifetime(ttl: Mapping[str, Any] | None) -> str:
     return f"{shown(ttl['micros'])} after a {'read or write' if ttl['on_read'] else 'write'}"
 
 
-def _lateness_findings(stage: Stage, recorded: Mapping[str, Any]) -> Iterator[Finding]:
+def _lateness_findings(stage: Stage, recorded: OperatorStats) -> Iterator[Finding]:
     """The watermark stays behind the newest row by a window's lateness, and never goes back."""
-    was, now = recorded.get("lateness"), stage.window.lateness if stage.window else None
+    was, now = recorded.lateness, stage.window.lateness if stage.window else None
     if was is None or now is None or was == now:
         return
     if now < was:
@@ -292,6 +295,11 @@ def _lateness_findings(stage: Stage, recorded: Mapping[str, Any]) -> Iterator[Fi
         )
     what = f"the lateness was {shown(was)}, is {shown(now)}; {means}"
     yield Finding("stage", stage.uid, "lateness", Verdict.COMPATIBLE, what)
+
+
+def stored_keys(fixed: Shapes | None) -> list[list[str]]:
+    """A stage's key columns as its checkpoint records them: of each, its name and type."""
+    return [[key.name, str(type_name(key.type))] for key in (fixed.keys if fixed else ())]
 
 
 def stored_collections(fixed: Shapes | None) -> dict[str, Any]:
@@ -327,9 +335,9 @@ def meaning(stage: Stage) -> dict[str, Any] | None:
     return {**common, "size": stage.window.size, **(shape if shape != usual else {})}
 
 
-def is_deduplication(figures: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint's figures of a stage are those of a deduplication, whose `meaning` is that alone."""
-    return set(figures.get("window") or ()) == {"on"}
+def is_deduplication(recorded: OperatorStats) -> bool:
+    """Whether what a checkpoint records of a stage is of a deduplication, whose `meaning` is that alone."""
+    return set(recorded.window or ()) == {"on"}
 
 
 def changeable(stage: Stage) -> dict[str, Any]:
@@ -391,27 +399,23 @@ def structure(pipeline: Pipeline, head: Checkpoint) -> list[Finding]:
 
 def _waiting(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
     inputs = {stage.uid: stage.input.uid if isinstance(stage.input, Stage) else None for stage in pipeline.stages}
-    for uid, figures in head.operators.items():
-        waiting = list(figures.get("waiting") or ())
-        if any(inputs.get(uid) != entry["upstream"] for entry in waiting):
+    for uid, recorded in head.operators.items():
+        if any(inputs.get(uid) != entry["upstream"] for entry in recorded.waiting):
             yield Finding(
                 "stage",
                 uid,
                 "input",
                 Verdict.REFUSED,
-                f"{figures['rows_waiting']} rows of {waiting[0]['upstream']} wait for the stage {uid}, which has not "
-                f"applied them; in"
-                " the pipeline as it is now they would be lost.",
-                f"Put the definition back, and end its run with `weir stop {pipeline.title} --savepoint NAME`, which "
-                f"lets stages"
-                " apply all rows first; then change it.",
+                f"{recorded.rows_waiting} rows of {recorded.waiting[0]['upstream']} wait for the stage {uid}, which has"
+                " not applied them; in the pipeline as it is now they would be lost.",
+                f"Put the definition back, and end its run with `weir stop {pipeline.title} --savepoint NAME`, which"
+                " lets stages apply all rows first; then change it.",
             )
 
 
 def _stages(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
     now = {stage.uid for stage in pipeline.stages}
-    had = {uid for uid, figures in head.operators.items() if figures["schema"]}
-    for uid in sorted(had - now):
+    for uid in sorted(set(head.stages_with_state) - now):
         lost = _gone(pipeline, "stage", uid, "the state")
         new = [stage for stage in pipeline.stages if stage.uid not in head.operators]
         alike = next((stage.uid for stage in new if _is_alike(head.operators[uid], stage)), None)
@@ -427,9 +431,9 @@ def _stages(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
             yield Finding("stage", stage.uid, "stage", Verdict.COMPATIBLE, what)
 
 
-def _is_alike(recorded: Mapping[str, Any], stage: Stage) -> bool:
+def _is_alike(recorded: OperatorStats, stage: Stage) -> bool:
     """Whether a stage that is new keeps what one that is gone kept, as far as the definition tells."""
-    if [name for name, _ in recorded["keys"]] != list(stage.key) or recorded.get("window") != meaning(stage):
+    if [name for name, _ in recorded.keys] != list(stage.key) or recorded.window != meaning(stage):
         return False
     if stage.state is None:
         return True
@@ -437,8 +441,8 @@ def _is_alike(recorded: Mapping[str, Any], stage: Stage) -> bool:
         StateSchema.of(stage.state).fields,
         {collection.name for collection in collections_of(stage.state)},
     )
-    was = ttl.visible(evolution.from_record(recorded))
-    return was == fields and set(recorded.get("collections") or ()) == collections
+    was = ttl.visible(evolution.from_record(recorded.schema_history))
+    return was == fields and set(recorded.collections) == collections
 
 
 def _sources(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
@@ -450,7 +454,7 @@ def _sources(pipeline: Pipeline, head: Checkpoint) -> Iterator[Finding]:
         keeping = [
             stage.uid
             for stage in pipeline.stages
-            if source_of(stage.input).name == name and (head.operators.get(stage.uid) or {}).get("schema")
+            if source_of(stage.input).name == name and stats_of(head, stage.uid).has_state
         ]
         # State that was imported before its source was first read has that source's columns on record, and no position.
         if not keeping or name in pipeline.added or name in head.inputs:

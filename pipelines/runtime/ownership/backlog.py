@@ -14,8 +14,7 @@ from state_ops.checkpoints.checkpoint import Checkpoint
 
 def unapplied(head: Checkpoint | None) -> Mapping[str, int]:
     """Rows that stages have not applied yet (unaligned checkpoints), by stage; without those that have applied all."""
-    waiting = {uid: figures for uid, figures in (head.operators if head else {}).items() if figures.get("waiting")}
-    return {uid: figures["rows_waiting"] for uid, figures in waiting.items()}
+    return {uid: stats.rows_waiting for uid, stats in (head.operators if head else {}).items() if stats.waiting}
 
 
 def arrivals(pipeline: Pipeline, settings: Settings, head: Checkpoint | None) -> Mapping[str, Arrivals]:

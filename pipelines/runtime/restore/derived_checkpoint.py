@@ -27,6 +27,7 @@ from pipelines.runtime.ownership.publish import publish_missing
 from pipelines.runtime.sinks import delta
 from pipelines.runtime.sources.slices import nothing_read
 from state_ops.checkpoints.checkpoint import START, STATE, Checkpoint, StateFile, began, spans_with
+from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id
 from state_ops.storage.branches import is_inherited, own_of_parent
 from state_ops.storage.storage import Storage
@@ -111,11 +112,11 @@ def publish(context: RunContext, row: Checkpoint) -> None:
     prune(context)
 
 
-def lasting(files: Iterable[StateFile], operators: Mapping[str, Any]) -> list[StateFile]:
+def lasting(files: Iterable[StateFile], operators: Mapping[str, OperatorStats]) -> list[StateFile]:
     """The files of a checkpoint that a later one goes on from: state, and rows that wait in front of stages.
 
     Args:
-        operators: Figures by stage, as the checkpoint has them.
+        operators: What the checkpoint records, by stage.
     """
     waiting = waiting_paths(operators)
     return [file for file in files if file.kind == STATE or file.path in waiting]
@@ -127,14 +128,16 @@ def unchanged(context: RunContext, checkpoint: Checkpoint) -> list[StateFile]:
     return [replace(file, new=False) for file in files]
 
 
-def waiting_paths(operators: Mapping[str, Any]) -> set[str]:
-    """The paths of rows that wait in front of stages. operators: figures by stage, as a checkpoint has them."""
-    batches = [batch for figures in operators.values() for batch in figures.get("waiting") or ()]
+def waiting_paths(operators: Mapping[str, OperatorStats]) -> set[str]:
+    """The paths of rows that wait in front of stages. operators: what a checkpoint records, by stage."""
+    batches = [batch for stats in operators.values() for batch in stats.waiting]
     return {path for batch in batches for layer in batch["layers"] for path in layer}
 
 
-def pointed(operators: Mapping[str, Any], renamed: Iterable[tuple[StateFile, StateFile]]) -> dict[str, Any]:
-    """Stages' figures in which the rows that wait are named by their paths here.
+def pointed(
+    operators: Mapping[str, OperatorStats], renamed: Iterable[tuple[StateFile, StateFile]]
+) -> dict[str, OperatorStats]:
+    """What a checkpoint records of its stages, in which the rows that wait are named by their paths here.
 
     Args:
         renamed: Each file as it was named before, and as it is named here.
@@ -144,10 +147,7 @@ def pointed(operators: Mapping[str, Any], renamed: Iterable[tuple[StateFile, Sta
     def here(batch: dict[str, Any]) -> dict[str, Any]:
         return {**batch, "layers": [[paths[path] for path in layer] for layer in batch["layers"]]}
 
-    return {
-        uid: {**figures, "waiting": [here(batch) for batch in figures.get("waiting") or ()]}
-        for uid, figures in operators.items()
-    }
+    return {uid: stats.updated(waiting=[here(batch) for batch in stats.waiting]) for uid, stats in operators.items()}
 
 
 def copied(

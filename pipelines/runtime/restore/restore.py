@@ -31,9 +31,10 @@ from pipelines.runtime.restore import rewind
 from pipelines.runtime.restore.derived_checkpoint import waiting_paths
 from state_ops.backends import composite
 from state_ops.backends.base import BEYOND
-from state_ops.backends.loader import DEFAULT, named
+from state_ops.backends.loader import named
 from state_ops.checkpoints import restore_log
 from state_ops.checkpoints.checkpoint import CHANNEL, STATE, Checkpoint, Snapshot, StateFile, abandoned, snapshots_of
+from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.reader_holds import ReaderHold
 from state_ops.checkpoints.registry import Registry
 from state_ops.checkpoints.restore_log import Restored
@@ -58,12 +59,12 @@ _TOPS = {STATE: "state", CHANNEL: "channels"}
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One subtask's snapshot in a checkpoint. here: it lies whole on this host; figures: of its stage, as recorded."""
+    """One subtask's snapshot in a checkpoint. here: it lies whole on this host; stats: of its stage, as recorded."""
 
     stage: str
     taken: Snapshot
     home: Path
-    figures: dict[str, Any]
+    stats: OperatorStats
     here: bool
 
     @property
@@ -72,7 +73,7 @@ class Part:
 
     @property
     def groups(self) -> range:
-        return group_range(self.taken.subtask, self.figures["parallelism"], self.figures["max_parallelism"])
+        return group_range(self.taken.subtask, self.stats.parallelism, self.stats.max_parallelism)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +126,11 @@ def plan(
     """Where a checkpoint's files are, by names and sizes. Raises DamageError when its listing is not what it was."""
     listing = registry.files(checkpoint)
     parts: list[Part] = []
-    for uid, figures in checkpoint.operators.items():
+    for uid, stats in checkpoint.operators.items():
         taken = snapshots_of(listing, uid)
-        recorded = (figures["files_total"], figures["bytes_total"])
+        recorded = (stats.files_total, stats.bytes_total)
         sizes = [file.bytes for part in taken.values() for file in part.files]
-        if (len(sizes), sum(sizes)) != recorded or any(subtask >= figures["parallelism"] for subtask in taken):
+        if (len(sizes), sum(sizes)) != recorded or any(subtask >= stats.parallelism for subtask in taken):
             raise DamageError(
                 f"Checkpoint {checkpoint.id} has {recorded[0]} state files of {uid} with {recorded[1]} bytes, but "
                 f"{len(sizes)} with {sum(sizes)} are listed.",
@@ -139,7 +140,7 @@ def plan(
             )
         for subtask, part in sorted(taken.items()):
             home = local_directory(settings, pipeline, storage) / uid / str(subtask)
-            parts.append(Part(uid, part, home, figures, snapshot.is_here(home, part)))
+            parts.append(Part(uid, part, home, stats, snapshot.is_here(home, part)))
     wanted = waiting_paths(checkpoint.operators)
     waiting = tuple(file for file in listing if file.kind == CHANNEL and file.path in wanted)
     cache = objects(settings)
@@ -367,7 +368,7 @@ def _brought(
     checking: list[float],
     arrived: Arrived,
 ) -> Fetched:
-    kind = named(part.figures.get("backend", DEFAULT))
+    kind = named(part.stats.backend)
     check: Callable[[Path], None] = partial(_checked, settings, storage, part, checking)
     part.home.mkdir(parents=True, exist_ok=True)
     return snapshot.bring_home(
@@ -385,7 +386,7 @@ def _brought(
 def _checked(settings: Settings, storage: Storage, part: Part, checking: list[float], directory: Path) -> None:
     """Open a working copy of a snapshot, and look whether its entries are the subtask's."""
     started = time.perf_counter()
-    kind = named(part.figures.get("backend", DEFAULT))
+    kind = named(part.stats.backend)
     backend = composite.opened(kind, directory, backend_options(settings))
     try:
         low, high = first_key(part.groups.start), first_key(part.groups.stop)

@@ -27,7 +27,7 @@ from pipelines.runtime.restore.derived_checkpoint import begin, commit, publish,
 from pipelines.runtime.sinks import restore_version
 from pipelines.runtime.sinks.restore_version import TableRewind
 from pipelines.runtime.sinks.table_commit import table_path
-from state_ops.checkpoints.checkpoint import REWIND, WITH_PARTS, Checkpoint
+from state_ops.checkpoints.checkpoint import REWIND, WITH_PARTS, Checkpoint, stats_of
 from state_ops.checkpoints.registry import Registry
 from state_ops.errors import ConfigurationError, WeirError
 from state_ops.ids import CheckpointId
@@ -137,7 +137,7 @@ def planned(
             )
     obstacles += hindrances(tables)
     uids = {*head.operators, *to.operators}
-    sizes = {uid: (_bytes(head, uid), _bytes(to, uid)) for uid in sorted(uids)}
+    sizes = {uid: (stats_of(head, uid).bytes_total, stats_of(to, uid).bytes_total) for uid in sorted(uids)}
     return RewindPlan(head, to, between, sizes, tuple(sources), tuple(tables), tuple(obstacles))
 
 
@@ -170,10 +170,6 @@ def listed(names: Sequence[str], versions: Sequence[object] = ()) -> str:
         return text
     digest = hashlib.sha256(repr((list(names), list(versions))).encode()).hexdigest()
     return f"{text}, digest {digest[:12]}"
-
-
-def _bytes(checkpoint: Checkpoint, uid: str) -> int:
-    return int((checkpoint.operators.get(uid) or {}).get("bytes_total", 0))
 
 
 def check(decided: RewindPlan, pipeline: str, accepted: Collection[str]) -> None:

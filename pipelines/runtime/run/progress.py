@@ -33,8 +33,7 @@ class Pace:
 
 def rows_late(row: Checkpoint) -> dict[str, int]:
     """An epoch's late rows by stage: one row of the source may be late in several, so their sum would say nothing."""
-    late = {uid: figures["rows_late"] for uid, figures in row.operators.items()}
-    return {uid: number for uid, number in late.items() if number}
+    return {uid: stats.rows_late for uid, stats in row.operators.items() if stats.rows_late}
 
 
 def by_stage(numbers: Mapping[str, int]) -> str:

@@ -155,7 +155,7 @@ def test_every_subtask_acks_when_no_row_is_taken(site, where):
 
     (report,) = counts.run()
 
-    assert report.checkpoint.operators["counted"]["rows_dropped"] == 3
+    assert report.checkpoint.operators["counted"].rows_dropped == 3
     assert counts.table("counted").empty
 
 
@@ -183,7 +183,7 @@ def test_rows_that_spark_has_routed_elsewhere_are_refused_before_any_is_applied(
 
     (report,) = counts.run()
 
-    assert report.checkpoint.operators["counted"]["rows_out"] == 20
+    assert report.checkpoint.operators["counted"].rows_out == 20
     counts.assert_no_orphans()
 
 
@@ -194,7 +194,7 @@ def test_a_subtask_that_got_no_task_is_missed(site, monkeypatch):
         with pytest.raises(TransientError, match=r"The subtasks \[1\] of counted did not ack"):
             counts.run()
     (report,) = counts.run()
-    assert report.checkpoint.operators["counted"]["rows_out"] == len(_keys_of(0))
+    assert report.checkpoint.operators["counted"].rows_out == len(_keys_of(0))
 
 
 def test_a_worker_does_not_collect_its_modules_after_every_task(job, spark):

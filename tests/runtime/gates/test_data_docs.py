@@ -66,7 +66,7 @@ def test_every_expectation_is_asked_and_shown(bank, monkeypatch):
     assert len(list(again.index.parent.glob("validations/**/*.html"))) == 3, "pages of earlier reports are gone"
     assert [path.name for path in again.index.parent.parent.iterdir()] == ["small"]
     bank.epochs(3)
-    assert bank.registry.head().operators["accounts"]["gates"][0]["passed"], "gates of runs are as they were"
+    assert bank.registry.head().operators["accounts"].gates[0]["passed"], "gates of runs are as they were"
 
     monkeypatch.setattr(restore_gates, "SAMPLE_ROWS", 5)
     few = data_docs.build(bank.site.pipeline, bank.site.settings)

@@ -59,7 +59,7 @@ def test_a_gate_that_warns_lets_the_epoch_go_on_and_its_verdict_is_recorded(tmp_
     )
     assert passed.passed and passed.on_failure == "hold"
     bank.assert_exact(1, 2)
-    recorded = bank.registry.head().operators["accounts"]["gates"]
+    recorded = bank.registry.head().operators["accounts"].gates
     assert recorded == [
         {
             "title": "ExpectColumnValuesToBeBetween(column='amount', max_value=1, min_value=0)",
@@ -212,7 +212,7 @@ def test_figures_are_looked_at_as_the_checkpoint_records_them(tmp_path):
         ("figures", True, 1, 0, ()),
         ("figures", False, 1, 1, (10,)),
     ]
-    assert [one["of"] for one in report.checkpoint.operators["accounts"]["gates"]] == ["figures", "figures"]
+    assert [one["of"] for one in report.checkpoint.operators["accounts"].gates] == ["figures", "figures"]
     (drained,) = bank.epochs(drain=True)
     assert not drained.verdicts, "no rows came"
 

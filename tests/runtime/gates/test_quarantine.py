@@ -119,14 +119,14 @@ def assert_replay(site: Site, parts: Sequence[pd.DataFrame], per_epoch: int = 2)
     ]
     for row in checked:
         names = {file["name"] for file in row.slice["landing"]["files"]}
-        figures, own = row.operators["accounts"], bad[bad["file"].isin(names)]
+        stats, own = row.operators["accounts"], bad[bad["file"].isin(names)]
         assert row.slice["landing"].get("excluded", {}) == {
             name: group["row"].tolist() for name, group in own.groupby("file")
         }
-        assert figures["rows_quarantined"] == len(own)
+        assert stats.rows_quarantined == len(own)
         read = row.slice["landing"]["rows"]
-        assert figures["rows_in"] + figures["rows_quarantined"] + figures["rows_dropped"] == read
-        assert all(verdict["passed"] for verdict in figures["gates"])
+        assert stats.rows_in + stats.rows_quarantined + stats.rows_dropped == read
+        assert all(verdict["passed"] for verdict in stats.gates)
         assert set(aside[aside["_weir_file"].isin(names)]["_weir_epoch"]) <= {row.id}
     site.assert_no_orphans()
 
@@ -170,7 +170,7 @@ def test_a_slice_without_bad_rows_leaves_no_trace(tmp_path):
     landed(site, 2, bad=0)
     (report,) = ran(site)
     assert report.checkpoint.id == 1 and "excluded" not in report.checkpoint.slice["landing"]
-    assert report.checkpoint.operators["accounts"]["rows_quarantined"] == 0
+    assert report.checkpoint.operators["accounts"].rows_quarantined == 0
     assert site.table("accounts_quarantine").empty
 
 

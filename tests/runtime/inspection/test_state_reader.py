@@ -31,6 +31,7 @@ from tests.recovery.harness import Site
 from tests.recovery.small import Bank
 from tests.runtime import rides
 from tests.runtime.rides import Rides
+from tests.tools.reading import without
 
 _RIDERS = """SELECT rider, count(*), sum(fare)::BIGINT, list({city: city, fare: fare} ORDER BY "at", ride)
              FROM rides GROUP BY rider"""
@@ -388,8 +389,7 @@ def test_a_record_without_the_rule_is_read_by_the_definition_or_not_at_all(tmp_p
     _epoch(site, 1)
     storage, registry = state_reader.open_storage(site.pipeline, site.settings)
     row = registry.checkpoints()[0]
-    figures = {name: value for name, value in row.operators["seen"].items() if name != "ttl"}
-    older = replace(row, operators={"seen": figures})
+    older = replace(row, operators={"seen": without(row.operators["seen"], "ttl")})
     assert view_of(site.pipeline, site.settings, storage, older, "seen", {}).expiry is not None
     with pytest.raises(WeirError, match="time to live is not recorded"):
         view_of(rides.pipeline, site.settings, storage, older, "seen", {})

@@ -134,10 +134,10 @@ def test_what_sessions_and_deduplication_know_can_be_looked_up(tmp_path):
     site = _site(tmp_path, cut)
     reports = list(run(pipeline, site.settings, RunOptions(until_caught_up=True), InMemoryExecutor()))
     figures = reports[-1].checkpoint.operators
-    assert [sum(r.checkpoint.operators["unique"][name] for r in reports) for name in ("rows_out", "rows_duplicate")] == [
+    assert [sum(getattr(r.checkpoint.operators["unique"], name) for r in reports) for name in ("rows_out", "rows_duplicate")] == [
         55, 0
     ]  # fmt: skip
-    assert figures["visits"]["window"]["gap"] == 40 * 60 * 10**6
+    assert figures["visits"].window["gap"] == 40 * 60 * 10**6
     opened = [row for table in state_reader.scan(pipeline, site.settings, "visits") for row in table.to_pylist()]
     mark = watermarks(cut, LATENESS)[-1]
     _, closing = placed_in_sessions(cut, GAP, LATENESS)

@@ -69,9 +69,9 @@ def test_each_checkpoint_records_and_logs_what_the_cache_did(tmp_path: Path) -> 
     pipeline, configured = a_pipeline(tmp_path, landed(_dicts, output=COLUMNS), {"totals": {"l1": 100}})
     with capture_logs() as lines:
         reports = list(run(pipeline, configured, RunOptions(until_caught_up=True), InMemoryExecutor()))
-    found = [CacheFigures(**report.checkpoint.operators["totals"]["cache"]) for report in reports]
+    found = [CacheFigures(**report.checkpoint.operators["totals"].cache) for report in reports]
     assert found == [CacheFigures(misses=8, flushed=8), *[CacheFigures(l1_hits=8, flushed=8)] * 2]
-    totals = [CacheFigures(**report.checkpoint.operators["totals"]["cache_totals"]) for report in reports]
+    totals = [CacheFigures(**report.checkpoint.operators["totals"].cache_totals) for report in reports]
     assert totals == [found[0], found[0] + found[1], found[0] + found[1] + found[2]]
     logged = [line for line in lines if line["event"] == "state cache"]
     assert [(line["checkpoint"], line["l1_hits"], line["misses"]) for line in logged] == [
@@ -89,15 +89,15 @@ def test_with_no_memory_for_them_between_epochs_caches_begin_empty(tmp_path: Pat
     caches = {"totals": {"l1": 100}}
     pipeline, configured = a_pipeline(tmp_path, landed(_dicts, output=COLUMNS), caches, warm_mb=0)
     reports = run(pipeline, configured, RunOptions(until_caught_up=True), InMemoryExecutor())
-    found = [CacheFigures(**report.checkpoint.operators["totals"]["cache"]) for report in reports]
+    found = [CacheFigures(**report.checkpoint.operators["totals"].cache) for report in reports]
     assert found == [CacheFigures(misses=8, flushed=8)] * 3
 
 
 def test_without_a_cache_nothing_is_recorded(tmp_path: Path) -> None:
     pipeline, configured = a_pipeline(tmp_path, landed(_dicts, output=COLUMNS), {})
     (report, *_) = run(pipeline, configured, RunOptions(until_caught_up=True), InMemoryExecutor())
-    assert report.checkpoint.operators["totals"]["cache"] is None
-    assert report.checkpoint.operators["totals"]["cache_totals"] is None
+    assert report.checkpoint.operators["totals"].cache is None
+    assert report.checkpoint.operators["totals"].cache_totals is None
 
 
 @pytest.mark.parametrize("options", [{"per_key": False}, {"ttl": "1h"}])
@@ -149,8 +149,6 @@ def test_on_spark(tmp_path: Path) -> None:
     storage, registry = open_storage(pipeline, configured)
     found_state = state_at(storage, registry, reports[-1].checkpoint, pipeline.stages[0])
     assert {key[0]: value["rows"] for key, value in found_state.items()} == {f"u{user}": 3 for user in range(8)}
-    figures = sum(
-        (CacheFigures(**report.checkpoint.operators["totals"]["cache"]) for report in reports), CacheFigures()
-    )
+    figures = sum((CacheFigures(**report.checkpoint.operators["totals"].cache) for report in reports), CacheFigures())
     assert figures.l1_hits + figures.l2_hits + figures.misses == 24
     assert figures.evicted + figures.flushed == 24

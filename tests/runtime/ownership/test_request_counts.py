@@ -54,7 +54,7 @@ class Elsewhere(InMemoryExecutor):
 def test_what_subtasks_count_elsewhere_comes_in_with_their_acks(tmp_path: Path):
     bank = Bank.at(tmp_path / "site")
     (report,) = bank.epochs(1, executor=Elsewhere())
-    subtasks = report.checkpoint.operators["accounts"]["parallelism"]
+    subtasks = report.checkpoint.operators["accounts"].parallelism
     assert all(10_000 * subtasks <= count < 10_000 * (subtasks + 1) for count in _counted(report.checkpoint).values())
 
 

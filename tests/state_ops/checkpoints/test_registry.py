@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from state_ops.checkpoints.checkpoint import NEWEST_FORMAT, OUTPUT, STATE, Checkpoint, StateFile
+from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.registry import Publication, Registry
 from state_ops.delta import fenced_table, log_cleanup, log_entries
 from state_ops.errors import DamageError, FencedError, PrunedError
@@ -48,7 +49,7 @@ def a_checkpoint(
         "offsets": {"landing": {"seen": [f"{id}.parquet"]}},
         "slice": {"landing": {"rows": id}},
         "watermarks": {"counts": 1_700_000_000_000_000},
-        "operators": {"counts": {"parallelism": 1}},
+        "operators": {"counts": OperatorStats.from_json({"parallelism": 1})},
         "sinks": {"out": {"id": id, "before": parent}},
         "inputs": {},
         "ms": {"stage:counts": 1.5},

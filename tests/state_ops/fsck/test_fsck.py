@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from state_ops.checkpoints.checkpoint import CHANNEL, Checkpoint, StateFile
+from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.checkpoints.registry import Registry
 from state_ops.delta import fenced_table
 from state_ops.delta.fenced_table import DataFile
@@ -79,9 +80,9 @@ def test_a_listing_with_a_file_less_is_damage_that_stops_everything(storage, reg
     [
         ({"bytes_total": 21}, "bytes_total = 21, its listing adds up to 20"),
         ({"bytes_new": 19}, "bytes_new = 19"),
-        ({"operators": {"counts": {"files_total": 3}}}, "operators.counts.files_total = 3"),
-        ({"operators": {"counts": {"files_new": 1}}}, "operators.counts.files_new = 1"),
-        ({"operators": {"counts": {"bytes_total": 1}}}, "operators.counts.bytes_total = 1"),
+        ({"operators": {"counts": OperatorStats.from_json({"files_total": 3})}}, "operators.counts.files_total = 3"),
+        ({"operators": {"counts": OperatorStats.from_json({"files_new": 1})}}, "operators.counts.files_new = 1"),
+        ({"operators": {"counts": OperatorStats.from_json({"bytes_total": 1})}}, "operators.counts.bytes_total = 1"),
         ({"sinks": {"out": {"id": 1, "before": None}}}, "has output for out"),
     ],
 )
@@ -93,7 +94,7 @@ def test_figures_that_do_not_add_up_are_named(storage, registry, wrong, says):
 
 
 def test_the_first_checkpoint_of_a_pipeline_that_started_from_anothers_has_that_ones_figures(storage, registry):
-    figures = {"counts": {"files_total": 1, "files_new": 0, "bytes_total": 10, "bytes_new": 0}}
+    figures = {"counts": OperatorStats(files_total=1, files_new=0, bytes_total=10, bytes_new=0)}
     complete(registry, storage, 1, [a_state_file("1")], kind="start", operators=figures)
     assert look(storage).findings == ()
 

@@ -186,7 +186,7 @@ def test_renamed_and_added_fields_also_inside_of_lists():
         "stops": [{"place": "EWR", "by": 1, "gate": "A1"}, {"place": None, "by": None, "gate": "A1"}],
     }
     reading = new.reading([old])
-    on_record = evolution.from_record({"schemas": evolution.recorded(reading), "schema": new.to_json()})
+    on_record = evolution.from_record(evolution.recorded(reading))
     for schema in (reading, pickle.loads(pickle.dumps(reading)), on_record):
         assert schema == new and schema.schema_id == new.schema_id and hash(schema) == hash(new)
         assert decode_rows(schema, values).to_pylist() == [expected]
@@ -205,11 +205,11 @@ def test_a_field_that_was_dropped_and_added_again_is_a_new_one():
 
 def test_a_chain_grows_only_where_the_schema_changes():
     old, new = _one(pa.int8()), _one(pa.int16())
-    first = evolution.successor({"schema": old.to_json()}, old)
+    first = evolution.successor([{"schema": old.to_json()}], old)
     assert first.older == ()
-    second = evolution.successor({"schema": old.to_json(), "schemas": evolution.recorded(first)}, new)
+    second = evolution.successor(evolution.recorded(first), new)
     assert second.older == (old,)
-    third = evolution.successor({"schema": new.to_json(), "schemas": evolution.recorded(second)}, new)
+    third = evolution.successor(evolution.recorded(second), new)
     assert third.older == (old,)
 
 
@@ -224,4 +224,4 @@ def test_a_value_of_a_schema_outside_of_the_chain_is_damage():
 def test_a_record_that_cannot_be_read_is_damage(parts):
     entry = {"schema": _one(pa.list_(pa.int8())).to_json(), "parts": parts}
     with pytest.raises(DamageError, match="What a checkpoint says"):
-        evolution.from_record({"schemas": [entry]})
+        evolution.from_record([entry])

@@ -1,0 +1,107 @@
+"""What a checkpoint records of an operator: how its state is stored and what it means, and what the epoch did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorStats:
+    """What a checkpoint's row records of one operator, under the uid of its stage.
+
+    A record of an earlier release lacks the fields that came later, and they have their defaults here. A record of a
+    later release may have more than is known here. Copies keep both as they are, if they are made with `updated`.
+
+    Attributes:
+        schema: Of the state; None: the operator has no state.
+        schemas: All schemas that rows may still have, oldest first; earlier releases recorded `schema` alone.
+        keys: By key column, its name and type.
+        backend: What wrote the state.
+        collections: By name, the kind, key and schemas of each list and map.
+        swept: By subtask, the key in hex where the sweep of expired state goes on.
+        window: What windows, aggregates or duplicates mean.
+        ttl: The time to live, as `Ttl` has it; None: the operator has none.
+        forgotten: What a TTL has let expire, as `Forgotten` has it; None: the operator never had a TTL.
+        on_timer: Whether the stage has a function for timers.
+        lateness: Of a window, in microseconds.
+        forgets: After how many microseconds a deduplication forgets a key; None: never.
+        entries: Of its state, roughly; None: nobody has looked.
+        timers: Whether some are set; None: nobody has looked.
+        waiting: The rows that it has not applied, as `InFlightData` has them, in their order.
+        ms: By phase, the milliseconds of the slowest subtask.
+        cache: As `CacheFigures` has it; None without a cache. `cache_totals`: of all epochs so far.
+        gates: The verdicts of its gates on this epoch, as `Verdict` has them.
+        names: Those that the record has, in its order.
+        unknown: By name, what this release does not know.
+    """
+
+    parallelism: int = 0
+    max_parallelism: int = 0
+    schema: str | None = None
+    schemas: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[list[str]] = field(default_factory=list)
+    backend: str = "rocksdb"  # the only one that there was when none was recorded
+    collections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    swept: dict[str, str] = field(default_factory=dict)
+    window: dict[str, Any] | None = None
+    ttl: dict[str, Any] | None = None
+    forgotten: dict[str, Any] | None = None
+    on_timer: bool = False
+    lateness: int | None = None
+    forgets: int | None = None
+    files_total: int = 0
+    files_new: int = 0
+    bytes_total: int = 0
+    bytes_new: int = 0
+    rows_in: int = 0
+    rows_out: int = 0
+    rows_late: int = 0
+    rows_duplicate: int = 0
+    rows_null_key: int = 0
+    rows_dropped: int = 0
+    entries: int | None = None
+    timers: bool | None = None
+    rows_quarantined: int = 0
+    rows_waiting: int = 0
+    waiting: list[dict[str, Any]] = field(default_factory=list)
+    ms: dict[str, float] = field(default_factory=dict)
+    cache: dict[str, int] | None = None
+    cache_totals: dict[str, int] | None = None
+    gates: list[dict[str, Any]] = field(default_factory=list)
+    names: tuple[str, ...] = field(default_factory=lambda: _NAMES)
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the operator has state, or will have some with its first row."""
+        return bool(self.schema)
+
+    @property
+    def schema_history(self) -> list[dict[str, Any]]:
+        """All schemas that rows of its state may still have, oldest first, for `evolution.from_record`."""
+        return self.schemas or [{"schema": self.schema}]
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> OperatorStats:
+        known = {name: raw[name] for name in _NAMES if name in raw}
+        return cls(
+            **known,
+            names=tuple(raw),
+            unknown={name: value for name, value in raw.items() if name not in known},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As it was recorded: without the fields that a record of an earlier release lacks."""
+        return {name: self.unknown[name] if name in self.unknown else getattr(self, name) for name in self.names}
+
+    def updated(self, **changes: Any) -> OperatorStats:
+        """A copy that records these values of these fields."""
+        return replace(self, **changes, names=tuple(dict.fromkeys((*self.names, *changes))))
+
+
+_NAMES: tuple[str, ...] = tuple(field.name for field in fields(OperatorStats) if field.name not in ("names", "unknown"))
+
+NOTHING = OperatorStats.from_json({})
+"""What is recorded of an operator that a checkpoint does not have."""
