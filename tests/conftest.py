@@ -12,6 +12,7 @@ import pytest
 
 from configs import settings
 from pipelines.runtime.execution import spark_session as runtime
+from tests.tools.postgres_server import postgres as postgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

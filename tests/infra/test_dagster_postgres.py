@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import pwd
-import shutil
-import socket
-import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,113 +14,9 @@ from configs.settings import PROJECT
 from infra import dagster_home
 from state_ops.errors import ConfigurationError
 from tests.assets.conftest import landing, project  # noqa: F401  fixtures
-from tests.tools.servers import missing, needs
+from tests.tools.postgres_server import Postgres
 
-PLACES = ["/usr/lib/postgresql/*/bin", "/usr/local/pgsql/bin", "/opt/homebrew/opt/postgresql@*/bin"]
-PASSWORD = "p@ss:w/rd 1"  # characters that a URL would take for something else
 JOB, SENSOR = "flights_job", "flights_checkpoint_sensor"
-
-
-@dataclass(frozen=True)
-class Postgres:
-    """A server on 127.0.0.1 with an empty database."""
-
-    port: int
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {
-            "WEIR_DAGSTER_INSTANCE": "postgres",
-            "DAGSTER_POSTGRES_HOST": "127.0.0.1",
-            "DAGSTER_POSTGRES_PORT": str(self.port),
-            "DAGSTER_POSTGRES_USER": "weir",
-            "DAGSTER_POSTGRES_PASSWORD": PASSWORD,
-            "DAGSTER_POSTGRES_DB": "dagster",
-        }
-
-    def query(self, statement: str, database: str = "dagster") -> list[tuple[Any, ...]]:
-        import psycopg2
-
-        where = {"host": "127.0.0.1", "port": self.port, "user": "weir", "password": PASSWORD, "dbname": database}
-        with closing(psycopg2.connect(**where, connect_timeout=5)) as connection:
-            connection.autocommit = True  # a database cannot be created in a transaction
-            with connection.cursor() as cursor:
-                cursor.execute(statement)
-                return cursor.fetchall() if cursor.description else []
-
-
-def _user() -> dict[str, Any]:
-    """Who the server runs as: it refuses root."""
-    if os.geteuid() != 0:
-        return {}
-    for name in ("postgres", "nobody"):
-        try:
-            found = pwd.getpwnam(name)
-            return {"user": found.pw_uid, "group": found.pw_gid, "extra_groups": []}
-        except KeyError:
-            continue
-    return missing("Postgres refuses to run as root, and there is no user postgres or nobody")
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[Postgres]:
-    initdb, server = (needs(name, "postgresql", PLACES) for name in ("initdb", "postgres"))
-    who = _user()
-    home = Path(tempfile.mkdtemp(prefix="weir-postgres-"))  # not below pytest's own directory, which is root's alone
-    secret, data, log = home / "password", home / "data", home / "log"
-    try:
-        secret.write_text(PASSWORD)
-        for path in (home, secret):
-            os.chown(path, who.get("user", -1), who.get("group", -1))
-        options = {**who, "cwd": home, "env": {"PATH": os.environ["PATH"], "LC_ALL": "C"}}
-        made = [
-            str(initdb),
-            "-D",
-            str(data),
-            "-U",
-            "weir",
-            "-A",
-            "scram-sha-256",
-            f"--pwfile={secret}",
-            "-E",
-            "UTF8",
-            "-N",
-        ]
-        subprocess.run(made, check=True, capture_output=True, timeout=120, **options)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            found = Postgres(free.getsockname()[1])
-        settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off"}
-        run = [str(server), "-D", str(data), "-p", str(found.port)]
-        run += [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        with log.open("wb") as output:
-            process = subprocess.Popen(run, stdout=output, stderr=subprocess.STDOUT, **options)
-        try:
-            _wait(found, process, log)
-            found.query("CREATE DATABASE dagster", "postgres")
-            yield found
-        finally:
-            process.terminate()  # a "smart" shutdown waits for connections
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(20)
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
-
-
-def _wait(server: Postgres, process: subprocess.Popen, log: Path) -> None:
-    import psycopg2
-
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            server.query("SELECT 1", "postgres")
-            return
-        except psycopg2.OperationalError:
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-2000:]
-            time.sleep(0.1)
 
 
 @pytest.fixture

@@ -1,0 +1,197 @@
+"""Connections to a Postgres server, and what its errors mean to the operator.
+
+ADBC's driver is loaded when the first connection is made, so that definitions can be imported without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from state_ops.errors import ConfigurationError, TransientError, WeirError
+
+_DEFAULTS = {
+    "application_name": "weir",
+    "connect_timeout": "10",
+    "tcp_user_timeout": "60000",  # milliseconds in which a server that is gone is noticed
+}
+# What texts of values look like, and so digests of rows, must not depend on how the role or the database is set up.
+_SETTINGS = {
+    "TimeZone": "UTC",
+    "DateStyle": "ISO, YMD",
+    "IntervalStyle": "postgres",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+}
+_SECRETS = ("password", "sslpassword")
+_TRANSIENT = ("08", "53", "55", "57", "58", "XX")
+_CONFLICTS = ("40",)
+_CONFIGURATION = ("28", "3D", "42501")
+_AWAY = ("connect", "server closed", "canceling", "terminating", "could not receive", "could not send")
+_REFUSALS = (
+    "authentication",
+    "password",
+    "role ",
+    "database ",
+    "pg_hba",
+    "SSL",
+    "certificate",
+    "invalid connection option",
+)
+
+
+class ConflictError(TransientError):
+    """A transaction lost against another one (a serialization failure, a deadlock): begin it again."""
+
+
+class Connection:
+    """One connection. Statements are transactions of their own outside of BEGIN and COMMIT.
+
+    Args:
+        refused: What is raised for statements that the server does not take as they are.
+    """
+
+    def __init__(self, connected: Any, where: str, refused: type[WeirError]) -> None:
+        self._connected, self._where, self._refused = connected, where, refused
+
+    def execute(self, statement: str, *parameters: Any) -> None:
+        """Run a statement. parameters: $1, $2, ..., none of which is None."""
+        self.rows(statement, *parameters)
+
+    def rows(self, statement: str, *parameters: Any) -> list[dict[str, Any]]:
+        """Run a statement and return what it answers."""
+        with translated(self._where, self._refused), self._connected.cursor() as cursor:
+            cursor.execute(statement, parameters or None)
+            return cursor.fetch_arrow_table().to_pylist()
+
+    @contextmanager
+    def stream(self, query: str, *parameters: Any) -> Iterator[pa.RecordBatchReader]:
+        """Run a query whose answer comes in batches. It has to be read to its end before the next statement."""
+        with translated(self._where, self._refused), self._connected.cursor() as cursor:
+            cursor.execute(query, parameters or None)
+            yield cursor.fetch_record_batch()
+
+    def columns(self, query: str) -> pa.Schema:
+        """The columns of a query, with the server's types in their metadata. The query is not run."""
+        with translated(self._where, self._refused), self._connected.cursor() as cursor:
+            return cursor.adbc_execute_schema(query)
+
+    def copy(self, table: str, batches: pa.RecordBatchReader) -> None:
+        """COPY batches into a temporary table of this connection."""
+        with translated(self._where, self._refused), self._connected.cursor() as cursor:
+            cursor.adbc_ingest(table, batches, mode="append", temporary=True)
+
+    def close(self) -> None:
+        self._connected.close()
+
+
+class Server:
+    """A server, with the connections that nobody uses at the moment.
+
+    Args:
+        options: Keywords of libpq: host, port, dbname, user, password, sslmode, ...
+        where: What errors say of the place.
+        refused: As for `Connection`.
+    """
+
+    def __init__(self, options: Mapping[str, str], where: str, refused: type[WeirError]) -> None:
+        self._options, self._where, self._refused = options, where, refused
+        self._idle: list[Connection] = []
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """A connection for the calling thread. After an error it is closed, which rolls back what it has done."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connect()
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append(connection)
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def _connect(self) -> Connection:
+        try:
+            from adbc_driver_postgresql import dbapi
+        except ImportError as error:
+            raise ConfigurationError(
+                "The driver for Postgres is not installed.",
+                where=self._where,
+                next="pip install 'weir-state[postgres]'",
+            ) from error
+        secrets = [value for name, value in self._options.items() if name in _SECRETS]
+        with translated(self._where, self._refused, secrets):
+            connection = Connection(dbapi.connect(_info(self._options), autocommit=True), self._where, self._refused)
+        calls = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in _SETTINGS.items())
+        connection.execute(f"SELECT {calls}")
+        return connection
+
+
+@contextmanager
+def translated(where: str, refused: type[WeirError], secrets: list[str] | None = None) -> Iterator[None]:
+    """Errors of the driver as errors that say what to do. They are raised from nothing: the driver's own say less, and
+    might show what must not be shown."""
+    from adbc_driver_manager import Error
+
+    try:
+        yield
+    except (Error, pa.ArrowException, OSError) as error:  # Arrow's reader has no error but its own
+        meaning = _meaning(error, where, refused, secrets or [])
+    else:
+        return
+    raise meaning
+
+
+def _meaning(error: Any, where: str, refused: type[WeirError], secrets: list[str]) -> WeirError:
+    details = dict(getattr(error, "details", ()))
+    primary = details.get("PG_DIAG_MESSAGE_PRIMARY", str(error).rpartition("[libpq] ")[2] or str(error))
+    text = primary.decode(errors="replace") if isinstance(primary, bytes) else primary
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    text = text.strip().splitlines()[0].rpartition("ERROR:  ")[2].rstrip(".")  # what follows may show rows
+    state = getattr(error, "sqlstate", None) or ("" if any(words in text for words in _AWAY) else "?")
+    if state in ("", "?") and "Failed to connect" in text and any(words in text for words in _REFUSALS):
+        state = "28000"
+    if state.startswith(_CONFIGURATION):
+        return ConfigurationError(
+            f"The Postgres server refuses: {text}.",
+            where=where,
+            next="Correct the connection's options, or grant the right.",
+        )
+    if state.startswith(_CONFLICTS):
+        return ConflictError(f"A transaction lost against another one: {text}.", where=where, next="Run again.")
+    if not state or state.startswith(_TRANSIENT):
+        return TransientError(
+            f"The Postgres server could not be asked: {text}.",
+            where=where,
+            next="See whether it is up and can be reached from here, then run again.",
+        )
+    return refused(
+        f"The Postgres server refuses a statement: {text}{'' if state == '?' else f' (SQLSTATE {state})'}.", where=where
+    )
+
+
+def _info(options: Mapping[str, str]) -> str:
+    """The options as libpq takes them in one text."""
+    quoted = {name: value.replace("\\", r"\\").replace("'", r"\'") for name, value in {**_DEFAULTS, **options}.items()}
+    return " ".join(f"{name}='{value}'" for name, value in quoted.items())
+
+
+def quoted(name: str) -> str:
+    """A name of a column, table or schema as SQL has it, whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """A text as SQL has it."""
+    escaped = text.replace("\\", "\\\\").replace("'", "''")
+    return f"E'{escaped}'"
