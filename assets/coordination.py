@@ -177,9 +177,9 @@ class Watcher:
             yield dg.AssetMaterialization(key(pipeline, stage.uid), metadata=shown)
             for sink in stage.sinks:
                 shown = {}
-                with showing(f"the table {sink.table}"):
-                    shown = metadata.of_table_run(pipeline, run, stage, sink, storage)
-                yield dg.AssetMaterialization(table_key(pipeline, sink.table), metadata=shown)
+                with showing(f"the sink {sink.name}"):
+                    shown = metadata.of_sink_run(pipeline, run, stage, sink, storage)
+                yield dg.AssetMaterialization(table_key(pipeline, sink.name), metadata=shown)
         shown = metadata.of_run(run)
         with showing("the last epochs"):
             shown |= self._history() if run.newest is not None else {}

@@ -12,7 +12,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from assets.names import input_name, key
-from pipelines.runtime.definition import DeltaSink, FileSource, Pipeline, Stage
+from pipelines.runtime.connectors.sink import Sink
+from pipelines.runtime.definition import FileSource, Pipeline, Stage
 from pipelines.runtime.epoch.model import EpochReport
 from pipelines.runtime.sinks.table_commit import table_path
 from pipelines.runtime.timings import bottleneck
@@ -53,13 +54,15 @@ def of_definition(stage: Stage, storage: Storage) -> dict[str, Any]:
     return shown
 
 
-def of_table(pipeline: Pipeline, sink: DeltaSink, storage: Storage) -> dict[str, Any]:
-    """Where a table is."""
-    path = storage.full(table_path(sink.table))
+def of_sink(pipeline: Pipeline, sink: Sink, storage: Storage) -> dict[str, Any]:
+    """Where a table is, or what another sink is."""
+    if not pipeline.is_table(sink):
+        return {"kind": sink.kind, **({} if sink.connection is None else {"connection": sink.connection})}
+    path = storage.full(table_path(sink.name))
     return {
         "table": dg.MetadataValue.path(path),
         "dagster/uri": path,
-        "dagster/table_name": f"{pipeline.name}.{sink.table}",
+        "dagster/table_name": f"{pipeline.name}.{sink.name}",
     }
 
 
@@ -149,7 +152,8 @@ def of_epochs(tally: Tally, lag: Mapping[str, int]) -> dict[str, Any]:
     for uid, micros in row.watermarks.items():
         shown[f"watermark of {uid}"] = dg.MetadataValue.timestamp(from_micros(micros))
     for item in report.publications:
-        shown[f"Delta version of {item.sink}"] = item.delta_version
+        if item.delta_version is not None:
+            shown[f"Delta version of {item.sink}"] = item.delta_version
     if report.verdicts:
         shown["gates"] = dg.MetadataValue.md(
             "\n".join(
@@ -234,12 +238,14 @@ def of_stage_run(pipeline: Pipeline, tally: Tally, stage: Stage, storage: Storag
     return of_stage(tally, stage.uid) | _columns(pipeline, stage, tally.newest.checkpoint, storage)
 
 
-def of_table_run(pipeline: Pipeline, tally: Tally, stage: Stage, sink: DeltaSink, storage: Storage) -> dict[str, Any]:
-    """A whole run, on a table's asset."""
+def of_sink_run(pipeline: Pipeline, tally: Tally, stage: Stage, sink: Sink, storage: Storage) -> dict[str, Any]:
+    """A whole run, on a sink's asset."""
     if tally.newest is None:
         return dict(NOTHING_TO_DO)
-    shown: dict[str, Any] = {"checkpoint": int(tally.newest.checkpoint.id), "rows added": tally.tables[sink.table]}
-    handle = _open(storage, sink.table)
+    shown: dict[str, Any] = {"checkpoint": int(tally.newest.checkpoint.id), "rows added": tally.tables[sink.name]}
+    if not pipeline.is_table(sink):
+        return shown
+    handle = _open(storage, sink.name)
     if handle is None:
         return shown | {"outcome": "not made yet: nothing was handed out"}
     names = [column.name for column in handle.schema().fields]
@@ -254,11 +260,11 @@ def of_table_run(pipeline: Pipeline, tally: Tally, stage: Stage, sink: DeltaSink
 
 
 def _columns(pipeline: Pipeline, stage: Stage, head: Checkpoint, storage: Storage) -> dict[str, Any]:
-    handle = _open(storage, stage.sink.table) if stage.sink is not None else None
+    handle = _open_sink(pipeline, stage, storage)
     if handle is None:
         return {}
     names = [column.name for column in handle.schema().fields]
-    read = lineage(stage, names, _input_columns(stage, head, storage))
+    read = lineage(stage, names, _input_columns(pipeline, stage, head, storage))
     upstream = key(pipeline, input_name(stage))
     deps = {name: [dg.TableColumnDep(upstream, column) for column in columns] for name, columns in read.items()}
     return {"dagster/column_schema": _schema(handle), "dagster/column_lineage": dg.TableColumnLineage(deps)}
@@ -277,12 +283,18 @@ def lineage(stage: Stage, columns: Sequence[str], inputs: Sequence[str]) -> dict
     return {name: read for name, read in made.items() if name in columns and read}
 
 
-def _input_columns(stage: Stage, head: Checkpoint, storage: Storage) -> list[str]:
+def _input_columns(pipeline: Pipeline, stage: Stage, head: Checkpoint, storage: Storage) -> list[str]:
     if isinstance(stage.input, FileSource):
         recorded = head.inputs.get(stage.input.name)
         return list(schema_from_json(recorded).names) if recorded else []
-    handle = _open(storage, stage.input.sink.table) if stage.input.sink is not None else None
+    handle = _open_sink(pipeline, stage.input, storage)
     return [column.name for column in handle.schema().fields] if handle is not None else []
+
+
+def _open_sink(pipeline: Pipeline, stage: Stage, storage: Storage) -> DeltaTable | None:
+    """The table that gets what a stage hands out; None: it has none yet, or another sink."""
+    is_table = stage.sink is not None and pipeline.is_table(stage.sink)
+    return _open(storage, stage.sink.name) if stage.sink is not None and is_table else None
 
 
 def _open(storage: Storage, table: str) -> DeltaTable | None:

@@ -9,7 +9,8 @@ import dagster as dg
 from assets import metadata
 from assets.names import CHECKPOINT, input_name, key, table_key
 from configs.settings import Settings
-from pipelines.runtime.definition import DeltaSink, Pipeline, Stage
+from pipelines.runtime.connectors.sink import Sink
+from pipelines.runtime.definition import Pipeline, Stage
 from state_ops.storage.storage import Storage
 
 
@@ -45,16 +46,16 @@ def stages(pipeline: Pipeline, storage: Storage) -> list[dg.AssetSpec]:
 
 
 def tables(pipeline: Pipeline, settings: Settings, storage: Storage) -> list[dg.AssetSpec]:
-    """The Delta tables that stages write, which are what a project's own assets read."""
+    """The tables and other sinks that stages write to, which are what a project's own assets read."""
     return [
         dg.AssetSpec(
-            table_key(pipeline, sink.table),
+            table_key(pipeline, sink.name),
             deps=[key(pipeline, stage.uid)],
-            description=_of_table(stage, sink),
-            kinds={"delta", "table"},
+            description=_of_sink(stage, sink),
+            kinds={"delta", "table"} if pipeline.is_table(sink) else {sink.kind},
             group_name=pipeline.name,
             owners=pipeline.owners or None,
-            metadata=metadata.of_table(pipeline, sink, storage),
+            metadata=metadata.of_sink(pipeline, sink, storage),
             freshness_policy=freshness(settings),
         )
         for stage in pipeline.stages
@@ -86,9 +87,9 @@ def freshness(settings: Settings) -> dg.FreshnessPolicy | None:
     return dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=hours), warn_window=timedelta(hours=hours / 2))
 
 
-def _of_table(stage: Stage, sink: DeltaSink) -> str:
+def _of_sink(stage: Stage, sink: Sink) -> str:
     if sink == stage.sink:
-        return f"What {stage.uid} hands out, appended exactly once."
+        return f"What {stage.uid} hands out, {'appended ' if sink.kind == 'delta' else ''}exactly once."
     if sink == stage.late:
         return f"Rows that came too late for {stage.uid}, as they came."
     return f"Rows of the source that gates of {stage.uid} have set aside, each with the reason."

@@ -297,8 +297,8 @@ def _summary(settings: Settings, landing: Path, watch: Watch, begun: float) -> N
     out.print(_most_delayed(settings))
     out.print()
     _fact("registry and state", _short(Path(watch.storage.uri)))
-    for sink in pipeline.sinks:
-        _fact(f"table {sink.table}", _short(Path(watch.storage.full(table_path(sink.table)))))
+    for sink in filter(pipeline.is_table, pipeline.sinks):
+        _fact(f"table {sink.name}", _short(Path(watch.storage.full(table_path(sink.name)))))
     _fact("Dagster's home", _short(dagster_home.HOME))
     _fact("Dagster's log", _short(LOG))
     out.print()

@@ -373,9 +373,9 @@ def test_testing_equals_spark(tmp_path):
     assert len(reports) == len(slices) + 1
     storage, registry = open_storage(pipeline, settings)
     for sink in pipeline.sinks:
-        there = table_at(storage, sink.table)
-        mine = here.tables[sink.table]
-        assert len(mine), sink.table
+        there = table_at(storage, sink.name)
+        mine = here.tables[sink.name]
+        assert len(mine), sink.name
         assert_frame_equal(
             mine.select(sorted(mine.columns)), there.select(sorted(there.columns)), check_row_order=False
         )

@@ -41,7 +41,8 @@ from pipelines.api.connectors import (
     source,
 )
 from pipelines.api.operators import aggregate, deduplicate, window
-from pipelines.runtime.definition import DeltaSink, Epoch, Expected, FileSource, Gate, Pipeline, Stage
+from pipelines.runtime.connectors.delta_sink import DeltaSink
+from pipelines.runtime.definition import Epoch, Expected, FileSource, Gate, Pipeline, Stage
 from pipelines.runtime.operators.per_key import Fired, check_parameters, slicer_of
 from state_ops.arrow import frames
 from state_ops.durations import micros
@@ -152,7 +153,7 @@ class delta:
             event_time: The timestamp or date column by which a row belongs to a day, for backfills that replace days.
                 By default `window_start`, or the source's event time, if the table has it.
         """
-        return DeltaSink(table, event_time)
+        return DeltaSink(name=table, event_time=event_time)
 
 
 def expect(
@@ -209,7 +210,7 @@ def stage(  # as long as what is said of its arguments
     null_keys: str = "fail",
     per_key: bool = False,
     output: Mapping[str, pa.DataType] | None = None,
-    sink: DeltaSink | None = None,
+    sink: Sink | None = None,
     gate: Gate | Sequence[Gate] = (),
     on_timer: Callable[..., Any] | None = None,
     ttl: str | timedelta | None = None,

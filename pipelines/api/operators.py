@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import (
     Aggregation,
     Deduplication,
-    DeltaSink,
     FileSource,
     Gate,
     SessionWindow,
@@ -31,7 +31,7 @@ def aggregate(
     where: str | None = None,
     transform: Callable[[Any], Any] | None = None,
     null_keys: str = "fail",
-    sink: DeltaSink | None = None,
+    sink: Sink | None = None,
     gate: Gate | Sequence[Gate] = (),
     **aggregates: Agg,
 ) -> Stage:
@@ -85,8 +85,8 @@ def window(  # as long as what is said of its arguments
     where: str | None = None,
     transform: Callable[[Any], Any] | None = None,
     null_keys: str = "fail",
-    sink: DeltaSink | None = None,
-    late: DeltaSink | None = None,
+    sink: Sink | None = None,
+    late: Sink | None = None,
     gate: Gate | Sequence[Gate] = (),
     **aggregates: Agg,
 ) -> Stage:
@@ -157,7 +157,7 @@ def _sized(
     offset: str | timedelta,
     lateness: int,
     aggregates: tuple[tuple[str, Agg], ...],
-    late: DeltaSink | None,
+    late: Sink | None,
 ) -> Window:
     place = f"window {uid}"
     length = every if size is None else _positive(size, place, "size")
@@ -194,8 +194,8 @@ def deduplicate(  # as long as what is said of its arguments
     where: str | None = None,
     transform: Callable[[Any], Any] | None = None,
     null_keys: str = "fail",
-    sink: DeltaSink | None = None,
-    late: DeltaSink | None = None,
+    sink: Sink | None = None,
+    late: Sink | None = None,
     gate: Gate | Sequence[Gate] = (),
 ) -> Stage:
     """The first row of each key, with all its columns; later ones are dropped, and counted as `rows_duplicate`.

@@ -161,5 +161,9 @@ def _show_rewind(plan: RewindPlan) -> None:
         )
         for table in plan.tables
     ]
-    print_table([*states, *sources, *tables])
+    sinks = [
+        ("sink", sink.name, f"keeps what {sink.kind} was given since checkpoint {sink.then or 'the beginning'}")
+        for sink in plan.sinks
+    ]
+    print_table([*states, *sources, *tables, *sinks])
     print_obstacles(plan.obstacles)

@@ -130,7 +130,7 @@ def _follow(pipeline: Pipeline, settings: Settings, options: RunOptions) -> None
         + (f"; late: {progress.by_stage(late)}" if late else "")
         + "."
     )
-    tables = [sink.table for sink in pipeline.sinks if sink.table in head.sinks]
+    tables = [sink.name for sink in pipeline.sinks if pipeline.is_table(sink) and sink.name in head.sinks]
     if tables:
         directory = short(storage.full(table_path(tables[0]))).rpartition("/")[0]
         out.print(f"Tables in {escape(directory)}: {escape(', '.join(tables))}")

@@ -83,10 +83,10 @@ def _warn_of_retention(pipeline: Pipeline, settings: Settings) -> None:
     if oldest is None:
         return
     tables = dict[timedelta, list[str]]()
-    for sink in pipeline.sinks:
-        kept = restore_version.kept_for(storage, sink.table)
+    for sink in filter(pipeline.is_table, pipeline.sinks):
+        kept = restore_version.kept_for(storage, sink.name)
         if kept is not None and kept < _LONG:
-            tables.setdefault(kept, []).append(sink.table)
+            tables.setdefault(kept, []).append(sink.name)
     for kept, names in tables.items():
         when = f"{oldest + kept:%Y-%m-%d}"
         verb = "can" if oldest + kept > datetime.now(UTC) else "perhaps could"

@@ -86,6 +86,10 @@ def _lines(pipeline: str, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "watermark", f"{uid}: {moment}"
     for table in facts["tables"]:
         yield "table", f"{table['name']}: {short(table['path'])}"
+    for sink in facts["sinks"]:
+        yield "sink", f"{sink['name']}: {sink['kind']}, {sink['last_published'] or 'nothing'} published last"
+    for sink in facts["sinks"]:
+        yield "sink", f"{sink['name']}: {sink['kind']}, {sink['last_published'] or 'nothing'} published last"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -141,11 +145,21 @@ def status_of(pipeline: Pipeline, settings: Settings) -> dict[str, Any]:
         },
         "tables": [
             {
-                "name": sink.table,
-                "path": storage.full(table_path(sink.table)),
-                "last_published": head.published(sink.table) if head else None,
+                "name": sink.name,
+                "path": storage.full(table_path(sink.name)),
+                "last_published": head.published(sink.name) if head else None,
             }
             for sink in pipeline.sinks
+            if pipeline.is_table(sink)
+        ],
+        "sinks": [
+            {
+                "name": sink.name,
+                "kind": sink.kind,
+                "last_published": head.published(sink.name) if head else None,
+            }
+            for sink in pipeline.sinks
+            if not pipeline.is_table(sink)
         ],
     }
 

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from pipelines.runtime.connectors.delta_sink import DeltaSink
+from pipelines.runtime.connectors.sink import Sink
 from state_ops.errors import PipelineError
 from state_ops.ids import CheckpointId
 from state_ops.keyed.ttl import Ttl
@@ -39,20 +41,6 @@ class FileSource:
     name: str = "files"
     below_floor: str = "fail"
     on_bad: str = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaSink:
-    """A Delta table that only Weir writes.
-
-    Attributes:
-        table: Its name, and its directory below the pipeline's `tables/`.
-        event_time: The timestamp or date column by which its rows belong to a day. None: the window's start, or the
-            source's event time.
-    """
-
-    table: str
-    event_time: str | None = None
 
 
 HOLD, WARN, QUARANTINE = "hold", "warn", "quarantine"
@@ -165,7 +153,7 @@ class Window:
         offset: By which the starts are shifted from 1970-01-01 UTC.
         lateness: How far behind the newest event time rows may come.
         aggregates: By output column.
-        late: The table that gets late rows.
+        late: The sink that gets late rows.
     """
 
     on: str
@@ -174,7 +162,7 @@ class Window:
     offset: int
     lateness: int
     aggregates: tuple[tuple[str, Agg], ...]
-    late: DeltaSink | None
+    late: Sink | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +173,7 @@ class SessionWindow:
     gap: int
     lateness: int
     aggregates: tuple[tuple[str, Agg], ...]
-    late: DeltaSink | None
+    late: Sink | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +188,7 @@ class Deduplication:
 
     ttl: int | None
     on: str | None
-    late: DeltaSink | None
+    late: Sink | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +227,7 @@ class Stage:
     null_keys: str = "fail"
     per_key: bool = False
     output: pa.Schema | None = None
-    sink: DeltaSink | None = None
+    sink: Sink | None = None
     gates: tuple[Gate, ...] = ()
     description: str = ""
     on_timer: Callable[..., Any] | None = None
@@ -260,9 +248,9 @@ class Stage:
                 next="Name each once.",
             )
         for sink in self.sinks:
-            if not isinstance(sink, DeltaSink):
+            if not isinstance(sink, Sink):
                 raise PipelineError(
-                    f"{sink!r} is no table that {self.uid} could write to.",
+                    f"{sink!r} is no sink that {self.uid} could write to.",
                     where=f"stage {self.uid}",
                     next='Say e.g. sink=delta.append("table"); an aggregate cannot be named like an argument.',
                 )
@@ -292,7 +280,7 @@ class Stage:
             )
 
     @property
-    def sinks(self) -> tuple[DeltaSink, ...]:
+    def sinks(self) -> tuple[Sink, ...]:
         return tuple(sink for sink in (self.sink, self.late, self.quarantine) if sink is not None)
 
     @property
@@ -303,10 +291,10 @@ class Stage:
     @property
     def quarantine(self) -> DeltaSink | None:
         """Where rows of its source go that a gate has set aside."""
-        return DeltaSink(f"{self.uid}_{QUARANTINE}") if self.quarantines else None
+        return DeltaSink(name=f"{self.uid}_{QUARANTINE}") if self.quarantines else None
 
     @property
-    def late(self) -> DeltaSink | None:
+    def late(self) -> Sink | None:
         """Where rows go that came too late."""
         operator = self.window or self.deduplication
         return operator.late if operator else None
@@ -352,7 +340,7 @@ class Pipeline:
         check_parallelism(1, self.max_parallelism)
         object.__setattr__(self, "stages", _topological(self.name, tuple(self.stages)))
         _refuse_doubles("stage", [stage.uid for stage in self.stages], self.name)
-        _refuse_doubles("table", [sink.table for stage in self.stages for sink in stage.sinks], self.name)
+        _refuse_doubles("sink", [sink.name for stage in self.stages for sink in stage.sinks], self.name)
         names: dict[str, FileSource] = {}
         for source in self.sources:
             if names.setdefault(source.name, source) != source:
@@ -361,8 +349,9 @@ class Pipeline:
                 )
         for stage in self.stages:
             for sink in stage.sinks:
-                _check_name(sink.table, "table")
-        names_by_kind = {"state": [stage.uid for stage in self.stages], "table": [sink.table for sink in self.sinks]}
+                _check_name(sink.name, "sink")
+        tables = [sink.name for sink in self.sinks if isinstance(sink, DeltaSink)]
+        names_by_kind = {"state": [stage.uid for stage in self.stages], "table": tables}
         for expected in self.on_restore:
             if expected.gate.on_failure == QUARANTINE:
                 raise PipelineError(
@@ -392,7 +381,7 @@ class Pipeline:
         return frozenset(source.name for source in self.sources if source.event_time is not None)
 
     @property
-    def sinks(self) -> tuple[DeltaSink, ...]:
+    def sinks(self) -> tuple[Sink, ...]:
         return tuple(sink for stage in self.stages for sink in stage.sinks)
 
     @property
@@ -415,8 +404,9 @@ class Pipeline:
         timed = [field.name for field in schema if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type)]
         for stage in self.stages:
             for sink in stage.sinks:
-                if sink.table == table:
-                    wanted = [sink.event_time, "window_start", stage.on, source_of(stage.input).event_time]
+                if sink.name == table:
+                    own = sink.event_time if isinstance(sink, DeltaSink) else None
+                    wanted = [own, "window_start", stage.on, source_of(stage.input).event_time]
                     return next((name for name in wanted if name in timed), None)
         return None
 
@@ -424,6 +414,20 @@ class Pipeline:
     def lateness(self) -> int:
         """The longest of its windows' lateness, in microseconds: so far watermarks may be behind what has been read."""
         return max((stage.window.lateness for stage in self.stages if stage.window is not None), default=0)
+
+    def is_table(self, sink: Sink) -> bool:
+        """Whether a sink is a Delta table below the pipeline's `tables/`. On a branch each is one, of what it would be
+        given: nothing outside of the branch is written."""
+        return self.branch is not None or isinstance(sink, DeltaSink)
+
+    def staging(self, sink: Sink) -> str:
+        """The directory in which tasks stage a sink's rows: of its table, where publishing them is a commit of its log
+        alone."""
+        return f"tables/{sink.name}/data" if self.is_table(sink) else f"outputs/{sink.name}"
+
+    def sink(self, name: str) -> Sink | None:
+        """The sink of that name; None: the code has none, or no more."""
+        return next((sink for sink in self.sinks if sink.name == name), None)
 
     def feeds_others(self, stage: Stage) -> bool:
         """Whether another stage reads this one's output."""

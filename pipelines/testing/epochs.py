@@ -23,6 +23,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from configs.settings import Settings
+from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import Pipeline, Stage, source_of
 from pipelines.runtime.epoch.model import InFlightEpoch, SourceOffsets, StageProgress
 from pipelines.runtime.epoch.stage_job import known_watermark, note_progress, plan, run_job
@@ -32,8 +33,10 @@ from pipelines.runtime.operators import LATE
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.ownership.pipeline_storage import open_storage
+from pipelines.runtime.sinks.opening import Sinks
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.task.run_task import KeyedTask
+from pipelines.runtime.task.staged_output import Target
 from pipelines.testing import instances
 from pipelines.testing.rows import GivenRows, Rows, canonical
 from state_ops.checkpoints.checkpoint import Ack, snapshots_of, to_micros
@@ -104,6 +107,7 @@ class Epochs:
             _Executor(batch_rows, state),
             cast(Mapping[str, FilesReader], self._sources),
         )
+        self.context.sinks = _NoSystems(pipeline, settings, self.context.storage)
         self.progress = {stage.uid: StageProgress() for stage in pipeline.stages}
         self.newest: InFlightEpoch | None = None
         self._offsets = SourceOffsets({}, {}, FIRST_NOW)
@@ -165,6 +169,14 @@ class Epochs:
         return after.confirmed(snapshots_of(in_flight.pending.files(), stage.uid))
 
 
+class _NoSystems(Sinks):
+    """Tables in memory, and no other system: a test of a stage needs none."""
+
+    def check(self, sink: Sink, schema: pa.Schema) -> None:
+        if self._pipeline.is_table(sink):
+            super().check(sink, schema)
+
+
 class _Executor(InMemoryExecutor):
     """Lets a stage begin with the state that a test gives, and stage all rows that it hands out, late ones too."""
 
@@ -174,7 +186,7 @@ class _Executor(InMemoryExecutor):
 
     def run(self, task: KeyedTask, rows: Landed | Channel | None, columns: pa.Schema, deadline: Deadline) -> list[Ack]:
         bases = task.bases or (instances.snapshots(task, self._state) if self._state else {})
-        task = replace(task, bases=bases, tables={LATE: LATE}, channel=True)
+        task = replace(task, bases=bases, tables={LATE: Target(LATE, LATE)}, channel=True)
         return super().run(task, rows, columns, deadline)
 
 

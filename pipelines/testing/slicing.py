@@ -143,7 +143,7 @@ def _outputs(target: Stage | Pipeline, stage: Stage) -> dict[str, str]:
     if isinstance(target, Stage):
         return {"output": MAIN, "late": LATE}
     sinks = ((stage.sink, MAIN), (stage.late, LATE))
-    return {sink.table: output for sink, output in sinks if sink is not None}
+    return {sink.name: output for sink, output in sinks if sink is not None}
 
 
 def _cut(table: pa.Table, readers: Sequence[Stage], slicing: _Slicing, chance: random.Random) -> list[pa.Table]:

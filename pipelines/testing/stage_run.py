@@ -209,7 +209,7 @@ class PipelineRun:
         self._epochs = Epochs(pipeline, parallelism, pipeline.max_parallelism, batch_rows, schema, {})
         self.close = self._epochs.close
         self.stages = {stage.uid: StageRun(self._epochs, stage, {}, alone=False) for stage in pipeline.stages}
-        self._tables: dict[str, list[pl.DataFrame]] = {sink.table: [] for sink in pipeline.sinks}
+        self._tables: dict[str, list[pl.DataFrame]] = {sink.name: [] for sink in pipeline.sinks}
 
     def epoch(
         self, rows: Rows | Mapping[str, Rows] = (), *, now: datetime | None = None, drain: bool = False
@@ -220,7 +220,7 @@ class PipelineRun:
         """
         self._epochs.run(self._by_source(rows), now, drain)
         tables = {
-            sink.table: run.rows(output)
+            sink.name: run.rows(output)
             for run in self.stages.values()
             for sink, output in ((run.stage.sink, MAIN), (run.stage.late, LATE))
             if sink is not None

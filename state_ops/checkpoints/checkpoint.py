@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,9 +16,11 @@ FORMAT_VERSION = 1
 WITH_WAITING = 2  # rows wait in front of a stage: whoever does not know that would lose them
 WITH_PARTS = 3  # a snapshot has several databases: whoever does not know that would not find them
 WITH_PROMOTION = 4  # rows come and others go at once: whoever does not know that would only append
-NEWEST_FORMAT = WITH_PROMOTION
+WITH_SINKS = 5  # rows are staged for sinks that are no tables: whoever does not know that would look for tables
+NEWEST_FORMAT = WITH_SINKS
 
 STATE, OUTPUT, CHANNEL = "state", "output", "channel"
+TABLES = "tables/"  # the directory of sinks' Delta tables
 EPOCH, START, REWIND, EDIT = "checkpoint", "start", "rewind", "edit"  # kinds of checkpoints
 FORK, PROMOTION = "fork", "promotion"
 STARTED, FORKED = "started", "forked"  # in totals: how the chain began, see `began`
@@ -69,6 +71,12 @@ class StateFile:
     snapshot: AttemptId | None = None
     sink: str | None = None
     rows: int | None = None
+
+    @property
+    def in_table(self) -> bool:
+        """Whether it lies in the directory of a sink's table, whose log says from its publication on what becomes of
+        it."""
+        return self.kind == OUTPUT and self.path.startswith(TABLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +216,8 @@ class Checkpoint:
     rows instead of what followed its parent).
     sinks: by sink, `id`, the newest checkpoint up to this one that has output for it, and `before`, the one before
     that. Of a rewind or a promotion itself also `to`, whose rows are the newest that stay, and `at`, the Delta version
-    that it was decided on; of the promotion of a range its `column`, `start` and `end` (microseconds) instead.
+    that it was decided on; of the promotion of a range its `column`, `start` and `end` (microseconds) instead. `kind`:
+    what a sink is that is no table, whose rows are staged below `outputs/`.
     inputs: by source, the columns that its files have. totals: sums over the whole chain, and how that began (`began`).
     ms: milliseconds by phase.
     lineage: the newest spans of ids that were completed one after the other, as [generation, first, last]; see
@@ -337,6 +346,11 @@ def untold_sources(checkpoint: Checkpoint, timed: Collection[str]) -> list[str]:
     timed: their names. Only the pipeline knows them: a position of a source without an event time has no newest one
     either."""
     return sorted(name for name, position in checkpoint.offsets.items() if name in timed and is_untold(position))
+
+
+def format_with(format_version: int, sinks: Mapping[str, Mapping[str, Any]]) -> int:
+    """The oldest format that tells whoever reads a checkpoint of one format also what its `sinks` are."""
+    return max(format_version, WITH_SINKS) if any("kind" in ids for ids in sinks.values()) else format_version
 
 
 def before(checkpoints: Sequence[Checkpoint], moment: int, lateness: int = 0) -> list[Checkpoint]:

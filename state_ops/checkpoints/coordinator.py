@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from state_ops.checkpoints.checkpoint import OUTPUT, STATE, Ack, Checkpoint, StateFile
+from state_ops.checkpoints.checkpoint import STATE, Ack, Checkpoint, StateFile
 from state_ops.checkpoints.pending_checkpoint import (
     Aborted,
     AckOutcome,
@@ -168,7 +168,7 @@ class Coordinator:
         files = [file for file in ack.files if owns(ack, file)]
         if ack.epoch not in self._aborted and ack.epoch not in self._confirmed and not self._is_pending(ack.epoch):
             # It has completed and was pruned: whose rows were published then is not known any more.
-            files = [file for file in files if file.kind != OUTPUT]
+            files = [file for file in files if not file.in_table]
         return self._unnamed(files)
 
     def _unnamed(self, files: Sequence[StateFile]) -> tuple[StateFile, ...]:

@@ -138,9 +138,13 @@ class Aborted:
 def owns(ack: Ack, file: StateFile) -> bool:
     """Whether an object lies under the prefix of the very attempt that acks: nobody else ever writes there."""
     place = f"{epoch_dir(ack.generation, ack.epoch)}/{ack.subtask}-{ack.attempt}"
-    below = {STATE: f"state/{ack.operator}", CHANNEL: f"channels/{ack.operator}", OUTPUT: f"tables/{file.sink}/data"}
-    prefix = f"{below.get(file.kind)}/{place}"
-    return file.path.startswith((f"{prefix}/", f"{prefix}.")) and ".." not in file.path.split("/")
+    below = {
+        STATE: (f"state/{ack.operator}",),
+        CHANNEL: (f"channels/{ack.operator}",),
+        OUTPUT: (f"tables/{file.sink}/data", f"outputs/{file.sink}"),
+    }
+    prefixes = tuple(f"{directory}/{place}{end}" for directory in below.get(file.kind, ()) for end in "/.")
+    return file.path.startswith(prefixes) and ".." not in file.path.split("/")
 
 
 def misreference(ack: Ack, file: StateFile) -> dict[str, Any]:

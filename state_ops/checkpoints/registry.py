@@ -159,11 +159,12 @@ class OrphanListing:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Publication:
-    """One checkpoint's output became visible in one sink as this Delta version. ms: how long that took."""
+    """One checkpoint's output became visible in one sink as this Delta version, or in one that is no table. ms: how
+    long that took."""
 
     checkpoint_id: CheckpointId
     sink: str
-    delta_version: int
+    delta_version: int | None
     files: int
     rows: int
     published_at: datetime

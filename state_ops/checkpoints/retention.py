@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from state_ops.checkpoints.checkpoint import OUTPUT, Checkpoint, StateFile, abandoned
+from state_ops.checkpoints.checkpoint import Checkpoint, StateFile, abandoned
 from state_ops.checkpoints.reader_holds import HeldCommits, Watcher
 from state_ops.checkpoints.registry import Pin, Registry
 from state_ops.checkpoints.shared_state import reference_counts, unreferenced
@@ -126,9 +126,9 @@ def explain(
     sizes: dict[str, int] = {}
     owned: dict[CheckpointId, set[str]] = {}
     for id in sorted(why):
-        owned[id] = {file.path for file in listings[id] if file.kind != OUTPUT}
+        owned[id] = {file.path for file in listings[id] if not file.in_table}
         for file in listings[id]:
-            if file.kind != OUTPUT:
+            if not file.in_table:
                 sizes[file.path] = file.bytes
                 if why[id] and id not in named.setdefault(file.path, []):
                     named[file.path].append(id)
@@ -167,15 +167,15 @@ def apply(
 
 
 def orphans(storage: Storage, listings: Iterable[Collection[StateFile]], generation: Generation) -> list[StoredFile]:
-    """State and channel objects of older generations that no listing names. listings: of all checkpoints, and of strays
-    that are held.
+    """State, channel and output objects of older generations that no listing names. listings: of all checkpoints, and
+    of strays that are held.
 
     Older generations are fenced, so nothing can come to reference these any more: no clock and no age is asked. Files
     that have no name of Weir's are not its to delete.
     """
     named = reference_counts(listings)
     unnamed = []
-    for top in ("state", "channels"):
+    for top in ("state", "channels", "outputs"):
         for file in storage.list(top, unfinished=True):
             parsed = parse_epoch_dir("/".join(file.path.split("/")[2:3]))
             if parsed is not None and parsed[0] < generation and file.path not in named and is_staged(file.path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from state_ops.checkpoints.checkpoint import OUTPUT, StateFile
+from state_ops.checkpoints.checkpoint import StateFile
 from state_ops.storage.branches import is_inherited
 
 
@@ -27,6 +27,6 @@ def unreferenced(dropped: Iterable[Iterable[StateFile]], kept: Iterable[Iterable
         file.path: file
         for files in dropped
         for file in files
-        if file.kind != OUTPUT and counts[file.path] == 0 and not is_inherited(file.path)
+        if not file.in_table and counts[file.path] == 0 and not is_inherited(file.path)
     }
     return sorted(gone.values(), key=lambda file: file.path)

@@ -13,6 +13,7 @@ from state_ops.checkpoints.registry import BRANCH
 from state_ops.fsck import objects, sinks
 from state_ops.fsck.findings import Finding, Kind, Report, Retained, Severity, found
 from state_ops.fsck.objects import Expected
+from state_ops.fsck.sinks import Marker
 from state_ops.fsck.survey import Survey, survey, unreadable_parquet
 from state_ops.ids import CheckpointId
 from state_ops.storage.branches import branch_of, is_inherited, pinned
@@ -48,14 +49,16 @@ def check(
     owned: bool = False,
     quick: bool = False,
     reading: Reading = iter,
+    markers: Mapping[str, Marker] | None = None,
 ) -> Report:
     """Look at everything that one pipeline has stored. Reads only.
 
-    app_id: of the pipeline's registry. tables: names of its sinks. alive: whether a coordinator of it lives, other than
-    the caller. owned: the caller owns the newest generation. quick: compare sizes only. Raises OSError when storage
-    does not answer: half a listing proves nothing."""
+    app_id: of the pipeline's registry. tables: names of its sinks that are tables; markers: of others, how they are
+    asked. alive: whether a coordinator of it lives, other than the caller. owned: the caller owns the newest
+    generation. quick: compare sizes only. Raises OSError when storage does not answer: half a listing proves
+    nothing."""
     names = frozenset(tables)
-    last = first = look(storage, app_id, names, alive, owned)
+    last = first = look(storage, app_id, names, alive, owned, markers or {})
     read, altered = 0, []
     for expected in () if quick else reading(first.whole):
         read += expected.bytes
@@ -63,7 +66,7 @@ def check(
             altered.append(problem)
     findings: list[Finding] = []
     if first.findings or altered:
-        second = look(storage, app_id, names, alive, owned)
+        second = look(storage, app_id, names, alive, owned, markers or {})
         seen_before = {_key(finding) for finding in first.findings}
         findings = [finding for finding in second.findings if _key(finding) in seen_before]
         for problem in altered:
@@ -85,19 +88,24 @@ def check(
     )
 
 
-def look(storage: Storage, app_id: str, names: frozenset[str], alive: bool, owned: bool) -> Look:
-    """In this order: the tables' versions, the registry, the tables, the listing. Each may only be newer than the one
+def look(
+    storage: Storage, app_id: str, names: frozenset[str], alive: bool, owned: bool, markers: Mapping[str, Marker]
+) -> Look:
+    """In this order: the sinks' versions, the registry, the sinks, the listing. Each may only be newer than the one
     before."""
     early = sinks.versions(storage, app_id)
+    early |= {name: sinks.ask(name, marker).version for name, marker in markers.items()}
     seen = survey(storage, app_id, alive, owned)
-    sink_names = names.union(*(row.sinks for row in seen.checkpoints))
+    recorded = {name for row in seen.checkpoints for name, ids in row.sinks.items() if "kind" not in ids}
+    sink_names = names | (recorded - markers.keys())
     tables = {name: sinks.look(storage, app_id, name) for name in sorted(sink_names)}
     # Branches have registries of their own, by which they are looked at by themselves.
     branches = {pinned(pin.name, pin.reason).id for pin in seen.pins if pin.kind == BRANCH}
     stored = {file.path: file.bytes for file in storage.list(unfinished=True) if branch_of(file.path) not in branches}
     findings = list(seen.findings)
     if seen.readable:
-        for name, table in tables.items():
+        elsewhere = {name: sinks.ask(name, marker) for name, marker in sorted(markers.items())}
+        for name, table in (*tables.items(), *elsewhere.items()):
             findings += sinks.chain_problems(storage, seen, table, early.get(name))
     wanted = objects.expectations(seen, tables)
     compared = list(objects.compare(wanted, {**stored, **_inherited(storage, wanted)}))

@@ -45,6 +45,7 @@ class Kind(StrEnum):
     MISSING_TABLE = "missing table"
     SINK_BEHIND = "sink behind"
     SINK_AHEAD = "sink ahead"
+    UNREACHABLE_SINK = "unreachable sink"
     UNPUBLISHED_ROWS = "unpublished rows"
     UNRECORDED_PUBLICATION = "unrecorded publication"
     STRAY_LISTING = "listing without checkpoint"
@@ -107,6 +108,9 @@ MEANINGS: dict[Kind, _Meaning] = {
         "left: "
         "go on under another pipeline name.",
         blocks=True,
+    ),
+    Kind.UNREACHABLE_SINK: _Meaning(
+        Severity.FOREIGN, "Whether it has what the registry says is not known: look at its server, then check again."
     ),
     Kind.UNPUBLISHED_ROWS: _Meaning(
         Severity.LEFTOVER, "`--repair` publishes them; so does the next run.", Repair.PUBLISH

@@ -3,6 +3,7 @@
     state/<operator>/g<generation>-e<epoch>/<subtask>-<attempt>/<file>
     channels/<operator>/g<generation>-e<epoch>/<subtask>-<attempt>.parquet, or <subtask>-<attempt>/<number or
     positions>.parquet
+    outputs/<sink>/g<generation>-e<epoch>/<subtask>-<attempt>.parquet
     tables/<table>/data/g<generation>-e<epoch>/<subtask>-<attempt>.parquet      and Delta's own files
     registry/<table>/...                                                        Delta; data files of Weir's names
     coordinator/lease.json, held.json, halt.json, requests/<uuid>.json, holds/<uuid>.json, restoring/<digest>.json
@@ -20,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from state_ops.checkpoints.checkpoint import OUTPUT
+from state_ops.checkpoints.checkpoint import TABLES as OF_TABLES
 from state_ops.checkpoints.reader_holds import HOLDS
 from state_ops.checkpoints.restore_log import PATH as RESTORES
 from state_ops.coordination import restore_progress
@@ -38,6 +40,7 @@ _ATTEMPT = r"\d+-[0-9a-f]{32}"
 _STAGED = re.compile(
     rf"(?:state/[^/]+/(?P<state>g\d+-e\d+)/{_ATTEMPT}/[^/]+"
     rf"|channels/[^/]+/(?P<channel>g\d+-e\d+)/{_ATTEMPT}(?:/(?:\d+|positions))?\.parquet"
+    rf"|outputs/[^/]+/(?P<output>g\d+-e\d+)/{_ATTEMPT}\.parquet"
     rf"|tables/(?P<table>[^/]+)/data/(?P<rows>g\d+-e\d+)/{_ATTEMPT}\.parquet)"
 )
 _REGISTRY_DATA = re.compile(r"registry/\w+/(?:data|checkpoint_id=\d+)/\d{20}-[0-9a-f]{32}\.parquet")
@@ -90,7 +93,7 @@ def expectations(seen: Survey, tables: Mapping[str, SinkTable]) -> dict[str, Exp
     wanted = {}
     for path, named in seen.named.items():
         table = tables.get(named.sink or "")
-        if named.kind == OUTPUT and path not in live and table is not None:
+        if named.kind == OUTPUT and path.startswith(OF_TABLES) and path not in live and table is not None:
             published = (table.version or 0) >= named.checkpoints[0]
             if published or table.problem is not None:
                 continue
@@ -134,7 +137,7 @@ def superfluous(
             if staged["table"] is not None:
                 if path not in tables[staged["table"]].files:
                     ours.setdefault(staged["table"], []).append(file)
-            elif seen.readable and _is_fenced(seen, staged["state"] or staged["channel"]):
+            elif seen.readable and _is_fenced(seen, staged["state"] or staged["channel"] or staged["output"]):
                 yield found(Kind.ORPHAN_OBJECT, "No retained checkpoint names it.", path, bytes=size)
         elif (entry := _LOG.fullmatch(path)) is not None and (
             entry["table"] in TABLES or entry["table"].removeprefix("tables/") in tables

@@ -1,4 +1,4 @@
-"""The published tables against the chain of checkpoints, and against the files that they name.
+"""The sinks against the chain of checkpoints, and published tables against the files that they name.
 
 A table's transaction version is the last checkpoint that was published in it. It is read before the registry and after
 it: a checkpoint is committed before it is published, so only the earlier reading can show that a table is ahead, and
@@ -8,7 +8,7 @@ only the later one that it is behind.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
@@ -19,12 +19,15 @@ from deltalake.exceptions import TableNotFoundError
 from state_ops.checkpoints.checkpoint import Checkpoint
 from state_ops.delta.fenced_table import open_table
 from state_ops.delta.log_entries import active_files
-from state_ops.errors import first_line
+from state_ops.errors import WeirError, first_line
 from state_ops.fsck.findings import Finding, Kind, found
 from state_ops.fsck.survey import UNREADABLE, Survey, torn_entry
 from state_ops.storage.storage import Storage
 
-TOP = "tables"
+TOP, OUTPUTS = "tables", "outputs"
+
+Marker = Callable[[], int | None]
+"""Asks a sink that is no table for the newest checkpoint that it has."""
 
 
 @dataclass(slots=True)
@@ -32,7 +35,8 @@ class SinkTable:
     """version: the last published checkpoint, None for none. files: path from the root -> size in bytes, of the newest
     version.
 
-    problem: why the table cannot be read. exists: whether there is a Delta table.
+    problem: why it cannot be read. exists: whether there is a Delta table. elsewhere: it is no table but a sink that is
+    asked for its marker.
     """
 
     name: str
@@ -40,10 +44,15 @@ class SinkTable:
     version: int | None = None
     files: dict[str, int] = field(default_factory=dict)
     problem: str | None = None
+    elsewhere: bool = False
 
     @property
     def path(self) -> str:
-        return f"{TOP}/{self.name}"
+        return f"{OUTPUTS if self.elsewhere else TOP}/{self.name}"
+
+    @property
+    def title(self) -> str:
+        return f"the {'sink' if self.elsewhere else 'table'} {self.name}"
 
 
 def versions(storage: Storage, app_id: str) -> dict[str, int | None]:
@@ -68,6 +77,15 @@ def look(storage: Storage, app_id: str, name: str, *, files: bool = True) -> Sin
     return table
 
 
+def ask(name: str, marker: Marker) -> SinkTable:
+    """Ask a sink that is no table."""
+    try:
+        return SinkTable(name, exists=True, version=marker(), elsewhere=True)
+    except UNREADABLE as error:
+        problem = error.what if isinstance(error, WeirError) else first_line(error)
+        return SinkTable(name, exists=True, problem=problem, elsewhere=True)
+
+
 def expected(rows: list[Checkpoint], sink: str) -> int | None:
     """The id that the chain says was published last."""
     return (rows[-1].sinks.get(sink) or {}).get("id") if rows else None
@@ -76,6 +94,9 @@ def expected(rows: list[Checkpoint], sink: str) -> int | None:
 def chain_problems(storage: Storage, seen: Survey, table: SinkTable, early: int | None) -> Iterator[Finding]:
     """Where one table does not stand where the checkpoints say. early: its version before the registry was read."""
     name, newest = table.name, expected(seen.checkpoints, table.name)
+    if table.problem is not None and table.elsewhere:
+        yield found(Kind.UNREACHABLE_SINK, table.problem, table.path)
+        return
     if table.problem is not None:
         what = f"The table's log cannot be read: {table.problem}"
         yield found(Kind.UNREADABLE_TABLE, what, torn_entry(storage, table.path) or table.path)
@@ -105,10 +126,10 @@ def chain_problems(storage: Storage, seen: Survey, table: SinkTable, early: int 
         return  # who coordinates publishes what it committed, and records it
     for row in with_rows:
         if row in lacking:
-            what = f"Checkpoint {row.id} is complete, and its rows are not in the table {name} yet."
+            what = f"Checkpoint {row.id} is complete, and its rows are not in {table.title} yet."
             yield found(Kind.UNPUBLISHED_ROWS, what, table.path, (row.id,))
         elif row.id not in recorded:
-            what = f"Checkpoint {row.id} is published in the table {name}, and the registry does not say so."
+            what = f"Checkpoint {row.id} is published in {table.title}, and the registry does not say so."
             yield found(Kind.UNRECORDED_PUBLICATION, what, table.path, (row.id,))
 
 

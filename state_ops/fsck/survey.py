@@ -190,7 +190,7 @@ def unreadable_parquet(data: bytes) -> str | None:
 # -- what does not fit
 
 
-_TOP = {STATE: "state/", CHANNEL: "channels/", OUTPUT: "tables/"}
+_TOP = {STATE: ("state/",), CHANNEL: ("channels/",), OUTPUT: ("tables/", "outputs/")}
 
 
 def _listing_problems(row: Checkpoint, listing: tuple[StateFile, ...], branch: bool) -> Iterator[Finding]:
@@ -201,7 +201,7 @@ def _listing_problems(row: Checkpoint, listing: tuple[StateFile, ...], branch: b
         try:
             check_path(file.path)
             path = own_of_parent(file.path) if inherited else file.path
-            fits = path.startswith(_TOP.get(file.kind, "\0")) and not (inherited and file.new)
+            fits = path.startswith(_TOP.get(file.kind, ())) and not (inherited and file.new)
         except DamageError:
             fits = False
         if not fits:

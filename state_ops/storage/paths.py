@@ -15,13 +15,15 @@ _STATE = re.compile(rf"state/[^/]+/{_EPOCH}/{_ATTEMPT}/[^/]+")
 _CHANNEL = re.compile(
     rf"channels/[^/]+/{_EPOCH}/(?:{_ATTEMPT}/{_UNFINISHED}(?:\d+|positions)|{_UNFINISHED}{_ATTEMPT})\.parquet"
 )
+_OUTPUT = re.compile(rf"outputs/[^/]+/{_EPOCH}/{_UNFINISHED}{_ATTEMPT}\.parquet")
 _ROWS = re.compile(rf"tables/[^/]+/data/{_EPOCH}/{_UNFINISHED}{_ATTEMPT}\.parquet")
 _REGISTRY_DATA = re.compile(rf"registry/\w+/(?:data|checkpoint_id=\d+)/{_UNFINISHED}\d{{20}}-[^/]+\.parquet")
 
 
 def is_staged(path: str) -> bool:
-    """Whether an attempt may have staged this object: part of a snapshot, or a channel's rows."""
-    return bool(_STATE.fullmatch(path) or _CHANNEL.fullmatch(path))
+    """Whether an attempt may have staged this object: part of a snapshot, or rows of a channel or for a sink that is no
+    table."""
+    return any(name.fullmatch(path) for name in (_STATE, _CHANNEL, _OUTPUT))
 
 
 def is_staged_rows(path: str) -> bool:

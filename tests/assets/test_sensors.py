@@ -365,7 +365,7 @@ def test_what_cannot_be_shown_does_not_end_a_run_that_does_well(house, monkeypat
     for module, name in (
         (backlog, "lag"),
         (metadata, "of_stage"),
-        (metadata, "of_table_run"),
+        (metadata, "of_sink_run"),
         (history, "as_plot"),
         (checks, "on_time"),
     ):

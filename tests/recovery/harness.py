@@ -134,7 +134,7 @@ class Site:
         assert stored.keys() - wanted.keys() == set(), "objects that no retained checkpoint names"
         assert wanted.items() - stored.items() == set(), "objects that are gone or have another size"
         for sink in self.pipeline.sinks:
-            name, table = sink.table, self.storage / "tables" / sink.table
+            name, table = sink.name, self.storage / "tables" / sink.name
             staged = {file for file in table.rglob("*") if file.is_file() and "_delta_log" not in file.parts}
             removed = {table / path for path in replay.removed(table)}  # by a rewind; Delta's vacuum deletes them
             assert staged - removed == replay.data_files(table), f"data files that are not in the log of {name}"

@@ -51,7 +51,7 @@ def flights(base, tmp_path) -> Site:
 
 def _standing(site: Site) -> dict:
     """All that a failed epoch must leave as it was."""
-    tables = {sink.table: len(site.table(sink.table)) for sink in site.pipeline.sinks}
+    tables = {sink.name: len(site.table(sink.name)) for sink in site.pipeline.sinks}
     return {"head": site.head(), "rows": tables, "checkpoints": site.registry("checkpoints").to_json()}
 
 

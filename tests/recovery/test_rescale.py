@@ -75,7 +75,7 @@ def test_every_operator_gives_what_it_gives_at_one_parallelism(backend, alignmen
     constant = site_at(tmp_path / "constant", "memory", None, pipeline)
     history = landed_one_by_one(changing, UP_AND_DOWN, seed=3)
     landed_one_by_one(constant, (2,) * len(UP_AND_DOWN), seed=3)
-    for name in {sink.table for sink in pipeline.sinks} & every.TABLES.keys():
+    for name in {sink.name for sink in pipeline.sinks} & every.TABLES.keys():
         was, now = (
             site.table(name)[every.TABLES[name]].sort_values(every.TABLES[name], ignore_index=True)
             for site in (constant, changing)

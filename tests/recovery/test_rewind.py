@@ -112,7 +112,7 @@ def test_a_zombie_that_publishes_what_was_abandoned_finds_it_published(bank):
     rows = {row.id: row for row in bank.registry.checkpoints()}
     with maintenance.owning(bank.site.pipeline, bank.site.settings, epochs=False) as owner:
         zombie = owner.context
-        zombie.tables.clear()
+        zombie.sinks.tables.clear()
     back(bank, 3)
     before = DeltaTable(str(bank.site.storage / "tables" / "booked")).version()
     with pytest.raises(WeirError):

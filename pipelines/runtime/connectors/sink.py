@@ -62,7 +62,8 @@ class Publisher(Protocol):
         ...
 
     def marker(self) -> int | None:
-        """The newest checkpoint that the sink has; None if it has never had one."""
+        """The newest checkpoint that the sink has; None if it has never had one. It only reads: `weir fsck` asks too,
+        beside a coordinator that lives."""
         ...
 
     def publish(self, previous: int | None, checkpoint: int, rows: Rows) -> Published:
@@ -91,7 +92,8 @@ class SinkOpening:
         app_id: `<pipeline>/<branch>/<sink>`, stable for ever: whose marker it is.
         resolve: Fills {placeholders} from the configuration.
         options: What the configuration says under `connections.<name>`, secrets resolved; never recorded or shown.
-        prove: Raises FencedError unless this process still owns the pipeline. Call it before a transaction that could
+        prove: Raises FencedError unless this process still owns the pipeline; always in one that only looks, as
+            `weir plan` and `weir fsck` do, which ask for `check` and `marker`. Call it before a transaction that could
             fence the owner's, and again when one's own was fenced.
     """
 

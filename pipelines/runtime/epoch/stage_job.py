@@ -12,6 +12,7 @@ import pyarrow as pa
 import structlog
 
 from configs.settings import Settings
+from pipelines.runtime.connectors.sink import Sink
 from pipelines.runtime.definition import QUARANTINE, ROW, FileSource, Stage, source_of
 from pipelines.runtime.epoch.in_flight_data import InFlightData, Work, joined, rest, work
 from pipelines.runtime.epoch.model import Applied, InFlightEpoch, StageProgress, StageResult
@@ -24,8 +25,8 @@ from pipelines.runtime.operators.compatibility import fit
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.epoch_plan import EpochPlan
 from pipelines.runtime.ownership.local_paths import backend_options, objects, work_dir
-from pipelines.runtime.sinks import delta
 from pipelines.runtime.task.run_task import KeyedTask
+from pipelines.runtime.task.staged_output import Target
 from pipelines.runtime.timings import record_ms
 from state_ops.backends import loader as backends
 from state_ops.checkpoints.checkpoint import (
@@ -307,8 +308,8 @@ def _shapes(context: RunContext, epoch: InFlightEpoch, stage: Stage, rows: Lande
     fixed = shapes_of(stage, schema, raw)
     _check_backend(context, stage)
     fixed = _fitted_to_head(context, stage, fixed)
-    for table, output in tables_of(stage, fixed):
-        delta.check_table(context.storage, table, output)
+    for sink, output in sinks_of(stage, fixed):
+        context.sinks.check(sink, output)
     context.reads[stage.uid], context.inputs[stage.uid], context.shapes[stage.uid] = raw, schema, fixed
     return fixed
 
@@ -346,10 +347,10 @@ def shapes_of(stage: Stage, seen: pa.Schema, read: pa.Schema) -> Shapes:
     return replace(fixed, outputs={**fixed.outputs, QUARANTINE: kept})
 
 
-def tables_of(stage: Stage, fixed: Shapes) -> list[tuple[str, pa.Schema]]:
-    """The tables that a stage writes, with their schemas."""
+def sinks_of(stage: Stage, fixed: Shapes) -> list[tuple[Sink, pa.Schema]]:
+    """The sinks that a stage writes to, with the columns of their rows."""
     named = [(stage.sink, MAIN), (stage.late, LATE), (stage.quarantine, QUARANTINE)]
-    return [(sink.table, fixed.outputs[output]) for sink, output in named if sink is not None]
+    return [(sink, fixed.outputs[output]) for sink, output in named if sink is not None]
 
 
 def _check_backend(context: RunContext, stage: Stage) -> None:
@@ -390,9 +391,11 @@ def _fitted_to_head(context: RunContext, stage: Stage, fixed: Shapes) -> Shapes:
 
 def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes, progress: StageProgress) -> KeyedTask:
     pipeline, settings = context.pipeline, context.settings
-    tables = {MAIN: stage.sink.table} if stage.sink else {}
-    if stage.late is not None:
-        tables[LATE] = stage.late.table
+    targets = {
+        output: Target(sink.name, pipeline.staging(sink))
+        for output, sink in ((MAIN, stage.sink), (LATE, stage.late))
+        if sink is not None
+    }
     doing = epoch.work[stage.uid]
     first = doing.first or InFlightData(epoch.pending.id, stage.uid, epoch.now, None, (), None)
     # What is given a name, or is the end, leaves nothing behind; a stage that reads a source has its slices for that.
@@ -412,7 +415,7 @@ def _task(context: RunContext, epoch: InFlightEpoch, stage: Stage, fixed: Shapes
         storage=context.storage,
         work_dir=work_dir(context),
         bases=progress.bases,
-        tables=tables,
+        tables=targets,
         channel=pipeline.feeds_others(stage) or bool(evaluation.of_rows(stage)),
         event_time=source_of(stage).event_time,
         backend=settings.state.backend,

@@ -19,13 +19,12 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
 import structlog
 from deltalake.exceptions import DeltaError
 
 from pipelines.runtime.definition import FileSource, Stage
 from pipelines.runtime.epoch.model import EpochReport, InFlightEpoch
-from pipelines.runtime.epoch.stage_job import tables_of
+from pipelines.runtime.epoch.stage_job import sinks_of
 from pipelines.runtime.execution import spark_errors
 from pipelines.runtime.gates import epoch_gates, evaluation
 from pipelines.runtime.operators import duplicates
@@ -54,6 +53,7 @@ from state_ops.checkpoints.checkpoint import (
     StagedFile,
     StateFile,
     began,
+    format_with,
     is_untold,
     spans_with,
     stats_of,
@@ -212,30 +212,25 @@ def completed(
     files = pending.files()
     files += _carried(epoch, files, channels)
     schemas = {(uid, name): schema for uid, fixed in epoch.shapes.items() for name, schema in fixed.outputs.items()}
-    tables = [
-        table
+    written = [
+        output
         for stage in context.pipeline.stages
         if (fixed := epoch.shapes.get(stage.uid))
-        for table in tables_of(stage, fixed)
+        for output in sinks_of(stage, fixed)
     ]
     outputs = [file for file in files if file.kind == OUTPUT]
-    looks: list[Callable[[], object]] = [partial(_fits, context, table, schema) for table, schema in tables]
+    looks: list[Callable[[], object]] = [partial(context.sinks.fits, sink, schema) for sink, schema in written]
     looks.append(partial(delta.check, context.storage, outputs, schemas))
     *fit, _ = at_once(looks)
     judged = len(epoch.verdicts)
     checkpoint = _judged(context, epoch, _row(context, epoch, parent, files), files)
-    if len(epoch.verdicts) > judged:  # gates take their time, in which somebody may alter a table
-        fit = at_once([partial(_fits, context, table, schema) for table, schema in tables])
-    for (table, schema), fits in zip(tables, fit, strict=True):
+    if len(epoch.verdicts) > judged:  # gates take their time, in which somebody may alter a sink
+        fit = at_once([partial(context.sinks.fits, sink, schema) for sink, schema in written])
+    for (sink, schema), fits in zip(written, fit, strict=True):
         if not fits:
-            delta.ensure(context.storage, table, schema)
+            context.sinks.prepare(sink, schema)
     record_ms(epoch.ms, "seal", clock)
     return checkpoint, files
-
-
-def _fits(context: RunContext, table: str, schema: pa.Schema) -> bool:
-    left = context.tables.get(table)
-    return left is not None and delta.fits(left, schema)
 
 
 def _judged(
@@ -266,7 +261,8 @@ def _row(
     pending = epoch.pending
     sinks = dict(parent.sinks) if parent else {}
     for name in {file.sink for file in files if file.kind == OUTPUT and file.sink}:
-        sinks[name] = {"id": int(pending.id), "before": sinks[name]["id"] if name in sinks else None}
+        last = sinks[name]["id"] if name in sinks else None
+        sinks[name] = {"id": int(pending.id), "before": last, **context.sinks.recorded(name)}
     state = [file for file in files if file.kind == STATE]
     before = parent.totals if parent else dict.fromkeys(_TOTALS, 0)
     new = [file for file in state if file.new]
@@ -307,7 +303,7 @@ def _row(
         bytes_new=added["bytes_new"],
         run_id=context.run_id,
         lineage=spans_with(parent, context.generation, pending.id),
-        format_version=_format(epoch, state),
+        format_version=format_with(_format(epoch, state), sinks),
     )
 
 

@@ -24,7 +24,7 @@ from pipelines.runtime.execution.executor import staged_table
 from pipelines.runtime.gates.evaluation import Verdict, columns_of, plain, refusal
 from pipelines.runtime.sources.files import FilesReader
 from pipelines.runtime.sources.slices import LeftOut, Slice
-from pipelines.runtime.task.run_task import POSITIONS
+from pipelines.runtime.task.staged_output import POSITIONS
 from state_ops.arrow import frames
 from state_ops.arrow.parquet import staged_writer
 from state_ops.checkpoints.checkpoint import OUTPUT, Ack, StagedFile, StateFile
@@ -156,7 +156,7 @@ def with_rows(
     with staged_writer(local, tables[0].schema) as writer:
         for table in tables:
             writer.write_table(table)
-    rows, sink = sum(table.num_rows for table in tables), stage.quarantine.table
+    rows, sink = sum(table.num_rows for table in tables), stage.quarantine.name
     path = f"tables/{sink}/data/{epoch_dir(first.generation, first.epoch)}/{first.subtask}-{first.attempt}.parquet"
     return [_beside(storage, first, local, path, sink, rows), *others]
 

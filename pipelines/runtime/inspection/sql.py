@@ -96,7 +96,10 @@ def _catalog(source: _Source) -> Catalog:
         catalog[STATE, f"{uid}_changes"] = partial(_load_changes, source, uid)
     for uid in uids:
         catalog[STATE, uid] = partial(_load_state, source, uid)
-    for table in dict.fromkeys([*(sink.table for sink in source.pipeline.sinks), *source.checkpoint.sinks]):
+    lost = [name for name, ids in source.checkpoint.sinks.items() if "kind" not in ids]
+    elsewhere = [sink.name for sink in source.pipeline.sinks if not source.pipeline.is_table(sink)]
+    tables = [sink.name for sink in source.pipeline.sinks if source.pipeline.is_table(sink)]
+    for table in dict.fromkeys([*tables, *(name for name in lost if name not in elsewhere)]):
         catalog[TABLES, table] = partial(_load_table, source, table)
     catalog[REGISTRY, "checkpoints"] = partial(_load_checkpoints, source.registry)
     catalog[REGISTRY, "state_files"] = partial(_load_state_files, source.registry)

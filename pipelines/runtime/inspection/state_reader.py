@@ -168,7 +168,8 @@ def history(pipeline: Pipeline, settings: Settings, uid: str, key: Sequence[str]
     state_stats(pipeline, last, uid)
     published: dict[int, dict[str, int]] = {}
     for publication in registry.publications():
-        published.setdefault(publication.checkpoint_id, {})[publication.sink] = publication.delta_version
+        if publication.delta_version is not None:
+            published.setdefault(publication.checkpoint_id, {})[publication.sink] = publication.delta_version
     before: Checkpoint | None = None
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="weir-state-") as scratch:

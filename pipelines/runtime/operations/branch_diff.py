@@ -196,8 +196,8 @@ def _table(
         rows = (_count(connection, "ours", first), _count(connection, "theirs", second))
         if not schemas:
             return TableDiff(table, rows, dict.fromkeys(_KINDS, 0), {}, [])
-        stage = next((stage for stage in pipeline.stages if table in [sink.table for sink in stage.sinks]), None)
-        is_main = stage is not None and stage.sink is not None and stage.sink.table == table
+        stage = next((stage for stage in pipeline.stages if table in [sink.name for sink in stage.sinks]), None)
+        is_main = stage is not None and stage.sink is not None and stage.sink.name == table
         clocked = clocked_output(stage) if stage is not None and is_main else ()
         shared = [name for name in schemas[0].names if all(name in schema.names for schema in schemas)]
         columns = [name for name in shared if name not in clocked]

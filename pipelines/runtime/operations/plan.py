@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from configs.settings import Settings
 from pipelines.runtime.definition import FileSource, Pipeline, Stage
-from pipelines.runtime.epoch.stage_job import cache_sizes, shapes_of, source_schema, tables_of
+from pipelines.runtime.epoch.stage_job import cache_sizes, shapes_of, sinks_of, source_schema
 from pipelines.runtime.execution import spark_plan
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.execution.spark_executor import SparkExecutor
@@ -27,7 +27,7 @@ from pipelines.runtime.inspection.view import View, view_of
 from pipelines.runtime.operators import MAIN, Shapes, open_windows
 from pipelines.runtime.operators.compatibility import Finding, Fit, Verdict, fit, structure, timers_left
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
-from pipelines.runtime.sinks import delta
+from pipelines.runtime.sinks.opening import Sinks, kind_in
 from pipelines.runtime.sources.files import DELIVERED_AGAIN, named
 from state_ops.arrow.frames import canonical_schema, schema_from_json
 from state_ops.backends import loader as backends
@@ -43,7 +43,7 @@ from state_ops.schema.key_groups import check_parallelism, group_range
 from state_ops.storage.storage import Storage
 
 _SAMPLE_ROWS = 5_000
-_KINDS = ("pipeline", "source", "stage", "table")
+_KINDS = ("pipeline", "source", "stage", "table", "sink")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,7 @@ class PlanBuilder:
     ) -> None:
         self._pipeline, self._settings, self._storage, self._registry = pipeline, settings, storage, registry
         self._head, self._executor = head, executor
+        self._sinks = Sinks(pipeline, settings, storage)
         self.sources: dict[str, pa.Schema | None] = {}
         self._inputs: dict[str, pa.Schema] = {}
         self.shapes: dict[str, Shapes] = {}
@@ -183,8 +184,9 @@ class PlanBuilder:
         if self._head is not None:
             self.findings += structure(self._pipeline, self._head)
         self._look_at_sources()
-        for stage in self._pipeline.stages:
-            self._look_at(stage)
+        with self._sinks:
+            for stage in self._pipeline.stages:
+                self._look_at(stage)
         self._look_at_lost_tables()
 
     def ordered(self) -> tuple[Finding, ...]:
@@ -430,21 +432,23 @@ class PlanBuilder:
     # -- tables
 
     def _look_at_tables(self, stage: Stage, fixed: Shapes) -> None:
-        for table, schema in tables_of(stage, fixed):
+        for sink, schema in sinks_of(stage, fixed):
+            of = "table" if self._pipeline.is_table(sink) else "sink"
             try:
-                delta.check_table(self._storage, table, schema)
+                self._sinks.check(sink, schema)
             except WeirError as error:
-                self._refuse("table", table, "columns", error)
+                self._refuse(of, sink.name, "columns", error)
                 continue
-            if self._head is not None and table not in self._head.sinks:
+            if self._head is not None and sink.name not in self._head.sinks:
                 self._allow(
-                    "table", table, "table", f"nothing is in it yet: it gets {stage.uid}'s rows from the next epoch on"
+                    of, sink.name, of, f"nothing is in it yet: it gets {stage.uid}'s rows from the next epoch on"
                 )
 
     def _look_at_lost_tables(self) -> None:
-        written = {sink.table for sink in self._pipeline.sinks}
-        for table in sorted(set(self._head.sinks if self._head else ()) - written):
-            self._allow("table", table, "table", "nothing writes to it any more: it stays as it is")
+        written = {sink.name for sink in self._pipeline.sinks}
+        for name in sorted(set(self._head.sinks if self._head else ()) - written):
+            of = "table" if kind_in(self._head, name) is None else "sink"
+            self._allow(of, name, of, "nothing writes to it any more: it stays as it is")
 
 
 def _entries(backend: Backend, fixed: Shapes, keys: pa.Schema, group: int, expiry: Expiry) -> int:

@@ -38,7 +38,7 @@ from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing
 from pipelines.runtime.restore.derived_checkpoint import begin, commit, copied, copy, lasting, pointed, unchanged
 from pipelines.runtime.restore.recovery import owning
-from pipelines.runtime.restore.rewind import hindrances
+from pipelines.runtime.restore.rewind import given, has_table, hindrances, marker_moves
 from pipelines.runtime.run import run as runtime
 from pipelines.runtime.run.run import RunOptions
 from pipelines.runtime.sinks import delta, replace_where, restore_version
@@ -117,12 +117,36 @@ class TakenBack:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptSink:
+    """A sink that is no table: a promotion neither takes from it nor gives to it.
+
+    Attributes:
+        name: The sink's.
+        kind: What it is.
+        lacks: The branch has made rows for it, which it does not get.
+        keeps: It was given rows since the fork that the promotion abandons.
+        moves: Its marker moves to the promotion, unless the code has it no more.
+    """
+
+    name: str
+    kind: str
+    lacks: bool
+    keeps: bool
+    moves: bool
+
+    def __str__(self) -> str:
+        ways = ["keeps what it was given since the fork"] if self.keeps else []
+        ways += ["does not get the branch's rows"] if self.lacks else []
+        return f"the sink {self.name} ({self.kind}) {' and '.join(ways)}"
+
+
+@dataclass(frozen=True, slots=True)
 class PromotionPlan:
     """What a promotion would do. head: the pipeline's newest checkpoint; base: the one that the branch was forked from;
     tip: the branch's newest. behind: files that the branch has still to read, by source. obstacles: why it is refused
     unless they are accepted, in words. only: the rows of this range alone are replaced. taken_back: what of the
     obstacles the pipeline has promoted or edited since the fork, oldest first. corrected: those of the obstacles that
-    say which input of a backfill has changed since."""
+    say which input of a backfill has changed since. elsewhere: sinks that are no tables, and keep what they have."""
 
     branch: str
     head: Checkpoint
@@ -134,6 +158,7 @@ class PromotionPlan:
     only: Range | None = None
     taken_back: tuple[TakenBack, ...] = ()
     corrected: tuple[str, ...] = ()
+    elsewhere: tuple[KeptSink, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -152,6 +177,9 @@ class PromotionPlan:
                     "unknown_commits": [list(entry) for entry in table.back.unknown] if table.back else [],
                 }
                 for table in self.tables
+            },
+            "sinks": {
+                sink.name: {"kind": sink.kind, "keeps": sink.keeps, "lacks": sink.lacks} for sink in self.elsewhere
             },
             "taken_back": [asdict(taken) for taken in self.taken_back],
             "obstacles": list(self.obstacles),
@@ -188,15 +216,34 @@ def plan(pipeline: Pipeline, settings: Settings, name: str) -> PromotionPlan:
     if only is not None:
         if not any(waiting.values()):  # else it catches up first, and is looked at again
             _check_range(here, head, tip)
-        written = {sink.table for sink in pipeline.sinks}
+        written = {sink.name for sink in pipeline.sinks if pipeline.is_table(sink)}
         with_sink = [table for table in tables if table.table in written]
         tables = tuple(_ranged(pipeline, storage, source, table, only, settings.work_dir) for table in with_sink)
         obstacles = []
     else:
         obstacles = hindrances([table.back for table in tables if table.back is not None])
+    elsewhere = _elsewhere(pipeline, head, base, tip, only)
+    obstacles += [str(sink) for sink in elsewhere]
     taken_back = _taken_back(here, storage, completed, pin, tip, tables, only, settings.work_dir)
     obstacles += [str(taken) for taken in taken_back]
-    return PromotionPlan(name, head, base, tip, waiting, tables, tuple(obstacles), only, taken_back)
+    return PromotionPlan(
+        name, head, base, tip, waiting, tables, tuple(obstacles), only, taken_back, elsewhere=tuple(elsewhere)
+    )
+
+
+def _elsewhere(
+    pipeline: Pipeline, head: Checkpoint, base: Checkpoint, tip: Checkpoint, only: Range | None
+) -> list[KeptSink]:
+    """The sinks that are no tables and differ by what a promotion replaces, or by what the branch has handed out."""
+    gave = {sink.name: sink for sink in given(pipeline, head, base)} if only is None else {}
+    names = [sink.name for sink in pipeline.sinks if not pipeline.is_table(sink)]
+    sinks = []
+    for name in dict.fromkeys([*names, *gave]):
+        sink, old = pipeline.sink(name), gave.get(name)
+        if old is not None or tip.published(name) is not None:
+            kind = sink.kind if sink is not None else old.kind if old is not None else ""
+            sinks.append(KeptSink(name, kind, tip.published(name) is not None, old is not None, sink is not None))
+    return sinks
 
 
 def _taken_back(
@@ -335,7 +382,9 @@ def _ranged(
 def _tables(
     pipeline: Pipeline, storage: Storage, source: Storage, head: Checkpoint, base: Checkpoint, tip: Checkpoint
 ) -> Iterator[TablePromotion]:
-    for name in dict.fromkeys([*(sink.table for sink in pipeline.sinks), *head.sinks, *tip.sinks]):
+    for name in dict.fromkeys([*(sink.name for sink in pipeline.sinks), *head.sinks, *tip.sinks]):
+        if not has_table(pipeline, head, name):
+            continue
         back = restore_version.planned(storage, name, base.published(name))
         if back is None and name in head.sinks:
             raise WeirError(
@@ -467,7 +516,8 @@ def _owned(pipeline: Pipeline, settings: Settings) -> Iterator[Ownership]:
 
 def _carry_out(owner: Ownership, here: Pipeline, decided: PromotionPlan, reason: str) -> Checkpoint:
     context, head = owner.context, decided.head
-    id = begin(owner, head, [table.table for table in decided.tables], decided.tip)
+    moved = [sink.name for sink in decided.elsewhere if sink.moves and sink.keeps]
+    id = begin(owner, head, [*(table.table for table in decided.tables), *moved], decided.tip)
     source, theirs = open_storage(here, context.settings)
     if decided.only is None:
         base, files = _whole(owner, here, source, theirs.files(decided.tip), decided, id)
@@ -478,7 +528,8 @@ def _carry_out(owner: Ownership, here: Pipeline, decided: PromotionPlan, reason:
     for table in decided.tables:
         if table.back is None and table.schema is not None:
             delta.ensure(context.storage, table.table, table.schema)
-    base = replace(base, format_version=WITH_PROMOTION)
+    markers = {name: marker_moves(context, head, name, id) for name in moved}
+    base = replace(base, sinks={**base.sinks, **markers}, format_version=WITH_PROMOTION)
     row = commit(context, base, id, files, kind=PROMOTION, what=what, reason=reason, head=head, parent=parent)
     log.info(
         "promoted",

@@ -61,7 +61,7 @@ def shapes(stage: Stage, rows: pa.Schema) -> Shapes:
     fixed = _shapes(stage, rows)
     for sink, output in ((stage.sink, MAIN), (stage.late, LATE)):
         if sink is not None:
-            refuse_same_names(fixed.outputs[output], f"stage {stage.uid}, table {sink.table}")
+            refuse_same_names(fixed.outputs[output], f"stage {stage.uid}, sink {sink.name}")
     if not (stage.quarantines and ROW in rows.names):
         return fixed
     main = fixed.outputs[MAIN]

@@ -76,7 +76,7 @@ def window_shapes(
     output = pa.schema([(field.name, _BOUND if field.name in (START, END) else field.type) for field in inferred])
     check_storable(output, where, "Cast the column that it is made from in transform=")
     if window.late is not None:
-        check_storable(rows, f"{where}, late={window.late.table}", "Cast or drop it in transform=")
+        check_storable(rows, f"{where}, late={window.late.name}", "Cast or drop it in transform=")
     return Shapes(keys, state, {MAIN: output, LATE: rows})
 
 

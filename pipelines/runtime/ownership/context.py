@@ -12,7 +12,7 @@ from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.execution.executor import Executor
 from pipelines.runtime.operators import Shapes
-from pipelines.runtime.sinks.delta import PublishedTable
+from pipelines.runtime.sinks.opening import Sinks
 from pipelines.runtime.sources.files import FilesReader
 from state_ops.checkpoints.checkpoint import (
     Checkpoint,
@@ -30,7 +30,7 @@ class RunContext:
 
     head: the newest confirmed checkpoint, as the coordinator knows it. watcher: what this process knows of running
     restores.
-    tables: as it has left them at its last publish. held: there may be a note that a gate holds the pipeline
+    sinks: as this process reaches them. held: there may be a note that a gate holds the pipeline
     (`state_ops.coordination.gate_hold`).
     requested_before: `RequestCounts` of the coordinators before, up to the newest checkpoint. claiming: held while the
     run renews its claim, which changes `generation`.
@@ -50,10 +50,13 @@ class RunContext:
     reads: dict[str, pa.Schema] = field(default_factory=dict)
     discarded: list[str] = field(default_factory=list)
     watcher: Watcher = field(default_factory=Watcher)
-    tables: dict[str, PublishedTable] = field(default_factory=dict)
     held: bool = False
     requested_before: Mapping[str, int] = field(default_factory=dict)
     claiming: Lock = field(default_factory=Lock)
+    sinks: Sinks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sinks = Sinks(self.pipeline, self.settings, self.storage, lambda: self.registry.prove(self.generation))
 
     def requested(self) -> dict[str, int]:
         """What the pipeline's coordinators have requested of storage so far, for the totals of a checkpoint's row.

@@ -32,4 +32,4 @@ def delete_staged(context: RunContext, name: str) -> None:
         context.storage.delete_tree(f"state/{stage.uid}/{name}")
         context.storage.delete_tree(f"channels/{stage.uid}/{name}")
     for sink in context.pipeline.sinks:
-        context.storage.delete_tree(f"tables/{sink.table}/data/{name}")
+        context.storage.delete_tree(f"{context.pipeline.staging(sink)}/{name}")

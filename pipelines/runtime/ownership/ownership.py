@@ -20,9 +20,8 @@ from pipelines.runtime.execution.spark_executor import SparkExecutor
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.fencing import raise_if_fenced
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers, storage_errors
-from pipelines.runtime.sinks import delta
 from state_ops.checkpoints import retention
-from state_ops.checkpoints.checkpoint import Checkpoint, is_abandoned
+from state_ops.checkpoints.checkpoint import TABLES, Checkpoint, is_abandoned
 from state_ops.checkpoints.coordinator import next_id
 from state_ops.checkpoints.reader_holds import HeldCommits
 from state_ops.checkpoints.registry import BRANCH
@@ -92,6 +91,8 @@ def claimed(
             except Exception as error:
                 raise_if_fenced(context, error)
                 raise
+            finally:
+                context.sinks.close()
 
 
 def remove_leftovers(context: RunContext) -> int:
@@ -128,9 +129,9 @@ def _unpublishable(context: RunContext, head: Checkpoint | None) -> list[str]:
     them."""
     paths = []
     for sink in context.pipeline.sinks:
-        if delta.diverged(context.storage, context.pipeline.app_id, sink.table, head) is not None:
+        base = context.pipeline.staging(sink)
+        if not base.startswith(TABLES) or context.sinks.diverged(sink.name, head) is not None:
             continue
-        base = f"tables/{sink.table}/data"
         for name in context.storage.list_dirs(base):
             parsed = parse_epoch_dir(name)
             if parsed is not None and parsed[0] < context.generation and is_abandoned(head, *parsed):

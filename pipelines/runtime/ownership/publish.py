@@ -1,12 +1,16 @@
-"""Publishing committed rows into the sink tables of a pipeline."""
+"""Publishing committed rows into the sinks of a pipeline."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
 
+from pipelines.runtime.connectors.sink import Published, Publisher, no_rows
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.sinks import delta, replace_where, restore_version
+from pipelines.runtime.sinks.staged_rows import StagedRows
+from pipelines.runtime.sinks.table_commit import publication
 from state_ops.checkpoints.checkpoint import (
     OUTPUT,
     TAKES_BACK,
@@ -14,6 +18,7 @@ from state_ops.checkpoints.checkpoint import (
     StateFile,
 )
 from state_ops.checkpoints.registry import Publication, Registry
+from state_ops.errors import DamageError
 from state_ops.storage.transfers import at_once
 
 
@@ -34,13 +39,49 @@ def publish_missing(context: RunContext, checkpoints: Sequence[Checkpoint]) -> l
 
 def _publish(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequence[StateFile]) -> Publication:
     before = checkpoint.sinks[sink]["before"]
+    if "kind" in checkpoint.sinks[sink]:
+        return _hand_over(context, checkpoint, sink, files)
     if checkpoint.kind in TAKES_BACK:
-        context.tables.pop(sink, None)
+        context.sinks.tables.pop(sink, None)
         if "column" in checkpoint.sinks[sink]:
             scratch = context.settings.work_dir
             return replace_where.overwrite(context.storage, context.pipeline.app_id, sink, checkpoint, files, scratch)
         return restore_version.rewind(context.storage, context.pipeline.app_id, sink, checkpoint, files)
-    return delta.publish(context.storage, context.pipeline.app_id, sink, checkpoint, before, files, context.tables)
+    tables = context.sinks.tables
+    return delta.publish(context.storage, context.pipeline.app_id, sink, checkpoint, before, files, tables)
+
+
+def _hand_over(context: RunContext, checkpoint: Checkpoint, sink: str, files: Sequence[StateFile]) -> Publication:
+    """Publish to a sink that is no table; a rewind or a promotion moves its marker alone."""
+    started, before = time.perf_counter(), checkpoint.sinks[sink]["before"]
+    publisher = context.sinks.publisher(sink)
+    if checkpoint.kind in TAKES_BACK:
+        published = _move_marker(publisher, checkpoint, before, _chain(context.registry, sink))
+    else:
+        rows = StagedRows(context.storage, files, context.settings.work_dir)
+        published = publisher.publish(before, checkpoint.id, rows)
+    return publication(checkpoint, sink, published.version, len(files), published.rows, started)
+
+
+def _move_marker(publisher: Publisher, checkpoint: Checkpoint, before: int | None, chain: frozenset[int]) -> Published:
+    """Move a sink's marker to a checkpoint that abandons others, so that none of these can be published any more.
+
+    A process that has not heard of it may publish one of them at any moment, so each of their markers counts as the one
+    that was expected.
+    """
+    while True:
+        marker = publisher.marker()
+        try:
+            return publisher.publish(marker if marker in chain else before, checkpoint.id, no_rows())
+        except DamageError:
+            if publisher.marker() == marker:  # nobody was faster: it is not where any of them had left it
+                raise
+
+
+def _chain(registry: Registry, sink: str) -> frozenset[int]:
+    """The checkpoints, as far as the retained ones tell, that were ever to be published in a sink."""
+    ids = [row.sinks[sink] for row in registry.checkpoints(own=True) if sink in row.sinks]
+    return frozenset(id for link in ids for id in (link["id"], link["before"]) if id is not None)
 
 
 def unpublished(registry: Registry, *, own: bool = False) -> list[Checkpoint]:

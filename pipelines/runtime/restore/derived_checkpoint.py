@@ -24,9 +24,8 @@ from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing
-from pipelines.runtime.sinks import delta
 from pipelines.runtime.sources.slices import nothing_read
-from state_ops.checkpoints.checkpoint import START, STATE, Checkpoint, StateFile, began, spans_with
+from state_ops.checkpoints.checkpoint import START, STATE, Checkpoint, StateFile, began, format_with, spans_with
 from state_ops.checkpoints.operator_stats import OperatorStats
 from state_ops.ids import AttemptId, CheckpointId, epoch_dir, new_attempt_id
 from state_ops.storage.branches import is_inherited, own_of_parent
@@ -35,20 +34,20 @@ from state_ops.storage.storage import Storage
 _TRANSFERS = 4
 
 
-def begin(owner: Ownership, head: Checkpoint, tables: Iterable[str], *beyond: Checkpoint) -> CheckpointId:
-    """Take an id for a checkpoint that changes tables.
+def begin(owner: Ownership, head: Checkpoint, sinks: Iterable[str], *beyond: Checkpoint) -> CheckpointId:
+    """Take an id for a checkpoint that changes sinks.
 
     Args:
         head: The newest checkpoint here.
-        tables: Those that are to change. They are checked first, because nobody could change a table that is not where
-            the newest checkpoint says.
+        sinks: Those that are to change. They are checked first, because nobody could change one that is not where the
+            newest checkpoint says.
         beyond: Checkpoints of other storages whose ids the new one must exceed.
 
     Raises:
-        DamageError: A table is elsewhere.
+        DamageError: A sink is elsewhere.
     """
-    for table in tables:
-        delta.check_chain(owner.context.storage, owner.context.pipeline.app_id, table, head)
+    for sink in sinks:
+        owner.context.sinks.check_chain(sink, head)
     return owner.begin(head, *beyond)
 
 
@@ -100,6 +99,7 @@ def commit(
         bytes_new=sum(file.bytes for file in files if file.kind == STATE and file.new),
         run_id=context.run_id,
         lineage=spans_with(head, context.generation, id),
+        format_version=format_with(base.format_version, base.sinks),
     )
     context.registry.commit(row, files, newest=head.id if head is not None else None)
     context.head = row

@@ -19,7 +19,6 @@ from pipelines.runtime.ownership.ownership import Ownership, claimed, remove_lef
 from pipelines.runtime.ownership.prune import prune
 from pipelines.runtime.ownership.publish import publish_missing, unpublished
 from pipelines.runtime.restore import restore
-from pipelines.runtime.sinks import delta
 from state_ops.checkpoints.checkpoint import CHANNEL, STATE, Checkpoint
 from state_ops.errors import DamageError, HoldingError, WeirError
 
@@ -83,7 +82,7 @@ def recovered(owner: Ownership, epochs: bool) -> Ownership:
         publish_missing(context, lacking)
     head = context.registry.head()
     for sink in context.pipeline.sinks if epochs else ():
-        delta.check_chain(context.storage, context.pipeline.app_id, sink.table, head)
+        context.sinks.check_chain(sink.name, head)
     if epochs and head is not None:
         try:
             _check_objects(context, head)

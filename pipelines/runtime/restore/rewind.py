@@ -21,10 +21,12 @@ import structlog
 from configs.settings import Settings
 from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.inspection.state_reader import chosen
+from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.ownership import Ownership
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.restore.derived_checkpoint import begin, commit, publish, unchanged
 from pipelines.runtime.sinks import restore_version
+from pipelines.runtime.sinks.opening import kind_in
 from pipelines.runtime.sinks.restore_version import TableRewind
 from pipelines.runtime.sinks.table_commit import table_path
 from state_ops.checkpoints.checkpoint import REWIND, WITH_PARTS, Checkpoint, stats_of
@@ -49,11 +51,34 @@ class SourceRewind:
 
 
 @dataclass(frozen=True, slots=True)
+class SinkRewind:
+    """A sink that is no table, and has been given rows of checkpoints that are abandoned.
+
+    Attributes:
+        name: The sink's.
+        kind: What it is.
+        published: The newest checkpoint that it was given.
+        then: The newest one of those that stay.
+        stays: Why the rows in between stay in it, as a clause.
+        moves: Its marker moves to the rewind, so that none of those checkpoints can be published any more. It cannot
+            where the code has the sink no more.
+    """
+
+    name: str
+    kind: str
+    published: CheckpointId | None
+    then: CheckpointId | None
+    stays: str
+    moves: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RewindPlan:
     """What a rewind would do. head: the newest checkpoint now; to: the one that it goes back to.
 
     abandoned: completed checkpoints in between; stages: bytes of state now and then, by uid. Tables that have nothing
-    to give back are in `tables` as well. obstacles: why it is refused unless they are accepted, in words.
+    to give back are in `tables` as well. obstacles: why it is refused unless they are accepted, in words. sinks: those
+    that are no tables, and keep what they have.
     """
 
     head: Checkpoint
@@ -63,6 +88,7 @@ class RewindPlan:
     sources: tuple[SourceRewind, ...]
     tables: tuple[TableRewind, ...]
     obstacles: tuple[str, ...]
+    sinks: tuple[SinkRewind, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -86,6 +112,10 @@ class RewindPlan:
                     "vacuumed_files": list(table.vacuumed),
                 }
                 for table in self.tables
+            },
+            "sinks": {
+                sink.name: {"kind": sink.kind, "published": sink.published, "then": sink.then, "stays": sink.stays}
+                for sink in self.sinks
             },
             "obstacles": list(self.obstacles),
         }
@@ -116,9 +146,10 @@ def planned(
         again, gone = reader.again(to.offsets.get(name), head.offsets.get(name))
         sources.append(SourceRewind(name, tuple(file.name for file in again), tuple(gone)))
     tables, obstacles = [], []
-    for name in dict.fromkeys(
-        [*(sink.table for sink in pipeline.sinks), *head.sinks]
-    ):  # also those that the code has no more
+    elsewhere = given(pipeline, head, to)
+    for name in dict.fromkeys([*(sink.name for sink in pipeline.sinks), *head.sinks]):  # also those that the code lacks
+        if not has_table(pipeline, head, name):
+            continue
         table = restore_version.planned(storage, name, to.published(name))
         if table is not None:
             tables.append(table)
@@ -136,9 +167,32 @@ def planned(
                 "missing"
             )
     obstacles += hindrances(tables)
+    obstacles += [f"rows of checkpoints after {to.id} stay in the sink {sink.name}: {sink.stays}" for sink in elsewhere]
     uids = {*head.operators, *to.operators}
     sizes = {uid: (stats_of(head, uid).bytes_total, stats_of(to, uid).bytes_total) for uid in sorted(uids)}
-    return RewindPlan(head, to, between, sizes, tuple(sources), tuple(tables), tuple(obstacles))
+    return RewindPlan(head, to, between, sizes, tuple(sources), tuple(tables), tuple(obstacles), elsewhere)
+
+
+def has_table(pipeline: Pipeline, head: Checkpoint, name: str) -> bool:
+    """Whether a sink is a table, by the code, else by what the newest checkpoint knows of it."""
+    sink = pipeline.sink(name)
+    return pipeline.is_table(sink) if sink is not None else kind_in(head, name) is None
+
+
+def given(pipeline: Pipeline, head: Checkpoint, to: Checkpoint) -> tuple[SinkRewind, ...]:
+    """The sinks that are no tables and have been given rows since an earlier checkpoint, which they keep."""
+    sinks = []
+    for name in head.sinks:
+        published, then, sink = head.published(name), to.published(name), pipeline.sink(name)
+        if has_table(pipeline, head, name) or published == then:
+            continue
+        if sink is None:
+            why = "the code has it no more, so that it cannot even be told"
+        else:
+            why = sink.stays or f"Weir takes no rows back from {sink.kind}"
+        kind = sink.kind if sink is not None else kind_in(head, name) or ""
+        sinks.append(SinkRewind(name, kind, published, then, why, sink is not None))
+    return tuple(sinks)
 
 
 def hindrances(tables: Sequence[TableRewind]) -> list[str]:
@@ -185,10 +239,16 @@ def check(decided: RewindPlan, pipeline: str, accepted: Collection[str]) -> None
         )
 
 
+def marker_moves(context: RunContext, head: Checkpoint, name: str, id: CheckpointId) -> dict[str, Any]:
+    """What the `sinks` of a checkpoint that abandons others say of a sink whose marker it moves."""
+    return {"id": int(id), "before": head.published(name), **context.sinks.recorded(name)}
+
+
 def carry_out(owner: Ownership, decided: RewindPlan, reason: str = "") -> Checkpoint:
     """Rewind as planned by the owner, to a checkpoint that is proven whole; returns the rewind's own checkpoint."""
     context, head, to = owner.context, decided.head, decided.to
-    id = begin(owner, head, [table.table for table in decided.tables])
+    moved = [sink.name for sink in decided.sinks if sink.moves]
+    id = begin(owner, head, [*(table.table for table in decided.tables), *moved])
     taken_back = {
         table.table: {
             "id": int(id),
@@ -199,7 +259,8 @@ def carry_out(owner: Ownership, decided: RewindPlan, reason: str = "") -> Checkp
         for table in decided.tables
         if head.published(table.table) is not None
     }
-    base = replace(to, sinks=head.sinks | taken_back, format_version=max(to.format_version, WITH_PARTS))
+    markers = {name: marker_moves(owner.context, head, name, id) for name in moved}
+    base = replace(to, sinks=head.sinks | taken_back | markers, format_version=max(to.format_version, WITH_PARTS))
     files, what = unchanged(context, to), f"to checkpoint {to.id}"
     row = commit(context, base, id, files, kind=REWIND, what=what, reason=reason, head=head, parent=to.id)
     log.info(

@@ -13,11 +13,13 @@ from pipelines.runtime.definition import Pipeline
 from pipelines.runtime.ownership.context import RunContext
 from pipelines.runtime.ownership.pipeline_storage import open_storage, readers
 from pipelines.runtime.ownership.publish import publish_missing
+from pipelines.runtime.sinks.opening import Sinks
 from state_ops.checkpoints.registry import Registry
 from state_ops.coordination import lease
 from state_ops.fsck.check import Reading, check
 from state_ops.fsck.findings import Finding, Kind, Report, found
 from state_ops.fsck.repair import RepairPlan, agreed, carry_out, plan_repair
+from state_ops.fsck.sinks import Marker
 from state_ops.storage.storage import Storage
 
 log = structlog.get_logger("weir.fsck")
@@ -31,9 +33,26 @@ def examine(pipeline: Pipeline, settings: Settings, *, quick: bool = False, read
     A coordinator may live and work meanwhile.
     """
     storage, registry = open_storage(pipeline, settings)
-    tables = [sink.table for sink in pipeline.sinks]
-    report = check(storage, pipeline.app_id, tables, alive=lease.watch(storage), quick=quick, reading=reading)
+    with Sinks(pipeline, settings, storage) as sinks:
+        alive, markers = lease.watch(storage), _markers(pipeline, sinks)
+        report = check(
+            storage, pipeline.app_id, _tables(pipeline), alive=alive, quick=quick, reading=reading, markers=markers
+        )
     return replace(report, findings=(*report.findings, *_delivered_again(pipeline, settings, registry)))
+
+
+def _tables(pipeline: Pipeline) -> list[str]:
+    return [sink.name for sink in pipeline.sinks if pipeline.is_table(sink)]
+
+
+def _markers(pipeline: Pipeline, sinks: Sinks) -> dict[str, Marker]:
+    """How sinks that are no tables, and have a marker, are asked for it."""
+
+    def marker_of(name: str) -> Marker:
+        return lambda: sinks.publisher(name).marker()
+
+    asked = [sink for sink in pipeline.sinks if not pipeline.is_table(sink) and sink.exactly_once]
+    return {sink.name: marker_of(sink.name) for sink in asked}
 
 
 def _delivered_again(pipeline: Pipeline, settings: Settings, registry: Registry) -> Iterator[Finding]:
@@ -53,8 +72,10 @@ def repair(context: RunContext, shown: RepairPlan | None = None) -> RepairPlan:
     owner between
     two epochs: nothing of its own may be in flight.
     """
-    tables = [sink.table for sink in context.pipeline.sinks]
-    fresh = check(context.storage, context.pipeline.app_id, tables, alive=False, owned=True, quick=True)
+    pipeline, markers = context.pipeline, _markers(context.pipeline, context.sinks)
+    fresh = check(
+        context.storage, pipeline.app_id, _tables(pipeline), alive=False, owned=True, quick=True, markers=markers
+    )
     plan = agreed(plan_repair(fresh), shown)
     if plan.refused is not None:
         log.warning("nothing was repaired", reason=plan.refused)

@@ -286,8 +286,8 @@ def publish(
             check_committed(storage, handle, table, checkpoint.id, adds)
             return Change(adds)
 
-        damaged = partial(_damaged, storage.full(table_path(table)))
-        committed = commit(storage, app_id, table, checkpoint, previous, change_of, damaged)
+        gone = partial(damaged, storage, table)
+        committed = commit(storage, app_id, table, checkpoint, previous, change_of, gone)
         version = committed.version
         now = _left(storage, table, f"{app_id}/{table}", committed) if left is not None else None
     if left is not None and now is not None:
@@ -319,17 +319,6 @@ def _left(storage: Storage, table: str, sink_app: str, committed: Committed) -> 
     return PublishedTable(version, _columns(handle), interval(handle)) if version is not None else None
 
 
-def check_chain(storage: Storage, app_id: str, table: str, head: Checkpoint | None) -> None:
-    """Before the first epoch: the table is where the newest checkpoint says. Raises DamageError when it is ahead or
-    behind.
-
-    Ahead: its rows come from checkpoints that the registry does not have, so replaying their input would double them.
-    """
-    problem = diverged(storage, app_id, table, head)
-    if problem is not None:
-        raise _damaged(storage.full(table_path(table)), problem)
-
-
 def diverged(storage: Storage, app_id: str, table: str, head: Checkpoint | None) -> str | None:
     """How the table is not where the newest checkpoint says, in words; None if it is, or if there is neither table nor
     rows for it."""
@@ -343,10 +332,11 @@ def diverged(storage: Storage, app_id: str, table: str, head: Checkpoint | None)
     return f"its last published checkpoint is {version}, but the registry's newest is {published}"
 
 
-def _damaged(uri: str, how: str) -> DamageError:
+def damaged(storage: Storage, table: str, how: str) -> DamageError:
+    """The error for a table that is not where the registry says."""
     return DamageError(
         f"A sink table is not where the registry says: {how}.",
-        where=uri,
+        where=storage.full(table_path(table)),
         next="Nothing was published or deleted. Was the table dropped, restored or written by someone else? Put it "
         "back first. "
         "Were its checkpoints deleted by `weir cancel --delete`? Go on under another pipeline name. "

@@ -123,10 +123,12 @@ def commit(
     raise damaged(f"{_MAX_RACES} commits in a row failed ({last}); only Weir may write to it")
 
 
-def publication(checkpoint: Checkpoint, table: str, version: int, files: int, rows: int, started: float) -> Publication:
+def publication(
+    checkpoint: Checkpoint, sink: str, version: int | None, files: int, rows: int, started: float
+) -> Publication:
     """What the registry records of a publish that ends now. started: by `time.perf_counter`."""
     ms = round((time.perf_counter() - started) * 1000, 3)
-    return Publication(checkpoint.id, table, version, files, rows, datetime.now(UTC), ms)
+    return Publication(checkpoint.id, sink, version, files, rows, datetime.now(UTC), ms)
 
 
 def interval(handle: DeltaTable) -> int:

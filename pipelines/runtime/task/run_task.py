@@ -21,23 +21,20 @@ from threading import Event
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from polars.exceptions import PanicException
 
-from pipelines.runtime.definition import ROW, Epoch, Stage
+from pipelines.runtime.definition import Epoch, Stage
 from pipelines.runtime.operators import FunctionOperator, Operator, Progress, Shapes, build, event_time_of
 from pipelines.runtime.operators.compatibility import timers_left
 from pipelines.runtime.task.async_snapshot import AsyncSnapshot
 from pipelines.runtime.task.attempt_cache import Caching
+from pipelines.runtime.task.staged_output import POSITIONS, StagedOutput, Target
 from pipelines.runtime.timings import record_ms
 from state_ops.arrow import frames
-from state_ops.arrow.parquet import staged_writer
 from state_ops.backends import composite
 from state_ops.backends.base import Backend, BackendOptions
 from state_ops.backends.loader import DEFAULT, named
 from state_ops.checkpoints.checkpoint import (
-    CHANNEL,
-    OUTPUT,
     Ack,
     LocalSnapshot,
     PendingUpload,
@@ -47,7 +44,7 @@ from state_ops.checkpoints.checkpoint import (
 )
 from state_ops.coordination.restore_progress import BEAT_SECONDS, RestoreProgress, Restoring
 from state_ops.errors import InputError, LocalBaseError, PipelineError, StageError, TransientError, WeirError, to_report
-from state_ops.ids import AttemptId, CheckpointId, Generation, epoch_dir, new_attempt_id
+from state_ops.ids import AttemptId, CheckpointId, Generation, new_attempt_id
 from state_ops.keyed.keyed_state import GROUP
 from state_ops.keyed.state_cache import CacheSizes
 from state_ops.keyed.timers import are_set
@@ -62,7 +59,6 @@ from state_ops.snapshots.sweep import sweep
 from state_ops.storage.storage import Storage
 from state_ops.storage.transfers import together
 
-POSITIONS = "positions"  # output: of each row that a tracked stage hands out, where it comes from
 _DISCARD_SECONDS = 10.0
 
 
@@ -70,7 +66,7 @@ _DISCARD_SECONDS = 10.0
 class KeyedTask:
     """All that the subtasks of one stage need for one epoch; shipped to the executors by value.
 
-    bases: by subtask, the snapshot to build on. tables: by output name, the table that gets it; an output without one
+    bases: by subtask, the snapshot to build on. tables: by output name, the sink that gets it; an output without one
     is staged as a channel if `channel`, else dropped. resident_mb: MiB of rows that a subtask keeps as a resident
     table. warm_mb: MiB that entries of state caches may take in a worker process between epochs. full: the snapshot is
     to depend on no other.
@@ -99,7 +95,7 @@ class KeyedTask:
     storage: Storage
     work_dir: Path
     bases: Mapping[int, Snapshot | LocalSnapshot]
-    tables: Mapping[str, str]
+    tables: Mapping[str, Target]
     channel: bool
     event_time: str | None
     backend: str = DEFAULT
@@ -193,7 +189,7 @@ def _run(task: KeyedTask, attempt: Attempt, batches: Iterator[pa.RecordBatch], c
         options = replace(task.options, where=_where(task, attempt.subtask))
         backend = unwritten.reopen(options) if unwritten is not None else composite.opened(kind, copy.db, options)
         clock = record_ms(counters.ms, "open", clock)
-        staged = _Staged(task, attempt)
+        staged = StagedOutput(attempt, task.tables, task.channel, task.shapes.tracked)
         with _closed(backend, staged):
             moved = isinstance(base, Snapshot) and base.rescaled
             if isinstance(base, Snapshot) and moved:
@@ -249,7 +245,7 @@ def _operator(task: KeyedTask, attempt: Attempt, backend: Backend, caching: Cach
 
 
 def _apply(
-    task: KeyedTask, operator: Operator, batches: Iterator[pa.RecordBatch], staged: _Staged, counters: _Counters
+    task: KeyedTask, operator: Operator, batches: Iterator[pa.RecordBatch], staged: StagedOutput, counters: _Counters
 ) -> None:
     """Apply batches until there are no more or patience ends; stage what comes out, and what is left."""
     arriving = _Patient(batches, task.patience)
@@ -315,7 +311,7 @@ def _for_stages(task: KeyedTask, file: StagedFile) -> bool:
 
 
 @contextmanager
-def _closed(backend: Backend, staged: _Staged) -> Iterator[None]:
+def _closed(backend: Backend, staged: StagedOutput) -> Iterator[None]:
     """Close both at the end. On a full disk closing fails as well: that must not replace the error that says so."""
     try:
         yield
@@ -449,66 +445,3 @@ def _without_null_keys(task: KeyedTask, rows: pa.Table, counters: _Counters) -> 
         counters.rows_null_key += missing
         rows = rows.filter(pc.is_valid(rows.column(name)))
     return rows
-
-
-class _Staged:
-    """The rows that one attempt hands out: a Parquet file for each output, written locally, to be uploaded whole."""
-
-    def __init__(self, task: KeyedTask, attempt: Attempt) -> None:
-        self._task, self._attempt = task, attempt
-        self._writers: dict[str, pq.ParquetWriter] = {}
-        self._rows: dict[str, int] = {}
-        self._rest: list[StagedFile] = []
-
-    def write(self, output: str, table: pa.Table) -> int:
-        """Stage rows; returns how many count as the stage's output (side outputs do not)."""
-        if not table.num_rows:
-            return 0
-        if output == MAIN and self._task.shapes.tracked:
-            self._write(POSITIONS, table.select([ROW]))
-            table = table.drop_columns([ROW])
-        counted = table.num_rows if output == MAIN else 0
-        if output not in self._task.tables and not (output == MAIN and self._task.channel):
-            return counted
-        self._write(output, table)
-        return counted
-
-    def _write(self, output: str, table: pa.Table) -> None:
-        if output not in self._writers:
-            self._writers[output] = staged_writer(self._local(output), table.schema)
-        self._writers[output].write_table(table)
-        self._rows[output] = self._rows.get(output, 0) + table.num_rows
-
-    def leave(self, tables: Iterable[pa.Table]) -> bool:
-        """Stage rows of the input that have not been applied, a file for each batch; returns whether there were any."""
-        before = len(self._rest)
-        for table in tables:
-            name = f"{len(self._rest):06}"
-            local = self._local(f"{REST}-{name}")
-            with staged_writer(local, table.schema) as writer:
-                writer.write_table(table)
-            path = f"{self._place(f'channels/{self._attempt.operator}')}/{name}.parquet"
-            self._rest.append(StagedFile(CHANNEL, REST, str(local), path, local.stat().st_size, None, table.num_rows))
-        return len(self._rest) > before
-
-    def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
-
-    def files(self) -> tuple[StagedFile, ...]:
-        return (*(self._file(output) for output in sorted(self._writers)), *self._rest)
-
-    def _file(self, output: str) -> StagedFile:
-        table = self._task.tables.get(output)
-        place = self._place(f"tables/{table}/data" if table else f"channels/{self._attempt.operator}")
-        path = f"{place}/{POSITIONS}.parquet" if output == POSITIONS else f"{place}.parquet"
-        kind = OUTPUT if table else CHANNEL
-        local = self._local(output)
-        return StagedFile(kind, output, str(local), path, local.stat().st_size, table, self._rows[output])
-
-    def _place(self, directory: str) -> str:
-        attempt = self._attempt
-        return f"{directory}/{epoch_dir(attempt.generation, attempt.epoch)}/{attempt.subtask}-{attempt.id}"
-
-    def _local(self, output: str) -> Path:
-        return self._attempt.directory / f"{output}.parquet"

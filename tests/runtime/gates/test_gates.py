@@ -16,11 +16,11 @@ from pipelines import loading
 from pipelines.api import Pipeline, Stage, agg, aggregate, delta, expect, files, on_table
 from pipelines.cli.status import status_of
 from pipelines.runtime.definition import Gate
-from pipelines.runtime.epoch import steps
 from pipelines.runtime.execution.in_process import InMemoryExecutor
 from pipelines.runtime.gates import epoch_gates, evaluation
 from pipelines.runtime.run.run import open_storage
 from pipelines.runtime.run.sensor import observe
+from pipelines.runtime.sinks.opening import Sinks
 from state_ops.coordination import gate_hold
 from state_ops.errors import ConfigurationError, GateError, PipelineError
 from tests.recovery.harness import Site
@@ -226,7 +226,7 @@ def test_tables_are_looked_at_once_more_after_gates_on_the_whole(tmp_path, monke
 
     monkeypatch.setattr(epoch_gates, "verdicts", judging)
     # Somebody alters the table in the meantime.
-    monkeypatch.setattr(steps, "_fits", lambda *_: not judged)
+    monkeypatch.setattr(Sinks, "fits", lambda *_: not judged)
     bank = gated(tmp_path, between("rows_in", 10, 10, of="figures"))
     bank.epochs(1)
     assert judged

@@ -283,7 +283,7 @@ def test_the_index_has_one_entry_for_each_key_with_open_sessions():
         ({"every": "1h", "window_end": agg.count()}, "'window_end', which is taken"),
         ({"every": timedelta(hours=-1)}, "is negative"),
         ({"every": "1h", "lateness": timedelta(hours=-1)}, "is negative"),
-        ({"every": "1h", "late": agg.count()}, "is no table that counted could write to"),
+        ({"every": "1h", "late": agg.count()}, "is no sink that counted could write to"),
     ],
 )
 def test_windows_that_make_no_sense_are_refused_when_they_are_defined(arguments, said):

@@ -1,0 +1,158 @@
+"""The one place where a pipeline's sinks are reached, whatever they are: Delta tables below its `tables/`, or systems.
+
+A table is asked for its log. Any other sink is opened as a `Publisher` when it is first needed, and closed with the
+process' use of the pipeline. On a branch every sink is a table (`Pipeline.is_table`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from threading import RLock
+from types import TracebackType
+
+import pyarrow as pa
+
+from configs.settings import Settings
+from pipelines.runtime.connectors.sink import Publisher, Sink, SinkOpening
+from pipelines.runtime.definition import Pipeline
+from pipelines.runtime.sinks import delta
+from pipelines.runtime.sinks.delta import PublishedTable
+from state_ops.checkpoints.checkpoint import Checkpoint
+from state_ops.errors import DamageError, FencedError, PipelineError
+from state_ops.storage.storage import Storage
+
+
+class Sinks:
+    """A pipeline's sinks, as one process reaches them. Used as a context manager, it closes what it has opened.
+
+    Args:
+        prove: Raises FencedError unless this process owns the pipeline. None: it does not.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, settings: Settings, storage: Storage, prove: Callable[[], None] | None = None
+    ) -> None:
+        self._pipeline, self._settings, self._storage = pipeline, settings, storage
+        self._prove = prove or _not_owned
+        self._publishers: dict[str, Publisher] = {}
+        self._lock = RLock()
+        self.tables: dict[str, PublishedTable] = {}  # as this process has left them at its last publish
+
+    def __enter__(self) -> Sinks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back connections."""
+        with self._lock:
+            while self._publishers:
+                self._publishers.popitem()[1].close()
+
+    def publisher(self, name: str) -> Publisher:
+        """The publisher of a sink that is no table, opened once.
+
+        Raises:
+            PipelineError: The code has no such sink any more.
+        """
+        sink = self._pipeline.sink(name)
+        if sink is None or self._pipeline.is_table(sink):
+            raise PipelineError(
+                f"Checkpoints of {self._pipeline.title} have rows for the sink {name}, which its code has no more.",
+                next="Put the sink back until they are published, or rewind to a checkpoint before them.",
+            )
+        with self._lock:
+            if name not in self._publishers:
+                self._publishers[name] = sink.open(self._opening(sink))
+            return self._publishers[name]
+
+    def _opening(self, sink: Sink) -> SinkOpening:
+        return SinkOpening(
+            app_id=f"{self._pipeline.app_id}/{sink.name}",
+            resolve=lambda template: self._settings.resolve(self._pipeline.name, template),
+            options=self._settings.connection(sink.connection),
+            prove=self._prove,
+        )
+
+    # -- what holds for every sink
+
+    def fits(self, sink: Sink, schema: pa.Schema) -> bool:
+        """Whether it takes rows of these columns for certain, without a look at it."""
+        left = self.tables.get(sink.name)
+        return left is not None and delta.fits(left, schema)
+
+    def check(self, sink: Sink, schema: pa.Schema) -> None:
+        """Whether it takes rows of these columns. Raises PipelineError."""
+        if self._pipeline.is_table(sink):
+            delta.check_table(self._storage, sink.name, schema)
+        else:
+            self.publisher(sink.name).check(schema)
+
+    def prepare(self, sink: Sink, schema: pa.Schema) -> None:
+        """Create what is not there, or check what is. Only right before a commit: a declined epoch leaves nothing."""
+        if self._pipeline.is_table(sink):
+            delta.ensure(self._storage, sink.name, schema)
+        else:
+            publisher = self.publisher(sink.name)
+            publisher.check(schema)
+            publisher.prepare(schema)
+
+    def check_chain(self, name: str, head: Checkpoint | None) -> None:
+        """Whether a sink is where the newest checkpoint says. Raises DamageError when it is ahead or behind.
+
+        Ahead: its rows come from checkpoints that the registry does not have, so replaying their input would double
+        them.
+        """
+        problem = self.diverged(name, head)
+        if problem is None:
+            return
+        if self._at_table(name, head):
+            raise delta.damaged(self._storage, name, problem)
+        raise DamageError(
+            f"The sink {name} is not where the registry says: {problem}.",
+            where=f"sink {name}",
+            next="Nothing was published. Was its marker removed, or another system put in its place? Put it back "
+            "first. Were its checkpoints deleted by `weir cancel --delete`? Go on under another pipeline name. "
+            "docs/playbooks/sink-altered.md",
+        )
+
+    def diverged(self, name: str, head: Checkpoint | None) -> str | None:
+        """How a sink is not where the newest checkpoint says, in words; None if it is, or has no marker to tell."""
+        sink = self._pipeline.sink(name)
+        was, now = kind_in(head, name), self._kind(sink) if sink is not None else kind_in(head, name)
+        if was != now and head is not None and head.published(name) is not None:
+            return f"it is {now or 'a table'} now, and checkpoint {head.published(name)} knows it as {was or 'a table'}"
+        if self._at_table(name, head):
+            return delta.diverged(self._storage, self._pipeline.app_id, name, head)
+        if sink is None or not sink.exactly_once:
+            return None
+        marker, published = self.publisher(name).marker(), head.published(name) if head is not None else None
+        if marker == published:
+            return None
+        return f"its last published checkpoint is {marker}, but the registry's newest is {published}"
+
+    def recorded(self, name: str) -> dict[str, str]:
+        """What a checkpoint's `sinks` say of a sink beside its chain: of one that is no table, what it is."""
+        sink = self._pipeline.sink(name)
+        kind = self._kind(sink) if sink is not None else None
+        return {} if kind is None else {"kind": kind}
+
+    def _kind(self, sink: Sink) -> str | None:
+        return None if self._pipeline.is_table(sink) else sink.kind
+
+    def _at_table(self, name: str, head: Checkpoint | None) -> bool:
+        sink = self._pipeline.sink(name)
+        return self._pipeline.is_table(sink) if sink is not None else kind_in(head, name) is None
+
+
+def kind_in(checkpoint: Checkpoint | None, name: str) -> str | None:
+    """What a checkpoint knows a sink as; None: a table, or it does not know it."""
+    ids: Mapping[str, str] = (checkpoint.sinks.get(name) or {}) if checkpoint is not None else {}
+    return ids.get("kind")
+
+
+def _not_owned() -> None:
+    raise FencedError("This process does not own the pipeline.", next="Nothing to do: it only looks.")
