@@ -45,8 +45,15 @@ class RowHandle(BatchHandle):
     """
 
     def __init__(
-        self, schema: StateSchema, keys: pa.Schema, where: str, convert: Convert, expiry: Expiry | None
+        self,
+        backend: Backend,
+        schema: StateSchema,
+        keys: pa.Schema,
+        where: str,
+        convert: Convert,
+        expiry: Expiry | None,
     ) -> None:
+        self._backend = backend
         self._schema, self._keys, self._where, self._convert, self._expiry = schema, keys, where, convert, expiry
         fields = ttl.visible(schema)
         all_types = dict(frames.from_arrow(schema.arrow.empty_table()).schema)
@@ -75,19 +82,16 @@ class CollectionState(RowHandle):
     Methods take a frame with the key columns, whose keys are of the batch.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        declared: Collection,
-        keys: pa.Schema,
-        where: str,
-        convert: Convert,
-        expiry: Expiry | None = None,
-    ) -> None:
-        """declared: with the hidden field of `ttl.stamped` in its schema if there is an expiry."""
-        super().__init__(declared.schema, keys, where, convert, expiry)
+    def __init__(self, row: RowHandle, declared: Collection) -> None:
+        """Keep a collection beside each key's row.
+
+        Args:
+            row: The handle of the rows.
+            declared: With the hidden field of `ttl.stamped` in its schema if there is an expiry.
+        """
+        super().__init__(row._backend, declared.schema, row._keys, row._where, row._convert, row._expiry)
         self._declared, self._name = declared, f"state.{declared.name}"
-        self._entries = Entries(backend)
+        self._entries = Entries(self._backend)
 
     # -- the runtime's half
 

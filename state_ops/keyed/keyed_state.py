@@ -73,9 +73,7 @@ class KeyedState(ValueState):
         self._timers = timers or TimerState(backend, keys, where, now=0, epoch=0, allowed=False)
         self.timers = self._timers
         self._collections = {
-            declared.name: (ListState if declared.kind == LIST else MapState)(
-                backend, declared, keys, where, convert, expiry
-            )
+            declared.name: (ListState if declared.kind == LIST else MapState)(self, declared)
             for declared in collections
         }
 

@@ -21,8 +21,8 @@ from state_ops.arrow import frames
 from state_ops.backends.base import Backend
 from state_ops.errors import DamageError, StageError
 from state_ops.keyed import ttl
-from state_ops.keyed.handle import CollectionState
-from state_ops.keyed.key_batch import Batch, Convert
+from state_ops.keyed.handle import CollectionState, RowHandle
+from state_ops.keyed.key_batch import Batch
 from state_ops.keyed.ttl import Expiry
 from state_ops.rows.entry_buffer import Entries, of_tag
 from state_ops.schema.descriptors import LIST_ENDS, LIST_STATE, Collection
@@ -38,17 +38,9 @@ _STAMPED_ENDS = ttl.stamped(_PLAIN_ENDS)
 class ListState(CollectionState):
     """The list `name` of each key: `state.<name>`."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        declared: Collection,
-        keys: pa.Schema,
-        where: str,
-        convert: Convert,
-        expiry: Expiry | None = None,
-    ) -> None:
-        super().__init__(backend, declared, keys, where, convert, expiry)
-        self._ends_schema, self._ends = ends_schema(declared.schema), Entries(backend)
+    def __init__(self, row: RowHandle, declared: Collection) -> None:
+        super().__init__(row, declared)
+        self._ends_schema, self._ends = ends_schema(declared.schema), Entries(self._backend)
         # Where there is or was a TTL, the sweep has deleted elements that the ends still know of.
         self._swept = any(TOUCHED in schema.arrow.names for schema in (declared.schema, *declared.schema.older))
         self._first: np.ndarray | None = None

@@ -18,8 +18,8 @@ from state_ops.arrow import frames
 from state_ops.backends.base import Backend
 from state_ops.errors import StageError
 from state_ops.keyed import ttl
-from state_ops.keyed.handle import CollectionState
-from state_ops.keyed.key_batch import Convert, given_columns
+from state_ops.keyed.handle import CollectionState, RowHandle
+from state_ops.keyed.key_batch import given_columns
 from state_ops.keyed.ttl import Expiry
 from state_ops.keyed.value_state import check_foldable
 from state_ops.rows import key_aggregation
@@ -38,16 +38,8 @@ class MapState(CollectionState):
     """The map `name` of each key: `state.<name>`. Where a method is about single entries, the column `<name>_key`, or
     `<name>_key="column"`, has their map keys."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        declared: Collection,
-        keys: pa.Schema,
-        where: str,
-        convert: Convert,
-        expiry: Expiry | None = None,
-    ) -> None:
-        super().__init__(backend, declared, keys, where, convert, expiry)
+    def __init__(self, row: RowHandle, declared: Collection) -> None:
+        super().__init__(row, declared)
         assert declared.key is not None
         self._key_type = declared.key
         self._map_key = {declared.key_column: frames.polars_type(declared.key)}

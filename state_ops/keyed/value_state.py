@@ -51,8 +51,7 @@ class ValueState(RowHandle):
         expiry: Expiry | None = None,
         residence: Residence | None = None,
     ) -> None:
-        super().__init__(schema, keys, where, convert, expiry)
-        self._backend = backend
+        super().__init__(backend, schema, keys, where, convert, expiry)
         # With a TTL no table is kept: the sweep deletes and stamps rows behind its back.
         self._kept = Rows(backend, schema, keys, VALUE_STATE, residence if expiry is None else None)
         self._rows: pl.DataFrame | None = None
