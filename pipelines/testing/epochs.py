@@ -157,9 +157,7 @@ class Epochs:
         """Let one stage apply its part of the epoch; returns what its next epoch builds on."""
         before = self.progress[stage.uid]
         in_flight.work[stage.uid] = plan(self.context, in_flight, stage, before)
-        result = run_job(
-            self.context, in_flight, stage, before, keep=frozenset(), here=None, reread=False, asynchronous=False
-        )
+        result = run_job(self.context, in_flight, stage, before)
         for ack in result.acks:
             if ack.error is not None:
                 raise from_report(ack.error)

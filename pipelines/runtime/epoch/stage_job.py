@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,19 +80,10 @@ def bases(context: RunContext, head: Checkpoint | None, files: Sequence[StateFil
     return rescale.bases(files, uid, recorded.parallelism, now, recorded.max_parallelism, head.commit_id)
 
 
-def run_stage(
-    context: RunContext,
-    epoch: InFlightEpoch,
-    stage: Stage,
-    progress: StageProgress,
-    keep: frozenset[AttemptId],
-    here: Path | None,
-    reread: bool,
-    asynchronous: bool,
-) -> StageResult:
+def run_stage(context: RunContext, epoch: InFlightEpoch, stage: Stage, job: Callable[[], StageResult]) -> StageResult:
     """Run a stage's job; then ask its gates on rows, if they may set rows aside and no subtask declined. Others are
-    asked by `judge`. Arguments as of `run_job`."""
-    result = run_job(context, epoch, stage, progress, keep, here, reread, asynchronous)
+    asked by `judge`. job: `run_job` of this stage."""
+    result = job()
     if not stage.quarantines or any(ack.error is not None for ack in result.acks):
         return result
     clock, ms = time.perf_counter(), dict(result.ms)
@@ -114,10 +105,11 @@ def run_job(
     epoch: InFlightEpoch,
     stage: Stage,
     progress: StageProgress,
-    keep: frozenset[AttemptId],
-    here: Path | None,
-    reread: bool,
-    asynchronous: bool,
+    *,
+    keep: frozenset[AttemptId] = frozenset(),
+    here: Path | None = None,
+    reread: bool = False,
+    asynchronous: bool = False,
 ) -> StageResult:
     """Run a stage's job: its subtasks apply what the stage's `work` in this epoch says.
 

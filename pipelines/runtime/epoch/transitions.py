@@ -28,7 +28,7 @@ from pipelines.runtime.epoch.model import (
     Step,
     local_rows,
 )
-from pipelines.runtime.epoch.stage_job import check_acks, judge, note_progress, plan, run_stage, to_judge
+from pipelines.runtime.epoch.stage_job import check_acks, judge, note_progress, plan, run_job, run_stage, to_judge
 from pipelines.runtime.epoch.step_runner import Ended, StepRunner
 from pipelines.runtime.gates import evaluation
 from pipelines.runtime.gates.evaluation import Verdict
@@ -147,24 +147,23 @@ class Transitions:
         leaves = isinstance(stage.input, Stage) and epochs.may_leave_rows
         apart = self._context.pipeline.feeds_others(stage) or leaves
         shared = self._context.settings.spark.master.startswith("local") or not apart
-        here = self._marker if shared else None
         progress = epochs.progress[stage.uid]
         epoch.work[stage.uid] = plan(self._context, epoch, stage, progress)
         # A later epoch that ends its worker again and again must not take this one's snapshot along, in this run or in
         # the next.
         proven = epochs.has_confirmed and not self._coordinator.failures
-        asynchronous = self._context.settings.state.asynchronous_snapshots and proven
-        call = partial(
-            run_stage,
+        job = partial(
+            run_job,
             self._context,
             epoch,
             stage,
             progress,
-            epochs.attempts_needed(stage),
-            here,
-            epochs.may_leave_rows,
-            asynchronous,
+            keep=epochs.attempts_needed(stage),
+            here=self._marker if shared else None,
+            reread=epochs.may_leave_rows,
+            asynchronous=self._context.settings.state.asynchronous_snapshots and proven,
         )
+        call = partial(run_stage, self._context, epoch, stage, job)
         self._begin(epoch, Step.RUN_STAGE, call, partial(self._worked, stage), stage=stage)
 
     def _worked(self, stage: Stage, epoch: InFlightEpoch, result: StageResult) -> None:
