@@ -19,12 +19,15 @@ Each kind of state has a number of its own behind the key group, and each list a
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import pyarrow as pa
 
+from state_ops.arrow.types import type_name, type_named
 from state_ops.errors import PipelineError
+from state_ops.schema import evolution
 from state_ops.schema.key_codec import check_key_type
 from state_ops.schema.state_schema import TOUCHED, Field, StateSchema
 
@@ -85,6 +88,25 @@ class Collection:
         """The columns of its elements."""
         names = tuple(field.name for field in self.fields)
         return (self.key_column, *names) if self.kind == MAP else names
+
+    def __str__(self) -> str:
+        """What it is, for people."""
+        return self.kind if self.key is None else f"map by {type_name(self.key)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As a checkpoint records it, under its name."""
+        return {
+            "kind": self.kind,
+            "key": None if self.key is None else type_name(self.key),
+            "schema": self.schema.to_json(),
+            "schemas": evolution.recorded(self.schema),
+        }
+
+    @classmethod
+    def from_json(cls, name: str, raw: Mapping[str, Any]) -> Collection:
+        """From a checkpoint's record, which does not say what an element is in Python."""
+        key = type_named(raw["key"]) if raw["key"] else None
+        return cls(name, raw["kind"], key, evolution.from_record(raw["schemas"]), None)
 
 
 def marked(hint: Any) -> str | None:

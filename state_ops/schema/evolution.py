@@ -306,9 +306,8 @@ def from_record(record: Sequence[Mapping[str, Any]]) -> StateSchema:
     return chain[-1].reading(chain[:-1])
 
 
-def successor(record: Sequence[Mapping[str, Any]], new: StateSchema) -> StateSchema:
-    """`new`, reading also the rows of the schema that is on record."""
-    was = from_record(record)
+def successor(was: StateSchema, new: StateSchema) -> StateSchema:
+    """`new`, reading also the rows that `was`, which is on record, reads."""
     return new.reading(was.older if was == new else (*was.older, was))
 
 

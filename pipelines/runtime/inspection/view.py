@@ -155,7 +155,8 @@ def view_of(
     """How a stage's state in a checkpoint is read. snapshots: from its listing, by subtask."""
     stats = state_stats(pipeline, checkpoint, uid)
     keys = pa.schema([(name, type_named(kind)) for name, kind in stats.keys])
-    state, collections = evolution.from_record(stats.schema_history), _collections(stats)
+    state = evolution.from_record(stats.schema_history)
+    collections = tuple(Collection.from_json(name, raw) for name, raw in stats.collections.items())
     stage = _windows(pipeline, stats, uid, keys)
     ttl = _ttl(pipeline, stats, uid, checkpoint, state, collections)
     identity, now = tuple(keys.names), to_micros(checkpoint.epoch_now)
@@ -182,19 +183,6 @@ def view_of(
         schema=schema,
         identity=identity,
         due=_due(stats, checkpoint, uid),
-    )
-
-
-def _collections(stats: OperatorStats) -> tuple[Collection, ...]:
-    return tuple(
-        Collection(
-            name,
-            record["kind"],
-            type_named(record["key"]) if record["key"] else None,
-            evolution.from_record(record["schemas"]),
-            None,
-        )
-        for name, record in stats.collections.items()
     )
 
 

@@ -114,7 +114,7 @@ def fit(stage: Stage, fixed: Shapes, recorded: OperatorStats, pipeline: Pipeline
     if TOUCHED in was_state.arrow.names:  # also without a TTL now: what the old one has let expire is told by its stamp
         fixed = fixed.with_stamps
     uid, kind = stage.uid, _kind(stage)
-    collections, of_collections = _collections_fitted(uid, recorded.collections, fixed, retired)
+    collections, of_collections = _collections_fitted(uid, recorded, fixed, retired)
     groups = recorded.max_parallelism, pipeline.max_parallelism
     findings = (
         *_schema_findings(uid, "state", None, was_state, fixed.state, retired),
@@ -126,8 +126,7 @@ def fit(stage: Stage, fixed: Shapes, recorded: OperatorStats, pipeline: Pipeline
         *_ttl_findings(stage, recorded, TOUCHED in was_state.arrow.names),
         *_lateness_findings(stage, recorded),
     )
-    state = evolution.successor(recorded.schema_history, fixed.state)
-    return Fit(replace(fixed, state=state, collections=collections), findings)
+    return Fit(replace(fixed, state=evolution.successor(was_state, fixed.state), collections=collections), findings)
 
 
 def _changed(uid: str, aspect: str, was: Any, now: Any, shown: Callable[[Any], str], what: str) -> Iterator[Finding]:
@@ -209,28 +208,28 @@ def _lost(uid: str, aspect: str, prefix: str, name: str, lost: evolution.Gone, r
 
 
 def _collections_fitted(
-    uid: str, recorded: Mapping[str, Any], fixed: Shapes, retired: Sequence[str]
+    uid: str, recorded: OperatorStats, fixed: Shapes, retired: Sequence[str]
 ) -> tuple[tuple[Collection, ...], list[Finding]]:
     """The lists and maps with schemas that also read what is stored, and what is to be said of them."""
     findings, fitted = list[Finding](), []
-    now = stored_collections(fixed)
-    for name, was in recorded.items():
+    stored = {name: Collection.from_json(name, raw) for name, raw in recorded.collections.items()}
+    now = {collection.name: collection for collection in fixed.collections}
+    for name, was in stored.items():
         if name not in now:
             findings.append(
-                _refused(uid, was["kind"], f"the {was['kind']} {name} is gone, and what it holds would stay behind")
+                _refused(uid, was.kind, f"the {was.kind} {name} is gone, and what it holds would stay behind")
             )
-        elif (was["kind"], was["key"]) != (now[name]["kind"], now[name]["key"]):
-            findings.append(_refused(uid, was["kind"], f"{name} was a {_shape(was)}, is a {_shape(now[name])}"))
+        elif str(was) != str(now[name]):
+            findings.append(_refused(uid, was.kind, f"{name} was a {was}, is a {now[name]}"))
     for collection in fixed.collections:
-        if collection.name not in recorded:
+        if collection.name not in stored:
             what = f"the {collection.kind} {collection.name} was added, empty for each key"
             findings.append(Finding("stage", uid, collection.kind, Verdict.COMPATIBLE, what))
             fitted.append(collection)
             continue
-        was = evolution.from_record(recorded[collection.name]["schemas"])
-        findings += _schema_findings(uid, collection.kind, collection.name, was, collection.schema, retired)
-        schema = evolution.successor(recorded[collection.name]["schemas"], collection.schema)
-        fitted.append(replace(collection, schema=schema))
+        schema = stored[collection.name].schema
+        findings += _schema_findings(uid, collection.kind, collection.name, schema, collection.schema, retired)
+        fitted.append(replace(collection, schema=evolution.successor(schema, collection.schema)))
     return tuple(fitted), findings
 
 
@@ -303,20 +302,8 @@ def stored_keys(fixed: Shapes | None) -> list[list[str]]:
 
 
 def stored_collections(fixed: Shapes | None) -> dict[str, Any]:
-    """A stage's lists and maps as its checkpoint records them, by name: kind, a map's key, the schemas of elements."""
-    return {
-        collection.name: {
-            "kind": collection.kind,
-            "key": None if collection.key is None else type_name(collection.key),
-            "schema": collection.schema.to_json(),
-            "schemas": evolution.recorded(collection.schema),
-        }
-        for collection in (fixed.collections if fixed else ())
-    }
-
-
-def _shape(recorded: dict[str, Any]) -> str:
-    return f"map by {recorded['key']}" if recorded["key"] else recorded["kind"]
+    """A stage's lists and maps as its checkpoint records them, by name."""
+    return {collection.name: collection.to_json() for collection in (fixed.collections if fixed else ())}
 
 
 def meaning(stage: Stage) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import pickle
 from decimal import Decimal
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import pytest
 from state_ops.errors import DamageError
 from state_ops.schema import evolution
 from state_ops.schema.annotations import renamed_from
+from state_ops.schema.descriptors import Collection
 from state_ops.schema.row_codec import decode_rows, encode_rows
 from state_ops.schema.state_class import State
 from state_ops.schema.state_schema import StateSchema
@@ -205,11 +207,11 @@ def test_a_field_that_was_dropped_and_added_again_is_a_new_one():
 
 def test_a_chain_grows_only_where_the_schema_changes():
     old, new = _one(pa.int8()), _one(pa.int16())
-    first = evolution.successor([{"schema": old.to_json()}], old)
+    first = evolution.successor(evolution.from_record([{"schema": old.to_json()}]), old)
     assert first.older == ()
-    second = evolution.successor(evolution.recorded(first), new)
+    second = evolution.successor(evolution.from_record(evolution.recorded(first)), new)
     assert second.older == (old,)
-    third = evolution.successor(evolution.recorded(second), new)
+    third = evolution.successor(evolution.from_record(evolution.recorded(second)), new)
     assert third.older == (old,)
 
 
@@ -225,3 +227,23 @@ def test_a_record_that_cannot_be_read_is_damage(parts):
     entry = {"schema": _one(pa.list_(pa.int8())).to_json(), "parts": parts}
     with pytest.raises(DamageError, match="What a checkpoint says"):
         evolution.from_record([entry])
+
+
+_KEYS = (
+    pa.bool_(),
+    pa.int8(),
+    pa.string(),
+    pa.binary(),
+    pa.date32(),
+    pa.timestamp("us"),
+    pa.timestamp("us", tz="UTC"),
+    pa.decimal128(20, 3),
+)
+
+
+@pytest.mark.parametrize("key", [None, *_KEYS], ids=str)
+def test_a_list_or_map_is_on_record_with_its_key_and_all_schemas(key):
+    schema = _one(pa.int16()).reading([_one(pa.int8())])
+    declared = Collection("spent", "list" if key is None else "map", key, schema, None)
+    again = Collection.from_json("spent", json.loads(json.dumps(declared.to_json())))
+    assert again == declared and again.schema.older == schema.older and str(again) == str(declared)
